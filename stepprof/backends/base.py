@@ -1,0 +1,65 @@
+"""The contract of a backend: how the local target captures.
+
+A backend knows one profiler and nothing of steps, selections or manifests. The machine around it (``stepprof.local``) sees to it
+that the calls come in a legal order and one at a time; the backend sees to it that none of them can take the process down.
+A plug-in is a class with these members, named in the entry-point group ``stepprof.backends``; it is called with the options of
+its table in the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from stepprof.errors import BackendError
+from stepprof.window import Annotation, Artifact, Capture
+
+__all__ = ["Backend", "Busy", "Export"]
+
+Export = Callable[[], tuple[Artifact, ...]]
+"""What is left to do after the hand-over: writes, verifies and names the artifacts. May run in a forked child."""
+
+
+class Busy(BackendError):
+    """Somebody else's profiler runs in this process; it is left alone."""
+
+
+class Backend(Protocol):
+    """How the local target captures."""
+
+    name: str
+    thread_bound: bool
+    """Whether stop has to come from the thread that started."""
+
+    def probe(self) -> str | None:
+        """Say why it cannot record here, or None. Pays the slow imports."""
+        ...
+
+    def arm(self) -> None:
+        """Do what is slow before the window begins. Raises BackendError, or Busy."""
+        ...
+
+    def start(self, capture: Capture) -> None:
+        """Begin to record. Raises BackendError, or Busy."""
+        ...
+
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+        """End the recording: the hand-over now, on this thread; what is left to do as a callable."""
+        ...
+
+    def abort(self) -> None:
+        """Leave any half state. Idempotent; never raises."""
+        ...
+
+    def mark(self, name: str) -> AbstractContextManager[object] | None:
+        """A synchronous region inside the capture, or None where the backend has no such thing."""
+        ...
+
+    def bytes_so_far(self) -> int | None:
+        """How large the artifact would be by now, where it can be told."""
+        ...
+
+    def export_mode(self) -> str:
+        """What ``export = "auto"`` means here and now: ``fork``, ``thread`` or ``inline``."""
+        ...

@@ -1,0 +1,123 @@
+"""The values that everybody passes around.
+
+A window, an artifact or a state is a fact at a moment: it owns no file, no lock and no profiler. Keeping them apart from
+what acts on them is what lets the recording side, the export job and the log speak of the same thing without sharing state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["WHOLE_STEP", "Annotation", "Artifact", "Capture", "Outcome", "State", "Status", "Window"]
+
+Status = Literal["idle", "armed", "recording", "flushing"]
+Outcome = Literal["complete", "joined", "partial", "skipped", "failed", "lost"]
+
+WHOLE_STEP = "step"
+"""What a window without a role is called in labels and paths; reserved as a role name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One (step, role, occurrence), from the enter to the exit of ``profile_step``."""
+
+    step: int
+    role: str | None
+    occurrence: int = 1
+    version: int | str | None = None
+
+    @property
+    def name(self) -> str:
+        """What the window is called: its role, or ``step`` for the whole step.
+
+        >>> Window(step=2, role=None).name
+        'step'
+        """
+        return self.role or WHOLE_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that a capture left: ``path`` is relative to the step's folder, with forward slashes."""
+
+    path: str
+    kind: str
+    bytes: int
+    events: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """What a backend cannot hold on a thread's stack (coroutines, attributes, windows): the export job writes it in.
+
+    ``kind`` is ``region``, ``window``, ``mark`` or ``counter``; times are nanoseconds since the Unix epoch; ``thread`` is the
+    operating system's thread id.
+    """
+
+    name: str
+    kind: str
+    start_unix_ns: int
+    end_unix_ns: int
+    thread: int
+    attributes: Mapping[str, object]
+    error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a backend is given: which window, and where its artifacts belong.
+
+    ``folder`` is the step's folder and exists. ``stem`` (``actor/rank-0``) is the claimed path of the artifact below it, without
+    a suffix; its parent exists. ``metadata`` is what the artifact states about itself.
+    """
+
+    window: Window
+    folder: Path
+    stem: str
+    metadata: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the profiler of this process is doing; ``str(state)`` is one line for a log.
+
+    ``rank`` is the global rank, ``engines`` maps labels to states, ``pending_exports`` names the export jobs that still run,
+    ``recorded_steps`` the steps of which this process has at least one complete capture.
+
+    >>> str(State())
+    'idle'
+    >>> str(State(status="recording", step=2, role="actor", rank=0, backend="torch"))
+    'recording step=2 role=actor rank=0 backend=torch'
+    """
+
+    status: Status = "idle"
+    step: int | None = None
+    role: str | None = None
+    rank: int | str | None = None
+    backend: str | None = None
+    since: float = field(default_factory=time.monotonic)
+    engines: Mapping[str, str] = field(default_factory=dict)
+    pending_exports: tuple[str, ...] = ()
+    last_error: str | None = None
+    recorded_steps: tuple[int, ...] = ()
+
+    @property
+    def since_seconds(self) -> float:
+        """Seconds that the status has lasted."""
+        return time.monotonic() - self.since
+
+    def __str__(self) -> str:
+        parts: list[str] = [self.status]
+        for key in ("step", "role", "rank", "backend"):
+            value = getattr(self, key)
+            if value is not None:
+                parts.append(f"{key}={value}")
+        if self.engines:
+            parts.append("engines=" + ",".join(f"{label}:{status}" for label, status in self.engines.items()))
+        if self.pending_exports:
+            parts.append(f"exporting={len(self.pending_exports)}")
+        return " ".join(parts)
