@@ -1,0 +1,1 @@
+"""Runnable examples; they ship inside the wheel as `stepprof.examples`."""
