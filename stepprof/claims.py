@@ -1,0 +1,189 @@
+"""How the ranks of one job find the same run without talking to each other.
+
+A launcher that names its job (Slurm, `torchrun --rdzv-id`) has settled the matter. A plain `torchrun` or `mp.spawn` says no more than MASTER_ADDR and MASTER_PORT, and the next job on
+the same machine says the same. What tells them apart is the launcher, the parent of the ranks: it has one process id and one start for as long as the job lives, also over
+an elastic restart of its workers. So a claim is a file that holds a run id, and beside it one member file per host that holds the one launcher which that host has in the job:
+
+    <output_dir>/.claims/<key>/000003.json               the run id, who founded it, when its launcher began
+    <output_dir>/.claims/<key>/000003.<host>.json        the launcher of that host which belongs to it
+    <output_dir>/.claims/<key>/launcher-<id>.json        what the ranks of one launcher agreed on
+
+Each of them is made by a hard link, which fails where the name is taken: the file system is the arbiter, and nobody waits for anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepprof.files import write_exclusively
+from stepprof.writer import boot_id, pid_namespace, process_start
+
+__all__ = ["CLAIMS", "Launcher", "claim_for_launcher", "claim_for_process", "current_launcher"]
+
+CLAIMS = ".claims"
+JOIN_WITHIN_SECONDS = 600.0
+"""Launchers of one job on several hosts begin within this time of each other; a later one is another job."""
+_UNREADABLE_SECONDS = 2.0  # how long a name that is taken may stay unreadable (NFS caches, a file system without links) before it is passed over
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """The process that started the ranks of this host: `token` is unique among all launchers for ever, `started` is in Unix seconds."""
+
+    host: str
+    token: str
+    started: float
+
+
+def current_launcher() -> Launcher:
+    """The parent of this process; the process itself where it has none (the first one of a container)."""
+    pid = os.getppid() or os.getpid()
+    ticks = process_start(pid)
+    host = f"{socket.gethostname()} {pid_namespace()}"
+    return Launcher(host=host, token=f"{host} {boot_id()} {pid} {ticks}", started=_unix_seconds(ticks))
+
+
+def claim_for_launcher(output_dir: Path, key: str, launcher: Launcher, world_size: int | None) -> str:
+    """The run id that every process of this launcher gets, and those of its fellows on other hosts, for the same `key` and `output_dir`.
+
+    Raises:
+        OSError: `output_dir` cannot be made or written.
+    """
+    folder = output_dir / CLAIMS / _digest(key)
+    folder.mkdir(parents=True, exist_ok=True)
+    agreed = folder / f"launcher-{_digest(launcher.token)}.json"
+    known = _read(agreed)
+    if known is None:
+        run_id = _join_or_found(output_dir, folder, launcher, world_size)
+        if write_exclusively(agreed, _dump({"run_id": run_id, "launcher": launcher.token})):
+            return run_id
+        known = _read_patiently(agreed)  # another rank of ours was first: what it found holds
+        if known is None:
+            return run_id
+    return str(known["run_id"])
+
+
+def claim_for_process(output_dir: Path) -> str:
+    """A run id that nobody else has: its folder is made here, and that decides; the time in the name is for the reader alone.
+
+    Raises:
+        OSError: `output_dir` cannot be made or written.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    run_id, number = stamp, 1
+    while True:
+        try:
+            (output_dir / run_id).mkdir()
+        except FileExistsError:
+            number += 1
+            run_id = f"{stamp}.{number}"
+        else:
+            return run_id
+
+
+def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_size: int | None) -> str:
+    passed_over: set[int] = set()
+    while True:  # each round joins, founds, or passes over a name that somebody else has taken
+        claims = _claims(folder)
+        # the launcher that began nearest to ours first; of two as near, the later claim
+        for claim in sorted(
+            claims, key=lambda n: (abs(_number(claims[n].get("founded")) - launcher.started), -n)
+        ):
+            if _may_join(claims[claim], launcher, world_size) and _register(folder, claim, launcher):
+                return str(claims[claim]["run_id"])
+        run_id = claim_for_process(output_dir)
+        new = max([0, *claims, *passed_over]) + 1
+        content = {
+            "run_id": run_id,
+            "founded": launcher.started,
+            "host": launcher.host,
+            "launcher": launcher.token,
+            "world_size": world_size,
+        }
+        founded = write_exclusively(folder / f"{new:06d}.json", _dump(content))
+        if founded and _register(folder, new, launcher):
+            return run_id
+        if founded:
+            continue  # a launcher of this host that is not ours was faster to join it: the run is its own now
+        with contextlib.suppress(OSError):  # an empty folder more is all that is left behind
+            (output_dir / run_id).rmdir()
+        if _read_patiently(folder / f"{new:06d}.json") is None:
+            passed_over.add(new)
+
+
+def _claims(folder: Path) -> dict[int, dict[str, object]]:
+    found: dict[int, dict[str, object]] = {}
+    for path in folder.iterdir():
+        if path.suffix == ".json" and path.stem.isdecimal():
+            content = _read(path)
+            if content is not None:
+                found[int(path.stem)] = content
+    return found
+
+
+def _may_join(claim: dict[str, object], launcher: Launcher, world_size: int | None) -> bool:
+    """A job of another size is another job; so is one whose launcher began at another time, unless it is our very launcher."""
+    if claim.get("launcher") == launcher.token:
+        return True
+    if claim.get("world_size") != world_size:
+        return False
+    return abs(_number(claim.get("founded")) - launcher.started) <= JOIN_WITHIN_SECONDS
+
+
+def _register(folder: Path, claim: int, launcher: Launcher) -> bool:
+    """Be the one launcher of this host in the claim: True if it is ours, now or before."""
+    member = folder / f"{claim:06d}.{_digest(launcher.host)}.json"
+    content = _read(member)
+    if content is None:
+        if write_exclusively(member, _dump({"launcher": launcher.token, "started": launcher.started})):
+            return True
+        content = _read_patiently(member)
+    return content is not None and content.get("launcher") == launcher.token
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # not there, or not ours: whoever reads decides what that means
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _read_patiently(path: Path) -> dict[str, object] | None:
+    deadline = time.monotonic() + _UNREADABLE_SECONDS
+    pause = 0.001
+    while True:
+        content = _read(path)
+        if content is not None or time.monotonic() > deadline:
+            return content
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+
+
+def _dump(content: dict[str, object]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("inf")
+
+
+def _unix_seconds(ticks: int | None) -> float:
+    """When a process began, from its clock ticks since the boot; now, where the system does not tell."""
+    if ticks is not None:
+        for line in Path("/proc/stat").read_text().splitlines():
+            if line.startswith("btime "):
+                return int(line.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    return time.time()

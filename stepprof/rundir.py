@@ -1,0 +1,219 @@
+"""The run directory: the one place where the recording and the reading side meet, and the one module that knows its layout.
+
+    <output_dir>/<run_id>/
+      run.json                                 what the job was
+      spans/rank-0.000001.jsonl                spans of every step, rolling files
+      step-000002/
+        manifest/actor-rank-0.json             one fragment per target, written ahead as `lost`
+        actor/rank-0.trace.json.gz             its artifacts
+
+Every rank writes here beside the others without a lock. A name belongs to whoever made it first, whatever the clock says; what comes later under the same name (a second occurrence, a second run
+of the same step) gets a number: `actor-rank-0.2.json` with `actor/rank-0.2…`. How a file is made whole and exclusive is `files.py`'s, which run it is `runid.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from stepprof.errors import ConfigError
+from stepprof.files import place, publish, suffixed, write_atomically, write_exclusively, write_temporary
+from stepprof.runid import agree_on_run, safe_name
+from stepprof.writer import is_alive, writer_identity
+
+__all__ = [
+    "MANIFEST",
+    "RUN_FILE",
+    "SPANS",
+    "Claim",
+    "RunDir",
+    "is_alive",
+    "open_run",
+    "publish",
+    "step_folder",
+    "step_number",
+    "write_atomically",
+    "writer_identity",
+]
+
+RUN_FILE = "run.json"
+SPANS = "spans"
+MANIFEST = "manifest"
+WHOLE_STEP = "step"  # stands for the role in the names of a window without one
+_STEP_FOLDER = re.compile(r"step-(\d{6,})")
+
+
+def step_folder(step: int) -> str:
+    """The name of a step's folder.
+
+    >>> step_folder(2)
+    'step-000002'
+    """
+    return f"step-{step:06d}"
+
+
+def step_number(name: str) -> int | None:
+    """The step whose folder has this name; None if it is something else.
+
+    >>> step_number("step-000002"), step_number("spans")
+    (2, None)
+    """
+    match = _STEP_FOLDER.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def open_run(
+    output_dir: Path,
+    *,
+    run_id: str | None,
+    rank: int | str,
+    world_size: int | None,
+    environ: Mapping[str, str],
+    description: Mapping[str, object],
+) -> RunDir:
+    """Agree with the other processes of the job on the run, make its folder, and describe the job in `run.json` if nobody has yet.
+
+    Args:
+        output_dir: the folder that holds runs.
+        run_id: the caller's own name of the run; None: what the launcher says (`stepprof.runid`).
+        rank: the global rank of this process, or what a process without one is called.
+        world_size: ranks in the job, where it is known.
+        environ: the environment of the process.
+        description: what goes into `run.json`, JSON-able.
+
+    Raises:
+        ConfigError: the folder cannot be made or written, or `run_id` is no plain name.
+    """
+    root = Path(os.path.abspath(output_dir))  # noqa: PTH100 - the job may change its directory, and resolve() would ask the file system about links
+    try:
+        agreement = agree_on_run(root, run_id=run_id, world_size=world_size, environ=environ)
+        path = root / agreement.run_id
+        path.mkdir(parents=True, exist_ok=True)
+        content = {
+            "schema_version": 1,
+            "run_id": agreement.run_id,
+            "run_id_from": agreement.source,
+            "rank": rank,
+            "world_size": world_size,
+            "writer": writer_identity(),
+            **description,
+        }
+        # written by every rank and kept of the first: the others have shown that they can write here
+        write_exclusively(path / RUN_FILE, _dump(content))
+    except OSError as error:
+        raise ConfigError(
+            f'output_dir = "{output_dir}": cannot be made or written: {error.filename or root}: {error.strerror or error}; '
+            "name a folder that every process of the job can write, with free space"
+        ) from error
+    return RunDir(path, agreement.run_id)
+
+
+class RunDir:
+    """One run's folder, as a process that records into it sees it.
+
+    Made by `open_run`. It holds no open file and no lock, so that a thread, a forked child or a copy may use it at will.
+    """
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self.path = path
+        self.run_id = run_id
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    def claim(self, step: int, role: str | None, rank: int | str, content: Mapping[str, object]) -> Claim:
+        """Take a place in a step for one target: its fragment, written ahead as `content`, and the stem of its artifacts.
+
+        Folders that are missing are made, also where somebody has removed them meanwhile.
+
+        Args:
+            step: the step, not negative.
+            role: None for a window without one.
+            rank: the global rank, or what a process without one is called.
+            content: the first version of the fragment, JSON-able: what holds if this process is never heard of again.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        folder = self.path / step_folder(step)
+        name = role or WHOLE_STEP
+        target = f"rank-{_part(rank)}"
+        manifest = folder / MANIFEST
+        manifest.mkdir(parents=True, exist_ok=True)
+        # a role called like the folder of the fragments must not put its artifacts among them
+        artifacts = f"{name}-artifacts" if name.lower() == MANIFEST else name
+        (folder / artifacts).mkdir(exist_ok=True)
+        wanted = manifest / f"{name}-{target}.json"
+        data = _dump(content)
+        tmp = write_temporary(wanted, data)
+        try:
+            number = 1
+            while not place(tmp, suffixed(wanted, number)):
+                number += 1
+        except BaseException:
+            tmp.unlink(missing_ok=True)
+            raise
+        ending = "" if number == 1 else f".{number}"
+        return Claim(folder, f"{artifacts}/{target}{ending}", suffixed(wanted, number))
+
+    def spans_path(self, rank: int | str) -> Path:
+        """A new and empty file for this rank's spans, ours alone: `spans/rank-0.000001.jsonl`, then `.000002`, …
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        folder = self.path / SPANS
+        folder.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            path = folder / f"rank-{_part(rank)}.{number:06d}.jsonl"
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                number += 1
+            else:
+                return path
+
+
+class Claim:
+    """One target's place in a step: `folder` is the step's, `stem` the artifacts' path below it without a suffix, `fragment` its part of the manifest."""
+
+    def __init__(self, folder: Path, stem: str, fragment: Path) -> None:
+        self.folder = folder
+        self.stem = stem
+        self.fragment = fragment
+
+    def __repr__(self) -> str:
+        return f"Claim({str(self.fragment)!r})"
+
+    def write(self, content: Mapping[str, object]) -> None:
+        """Replace our fragment by a newer version, whole or not at all.
+
+        Where somebody has removed the folder meanwhile, it is made again and the fragment claimed anew: the manifest tells the truth also about a capture whose artifacts are gone.
+
+        Raises:
+            OSError: it cannot be written; the version before is untouched.
+        """
+        data = _dump(content)
+        if self.fragment.exists():
+            write_atomically(self.fragment, data)
+            return
+        self.fragment.parent.mkdir(parents=True, exist_ok=True)
+        tmp = write_temporary(self.fragment, data)
+        try:
+            self.fragment = publish(tmp, self.fragment)
+        except BaseException:
+            tmp.unlink(missing_ok=True)
+            raise
+
+
+def _part(rank: int | str) -> str:
+    """A rank as a part of a file name: a number, or the name of a process without one."""
+    return str(rank) if isinstance(rank, int) else safe_name(rank) or "unnamed"
+
+
+def _dump(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content, indent=1, default=str).encode()

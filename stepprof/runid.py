@@ -1,0 +1,147 @@
+"""Which run a process belongs to: the same answer in every process of a job, without a collective, from what its launcher has said.
+
+The order is the order of authority: what the user said, then the scheduler that owns the whole job, then the launcher of the ranks, and where nobody has said anything the process is a job
+of its own. Nothing here starts anything: Ray is asked only where the program has imported and initialised it (`ray.get_runtime_context()` would start it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepprof.claims import claim_for_launcher, claim_for_process, current_launcher
+from stepprof.errors import ConfigError
+
+__all__ = ["Agreement", "agree_on_run", "safe_name"]
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST = 100
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|\[::1\]|0\.0\.0\.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The name of the run, and who said so (for run.json: the first thing to look at where two ranks ended in two runs)."""
+
+    run_id: str
+    source: str
+
+
+def agree_on_run(
+    output_dir: Path, *, run_id: str | None, world_size: int | None, environ: Mapping[str, str]
+) -> Agreement:
+    """The run of this process.
+
+    Args:
+        output_dir: where runs lie; only the last two sources (a claim per launcher, a claim per process) touch it.
+        run_id: what the caller said; it must be a plain name.
+        world_size: ranks in the job, where it is known.
+        environ: the environment of the process.
+
+    Raises:
+        ConfigError: `run_id` is no plain name.
+        OSError: a claim cannot be written to `output_dir`.
+    """
+    if run_id is not None:
+        if safe_name(run_id) != run_id:
+            raise ConfigError(
+                f'run_id = "{run_id}": not a plain name; use letters, digits, ".", "_" and "-", at most {_LONGEST}, not beginning with "." (nearest: "{safe_name(run_id) or "run"}")'
+            )
+        return Agreement(run_id, "run_id")
+    for source, name in (
+        ("STEPPROF_RUN_ID", environ.get("STEPPROF_RUN_ID")),
+        ("ray", _ray_job(environ)),
+        ("slurm", _slurm_step(environ)),
+        ("torchelastic", _elastic_run(environ)),
+    ):
+        safe = safe_name(name or "")
+        if safe:
+            return Agreement(safe, source)
+    key = _rendezvous(environ, world_size)
+    if key is None:
+        return Agreement(claim_for_process(output_dir), "process")
+    launcher = current_launcher()
+    if _LOOPBACK.fullmatch(environ["MASTER_ADDR"]):
+        key = f"{key} {launcher.host}"  # the address names another machine on every machine
+    return Agreement(claim_for_launcher(output_dir, key, launcher, world_size), "launcher")
+
+
+def safe_name(text: str) -> str:
+    """`text` as the name of a folder; where characters had to go, a digest keeps different texts different.
+
+    >>> safe_name("grpo-7b")
+    'grpo-7b'
+    >>> safe_name("grpo/7b"), safe_name("grpo:7b")
+    ('grpo-7b-a30caa', 'grpo-7b-8187bd')
+    """
+    name = _UNSAFE.sub("-", text).strip(".-")[:_LONGEST]
+    if name == text or not name:
+        return name
+    return f"{name[: _LONGEST - 7]}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:6]}"
+
+
+def _slurm_step(environ: Mapping[str, str]) -> str | None:
+    job = environ.get("SLURM_JOB_ID")
+    if not job:
+        return None
+    parts = [f"slurm-{job}"]
+    if environ.get("SLURM_STEP_ID"):
+        parts.append(environ["SLURM_STEP_ID"])
+    if (
+        environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    ):  # a job that was put back in the queue counts its steps from zero again
+        parts.append(f"r{environ['SLURM_RESTART_COUNT']}")
+    return ".".join(parts)
+
+
+def _elastic_run(environ: Mapping[str, str]) -> str | None:
+    name = environ.get("TORCHELASTIC_RUN_ID")
+    return f"torchrun-{name}" if name and name != "none" else None
+
+
+def _rendezvous(environ: Mapping[str, str], world_size: int | None) -> str | None:
+    """What the ranks of one job have in common where their launcher gave it no name; None where this process is alone."""
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    together = (world_size or 1) > 1 or environ.get("TORCHELASTIC_RUN_ID") == "none"
+    return f"{address} {port}" if address and port and together else None
+
+
+def _ray_job(environ: Mapping[str, str]) -> str | None:
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not getattr(ray, "is_initialized", bool)():
+        return None
+    submitted = _ray_submission(ray, environ)
+    if submitted:
+        return submitted
+    context = ray.get_runtime_context()
+    ask = getattr(context, "get_session_name", None)  # recent Ray; before, the worker's node knows it
+    session = (
+        ask()
+        if ask
+        else getattr(getattr(ray._private.worker.global_worker, "node", None), "session_name", None)
+    )
+    return f"ray-{session or context.gcs_address}-{context.get_job_id()}"
+
+
+def _ray_submission(ray: Any, environ: Mapping[str, str]) -> str | None:
+    """The id that `ray job submit` gave.
+
+    Ray has no public way to ask for it (ray-project/ray#28089). The metadata of the job hold it in the driver and in every worker; the environment does so surely only in the driver.
+    """
+    try:
+        metadata = ray._private.worker.global_worker.core_worker.get_job_config().metadata
+        return str(metadata["job_submission_id"]) if "job_submission_id" in metadata else None
+    except (
+        AttributeError
+    ):  # a Ray that has moved its internals, or Ray Client, where this process is no worker
+        pass
+    try:
+        return str(json.loads(environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"])
+    except (ValueError, KeyError, TypeError):  # not submitted, or not the description of a job
+        return None
