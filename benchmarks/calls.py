@@ -1,0 +1,229 @@
+"""What a call costs while nothing is recorded: without a session, and under one whose step is not selected.
+
+The figures with a limit are those of the promise "off costs nothing". One process runs them all: first everything without a
+session, then a session with the null backend.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, field
+
+import stepprof
+from benchmarks.figures import Row
+from benchmarks.peers import block_peers, decorated_peers, empty_call
+from benchmarks.timing import Effort, Subject, Timed, time_subjects
+
+__all__ = ["measure_calls"]
+
+SETTLE_SECONDS = 0.05
+"""Between two timings under a session: the background writer gets the time to empty what the last one recorded."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """So many nanoseconds for one subject, either of its value or of what it adds to the bare call."""
+
+    nanoseconds: float
+    on: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Subjects that are compared with one another, the first of ours being the measure."""
+
+    name: str
+    subjects: list[Subject]
+    limits: dict[str, Limit] = field(default_factory=dict)
+    clock: str = "process"
+
+
+async def _empty_coroutine() -> None:
+    """The bare coroutine that a decorated one is compared with."""
+
+
+def _decorated(prefix: str) -> list[Subject]:
+    region = stepprof.region
+    return [
+        Subject("empty call", "call()", {"call": empty_call}),
+        Subject(
+            f"{prefix}@region", "call()", {"call": region("bench")(empty_call)}, base="empty call", ours=True
+        ),
+        Subject("empty await", "await call()", {"call": _empty_coroutine}),
+        Subject(
+            f"{prefix}@region, async def",
+            "await call()",
+            {"call": region("bench")(_empty_coroutine)},
+            base="empty await",
+            ours=True,
+        ),
+    ]
+
+
+def _blocks() -> list[Subject]:
+    names = {"stepprof": stepprof}
+    return [
+        Subject("with region(name)", 'with stepprof.region("bench"):\n    pass', names, ours=True),
+        Subject(
+            "with region(name, batch=…)",
+            'with stepprof.region("bench", batch=64):\n    pass',
+            names,
+            ours=True,
+        ),
+        Subject(
+            "async with region(name)", 'async with stepprof.region("bench"):\n    pass', names, ours=True
+        ),
+    ]
+
+
+def _windows() -> list[Subject]:
+    names = {"stepprof": stepprof}
+    return [
+        Subject(
+            "with profile_step(step, role)",
+            'with stepprof.profile_step(7, role="actor"):\n    pass',
+            names,
+            ours=True,
+        ),
+        Subject("with profile_step(step)", "with stepprof.profile_step(7):\n    pass", names, ours=True),
+    ]
+
+
+def _points() -> list[Subject]:
+    names = {"stepprof": stepprof}
+    return [
+        Subject("state()", "stepprof.state()", names, ours=True),
+        Subject("str(state())", "str(stepprof.state())", names, ours=True),
+        Subject("mark(name)", 'stepprof.mark("bench")', names, ours=True),
+        Subject("counter(name, value)", 'stepprof.counter("bench", 17)', names, ours=True),
+        Subject("tick()", "stepprof.tick()", names, ours=True),
+    ]
+
+
+def _groups_without_session() -> tuple[list[Group], dict[str, str]]:
+    decorated, absent = decorated_peers()
+    blocks, absent_blocks = block_peers()
+    groups = [
+        Group(
+            "decorated, no session",
+            [*_decorated(""), *decorated],
+            {"@region": Limit(100, "added")},
+        ),
+        Group("with-block, no session", [*_blocks(), *blocks], {"with region(name)": Limit(250, "value")}),
+        Group("window, no session", _windows(), {"with profile_step(step, role)": Limit(300, "value")}),
+        Group("points, no session", _points(), {"state()": Limit(100, "value")}),
+    ]
+    return groups, {**absent, **absent_blocks}
+
+
+def _groups_with_session() -> list[Group]:
+    groups = [
+        Group(
+            "decorated, session on",
+            _decorated(""),
+            {"@region": Limit(1000, "added")},
+            clock="thread",
+        ),
+        Group(
+            "with-block, session on", _blocks(), {"with region(name)": Limit(1000, "value")}, clock="thread"
+        ),
+        Group(
+            "window, session on, not selected",
+            _windows(),
+            {"with profile_step(step, role)": Limit(600, "value")},
+            clock="thread",
+        ),
+        Group("points, session on", _points(), {"state()": Limit(100, "value")}, clock="thread"),
+    ]
+    return [
+        Group(group.name, [_settling(subject) for subject in group.subjects], group.limits, group.clock)
+        for group in groups
+    ]
+
+
+def _settling(subject: Subject) -> Subject:
+    return Subject(
+        subject.name,
+        subject.statement,
+        subject.names,
+        subject.base,
+        subject.ours,
+        subject.note,
+        settle=lambda: time.sleep(SETTLE_SECONDS),
+    )
+
+
+def measure_calls(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
+    """Rows of every group, and the peers that are not installed."""
+    effort = Effort.quick() if quick else Effort.usual()
+    groups, absent = _groups_without_session()
+    rows = [row for group in groups for row in _rows(group, time_subjects(group.subjects, effort))]
+    rows += _against_verl(rows)
+    with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
+        stepprof.init({"output_dir": folder, "steps": "1000000", "backend": "null"}, rank=0, world_size=1)
+        try:
+            for group in _groups_with_session():
+                rows += _rows(group, time_subjects(group.subjects, effort))
+        finally:
+            stepprof.shutdown()
+    return rows, absent
+
+
+def _rows(group: Group, timed: dict[str, Timed]) -> list[Row]:
+    figures = {name: getattr(figure, group.clock) for name, figure in timed.items()}
+    bases = {subject.base for subject in group.subjects}
+    added = {
+        subject.name: figures[subject.name].less(figures[subject.base]).minimum if subject.base else None
+        for subject in group.subjects
+    }
+
+    def cost(name: str) -> float:
+        own = added[name]
+        return figures[name].minimum if own is None else own
+
+    measure = cost(next(subject.name for subject in group.subjects if subject.ours))
+    rows = []
+    for subject in group.subjects:
+        limit = group.limits.get(subject.name)
+        figure = figures[subject.name]
+        judged = None
+        if limit is not None:
+            judged = added[subject.name] if limit.on == "added" else figure.minimum
+        rows.append(
+            Row(
+                group=group.name,
+                name=subject.name,
+                unit="ns",
+                value=figure.minimum,
+                median=figure.median,
+                spread=figure.spread,
+                added=added[subject.name],
+                ratio=None if subject.name in bases or measure <= 0 else cost(subject.name) / measure,
+                limit=limit.nanoseconds if limit else None,
+                limit_on=limit.on if limit else None,
+                judged=judged,
+                note=subject.note,
+            )
+        )
+    return rows
+
+
+def _against_verl(rows: list[Row]) -> list[Row]:
+    """One row more where verl is installed: what ours adds as a share of what verl's adds."""
+    added = {row.name: row.added for row in rows if row.group == "decorated, no session"}
+    ours, theirs = added["@region"], added.get("verl DistProfiler.annotate, disabled")
+    if ours is None or theirs is None:
+        return []
+    share = ours / theirs
+    return [
+        Row(
+            group="decorated, no session",
+            name="@region as a share of verl's annotate",
+            unit="x",
+            value=share,
+            limit=0.1,
+            limit_on="value",
+            judged=share,
+        )
+    ]

@@ -1,0 +1,45 @@
+"""Fresh Python processes: what they cost, and what they answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["REPOSITORY", "cpu_seconds", "run_python"]
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def _environment() -> dict[str, str]:
+    """The caller's, without its stepprof settings and with one thread for torch."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
+    return {**kept, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def run_python(*arguments: str) -> str:
+    """Run Python in the repository's folder and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        cwd=REPOSITORY,
+        env=_environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{arguments} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """Processor seconds, user and system, of one process that runs Python with these arguments."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=REPOSITORY, env=_environment(), stdout=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{arguments} ended with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime

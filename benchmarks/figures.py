@@ -1,0 +1,72 @@
+"""The values that every measurement ends in, and the statistics behind them.
+
+A figure is a minimum and a median over interleaved rounds with the spread between the quartiles: the minimum is what the code
+costs when nothing disturbs it, and repeats well on a busy machine; the median and the spread say how far to trust it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+__all__ = ["Figure", "Row", "within"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One quantity over several rounds."""
+
+    minimum: float
+    median: float
+    spread: float
+    """Distance between the quartiles, as a fraction of the median."""
+    rounds: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Figure:
+        median = statistics.median(samples)
+        if len(samples) < 2:
+            return cls(min(samples), median, 0.0, len(samples))
+        low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+        return cls(min(samples), median, (high - low) / abs(median) if median else 0.0, len(samples))
+
+    def less(self, base: Figure) -> Figure:
+        """This figure without what the base costs: minimum from minimum, median from median."""
+        return Figure(self.minimum - base.minimum, self.median - base.median, self.spread, self.rounds)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    ``added`` is the value less the bare call or the bare process beside it. ``ratio`` is to stepprof's own row of the group (the one
+    with ratio 1). ``limit`` holds for ``judged``, the quantity that ``limit_on`` names.
+    """
+
+    group: str
+    name: str
+    unit: str
+    value: float
+    median: float | None = None
+    spread: float | None = None
+    added: float | None = None
+    ratio: float | None = None
+    limit: float | None = None
+    limit_on: str | None = None
+    judged: float | None = None
+    note: str = ""
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the limit is kept; None where there is none."""
+        return within(self.judged, self.limit)
+
+    def to_dict(self) -> dict[str, object]:
+        return {**asdict(self), "within": self.within}
+
+
+def within(judged: float | None, limit: float | None) -> bool | None:
+    if judged is None or limit is None:
+        return None
+    return judged <= limit

@@ -1,0 +1,74 @@
+"""The command line: measure, print the table, write the JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.calls import measure_calls
+from benchmarks.figures import Row
+from benchmarks.memory import measure_memory
+from benchmarks.report import document, table
+from benchmarks.starting import measure_starting
+from benchmarks.training import measure_training
+from benchmarks.window import measure_window
+
+__all__ = ["MEASUREMENTS", "main"]
+
+Measured = tuple[list[Row], dict[str, str]]
+
+MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
+    "calls": lambda given: measure_calls(quick=given.quick),
+    "starting": lambda given: (measure_starting(quick=given.quick), {}),
+    "memory": lambda given: (measure_memory(quick=given.quick), {}),
+    "training": lambda given: measure_training(quick=given.quick),
+    "window": lambda given: measure_window(quick=given.quick, rounds=given.rounds),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; 1 where a limit is missed and ``--check`` was given, else 0."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="What stepprof costs, beside its peers."
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every figure with the versions to FILE"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=sorted(MEASUREMENTS),
+        metavar="NAME",
+        help=f"one of {', '.join(MEASUREMENTS)}; may be repeated",
+    )
+    parser.add_argument("--rounds", type=int, help="rounds of the recorded window (default 7)")
+    parser.add_argument(
+        "--quick", action="store_true", help="a trial run of a few seconds; its figures mean nothing"
+    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a limit is missed")
+    given = parser.parse_args(arguments)
+    rows: list[Row] = []
+    absent: dict[str, str] = {}
+    for name, measure in MEASUREMENTS.items():
+        if given.only and name not in given.only:
+            continue
+        more, missing = measure(given)
+        rows += more
+        absent |= missing
+    whole = document(rows, absent, quick=given.quick)
+    print(_heading(whole))
+    print(table(rows))
+    for name, reason in absent.items():
+        print(f"not measured: {name} ({reason})")
+    if given.json:
+        given.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    missed = [row for row in rows if row.within is False]
+    return 1 if missed and given.check else 0
+
+
+def _heading(whole: dict[str, object]) -> str:
+    versions = whole["versions"]
+    listed = ", ".join(f"{name} {number}" for name, number in versions.items() if number)  # type: ignore[attr-defined]
+    return f"Python {whole['python']} on {whole['processor']} ({whole['cores']} cores); {listed}"

@@ -1,0 +1,135 @@
+"""What one recorded window of small operations adds to the whole loop, in seconds of the main thread.
+
+Every variant is a fresh process, because a profiler leaves a process changed. The variants of a round run one after the other, in an
+order that turns; what a variant adds is its loop less the loop without a profiler of the same round, and a ratio is taken within
+a round. The clock is read twice: the processor time of the main thread, which a busy machine does not stretch, and the wall.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.child import run_python
+from benchmarks.figures import Figure, Row
+
+__all__ = ["measure_window"]
+
+LIMITS = {"torch": 1.1, "verl": 1 / 6}
+CLOCKS = {"thread_seconds": "main thread's processor time", "wall_seconds": "wall"}
+GROUP = "a recorded window of {operations:,} small ops, {clock}"
+
+
+def measure_window(*, quick: bool, rounds: int | None = None) -> tuple[list[Row], dict[str, str]]:
+    """Rows of what each variant adds, and the variants that cannot run here."""
+    if find_spec("torch") is None:
+        return [], {"torch": "the recorded window needs torch"}
+    variants = ["none", "torch", "stepprof"]
+    absent = {}
+    if find_spec("verl") is None:
+        absent["verl"] = "No module named 'verl'"
+    else:
+        variants.append("verl")
+    operations, steps = (2_000, 6) if quick else (100_000, 12)
+    results = _run(variants, operations, steps, rounds or (1 if quick else 7))
+    rows: list[Row] = []
+    for clock in CLOCKS:
+        rows += _rows(variants, results, clock, operations)
+    return rows, absent
+
+
+def _run(variants: list[str], operations: int, steps: int, rounds: int) -> dict[str, list[dict[str, object]]]:
+    results: dict[str, list[dict[str, object]]] = {variant: [] for variant in variants}
+    order = list(variants)
+    for _ in range(rounds):
+        for variant in order:
+            with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as name:
+                folder, answer = Path(name, "out"), Path(name, "result.json")
+                folder.mkdir()
+                run_python(
+                    *("-m", "benchmarks.window_child", variant, "--operations", str(operations)),
+                    *("--steps", str(steps), "--folder", str(folder), "--result", str(answer)),
+                )
+                result = json.loads(answer.read_text(encoding="utf-8"))
+            if variant in ("stepprof", "verl") and not result["artifact_bytes"]:
+                raise RuntimeError(f"the variant {variant} left no trace: its figure would mean nothing")
+            results[variant].append(result)
+        order = order[1:] + order[:1]
+    return results
+
+
+def _rows(
+    variants: list[str], results: dict[str, list[dict[str, object]]], clock: str, operations: int
+) -> list[Row]:
+    group = GROUP.format(operations=operations, clock=CLOCKS[clock])
+
+    def seconds(variant: str) -> list[float]:
+        return [float(str(result[clock])) for result in results[variant]]
+
+    bare = seconds("none")
+    added = {
+        variant: Figure.of([mine - its for mine, its in zip(seconds(variant), bare, strict=True)])
+        for variant in variants
+        if variant != "none"
+    }
+    rows = [
+        Row(group, "the loop without a profiler", "s", *_parts(Figure.of(bare))),
+    ]
+    names = {
+        "stepprof": "stepprof: window, export, shutdown",
+        "torch": "torch.profiler: record and bare stop()",
+        "verl": "verl DistProfiler: start, stop (.json.gz)",
+    }
+    for variant in ("stepprof", "torch", "verl"):
+        if variant not in added:
+            continue
+        total = Figure.of(seconds(variant))
+        rows.append(
+            Row(
+                group,
+                names[variant],
+                "s",
+                *_parts(total),
+                added=added[variant].median,
+                ratio=added[variant].median / added["stepprof"].median,
+                note=_note(variant, results[variant]) if clock == "thread_seconds" else "",
+            )
+        )
+    for variant, limit in LIMITS.items():
+        if variant not in added:
+            continue
+        shares = Figure.of(
+            [
+                (ours - its) / (theirs - its)
+                for ours, theirs, its in zip(seconds("stepprof"), seconds(variant), bare, strict=True)
+            ]
+        )
+        rows.append(
+            Row(
+                group,
+                f"stepprof as a share of {variant}",
+                "x",
+                *_parts(shares),
+                limit=limit,
+                limit_on="median",
+                judged=shares.median,
+            )
+        )
+    return rows
+
+
+def _parts(figure: Figure) -> tuple[float, float, float]:
+    return figure.minimum, figure.median, figure.spread
+
+
+def _note(variant: str, results: list[dict[str, object]]) -> str:
+    if variant != "stepprof":
+        return ""
+    pending = sum(bool(result["pending_before_finish"]) for result in results)
+    finish = max(float(str(result["finish_seconds"])) for result in results)
+    return (
+        f"shutdown took {finish:.3f} s at most and is counted; exports were still running at the loop's end "
+        f"in {pending} of {len(results)} rounds"
+    )
