@@ -17,7 +17,32 @@ class ConfigError(StepprofError, ValueError):
     """What the user configured cannot be: an unknown key, a wrong type or value, an impossible rank.
 
     The message names the key, the value and the nearest valid one.
+
+    >>> raise ConfigError.at("torch.with_stack", "yes", "expected true or false; did you mean true?")
+    Traceback (most recent call last):
+      ...
+    stepprof.errors.ConfigError: torch.with_stack = "yes": expected true or false; did you mean true?
     """
+
+    key: str | None = None
+    """The dotted key that is wrong, where it is one."""
+    value: object = None
+    """What that key was set to."""
+    problem: str = ""
+    """What is wrong with it, and what was probably meant."""
+
+    @classmethod
+    def at(cls, key: str, value: object, problem: str) -> ConfigError:
+        """Return the error that says: `key` is `value`, and that is a `problem`."""
+        error = cls(f"{key} = {shown(value)}: {problem}")
+        error.key, error.value, error.problem = key, value, problem
+        return error
+
+    def under(self, table: str) -> ConfigError:
+        """Return the same error with its key inside `table`: what checks a table does not know where that table stands."""
+        if self.key is None:
+            return self
+        return ConfigError.at(f"{table}.{self.key}" if self.key else table, self.value, self.problem)
 
 
 class StateError(StepprofError, RuntimeError):
@@ -30,3 +55,20 @@ class BackendError(StepprofError, RuntimeError):
 
 class EngineError(StepprofError, RuntimeError):
     """An attached engine or rank refused, failed, or could not be reached."""
+
+
+def shown(value: object) -> str:
+    """Return `value` as a configuration file would have it, in a length fit for a message.
+
+    >>> shown("Torch"), shown(True), shown([2, "x"])
+    ('"Torch"', 'true', '[2, "x"]')
+    """
+    if isinstance(value, str):
+        text = f'"{value}"'
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, list | tuple):
+        text = f"[{', '.join(map(shown, value))}]"
+    else:
+        text = repr(value)
+    return text if len(text) <= 200 else f"{text[:199]}…"

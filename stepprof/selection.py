@@ -8,11 +8,12 @@ Step numbers are the caller's own and are never negative. The global ranks of a 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .errors import ConfigError
+from stepprof.errors import ConfigError, shown
 
 __all__ = ["Ranks", "Steps", "replica_of"]
 
@@ -62,9 +63,7 @@ class Steps:
                 return cls(all=part == "all")
             if (every := _EVERY.fullmatch(part)) is not None:
                 if int(every[1]) == 0:
-                    raise ConfigError(
-                        f'{key} = {_shown(value)}: "every 0" selects nothing; did you mean "every 1"?'
-                    )
+                    raise ConfigError.at(key, value, '"every 0" selects nothing; did you mean "every 1"?')
                 periods.append(int(every[1]))
             else:
                 numbers.append(_interval(part, value, key, words=("none", "all", "every 100")))
@@ -94,6 +93,13 @@ class Steps:
         found = [max(first, after) for first, last in self.intervals if last >= after]
         found += [max(-(-after // period), 1) * period for period in self.periods]
         return min(found, default=None)
+
+    def longest_run(self) -> float:
+        """Return the number of steps in the longest run of consecutive ones; infinite where every step is selected."""
+        if self.all or 1 in self.periods:
+            return math.inf
+        runs = [last - first + 1 for first, last in self.intervals]
+        return max(runs, default=1 if self.periods else 0)
 
     def listed(self) -> Iterator[int]:
         """Yield, in order, the steps that were asked for by number: each of them is expected to come."""
@@ -191,9 +197,10 @@ class Ranks:
         for first, last in self.intervals:
             if last >= world_size:
                 absent = max(first, world_size)
-                raise ConfigError(
-                    f"{key} = {_shown(str(self))}: there is no rank {absent} in a world of {world_size}; "
-                    f"the nearest is {world_size - 1}"
+                raise ConfigError.at(
+                    key,
+                    str(self),
+                    f"there is no rank {absent} in a world of {world_size}; the nearest is {world_size - 1}",
                 )
 
     def __str__(self) -> str:
@@ -210,8 +217,8 @@ def replica_of(global_rank: int, gpus_per_replica: int) -> int:
     [0, 0, 1, 2]
     """
     if gpus_per_replica < 1:
-        raise ConfigError(
-            f"gpus_per_replica = {gpus_per_replica}: a replica has at least one GPU; the nearest is 1"
+        raise ConfigError.at(
+            "gpus_per_replica", gpus_per_replica, "a replica has at least one GPU; the nearest is 1"
         )
     return global_rank // gpus_per_replica
 
@@ -219,21 +226,19 @@ def replica_of(global_rank: int, gpus_per_replica: int) -> int:
 def _parts(value: object, key: str, *, example: str) -> list[str]:
     """Split what was given into the items of the grammar, lower-case and with single spaces."""
     if isinstance(value, bool) or not isinstance(value, int | str | list | tuple | range | set | frozenset):
-        raise ConfigError(f"{key} = {_shown(value)}: expected text or a list of numbers, such as {example}")
+        raise ConfigError.at(key, value, f"expected text or a list of numbers, such as {example}")
     if isinstance(value, int):
         return [str(value)]
     if isinstance(value, str):
         parts = [" ".join(part.split()).lower() for part in value.split(",")]
         if "" in parts:
             meant = ", ".join(part for part in parts if part) or "none"
-            raise ConfigError(f'{key} = {_shown(value)}: an empty item; did you mean "{meant}"?')
+            raise ConfigError.at(key, value, f'an empty item; did you mean "{meant}"?')
         return parts
     items: list[str] = []
     for item in value:
         if isinstance(item, bool) or not isinstance(item, int | str):
-            raise ConfigError(
-                f"{key} = {_shown(value)}: {_shown(item)} is no number; expected something like {example}"
-            )
+            raise ConfigError.at(key, value, f"{shown(item)} is no number; expected something like {example}")
         items += _parts(item, key, example=example)
     return items
 
@@ -245,11 +250,9 @@ def _interval(part: str, value: object, key: str, *, words: tuple[str, ...]) -> 
     if (matched := _RANGE.fullmatch(part)) is not None:
         first, last = int(matched[1]), int(matched[2])
         if first > last:
-            raise ConfigError(
-                f'{key} = {_shown(value)}: the range {part} is empty; did you mean "{last}-{first}"?'
-            )
+            raise ConfigError.at(key, value, f'the range {part} is empty; did you mean "{last}-{first}"?')
         return first, last
-    raise ConfigError(f"{key} = {_shown(value)}: cannot read {_shown(part)}; {_nearest_word(part, words)}")
+    raise ConfigError.at(key, value, f"cannot read {shown(part)}; {_nearest_word(part, words)}")
 
 
 def _nearest_word(part: str, words: tuple[str, ...]) -> str:
@@ -271,7 +274,7 @@ def _nearest_word(part: str, words: tuple[str, ...]) -> str:
 def _refuse_company(word: str, parts: list[str], value: object, key: str) -> None:
     """Refuse `none` and `all` beside other items, whose meaning nobody could guess."""
     if len(parts) > 1:
-        raise ConfigError(f'{key} = {_shown(value)}: "{word}" stands alone; did you mean "{word}"?')
+        raise ConfigError.at(key, value, f'"{word}" stands alone; did you mean "{word}"?')
 
 
 def _merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
@@ -296,7 +299,3 @@ def _irreducible(periods: Iterable[int]) -> tuple[int, ...]:
 def _interval_text(interval: Interval) -> str:
     first, last = interval
     return str(first) if first == last else f"{first}-{last}"
-
-
-def _shown(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)

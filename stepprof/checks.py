@@ -1,0 +1,305 @@
+"""How one configured value is checked: its type, its range, its spelling.
+
+Each check takes what the user wrote and the key where it stands, and returns the value in the one form that the rest of stepprof uses; or it raises a ConfigError
+that says what was probably meant. Nothing here knows which keys there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, dataclass, fields
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepprof.errors import ConfigError, shown
+
+Check = Callable[[object, str], Any]
+_Table = TypeVar("_Table")
+
+NO_LIMIT = "none"
+_UNITS = {"b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([a-z]*)", re.ASCII)
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", re.ASCII)
+_ROLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFloor:
+    """How much host memory must stay free: a number of bytes, or a share of what the host has.
+
+    >>> MemoryFloor(fraction=0.1).bytes_of(total=64_000_000_000)
+    6400000000
+    """
+
+    bytes: int = 0
+    fraction: float = 0.0
+
+    def bytes_of(self, total: int) -> int:
+        """Return the floor in bytes on a host with `total` bytes of memory."""
+        return self.bytes + int(total * self.fraction)
+
+    def __str__(self) -> str:
+        """Return the text that reads as this floor."""
+        if self.fraction:
+            return f"{self.fraction * 100:.12g}%"
+        return f"{self.bytes}B" if self.bytes else NO_LIMIT
+
+
+def nearest(value: object, valid: Collection[str], aliases: Mapping[str, str] | None = None) -> str:
+    """Return the tail of a message: the valid name that is closest to `value`, where one is close, and all of them."""
+    import difflib  # only a mistake pays for it
+
+    folded = {name.lower(): name for name in valid} | dict(aliases or {})
+    close = difflib.get_close_matches(str(value).strip().lower(), folded, n=1, cutoff=0.5)
+    meant = f'; did you mean "{folded[close[0]]}"?' if close else ""
+    return f"{meant} (one of: {', '.join(valid)})"
+
+
+def flag(value: object, key: str) -> bool:
+    """Accept true or false."""
+    if isinstance(value, bool):
+        return value
+    meant = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
+    guess = meant.get(str(value).strip().lower())
+    hint = "" if guess is None else f"; did you mean {shown(guess)}?"
+    raise ConfigError.at(key, value, f"expected true or false{hint}")
+
+
+def whole(minimum: int) -> Check:
+    """Accept a whole number that is not below `minimum`."""
+
+    def check(value: object, key: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            hint = (
+                f"; did you mean {int(str(value))}?"
+                if re.fullmatch(r"\d{1,18}", str(value).strip(), re.ASCII)
+                else ""
+            )
+            raise ConfigError.at(key, value, f"expected a whole number{hint}")
+        if value < minimum:
+            raise ConfigError.at(key, value, f"too small; the nearest is {minimum}")
+        return value
+
+    return check
+
+
+def seconds(value: object, key: str) -> float:
+    """Accept a positive number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        matched = re.fullmatch(
+            r"(\d{1,18}(?:\.\d{1,9})?)\s*(?:s|sec|secs|seconds?)?", str(value).strip(), re.ASCII
+        )
+        hint = f"; did you mean {matched[1]}?" if matched else ""
+        raise ConfigError.at(key, value, f"expected a number of seconds{hint}")
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError.at(key, value, "expected a finite number of seconds above 0, such as 5")
+    return float(value)
+
+
+def byte_size(value: object, key: str) -> int:
+    """Accept a number of bytes, or text such as "2GiB" (1024s) or "500 MB" (1000s)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise ConfigError.at(key, value, "too small; the nearest is 1")
+        return value
+    if not isinstance(value, str):
+        raise ConfigError.at(key, value, 'expected a number of bytes or a size such as "2GiB"')
+    matched = _SIZE.fullmatch(value.strip().lower())
+    if matched is None:
+        raise ConfigError.at(key, value, 'cannot read the size; expected something like "2GiB" or "500MB"')
+    number, unit = matched.groups()
+    if unit and unit not in _UNITS:
+        raise ConfigError.at(key, value, f'unknown unit "{unit}"; did you mean "{number}{_near_unit(unit)}"?')
+    size = int(Decimal(number) * _UNITS.get(unit, 1))
+    if size < 1:
+        raise ConfigError.at(key, value, 'too small; the nearest is "1B"')
+    return size
+
+
+def memory_floor(value: object, key: str) -> MemoryFloor:
+    """Accept a share of the host's memory such as "10%", a size such as "2GiB", or "none" (or 0) for no floor."""
+    if isinstance(value, MemoryFloor):
+        return value
+    if value in (NO_LIMIT, "0") or (value == 0 and type(value) is int):
+        return MemoryFloor()
+    if isinstance(value, float):
+        hint = f'; did you mean "{value * 100:.6g}%"?' if 0 < value < 1 else ""
+        raise ConfigError.at(key, value, f'expected a share such as "10%" or a size such as "2GiB"{hint}')
+    if isinstance(value, str) and (matched := _PERCENT.fullmatch(value.strip())) is not None:
+        percent = float(matched[1])
+        if percent >= 100:
+            raise ConfigError.at(key, value, 'no capture could ever begin; did you mean "10%"?')
+        return MemoryFloor(fraction=percent / 100)
+    return MemoryFloor(bytes=byte_size(value, key))
+
+
+def limit(check: Check) -> Check:
+    """Accept what `check` accepts, or "none" for no limit."""
+
+    def check_limit(value: object, key: str) -> object:
+        return NO_LIMIT if value == NO_LIMIT else check(value, key)
+
+    return check_limit
+
+
+def choice(*valid: str) -> Check:
+    """Accept one of the names `valid`."""
+
+    def check(value: object, key: str) -> str:
+        if isinstance(value, str) and value in valid:
+            return value
+        raise ConfigError.at(key, value, f"not known{nearest(value, valid)}")
+
+    return check
+
+
+def names(valid: Collection[str], aliases: Mapping[str, str] | None = None) -> Check:
+    """Accept a non-empty list of names out of `valid`, each once."""
+
+    def check(value: object, key: str) -> tuple[str, ...]:
+        found = texts(value, key)
+        for name in found:
+            if name not in valid:
+                raise ConfigError.at(key, value, f'"{name}" is not known{nearest(name, valid, aliases)}')
+        return found
+
+    return check
+
+
+def texts(value: object, key: str) -> tuple[str, ...]:
+    """Accept a text or a non-empty list of texts, each once."""
+    found = (value,) if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not all(isinstance(item, str) for item in found):
+        raise ConfigError.at(key, value, 'expected a list of names, such as ["a", "b"]')
+    if not found or not all(item.strip() for item in found):
+        raise ConfigError.at(
+            key,
+            value,
+            "expected at least one name, and none that is empty; leave the key out for the default",
+        )
+    for item in found:
+        if found.count(item) > 1:
+            raise ConfigError.at(key, value, f'"{item}" is named twice; once is enough')
+    return tuple(found)
+
+
+def folder(value: object, key: str) -> Path:
+    """Accept the path of a folder; whether it can be made and written shows when a run is opened."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError.at(key, value, 'expected a path, such as "stepprof-runs"')
+    text = os.fspath(value)
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise ConfigError.at(key, value, 'not a path; did you mean "stepprof-runs"?')
+    return Path(text).expanduser()
+
+
+def role_name(value: object, key: str = "role") -> str:
+    """Accept the name of a role: it becomes part of file names, so letters, digits, `.`, `_` and `-`, at most 64, not beginning with a dot.
+
+    >>> role_name("actor")
+    'actor'
+    >>> role_name("../x")
+    Traceback (most recent call last):
+      ...
+    stepprof.errors.ConfigError: role = "../x": not fit for a file name (letters, digits, ".", "_" and "-", at most 64, no dot at the start); did you mean "x"?
+    """
+    if not isinstance(value, str):
+        raise ConfigError.at(key, value, 'expected the name of a role, such as "actor"')
+    if not _is_role_name(value):
+        if value == "step":
+            raise ConfigError.at(
+                key, value, 'reserved for windows without a role; leave the role out, or name it "whole_step"'
+            )
+        meant = re.sub(r"[^A-Za-z0-9._-]+", "_", value).lstrip("._-")[:64].rstrip("_") or "actor"
+        raise ConfigError.at(
+            key,
+            value,
+            'not fit for a file name (letters, digits, ".", "_" and "-", at most 64, no dot at the start); '
+            f'did you mean "{meant}"?',
+        )
+    return value
+
+
+@functools.lru_cache(maxsize=512)
+def _is_role_name(value: str) -> bool:
+    return value != "step" and _ROLE.fullmatch(value) is not None
+
+
+def _near_unit(unit: str) -> str:
+    """Return how the unit nearest to `unit` is written."""
+    import difflib  # only a mistake pays for it
+
+    written = (
+        {"b": "B"} | {f"{c}ib": f"{c.upper()}iB" for c in "kmgt"} | {f"{c}b": f"{c.upper()}B" for c in "kmgt"}
+    )
+    return written[(difflib.get_close_matches(unit, written, n=1, cutoff=0.5) or ["gib"])[0]]
+
+
+def settle(table: Any, checks: Mapping[str, Check]) -> None:
+    """Replace each field of the frozen dataclass `table` by its checked form; None stays None where that is the field's default."""
+    for field in fields(table):
+        check = checks.get(field.name)
+        if check is None:
+            continue
+        value = getattr(table, field.name)
+        if value is None and field.default is None:
+            continue
+        object.__setattr__(table, field.name, check(value, field.name))
+
+
+def keys_of(table: type[Any]) -> tuple[str, ...]:
+    """Return the keys that a table of this dataclass may have."""
+    return tuple(field.name for field in fields(table) if field.init)
+
+
+def read_table(table: type[_Table], mapping: object, key: str) -> _Table:
+    """Make the dataclass `table` of a mapping that stands at `key`."""
+    with under(key):
+        return table(**known_keys(table, mapping))
+
+
+def known_keys(table: type[Any], mapping: object) -> dict[str, Any]:
+    """Return the mapping without its Nones, which are as if absent; refuse what is no mapping, and keys that the dataclass does not have or lacks."""
+    valid = keys_of(table)
+    if not isinstance(mapping, Mapping):
+        raise ConfigError.at("", mapping, f"expected a table of: {', '.join(valid)}")
+    for name, value in mapping.items():
+        if name not in valid:
+            raise ConfigError.at(str(name), value, f"unknown key{nearest(name, valid)}")
+    present = {name: value for name, value in mapping.items() if value is not None}
+    for field in fields(table):
+        if field.name not in present and _is_required(field):
+            raise ConfigError.at(field.name, None, f'missing; write {field.name} = "…" in this table')
+    return present
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
+
+
+@contextmanager
+def under(table: str) -> Iterator[None]:
+    """Put the keys of the errors raised inside under `table`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.under(table) from error.__cause__

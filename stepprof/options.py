@@ -1,0 +1,189 @@
+"""The tables of options: what a backend, an engine or a schedule can be told.
+
+One frozen dataclass per table of the configuration, checked on construction. The defaults are the cheap ones; whatever makes a capture heavier is off until asked for.
+None means: left to what is there at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepprof.checks import choice, flag, names, settle, texts, whole
+from stepprof.errors import ConfigError
+
+ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu", "privateuse1")
+_ACTIVITY_ALIASES = {"gpu": "cuda", "npu": "privateuse1"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchOptions:
+    """What torch.profiler records.
+
+    >>> TorchOptions(record_shapes=True).with_stack
+    False
+    """
+
+    activities: Sequence[str] | None = None
+    """Which activities to record, such as ["cpu", "cuda"]; None: those that are there."""
+    with_stack: bool = False
+    """Python stacks of each op; at most 4.3 kB of trace per op instead of 1.3 kB, and a much slower stop."""
+    record_shapes: bool = False
+    """Shapes of each op's inputs."""
+    profile_memory: bool = False
+    """Allocations and frees; binds the capture to the thread that began it."""
+    with_flops: bool = False
+    """An estimate of the floating-point operations of each op."""
+    with_modules: bool = False
+    """The module hierarchy of each op."""
+    all_threads: bool | None = None
+    """Record every thread of the process; None: yes, unless profile_memory is on, with which torch cannot."""
+    trace_only: bool | None = None
+    """Skip the post-processing that only torch's own tables need; None: wherever torch allows it."""
+
+    def __post_init__(self) -> None:
+        """Check every field, and the combinations that torch refuses."""
+        settle(
+            self,
+            {
+                "activities": names(ACTIVITIES, _ACTIVITY_ALIASES),
+                **dict.fromkeys(
+                    ("with_stack", "record_shapes", "profile_memory", "with_flops", "with_modules"), flag
+                ),
+                "all_threads": flag,
+                "trace_only": flag,
+            },
+        )
+        if self.all_threads and self.profile_memory:
+            raise ConfigError.at(
+                "all_threads",
+                True,
+                "torch cannot record all threads together with profile_memory; leave one of the two out",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NpuOptions:
+    """What torch_npu.profiler records on an Ascend device."""
+
+    activities: Sequence[str] | None = None
+    """Which activities to record, out of "cpu" and "npu"; None: both."""
+    level: str = "level0"
+    """How much the device records: "none", "level0", "level1" or "level2"."""
+    with_stack: bool = False
+    """Python stacks of each op."""
+    record_shapes: bool = False
+    """Shapes of each op's inputs."""
+    profile_memory: bool = False
+    """Allocations and frees."""
+    with_modules: bool = False
+    """The module hierarchy of each op."""
+    analyse: bool = False
+    """Analyse the capture inside the job instead of later; it forks, and takes more than a second."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        settle(
+            self,
+            {
+                "activities": names(("cpu", "npu"), {"gpu": "npu", "cuda": "npu"}),
+                "level": choice("none", "level0", "level1", "level2"),
+                **dict.fromkeys(
+                    ("with_stack", "record_shapes", "profile_memory", "with_modules", "analyse"), flag
+                ),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NsysOptions:
+    """What the nsys backend can be told: nothing yet; the command line that launched nsys says what it records."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryOptions:
+    """What the memory backend records of the device allocator."""
+
+    max_entries: int = 100_000
+    """How many allocations and frees are kept, the latest ones; it bounds the host memory that the history takes."""
+    with_stack: bool = False
+    """The Python stack of each allocation."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        settle(self, {"max_entries": whole(1), "with_stack": flag})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """What an attached engine records of itself."""
+
+    activities: Sequence[str] | None = None
+    """Which activities the engine records, such as ["cpu", "cuda"]; None: those that it has."""
+    max_iterations: int | None = None
+    """After how many forward steps the engine ends its capture by itself; None: when the window ends."""
+    delay_iterations: int = 0
+    """How many forward steps the engine lets pass before it begins."""
+    with_stack: bool = False
+    """Python stacks of each op; in an engine this is what makes a capture grow without bound."""
+    record_shapes: bool = False
+    """Shapes of each op's inputs."""
+    by_stage: bool = False
+    """One file for prefill and one for decode, where the engine can; needs max_iterations."""
+
+    def __post_init__(self) -> None:
+        """Check every field, and the combination that kills an engine."""
+        settle(
+            self,
+            {
+                "activities": names(ACTIVITIES, _ACTIVITY_ALIASES),
+                "max_iterations": whole(1),
+                "delay_iterations": whole(0),
+                **dict.fromkeys(("with_stack", "record_shapes", "by_stage"), flag),
+            },
+        )
+        if self.by_stage and self.max_iterations is None:
+            raise ConfigError.at(
+                "by_stage",
+                True,
+                "needs max_iterations (an engine that profiles by stage without a bound dies); did you mean max_iterations = 32?",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Which entries of a region inside a window are captured: skip, then `repeat` rounds of wait, warm up, record.
+
+    >>> Schedule(region="mini_batch", active=2).repeat
+    1
+    """
+
+    region: str
+    """The name of the region whose entries are counted."""
+    skip_first: int = 0
+    """How many entries pass once, before the first round."""
+    wait: int = 0
+    """How many entries pass in each round."""
+    warmup: int = 0
+    """How many entries are then run armed, without a record."""
+    active: int = 1
+    """How many entries are then recorded."""
+    repeat: int = 1
+    """How many rounds there are."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        settle(
+            self,
+            {
+                "region": _one_name,
+                **dict.fromkeys(("skip_first", "wait", "warmup"), whole(0)),
+                **dict.fromkeys(("active", "repeat"), whole(1)),
+            },
+        )
+
+
+def _one_name(value: object, key: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError.at(key, value, 'expected the name of a region, such as "mini_batch"')
+    return texts(value, key)[0]

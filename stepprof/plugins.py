@@ -1,0 +1,43 @@
+"""Which backends there are: those of the package, and those that other packages bring through the entry-point group `stepprof.backends`.
+
+Only names: to load a backend is the business of `stepprof.backends`. What is installed is looked up when a name is not one of the package's own, since that reads
+the metadata of every installed package.
+"""
+
+from __future__ import annotations
+
+from stepprof.checks import nearest, texts
+from stepprof.errors import ConfigError
+
+BUILT_IN = ("torch", "npu", "nsys", "memory", "null")
+GROUP = "stepprof.backends"
+
+_EXCLUSIVE = ("torch", "npu", "nsys")
+"""Two captures of these in one process crash it or rob each other."""
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return the names of all backends, the package's own first."""
+    from importlib.metadata import entry_points
+
+    return tuple(dict.fromkeys([*BUILT_IN, *sorted(point.name for point in entry_points(group=GROUP))]))
+
+
+def check_backends(value: object, key: str) -> tuple[str, ...]:
+    """Accept the name of a backend, or a list of backends that can run together."""
+    found = texts(value, key)
+    for name in found:
+        if name not in BUILT_IN and name not in (valid := backend_names()):
+            raise ConfigError.at(
+                key, value if len(found) == 1 else name, f"unknown backend{nearest(name, valid)}"
+            )
+    if "null" in found and len(found) > 1:
+        raise ConfigError.at(key, value, '"null" records nothing and stands alone; did you mean "null"?')
+    clashing = [name for name in found if name in _EXCLUSIVE]
+    if len(clashing) > 1:
+        raise ConfigError.at(
+            key,
+            value,
+            f'{" and ".join(clashing)} cannot record in one process together; did you mean "{clashing[0]}"?',
+        )
+    return found

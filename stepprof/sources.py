@@ -1,0 +1,132 @@
+"""Where a configuration comes from: a TOML file, an OmegaConf node, the environment.
+
+This module turns each into plain mappings and text, and makes errors say where the value stood. It knows the names of the environment variables, and nothing of
+the keys they stand for beyond their names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stepprof.errors import ConfigError, shown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SWITCH = "STEPPROF"
+CONFIG_VARIABLE = "STEPPROF_CONFIG"
+RUN_ID_VARIABLE = "STEPPROF_RUN_ID"
+KEY_OF_VARIABLE = {
+    "STEPPROF_STEPS": "steps",
+    "STEPPROF_RANKS": "ranks",
+    "STEPPROF_BACKEND": "backend",
+    "STEPPROF_OUTPUT_DIR": "output_dir",
+}
+VARIABLES = (SWITCH, CONFIG_VARIABLE, *KEY_OF_VARIABLE, RUN_ID_VARIABLE)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what the TOML file holds.
+
+    Raises:
+        ConfigError: it is missing (the nearest file is named), unreadable, or no TOML (with the line).
+    """
+    try:
+        text = path.read_bytes().decode()
+        return tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file{_nearest_file(path)}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8, which TOML has to be") from error
+    except tomllib.TOMLDecodeError as error:
+        matched = re.search(r"at line (\d+)", str(error))
+        line = int(matched[1]) if matched else len(text.splitlines()) or 1
+        raise ConfigError(f"{path}:{line}: not valid TOML: {error}") from error
+
+
+def plain(mapping: object) -> object:
+    """Return an OmegaConf node as plain data with its interpolations resolved; anything else as it is."""
+    omegaconf = sys.modules.get("omegaconf")  # whoever has a node has it loaded
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(mapping):
+        return mapping
+    try:
+        return omegaconf.OmegaConf.to_container(mapping, resolve=True, throw_on_missing=True)
+    except omegaconf.errors.OmegaConfBaseException as error:
+        raise ConfigError(f"the OmegaConf node cannot be resolved: {error}") from error
+
+
+def switched_off(environ: Mapping[str, str]) -> bool:
+    """Whether $STEPPROF switches everything off."""
+    value = environ.get(SWITCH, "").strip().lower()
+    if value in ("0", "false", "off", "no"):
+        return True
+    if value in ("", "1", "true", "on", "yes"):
+        return False
+    raise ConfigError.at(SWITCH, environ[SWITCH], 'expected "0" (everything off) or "1"; did you mean "0"?')
+
+
+def overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+    """Yield (variable, key, value) for each variable that sets a key; refuse one that is a misspelt one of ours."""
+    for variable in environ:
+        if variable.startswith(SWITCH) and variable not in VARIABLES:
+            for close in difflib.get_close_matches(variable, VARIABLES, n=1, cutoff=0.85):
+                raise ConfigError.at(
+                    variable, environ[variable], f'unknown variable; did you mean "{close}"?'
+                )
+    for variable, key in KEY_OF_VARIABLE.items():
+        text = environ.get(variable, "").strip()
+        if text:
+            yield (
+                variable,
+                key,
+                [part.strip() for part in text.split(",")] if key == "backend" and "," in text else text,
+            )
+
+
+@contextmanager
+def named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the name of the file before an error about one of its keys."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.key is None:
+            raise
+        raise _relabelled(error, f"{os.fspath(path)}: {error}") from error
+
+
+@contextmanager
+def from_variable(variable: str, value: object, key: str | None = None) -> Iterator[None]:
+    """Name the environment variable in an error about what it set."""
+    try:
+        yield
+    except ConfigError as error:
+        if key is not None and error.key == key:
+            raise ConfigError.at(f"${variable}", value, error.problem) from error
+        raise _relabelled(error, f"${variable} = {shown(value)}: {error}") from error
+
+
+def _relabelled(error: ConfigError, text: str) -> ConfigError:
+    labelled = ConfigError(text)
+    labelled.key, labelled.value, labelled.problem = error.key, error.value, error.problem
+    return labelled
+
+
+def _nearest_file(path: Path) -> str:
+    try:
+        there = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == ".toml")
+    except OSError:
+        return f", nor a folder {path.parent}"
+    close = difflib.get_close_matches(path.name, there, n=1, cutoff=0.5)
+    return f'; did you mean "{path.parent / close[0]}"?' if close else ""
