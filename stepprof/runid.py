@@ -49,7 +49,7 @@ def agree_on_run(
         OSError: a claim cannot be written to `output_dir`.
     """
     if run_id is not None:
-        if safe_name(run_id) != run_id:
+        if not run_id or safe_name(run_id) != run_id:
             raise ConfigError(
                 f'run_id = "{run_id}": not a plain name; use letters, digits, ".", "_" and "-", at most {_LONGEST}, not beginning with "." (nearest: "{safe_name(run_id) or "run"}")'
             )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 __all__ = ["is_alive", "process_start", "writer_identity"]
 
+_POSIX = os.name == "posix"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -86,7 +87,7 @@ def pid_namespace() -> str | None:
 
 def _answers(pid: int) -> bool | None:
     """Without /proc: whether some process has this id. On Windows `os.kill` would end the process, so that nothing is asked there."""
-    if os.name != "posix":
+    if not _POSIX:
         return None
     try:
         os.kill(pid, 0)
