@@ -56,13 +56,13 @@ class MemoryFloor:
 
 
 def nearest(value: object, valid: Collection[str], aliases: Mapping[str, str] | None = None) -> str:
-    """Return the tail of a message: the valid name that is closest to `value`, where one is close, and all of them."""
+    """Return the tail of a message: the valid name that is closest to `value`, where one is close, and all of them unless they are many."""
     import difflib  # only a mistake pays for it
 
     folded = {name.lower(): name for name in valid} | dict(aliases or {})
     close = difflib.get_close_matches(str(value).strip().lower(), folded, n=1, cutoff=0.5)
     meant = f'; did you mean "{folded[close[0]]}"?' if close else ""
-    return f"{meant} (one of: {', '.join(valid)})"
+    return meant if close and len(valid) > 12 else f"{meant} (one of: {', '.join(valid)})"
 
 
 def flag(value: object, key: str) -> bool:
@@ -149,6 +149,10 @@ def memory_floor(value: object, key: str) -> MemoryFloor:
         if percent >= 100:
             raise ConfigError.at(key, value, 'no capture could ever begin; did you mean "10%"?')
         return MemoryFloor(fraction=percent / 100)
+    if isinstance(value, str) and re.fullmatch(r"\d\d?", value.strip(), re.ASCII):
+        raise ConfigError.at(
+            key, value, f'a floor of {value} bytes is none; did you mean "{value.strip()}%"?'
+        )
     return MemoryFloor(bytes=byte_size(value, key))
 
 
@@ -156,6 +160,8 @@ def limit(check: Check) -> Check:
     """Accept what `check` accepts, or "none" for no limit."""
 
     def check_limit(value: object, key: str) -> object:
+        if value is None:
+            raise ConfigError.at(key, value, 'did you mean "none", for no limit?')
         return NO_LIMIT if value == NO_LIMIT else check(value, key)
 
     return check_limit

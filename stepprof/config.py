@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stepprof import sources
-from stepprof.checks import NO_LIMIT, MemoryFloor, keys_of, read_table, role_name, settle, under
+from stepprof.checks import MemoryFloor, keys_of, read_table, role_name, settle, under
+from stepprof.errors import ConfigError
 from stepprof.options import EngineOptions, MemoryOptions, NpuOptions, NsysOptions, Schedule, TorchOptions
 from stepprof.policy import CHECKS, TABLES, Policy, RolePolicy, arguments, items, resolve
 from stepprof.selection import Ranks, Steps
@@ -71,9 +72,9 @@ class Config:
     """Whether consecutive selected steps are one capture."""
     schedule: Schedule | Mapping[str, object] | str | None = None
     """Which entries of a region inside a window are captured; None: the whole window."""
-    max_seconds: float | str | None = 600.0
+    max_seconds: float | str = 600.0
     """Cap on one capture, in seconds; "none" for no cap."""
-    max_bytes: int | str | None = "2GiB"
+    max_bytes: int | str = "2GiB"
     """Cap on one artifact, where its size can be told; "none" for no cap."""
     min_free_memory: MemoryFloor | str | int = "10%"
     """A capture ends when less of the host's memory than this is free: a share, a size, or "none"."""
@@ -110,9 +111,6 @@ class Config:
         for name, table in TABLES.items():
             if not isinstance(given := getattr(self, name), table):
                 put(self, name, read_table(table, given, name))
-        for name in ("max_seconds", "max_bytes", "schedule"):
-            if getattr(self, name) == NO_LIMIT:
-                put(self, name, None)
         put(self, "roles", {name: _role(name, role) for name, role in items(self.roles, "roles")})
         if not self.enabled:
             put(self, "spans", False)
@@ -173,9 +171,12 @@ class Config:
         return data
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, object] | object) -> Config:
+    def from_mapping(cls, mapping: object) -> Config:
         """Read a mapping with the keys of a configuration file: a dict, or an OmegaConf node, whose interpolations are resolved."""
-        return cls(**arguments(cls, sources.plain(mapping)))
+        table = sources.plain(mapping)
+        if not isinstance(table, Mapping):
+            raise ConfigError.at("config", table, "expected a Config, a mapping, or the path of a TOML file")
+        return cls(**arguments(cls, table))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Config:
@@ -227,7 +228,7 @@ def load(
 
 
 def _role(name: str, role: object) -> RolePolicy:
-    role_name(name, f"roles.{name}")
+    role_name(name, "roles")
     with under(f"roles.{name}"):
         return role if isinstance(role, RolePolicy) else RolePolicy(**arguments(RolePolicy, role))
 

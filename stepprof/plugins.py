@@ -25,6 +25,8 @@ def backend_names() -> tuple[str, ...]:
 
 def check_backends(value: object, key: str) -> tuple[str, ...]:
     """Accept the name of a backend, or a list of backends that can run together."""
+    if not isinstance(value, str | list | tuple):
+        raise ConfigError.at(key, value, f"expected the name of a backend{nearest(value, BUILT_IN)}")
     found = texts(value, key)
     for name in found:
         if name not in BUILT_IN and name not in (valid := backend_names()):

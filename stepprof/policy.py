@@ -157,10 +157,10 @@ def resolve(base: Any, role: RolePolicy) -> Policy:
 
 def _inherit(name: str, base: Any, given: Any) -> Any:
     """Return the value that holds where a role says `given` and the base says `base`."""
+    if NO_LIMIT in (given, base if given is None else None):
+        return None
     if given is None:
         return base
-    if given == NO_LIMIT:
-        return None
     if name == "plugins":
         return {backend: {**base.get(backend, {}), **given.get(backend, {})} for backend in {**base, **given}}
     if name in TABLES and isinstance(given, Mapping):

@@ -74,7 +74,9 @@ def switched_off(environ: Mapping[str, str]) -> bool:
         return True
     if value in ("", "1", "true", "on", "yes"):
         return False
-    raise ConfigError.at(SWITCH, environ[SWITCH], 'expected "0" (everything off) or "1"; did you mean "0"?')
+    raise ConfigError.at(
+        f"${SWITCH}", environ[SWITCH], 'expected "0" (everything off) or "1"; did you mean "0"?'
+    )
 
 
 def overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
@@ -83,7 +85,7 @@ def overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
         if variable.startswith(SWITCH) and variable not in VARIABLES:
             for close in difflib.get_close_matches(variable, VARIABLES, n=1, cutoff=0.85):
                 raise ConfigError.at(
-                    variable, environ[variable], f'unknown variable; did you mean "{close}"?'
+                    f"${variable}", environ[variable], f'unknown variable; did you mean "${close}"?'
                 )
     for variable, key in KEY_OF_VARIABLE.items():
         text = environ.get(variable, "").strip()

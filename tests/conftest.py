@@ -1,0 +1,59 @@
+"""What every test gets: an environment in which no launcher has left a trace, and a way to run a script in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_LAUNCHER_PREFIXES = ("STEPPROF", "SLURM", "TORCHELASTIC", "RAY_")
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a script ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def check(self) -> Ran:
+        """Return this where the script ended well; else fail with all that it printed."""
+        assert self.returncode == 0, f"exit status {self.returncode}\n{self.stdout}\n{self.stderr}"
+        return self
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what a launcher, or whoever runs the tests, has set."""
+    for name in list(os.environ):
+        if name.startswith(_LAUNCHER_PREFIXES) or name in _LAUNCHER_VARIABLES:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., Ran]:
+    """Return a function that runs the text of a script in a process of its own, with the test's folder as its working directory."""
+
+    def run(script: str, *arguments: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> Ran:
+        path = tmp_path / f"script_{len(list(tmp_path.glob('script_*.py')))}.py"
+        path.write_text(textwrap.dedent(script))
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(path), *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run
