@@ -1,0 +1,247 @@
+"""Reading a run: what was recorded, in the words of the manifests, whatever state they are in.
+
+The reading wing's way into the run directory. A step's manifest is in as many fragments as processes took part, and any of them may be damaged, half-copied or of a newer version: what is
+wrong becomes a finding beside the rest and stops nothing. A fragment that says `lost` was written ahead; while its writer lives, the truth is that the capture is running, or being exported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stepprof.errors import ConfigError
+from stepprof.fragments import read_window
+from stepprof.rundir import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
+
+__all__ = ["find_run", "is_run", "list_runs", "read_run", "read_spans", "read_step", "steps"]
+
+SCHEMA_VERSION = 1
+_SPANS_FILE = re.compile(r"rank-(.+)\.(\d+)\.jsonl")
+
+
+def find_run(output_dir: Path, run: str | None = None) -> Path:
+    """The folder of a run.
+
+    Args:
+        output_dir: the folder that holds runs.
+        run: a run id, or the path of a run or of a folder of runs; None: the run in `output_dir` that was recorded into last.
+
+    Raises:
+        ConfigError: there is none; says where it was looked for and what is there.
+    """
+    if run is None:
+        runs = list_runs(output_dir)
+        if not runs:
+            raise ConfigError(
+                f'output_dir = "{output_dir}": no run is recorded there; name another folder with --output-dir, or record a first run with "stepprof demo"'
+            )
+        return runs[-1]
+    inside = output_dir / run
+    for candidate in (inside, Path(run)):
+        if candidate.is_dir():
+            below = [] if is_run(candidate) else list_runs(candidate)
+            return below[-1] if below else candidate
+    known = ", ".join(path.name for path in reversed(list_runs(output_dir)[-5:]))
+    raise ConfigError(
+        f'run "{run}": neither a run under "{output_dir}" nor a folder; {f"the newest there: {known}" if known else "nothing is recorded there"}'
+    )
+
+
+def list_runs(output_dir: Path) -> list[Path]:
+    """The runs under `output_dir`, the one that was recorded into last at the end; none where there is no such folder."""
+    try:
+        folders = [path for path in output_dir.iterdir() if not path.name.startswith(".") and is_run(path)]
+    except OSError:
+        return []
+    return sorted(folders, key=lambda path: (_last_recorded(path), path.name))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder has been recorded into."""
+    return (path / RUN_FILE).is_file() or bool(steps(path))
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What `run.json` says; empty where it is missing or damaged."""
+    content, _ = _load(path / RUN_FILE)
+    return content or {}
+
+
+def steps(path: Path) -> list[int]:
+    """The steps that have a folder in the run, in order."""
+    try:
+        numbers = [step_number(child.name) for child in path.iterdir() if child.is_dir()]
+    except OSError:
+        return []
+    return sorted(number for number in numbers if number is not None)
+
+
+def read_step(path: Path, step: int) -> dict[str, Any]:
+    """The manifest of a step, combined from its fragments.
+
+    Returns:
+        schema_version, run_id, step, version, windows, engines, clocks, as the file format says; each window also has `fragment`, the file that told of it, and a status that is
+        `recording` or `exporting` while the process lives that is at it; and `findings`: a list of {fragment, problem} for what could not be read or does not agree.
+    """
+    folder = path / step_folder(step) / MANIFEST
+    manifest: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": read_run(path).get("run_id", path.name),
+        "step": step,
+        "version": None,
+        "windows": [],
+        "engines": [],
+        "clocks": [],
+        "findings": [],
+    }
+
+    def find(problem: str, fragment: str | None = None) -> None:
+        manifest["findings"].append({"fragment": fragment, "problem": problem})
+
+    try:
+        files = sorted(file for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
+    except OSError as error:
+        find(f"the step has no manifest: {error.strerror}")
+        return manifest
+    versions: list[Any] = []
+    for file in files:
+        content, problem = _load(file)
+        if content is None:
+            find(problem, file.name)
+            continue
+        if content.get("schema_version") != SCHEMA_VERSION:
+            find(
+                f"written with schema_version {content.get('schema_version')!r}; this stepprof reads {SCHEMA_VERSION}: read it with the stepprof that wrote it, or a newer one",
+                file.name,
+            )
+            continue
+        for key, expected in (("step", step), ("run_id", manifest["run_id"])):
+            if content.get(key) != expected:
+                find(f"says {key} = {content.get(key)!r} and lies in {expected!r}", file.name)
+        version = content.get("version")
+        if version is not None and version not in versions:
+            versions.append(version)
+        for key in ("windows", "engines", "clocks"):
+            for entry in _entries(content, key, partial(find, fragment=file.name)):
+                if key == "windows":
+                    window, problems = read_window(entry, content.get("writer"))
+                    manifest["windows"].append({**window, "fragment": file.name})
+                    for problem in problems:
+                        find(problem, file.name)
+                elif entry not in manifest[key]:
+                    manifest[key].append(entry)
+    if len(versions) > 1:
+        find(f"the ranks do not agree on the version: {', '.join(map(repr, versions))}")
+    manifest["version"] = versions[0] if versions else None
+    manifest["windows"].sort(key=_order)
+    return manifest
+
+
+def read_spans(
+    path: Path, *, step: int | None = None, findings: list[dict[str, Any]] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The spans of a run, rank by rank and in the order in which they were written, each with the `rank`, `host` and `pid` of its file.
+
+    Args:
+        path: the run's folder.
+        step: only the spans of this step.
+        findings: gets {file, problem} for each file with damaged lines. A last line that is not whole is no finding: its process was writing it, or was killed.
+    """
+    try:
+        files = sorted(file for file in (path / SPANS).iterdir() if _SPANS_FILE.fullmatch(file.name))
+    except OSError:
+        return
+    for file in files:
+        damaged = 0
+        origin: dict[str, Any] = {"rank": _rank_of(file.name), "host": None, "pid": None}
+        # what json.dumps makes of a step, with and without the space: most lines of other steps are never parsed
+        marks = None if step is None else (f'"step":{step}'.encode(), f'"step": {step}'.encode())
+        try:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines):
+                    if number and marks and not any(mark in line for mark in marks):
+                        continue
+                    span = _parse(line)
+                    if span is None:
+                        damaged += line.endswith(b"\n")
+                    elif span.get("kind") == "spans":
+                        origin.update({key: span[key] for key in origin if key in span})
+                    elif "name" not in span:
+                        damaged += 1
+                    elif step is None or span.get("step") == step:
+                        yield {**span, **origin}
+        except OSError as error:
+            _note(findings, file.name, f"cannot be read: {error.strerror}")
+        if damaged:
+            _note(findings, file.name, f"{damaged} damaged line{'s' * (damaged > 1)} passed over")
+
+
+def _note(findings: list[dict[str, Any]] | None, file: str, problem: str) -> None:
+    if findings is not None:
+        findings.append({"file": f"{SPANS}/{file}", "problem": problem})
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _rank_of(name: str) -> int | str:
+    match = _SPANS_FILE.fullmatch(name)
+    rank = match[1] if match else name
+    return int(rank) if rank.isdecimal() else rank
+
+
+def _load(file: Path) -> tuple[dict[str, Any] | None, str]:
+    """A JSON table, or None and why not."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return None, f"damaged: {error}" if data.strip() else "damaged: empty"
+    return (content, "") if isinstance(content, dict) else (None, "damaged: no table")
+
+
+def _entries(content: Mapping[str, Any], key: str, find: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    entries = content.get(key, [])
+    if not isinstance(entries, list):
+        find(f"damaged: {key} is no list")
+        return
+    for entry in entries:
+        if isinstance(entry, dict):
+            yield entry
+        else:
+            find(f"damaged: an entry of {key} is no table")
+
+
+def _order(window: Mapping[str, Any]) -> tuple[object, ...]:
+    rank = window["rank"]
+    return (
+        window["role"] or "",
+        isinstance(rank, str),
+        rank,
+        window["occurrence"] or 1,
+        window["start_unix_ns"] or 0,
+    )
+
+
+def _last_recorded(path: Path) -> int:
+    """When a run was last recorded into: reports and merged timelines that are made later do not count."""
+    places = [path / RUN_FILE, path / SPANS, *(path / step_folder(step) / MANIFEST for step in steps(path))]
+    times = [0]
+    for place in places:
+        try:
+            times.append(place.stat().st_mtime_ns)
+        except OSError:  # a run that has none of these, or loses it while we look
+            continue
+    return max(times)
