@@ -154,7 +154,7 @@ class Config:
         return tuple(found.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as plain JSON-able data that `from_mapping` reads back to an equal `Config`."""
+        """Return the configuration as plain JSON-able data, from which `from_mapping` makes an equal one."""
         data = {
             name: _plain(getattr(self, name)) for name in keys_of(Config) if name not in ("roles", "plugins")
         }

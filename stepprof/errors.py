@@ -40,8 +40,6 @@ class ConfigError(StepprofError, ValueError):
 
     def under(self, table: str) -> ConfigError:
         """Return the same error with its key inside `table`: what checks a table does not know where that table stands."""
-        if self.key is None:
-            return self
         return ConfigError.at(f"{table}.{self.key}" if self.key else table, self.value, self.problem)
 
 
