@@ -54,11 +54,13 @@ def _time(relative_ns: int) -> bytes:
 
 
 def _series(attributes: Mapping[str, object]) -> dict[str, object]:
-    return {
+    """What a counter draws: its ``value``, or each of its numbers where it has no such attribute."""
+    numbers: dict[str, object] = {
         key: value
         for key, value in attributes.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
+    return {"value": numbers["value"]} if "value" in numbers else numbers
 
 
 def encoded(value: object) -> bytes:

@@ -1,0 +1,373 @@
+"""torch.profiler as a backend: armed means warmed up, recording means a Kineto session, stop hands over in place and leaves the export to a job.
+
+What only this module knows is which calls torch survives, and when. Each of these was seen to end the process with a segmentation fault (torch 2.13), and is refused before any call:
+a stop on another thread than the start (unless the session records all threads), a stop or a start while another profiler runs or is prepared in any thread, the export of a session
+that was cancelled from outside. Hence also that nothing is held while armed: a prepared session of ours would break under a profiler that the user starts meanwhile.
+
+One capture at a time in the whole process: a slot decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+from stepprof.backends.base import Busy, Export
+from stepprof.backends.torch_api import TorchApi, device_in_use
+from stepprof.errors import BackendError
+from stepprof.files import publish
+from stepprof.kineto import TraceFileError, escaped, finish, marked
+from stepprof.log import logger
+from stepprof.options import TorchOptions
+from stepprof.window import Annotation, Artifact, Capture
+
+__all__ = ["ExportError", "TorchBackend"]
+
+KIND = "torch-trace"
+SUFFIX = ".trace.json.gz"
+
+_MAX_NAMES = 4096
+_numbers = itertools.count(1)
+
+
+class ExportError(BackendError):
+    """An export that failed; `artifacts` are those that exist nevertheless."""
+
+    def __init__(self, message: str, artifacts: tuple[Artifact, ...] = ()) -> None:
+        super().__init__(message)
+        self.artifacts = artifacts
+
+
+class TorchBackend:
+    """Records with torch.profiler.
+
+    >>> TorchBackend(TorchOptions(with_stack=True)).name
+    'torch'
+    """
+
+    name = "torch"
+
+    def __init__(self, options: TorchOptions | None = None) -> None:
+        self._options = options or TorchOptions()
+        self._api: TorchApi | None = None
+        self._phase: Literal["idle", "prepared", "recording"] = "idle"
+        self._session: Any = None
+        self._thread = threading.current_thread()
+        self._pid = os.getpid()
+        self._on_device = False
+        self._names: dict[str, str] = {}
+
+    @property
+    def thread_bound(self) -> bool:
+        """Whether stop has to come from the thread that started: torch can record all threads, but not with memory, and older ones cannot."""
+        wanted = self._options.all_threads
+        if wanted is None:
+            wanted = not self._options.profile_memory
+        return not wanted or (self._api is not None and not self._api.accepts(profile_all_threads=True))
+
+    def probe(self) -> str | None:
+        """Say why torch cannot record here. The first call imports torch and what its first session needs: 2 s beyond torch itself."""
+        if self._api is None:
+            try:
+                self._api = TorchApi()
+            except ImportError as error:
+                return f"torch cannot be imported ({error}); install it with: pip install 'stepprof[torch]'"
+            except (RuntimeError, OSError) as error:
+                return (
+                    f"torch cannot be imported ({error}); where an extension of it lacks its device libraries "
+                    "(torch_npu without CANN), set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+                )
+        if not self._api.torch.autograd.kineto_available():
+            return f"torch {self._api.version} is built without Kineto, the library that records; install a regular build"
+        return self._api.activities(self._options.activities)[1]
+
+    def arm(self) -> None:
+        """Warm torch up by one empty session per process; nothing is held afterwards."""
+        api = self._ready()
+        with _slot.held_by(self):
+            self._refuse_foreign(api)
+            if _slot.is_warm:
+                return
+            try:
+                self._begin(api)
+                self._end(api)
+            except BaseException:
+                self.abort()
+                raise
+            _slot.is_warm = True
+
+    def start(self, capture: Capture) -> None:
+        """Begin to record: 0.4 ms, and the look for foreign profilers."""
+        api = self._ready()
+        if self._phase != "idle":
+            raise BackendError(f"the torch backend is {self._phase} already")
+        _slot.take(self)
+        try:
+            self._refuse_foreign(api)
+            self._begin(api)
+        except BaseException:
+            self.abort()
+            _slot.release(self)
+            raise
+
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+        """Take the captured events over; the callable writes them (see `_Export`)."""
+        api = self._api
+        if api is None or self._phase != "recording" or self._pid != os.getpid():
+            raise BackendError(f"there is no torch capture to stop: the backend is {self._phase}")
+        if self.thread_bound and threading.current_thread() is not self._thread:
+            raise BackendError(
+                f"this torch capture belongs to thread {self._thread.name!r}, and {threading.current_thread().name!r} "
+                "cannot stop it (torch would crash); stop it on its own thread, or record with all_threads"
+            )
+        hurt = self._foreign_inside(api)
+        if hurt is not None:
+            self._abandon()
+            raise BackendError(hurt)
+        session = self._end(api)
+        if not api.has_events(session):
+            raise BackendError("another torch profiler cancelled this capture; its events are lost")
+        return _Export(session, capture, tuple(annotations), marks=bool(self._names))
+
+    def abort(self) -> None:
+        """Leave any half state: stop where that is safe, else let go. Idempotent."""
+        api = self._api
+        if self._phase == "idle" or api is None:
+            return
+        if self._pid != os.getpid():  # a fork of the process that records: the session is the parent's
+            self._let_go()
+            return
+        if self.thread_bound and threading.current_thread() is not self._thread:
+            if self._thread.is_alive():
+                logger.warning(
+                    "torch_abort_refused", owner=self._thread.name, thread=threading.current_thread().name
+                )
+                return
+            self._abandon()
+            api.forget_dead_session()
+            return
+        if self._phase == "recording" and self._foreign_inside(api) is not None:
+            self._abandon()
+            return
+        try:
+            self._session.stop_trace()
+        except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch thinks of it
+            logger.warning("torch_abort_failed", error=repr(error))
+        self._let_go()
+
+    def mark(self, name: str) -> AbstractContextManager[object] | None:
+        """A range on this thread's stack: 0.6 us where torch has its fast kind, else 4.6."""
+        api = self._api
+        if api is None or self._phase != "recording":
+            return None
+        safe = self._names.get(name)
+        if safe is None:
+            fast = api.ranges_look_like_ops and not self._on_device
+            safe = marked(name) if fast else escaped(name)
+            if len(self._names) < _MAX_NAMES:
+                self._names[name] = safe
+        return api.range(safe, on_device=self._on_device)
+
+    def bytes_so_far(self) -> int | None:
+        """Unknown: torch does not say how much it has recorded."""
+        return None
+
+    def export_mode(self) -> str:
+        """``fork`` in a process without an accelerator; ``inline`` beside one, until a device has shown that a forked child is harmless there."""
+        return "fork" if hasattr(os, "fork") and not device_in_use() else "inline"
+
+    # the session
+
+    def _ready(self) -> TorchApi:
+        reason = self.probe()
+        if reason is not None or self._api is None:
+            raise BackendError(reason or "torch cannot record here")
+        return self._api
+
+    def _refuse_foreign(self, api: TorchApi) -> None:
+        if api.is_recording() or api.is_recording_this_thread():
+            raise Busy("another torch profiler is running in this process; it is left alone")
+        found = api.foreign()
+        if found is not None:
+            raise Busy(f"another torch profiler {found} in this process; it is left alone")
+
+    def _foreign_inside(self, api: TorchApi) -> str | None:
+        """What another profiler did to our running session; to stop ours then would rob theirs, and crash it."""
+        if not api.is_recording():
+            return "another torch profiler ended inside this capture and took its events"
+        theirs_here = not self.thread_bound and api.is_recording_this_thread()
+        found = "is running" if theirs_here else api.foreign(ours=self._session.profiler)
+        return (
+            None
+            if found is None
+            else f"another torch profiler {found} inside this capture and has taken its events; it is left alone"
+        )
+
+    def _begin(self, api: TorchApi) -> None:
+        options = self._options
+        activities, problem = api.activities(options.activities)
+        if problem is not None:
+            raise BackendError(problem)
+        flags = {}
+        if not self.thread_bound:
+            flags["profile_all_threads"] = True
+        # torch refuses it with stacks (they are made in what it leaves out); shapes, memory, modules and flops came out the same with it
+        if options.trace_only is not False and not options.with_stack and api.accepts(trace_only=True):
+            flags["trace_only"] = True
+        self._session = api.session(options, activities, api.experimental(**flags))
+        self._thread, self._pid = threading.current_thread(), os.getpid()
+        self._on_device = len(activities) > 1
+        self._names = {}
+        try:
+            self._phase = "prepared"
+            self._session.prepare_trace()
+            self._session.start_trace()
+            self._phase = "recording"
+        except Exception as error:
+            raise BackendError(f"torch's profiler did not start: {type(error).__name__}: {error}") from error
+
+    def _end(self, api: TorchApi) -> Any:
+        session = self._session
+        try:
+            session.stop_trace()
+        except Exception as error:
+            raise BackendError(f"torch's profiler did not stop: {type(error).__name__}: {error}") from error
+        finally:
+            self._let_go()
+        return session
+
+    def _abandon(self) -> None:
+        logger.warning(
+            "torch_capture_abandoned", reason="another torch profiler interfered, or its thread is gone"
+        )
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._session, self._phase = None, "idle"
+        _slot.release(self)
+
+
+class _Slot:
+    """The one capture of this process. A forked process has none, whatever its parent was doing."""
+
+    def __init__(self) -> None:
+        self.is_warm = False
+        self.reset()
+
+    def reset(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: TorchBackend | None = None
+
+    def take(self, backend: TorchBackend) -> None:
+        with self._lock:
+            if self._holder is not None:
+                raise Busy("a torch capture of another stepprof backend runs in this process")
+            self._holder = backend
+
+    def release(self, backend: TorchBackend) -> None:
+        with self._lock:
+            if self._holder is backend:
+                self._holder = None
+
+    @contextlib.contextmanager
+    def held_by(self, backend: TorchBackend) -> Any:
+        self.take(backend)
+        try:
+            yield
+        finally:
+            self.release(backend)
+
+
+_slot = _Slot()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_slot.reset)
+
+
+class _Export:
+    """Writes one captured session: torch's JSON to a hidden file beside the artifact, one pass over it, a link under its name.
+
+    Peak disk: the JSON (1.3 kB per op) and the artifact (a tenth to a fifteenth of it). Peak memory beyond the session's own 3.9 kB per op: some tens of MB. Temporary files
+    are removed however it ends; `discard` does it for a child that was killed.
+    """
+
+    def __init__(
+        self, session: Any, capture: Capture, annotations: tuple[Annotation, ...], *, marks: bool
+    ) -> None:
+        self._session = session
+        self._capture = capture
+        self._annotations = annotations
+        self._marks = marks
+        self._pid = os.getpid()  # the process that recorded: the export may run in another
+        self._final = capture.folder / f"{capture.stem}{SUFFIX}"
+        # the stem is ours alone (it is claimed), so these names are as well
+        hidden = f".{self._final.name}.{self._pid}-{next(_numbers)}"
+        self._raw = self._final.with_name(f"{hidden}.json")
+        self._packed = self._final.with_name(f"{hidden}.gz")
+
+    def __call__(self) -> tuple[Artifact, ...]:
+        try:
+            return self._write()
+        except OSError as error:
+            raise ExportError(
+                f"the trace cannot be written to {self._final.parent}: {error.strerror or error}"
+            ) from error
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Remove what an export that was cut short may have left."""
+        for path in (self._raw, self._raw.with_name(f"{self._raw.name}.tmp"), self._packed):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _write(self) -> tuple[Artifact, ...]:
+        self._raw.touch(exist_ok=False)  # Kineto reports nothing when it cannot write: this tells why
+        with _plain_path(self._raw) as path:
+            self._session.export_chrome_trace(path)
+        relative = self._final.relative_to(self._capture.folder)
+        try:
+            done = finish(
+                self._raw,
+                self._packed,
+                name=f"{self._capture.folder.name}/{relative.as_posix()}",
+                pid=self._pid,
+                metadata=self._capture.metadata,
+                annotations=self._annotations,
+                marks=self._marks,
+            )
+        except TraceFileError as error:
+            raise ExportError(
+                f"torch wrote no trace to {self._final.parent}: {error}{self._space()}"
+            ) from error
+        self._raw.unlink()
+        final = publish(self._packed, self._final)
+        path = final.relative_to(self._capture.folder).as_posix()
+        artifact = Artifact(path=path, kind=KIND, bytes=done.bytes, events=done.events)
+        if done.problem is not None:
+            raise ExportError(f"{done.problem}{self._space()}; it is kept as it is", (artifact,))
+        return (artifact,)
+
+    def _space(self) -> str:
+        usage = os.statvfs(self._final.parent)
+        free = usage.f_bavail * usage.f_frsize
+        return f" (no space left on the disk: {free} bytes)" if free < 1 << 20 else ""
+
+
+@contextlib.contextmanager
+def _plain_path(path: Path) -> Any:
+    """A name for `path` that Kineto does not mangle: it turns backslashes into slashes and drops line breaks, so such a folder is addressed by its descriptor."""
+    text = str(path)
+    if text.isprintable() and "\\" not in text and '"' not in text:
+        yield text
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

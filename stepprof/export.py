@@ -1,0 +1,331 @@
+"""Export jobs: what is left to do after a hand-over, away from the training thread where that can be.
+
+torch's export holds the GIL from end to end, so a thread does not help: the loop stands still for as long. A forked child does help: it has the captured events in its memory
+already, writes them, and ends, while the parent trains on. So a job is a callable that runs in a forked child (two at a time, the rest queue), in a thread, or in place. How its
+end is told: one line of JSON through a pipe. The fork itself blocks the caller for 10 to 55 ms (page tables).
+
+What only this module knows is when to let go of what a job holds: once its child has ended. The results of 100,000 ops are freed in 0.14 to 0.24 s then, but in 1.2 to 1.5 s right
+after the fork, while each page is still shared and has to be copied before it can be freed (torch 2.13; the GIL is held in both cases).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import select
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+from stepprof import forking
+from stepprof.log import logger
+from stepprof.window import Artifact
+
+__all__ = ["ExportResult", "Exporter"]
+
+Thunk = Callable[[], tuple[Artifact, ...]]
+OnDone = Callable[["ExportResult"], None]
+
+CHILDREN = 2
+"""Children at a time; more of them would only fight over the disk and the cores that train."""
+EXPORT_TIMEOUT_SECONDS = 900.0
+"""A child that takes longer is killed: a fork that met a lock in a bad state would otherwise stay for ever."""
+_LOOK_SECONDS = (
+    0.5  # how often a child is looked for besides its pipe, whose write end another fork may hold open
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """How a job ended. An `error` may come with artifacts: those that exist nevertheless.
+
+    `seconds` is what the job took, `stall_seconds` how long `Exporter.submit` blocked its caller, `note` what was not done as it was asked for.
+    """
+
+    artifacts: tuple[Artifact, ...]
+    error: str | None
+    seconds: float
+    stall_seconds: float
+    note: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    label: str
+    thunk: Thunk | None
+    on_done: OnDone
+    submitted: float
+    stall_seconds: float = 0.0
+    note: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    job: _Job
+    pid: int
+    pipe: int
+    began: float
+    received: bytes = b""
+
+
+class Exporter:
+    """Runs export jobs and says how each ended. Any thread may submit; nothing here ever raises.
+
+    `on_done` is called exactly once per job: before `submit` returns (inline), or on a thread of ours.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        _exporters.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._jobs: dict[_Job, None] = {}
+        self._queue: collections.deque[_Job] = collections.deque()
+        self._children: list[_Child] = []
+        self._forking = 0
+        self._watching = False
+        self._wake: tuple[int, int] | None = None
+
+    def _forget(self) -> None:
+        """In a forked process: what the parent had submitted is the parent's. It is kept all the same, for to free it would copy every page of it."""
+        _inherited.append((self._jobs, self._queue, self._children))
+        self._reset()
+
+    def submit(self, label: str, thunk: Thunk, mode: str, on_done: OnDone) -> None:
+        """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``); where that cannot be had, in place, with a note in the result."""
+        job = _Job(label, thunk, on_done, time.perf_counter())
+        with self._lock:
+            self._jobs[job] = None
+        if mode == "fork":
+            self._submit_fork(job)
+        elif mode == "thread":
+            self._submit_thread(job)
+        else:
+            self._run(job)
+
+    def pending(self) -> tuple[str, ...]:
+        """The labels of the jobs that have not ended, oldest first."""
+        with self._lock:
+            return tuple(job.label for job in self._jobs)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until every job has ended (True), or for `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs, timeout)
+
+    # in place, and in a thread
+
+    def _run(self, job: _Job, *, stalls: bool = True) -> None:
+        began = time.perf_counter()
+        artifacts, error = _perform(job.thunk)
+        ended = time.perf_counter()
+        if stalls:
+            job.stall_seconds = ended - job.submitted
+        self._finish(job, artifacts, error, ended - began)
+
+    def _submit_thread(self, job: _Job) -> None:
+        thread = threading.Thread(
+            target=self._run, args=(job,), kwargs={"stalls": False}, name="stepprof-export", daemon=True
+        )
+        try:
+            job.stall_seconds = time.perf_counter() - job.submitted
+            thread.start()
+        except RuntimeError as error:  # no more threads, or the interpreter is on its way out
+            self._run_in_place(job, error)
+
+    def _run_in_place(self, job: _Job, reason: object) -> None:
+        job.note = f"exported in place: {reason}"
+        logger.warning("export_in_place", label=job.label, reason=str(reason))
+        self._run(job)
+
+    # in a child
+
+    def _submit_fork(self, job: _Job) -> None:
+        if not hasattr(os, "fork"):
+            self._run_in_place(job, "this system cannot fork")
+            return
+        try:
+            self._watch()
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # no pipe, no thread: without a watcher nobody would hear of the child's end
+            self._run_in_place(job, error)
+            return
+        with self._lock:
+            if len(self._children) + self._forking >= CHILDREN:
+                self._queue.append(job)
+                return
+            self._forking += 1
+        self._fork(job, on_caller=True)
+
+    def _fork(self, job: _Job, *, on_caller: bool) -> None:
+        """Start a child for `job`, in the place that the caller has reserved for it."""
+        child, failure = None, None
+        with forking.signals_held() as mask:
+            try:
+                pid, pipe = forking.fork_for(lambda: _report(job.thunk), mask)
+                child = _Child(job, pid, pipe, time.perf_counter())
+            except (OSError, RuntimeError) as error:
+                failure = error
+            if on_caller:
+                job.stall_seconds = time.perf_counter() - job.submitted
+            with self._lock:
+                self._forking -= 1
+                if child is not None:
+                    self._children.append(child)
+        self._nudge()
+        if child is not None:
+            return
+        if on_caller:
+            self._run_in_place(job, failure)
+        else:
+            job.note = f"exported in a thread: {failure}"
+            logger.warning("export_in_thread", label=job.label, reason=str(failure))
+            self._run(job, stalls=False)
+
+    def _watch(self) -> None:
+        """Have the watcher run: one daemon thread for all children, started at the first of them."""
+        with self._lock:
+            if self._watching:
+                return
+            self._wake = self._wake or os.pipe()
+            threading.Thread(target=self._attend, name="stepprof-exports", daemon=True).start()
+            self._watching = True
+
+    def _nudge(self) -> None:
+        with self._lock:
+            wake = self._wake
+        if wake is not None:
+            with contextlib.suppress(OSError):  # the watcher looks by itself soon enough
+                os.write(wake[1], b".")
+
+    def _attend(self) -> None:
+        while True:
+            with self._lock:
+                wake, children = self._wake, tuple(self._children)
+            if wake is None:  # pragma: no cover - only in a forked process, which has no such thread
+                return
+            poller = select.poll()
+            for descriptor in (wake[0], *(child.pipe for child in children)):
+                poller.register(descriptor, select.POLLIN | select.POLLHUP)
+            ready = {descriptor for descriptor, _ in poller.poll(_LOOK_SECONDS * 1000 if children else None)}
+            if wake[0] in ready:
+                os.read(wake[0], 4096)
+            for child in children:
+                self._look_after(child, readable=child.pipe in ready)
+            while (job := self._next()) is not None:
+                self._fork(job, on_caller=False)
+
+    def _next(self) -> _Job | None:
+        with self._lock:
+            if not self._queue or len(self._children) + self._forking >= CHILDREN:
+                return None
+            self._forking += 1
+            return self._queue.popleft()
+
+    def _look_after(self, child: _Child, *, readable: bool) -> None:
+        at_end = False
+        if readable:
+            try:
+                data = os.read(child.pipe, 1 << 16)
+            except BlockingIOError:  # the poll was mistaken: there is no more for now
+                return
+            child.received += data
+            at_end = not data or child.received.endswith(b"\n")
+        if at_end:
+            status = forking.reap(child.pid, block=True)
+        else:
+            late = time.perf_counter() - child.began > EXPORT_TIMEOUT_SECONDS
+            if late:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+            status = forking.reap(child.pid, block=late)
+            if status is forking.RUNNING:
+                return
+            child.received += forking.drained(child.pipe)
+        with contextlib.suppress(OSError):
+            os.close(child.pipe)
+        with self._lock:
+            self._children.remove(child)
+        artifacts, error, seconds = _verdict(child, status)
+        self._finish(child.job, artifacts, error, seconds)
+
+    def _finish(self, job: _Job, artifacts: tuple[Artifact, ...], error: str | None, seconds: float) -> None:
+        discard = getattr(job.thunk, "discard", None)
+        if error is not None and callable(discard):
+            discard()
+        job.thunk = None
+        result = ExportResult(artifacts, error, seconds, job.stall_seconds, job.note)
+        try:
+            job.on_done(result)
+        except Exception as failure:  # noqa: BLE001 - the watcher serves other jobs too
+            logger.warning("export_callback_failed", label=job.label, error=repr(failure))
+        with self._changed:
+            self._jobs.pop(job, None)
+            self._changed.notify_all()
+
+
+def _perform(thunk: Thunk | None) -> tuple[tuple[Artifact, ...], str | None]:
+    """Run the job: what it made, and what went wrong. An exception may carry the artifacts that exist nevertheless."""
+    if thunk is None:
+        return (), "the export job is gone"
+    try:
+        return tuple(thunk()), None
+    except Exception as error:  # noqa: BLE001 - whatever a backend raises is the outcome of its export
+        kept = getattr(error, "artifacts", ())
+        return tuple(kept), f"{type(error).__name__}: {error}"
+
+
+def _report(thunk: Thunk | None) -> dict[str, object]:
+    """The work of a child, and what it tells its parent."""
+    began = time.perf_counter()
+    artifacts, error = _perform(thunk)
+    return {
+        "pid": os.getpid(),
+        "artifacts": [asdict(artifact) for artifact in artifacts],
+        "error": error,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _verdict(child: _Child, status: object) -> tuple[tuple[Artifact, ...], str | None, float]:
+    seconds = time.perf_counter() - child.began
+    try:
+        report = json.loads(child.received)
+        if child.pid == 0:
+            forking.reap(int(report["pid"]), block=True)
+        artifacts = tuple(_artifact(entry) for entry in report["artifacts"])
+        return artifacts, report["error"], float(report["seconds"])
+    except (ValueError, KeyError, TypeError):  # it ended before it could tell
+        return (), f"the export process {forking.how_it_ended(status)} before its file was complete", seconds
+
+
+def _artifact(entry: Mapping[str, object]) -> Artifact:
+    events = entry["events"]
+    return Artifact(
+        path=str(entry["path"]),
+        kind=str(entry["kind"]),
+        bytes=int(str(entry["bytes"])),
+        events=None if events is None else int(str(events)),
+    )
+
+
+_inherited: list[object] = []
+_exporters: weakref.WeakSet[Exporter] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for exporter in tuple(_exporters):
+        exporter._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
