@@ -1,0 +1,70 @@
+"""`stepprof …`: the reading wing's command line.
+
+A command is a module of `stepprof.commands` with `add(subparsers)` and `run(args) -> int`. Only the one that was asked for is imported, so that `stepprof ls` does not pay for what
+`stepprof demo` needs.
+
+Exit status: 0 all is well; 1 a problem was found, and printed; 2 the command could not be carried out (a wrong argument, no such run); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from stepprof.errors import StepprofError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "demo": "train a small model with GRPO, record a step of it, and show what was recorded",
+    "ls": "list the runs, or the steps of a run",
+    "show": "show a step: what was recorded, where it lies, what recording cost, time per region",
+    "check": "check artifacts against manifests; fails where anything is missing",
+    "doctor": "say what can record on this machine, and what stands in the way",
+}
+EXIT_STATUS = "exit status: 0 all is well, 1 a problem was found, 2 the command could not be carried out"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command; returns the exit status.
+
+    >>> main(["ls", "--output-dir", "no-such-folder"])
+    no runs in no-such-folder
+    0
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="stepprof", description="Record and read single steps of a training job.", epilog=EXIT_STATUS
+    )
+    parser.add_argument("--version", action="version", version=f"stepprof {_version()}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, help_text in COMMANDS.items():
+        if name == command:
+            importlib.import_module(f"stepprof.commands.{name}").add(subparsers)
+        else:
+            subparsers.add_parser(name, help=help_text)
+    args = parser.parse_args(arguments)
+    try:
+        status = int(importlib.import_module(f"stepprof.commands.{args.command}").run(args))
+        sys.stdout.flush()
+        return status
+    except StepprofError as error:
+        print(f"stepprof {args.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `stepprof ls | head`: the reader has seen enough; the interpreter must not find the pipe again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _version() -> str:
+    try:
+        return version("stepprof")
+    except PackageNotFoundError:  # a source tree on the path, not installed
+        return "(not installed)"

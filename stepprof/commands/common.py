@@ -1,0 +1,56 @@
+"""What every command that reads a run has in common: which run is meant, and how an answer is given to a program."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepprof.manifest import find_run
+
+__all__ = ["add_json", "add_run", "chosen_run", "output_dir", "print_json"]
+
+SCHEMA_VERSION = 1
+OUTPUT_DIR = "stepprof-runs"
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """RUN and --output-dir."""
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="a run id or the path of a run; by default the newest run"
+    )
+    add_output_dir(parser)
+
+
+def add_output_dir(parser: argparse.ArgumentParser) -> None:
+    """--output-dir, which the environment and then the library's default stand in for."""
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help=f"the folder that holds the runs; by default $STEPPROF_OUTPUT_DIR, else {OUTPUT_DIR}",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """--json."""
+    parser.add_argument("--json", action="store_true", help="print JSON (schema_version 1) instead of text")
+
+
+def output_dir(args: argparse.Namespace) -> Path:
+    """The folder of runs that is meant."""
+    given: Path | None = args.output_dir
+    return given or Path(os.environ.get("STEPPROF_OUTPUT_DIR") or OUTPUT_DIR)
+
+
+def chosen_run(args: argparse.Namespace) -> Path:
+    """The run that is meant, as an absolute path. Raises ConfigError where there is none."""
+    return find_run(output_dir(args), args.run).absolute()
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """An answer for a program: one JSON table, with the version of its schema."""
+    print(json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, default=str))

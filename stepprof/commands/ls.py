@@ -1,0 +1,120 @@
+"""`stepprof ls`: the runs in the output folder. `stepprof ls RUN`: the steps of one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from stepprof.commands.common import add_json, add_run, chosen_run, output_dir, print_json
+from stepprof.manifest import list_runs, read_run, steps
+from stepprof.summary import StepSummary, summarize_step
+from stepprof.tables import size, table
+
+__all__ = ["add", "run"]
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Say what `ls` takes."""
+    parser = subparsers.add_parser(
+        "ls", help="list the runs, or the steps of a run", description="List the runs, or the steps of a run."
+    )
+    add_run(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List; always 0."""
+    if args.run is not None:
+        return _list_steps(chosen_run(args), as_json=args.json)
+    folder = output_dir(args)
+    runs = [_describe(path) for path in list_runs(folder)]
+    if args.json:
+        print_json({"output_dir": str(folder.absolute()), "runs": runs})
+    elif runs:
+        print(
+            table(
+                ["run", "world", "steps", "windows", "bytes", "path"],
+                [
+                    [
+                        r["run_id"],
+                        r["world_size"],
+                        _shown(r["steps"]),
+                        _counts(r["statuses"]),
+                        size(r["bytes"]),
+                        r["path"],
+                    ]
+                    for r in runs
+                ],
+                "lrllr",
+            )
+        )
+    else:
+        print(f"no runs in {folder}")
+    return 0
+
+
+def _list_steps(path: Path, *, as_json: bool) -> int:
+    summaries = [summarize_step(path, step) for step in steps(path)]
+    if as_json:
+        print_json({"run_id": _run_id(path), "path": str(path), "steps": [s.to_dict() for s in summaries]})
+        return 0
+    print(f"run {_run_id(path)}  {path}")
+    if summaries:
+        print(
+            table(
+                ["step", "version", "windows", "roles", "ranks", "artifacts", "bytes", "findings"],
+                [
+                    [
+                        s.step,
+                        s.version,
+                        _counts(s.statuses),
+                        ", ".join(s.roles) or None,
+                        _shown(s.ranks),
+                        s.artifacts,
+                        size(s.bytes),
+                        s.findings or None,
+                    ]
+                    for s in summaries
+                ],
+                "rllllrrr",
+            )
+        )
+    else:
+        print("no step is recorded")
+    return 0
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    summaries = [summarize_step(path, step) for step in steps(path)]
+    content = read_run(path)
+    return {
+        "run_id": _run_id(path),
+        "path": str(path.absolute()),
+        "world_size": content.get("world_size"),
+        "steps": [summary.step for summary in summaries],
+        "statuses": _total(summaries),
+        "bytes": sum(summary.bytes for summary in summaries),
+    }
+
+
+def _total(summaries: list[StepSummary]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for summary in summaries:
+        for status, count in summary.statuses.items():
+            total[status] = total.get(status, 0) + count
+    return total
+
+
+def _run_id(path: Path) -> str:
+    return str(read_run(path).get("run_id", path.name))
+
+
+def _counts(statuses: Any) -> str | None:
+    return ", ".join(f"{count} {status}" for status, count in sorted(statuses.items())) or None
+
+
+def _shown(items: Any) -> str | None:
+    """The first few of many."""
+    texts = [str(item) for item in items]
+    return ", ".join(texts if len(texts) <= 6 else [*texts[:3], "…", texts[-1], f"({len(texts)})"]) or None

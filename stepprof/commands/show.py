@@ -1,0 +1,199 @@
+"""`stepprof show --step N`: what was recorded of a step, where it lies, what it cost, and where the time went, per rank and role."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.errors import ConfigError
+from stepprof.manifest import read_step, steps
+from stepprof.rundir import step_folder
+from stepprof.summary import RegionTime, absent_ranks, ordered_ranks, region_times
+from stepprof.tables import duration, number, printable, size, table
+
+__all__ = ["add", "render_step", "run"]
+
+_RANKS_SIDE_BY_SIDE = 6  # more than that: the spread over the ranks instead of a column for each
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Say what `show` takes."""
+    parser = subparsers.add_parser(
+        "show", help="show a step", description="Show what was recorded of a step."
+    )
+    add_run(parser)
+    parser.add_argument("--step", type=int, metavar="N", help="the step; by default the last one recorded")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show one step; always 0."""
+    path = chosen_run(args)
+    step = _chosen_step(path, args.step)
+    if args.json:
+        print_json(describe_step(path, step))
+    else:
+        print(render_step(path, step))
+    return 0
+
+
+def describe_step(path: Path, step: int) -> dict[str, Any]:
+    """All that is known of a step, JSON-able: its combined `manifest`, `regions` with their seconds, what is `missing`, and its `folder`."""
+    manifest = read_step(path, step)
+    regions = region_times(path, step)
+    return {
+        "run_id": manifest["run_id"],
+        "path": str(path),
+        "folder": str(path / step_folder(step)),
+        "manifest": manifest,
+        "regions": [dataclasses.asdict(time) for time in regions.times],
+        "missing": absent_ranks(path, manifest),
+        "span_findings": regions.findings,
+    }
+
+
+def render_step(run_path: Path, step: int) -> str:
+    """A step as text: per rank and role what was recorded, where it lies, bytes, stall and export seconds; what is missing and why; seconds per region."""
+    path = Path(run_path)
+    manifest = read_step(path, step)
+    regions = region_times(path, step)
+    windows = manifest["windows"]
+    version = "" if manifest["version"] is None else f"  version {manifest['version']}"
+    parts = [printable(f"run {manifest['run_id']}  step {step}{version}")]
+    parts.append(_windows_table(windows) if windows else "no window is recorded")
+    artifacts = _artifacts_table(windows)
+    if artifacts:
+        parts.append(f"in {path / step_folder(step)}:\n{artifacts}")
+    notes = [note for window in windows for note in _notes(window)] + absent_ranks(path, manifest)
+    notes += [
+        f"{finding['fragment'] or 'manifest'}: {finding['problem']}" for finding in manifest["findings"]
+    ]
+    notes += [f"{finding['file']}: {finding['problem']}" for finding in regions.findings]
+    if notes:
+        parts.append("notes:\n" + "\n".join(f"  {printable(note)}" for note in notes))
+    if regions.times:
+        parts.append(_regions_table(regions.times))
+    return "\n\n".join(parts)
+
+
+def _chosen_step(path: Path, step: int | None) -> int:
+    recorded = steps(path)
+    if not recorded:
+        raise ConfigError(f'run "{path}": no step is recorded; "stepprof check" says what is there')
+    if step is None:
+        return recorded[-1]
+    if step not in recorded:
+        nearest = min(recorded, key=lambda other: abs(other - step))
+        raise ConfigError(f"step {step}: not recorded in {path}; the nearest that is: {nearest}")
+    return step
+
+
+def _windows_table(windows: Sequence[Mapping[str, Any]]) -> str:
+    headers = [
+        "role",
+        "rank",
+        "status",
+        "backend",
+        "seconds",
+        "bytes",
+        "events",
+        "stall s",
+        "export s",
+        "wait s",
+    ]
+    rows = []
+    for window in windows:
+        artifacts = window["artifacts"]
+        events = [artifact["events"] for artifact in artifacts if isinstance(artifact["events"], int)]
+        rows.append(
+            [
+                _role(window),
+                window["rank"],
+                window["status"],
+                window["backend"],
+                _seconds(window),
+                size(sum(artifact["bytes"] for artifact in artifacts)) if artifacts else None,
+                number(sum(events)) if events else None,
+                duration(window["stall_seconds"]),
+                duration(window["export_seconds"]),
+                duration(window["wait_seconds"]),
+            ]
+        )
+    return table(headers, rows, "lrllrrrrrr")
+
+
+def _artifacts_table(windows: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        ["  " + artifact["path"], artifact["kind"], size(artifact["bytes"])]
+        for window in windows
+        for artifact in window["artifacts"]
+    ]
+    return table(["  artifact", "kind", "bytes"], rows, "llr") if rows else ""
+
+
+def _regions_table(times: Sequence[RegionTime]) -> str:
+    ranks = ordered_ranks(times)
+    by_region: dict[tuple[str | None, str], dict[int | str, RegionTime]] = {}
+    for time in times:
+        by_region.setdefault((time.role, time.name), {})[time.rank] = time
+    side_by_side = len(ranks) <= _RANKS_SIDE_BY_SIDE
+    rows = []
+    for (role, name), on in by_region.items():
+        seconds = {rank: time.seconds for rank, time in on.items()}
+        calls = sum(time.count for time in on.values())
+        errors = sum(time.errors for time in on.values())
+        if side_by_side:
+            spread = [duration(seconds.get(rank)) for rank in ranks]
+        else:
+            slowest = max(seconds, key=seconds.__getitem__)
+            values = list(seconds.values())
+            spread = [
+                str(len(values)),
+                duration(min(values)),
+                duration(sum(values) / len(values)),
+                duration(max(values)),
+                str(slowest),
+            ]
+        rows.append([role or "step", name, number(calls), number(errors) if errors else None, *spread])
+    columns = (
+        [f"rank {rank} s" for rank in ranks]
+        if side_by_side
+        else ["ranks", "min s", "mean s", "max s", "slowest"]
+    )
+    return table(["role", "region", "calls", "raised", *columns], rows, "llrr" + "r" * len(columns))
+
+
+def _notes(window: Mapping[str, Any]) -> list[str]:
+    who = f"{_role(window)} rank {window['rank']}"
+    notes = []
+    if window["error"]:
+        notes.append(f"{who}: {window['status']}: {window['error']}")
+    elif window["status"] not in ("complete", "joined"):
+        notes.append(f"{who}: {window['status']}")
+    if window["capped_by"]:
+        notes.append(f"{who}: ended early, capped by {window['capped_by']}")
+    if window["body_error"]:
+        notes.append(f"{who}: the body raised {window['body_error']}")
+    if window["capture"]:
+        notes.append(f"{who}: recorded in {step_folder_of(window['capture'])}{window['capture'].get('stem')}")
+    return notes
+
+
+def step_folder_of(capture: Mapping[str, Any]) -> str:
+    """The folder of the step that a joined window was recorded in, with a slash; nothing where it does not say."""
+    step = capture.get("step")
+    return f"{step_folder(step)}/" if isinstance(step, int) else ""
+
+
+def _role(window: Mapping[str, Any]) -> str:
+    name = str(window["role"] or "step")
+    return name if window["occurrence"] in (None, 1) else f"{name} ({window['occurrence']})"
+
+
+def _seconds(window: Mapping[str, Any]) -> str | None:
+    start, end = window["start_unix_ns"], window["end_unix_ns"]
+    return None if start is None or end is None else duration((end - start) / 1e9)

@@ -1,0 +1,141 @@
+"""What a recorded step amounts to: counts over its manifest, seconds per region from its spans, and what should be there and is not."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepprof.errors import ConfigError
+from stepprof.manifest import read_run, read_spans, read_step
+from stepprof.selection import Ranks
+
+__all__ = ["RegionTime", "StepSummary", "absent_ranks", "region_times", "summarize_step"]
+
+Rank = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """One line about a step: how its windows ended, who took part, how much there is."""
+
+    step: int
+    version: int | str | None
+    statuses: Mapping[str, int]
+    roles: Sequence[str]
+    ranks: Sequence[Rank]
+    artifacts: int
+    bytes: int
+    findings: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same, JSON-able; the keys are stable."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class RegionTime:
+    """One region of one rank in one step: calls of coroutines that overlap add up to more than the time that passed."""
+
+    name: str
+    role: str | None
+    rank: Rank
+    count: int = 0
+    seconds: float = 0.0
+    errors: int = 0
+
+
+@dataclass(slots=True)
+class RegionTable:
+    """Region times of a step, and what was wrong with the spans that they are from."""
+
+    times: list[RegionTime] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+
+def summarize_step(path: Path, step: int) -> StepSummary:
+    """Count what the manifest of a step says."""
+    manifest = read_step(path, step)
+    windows = manifest["windows"]
+    artifacts = [artifact for window in windows for artifact in window["artifacts"]]
+    return StepSummary(
+        step=step,
+        version=manifest["version"],
+        statuses=dict(Counter(window["status"] for window in windows)),
+        roles=sorted({window["role"] or "step" for window in windows}),
+        ranks=sorted({window["rank"] for window in windows}, key=rank_order),
+        artifacts=len(artifacts),
+        bytes=sum(artifact["bytes"] for artifact in artifacts),
+        findings=len(manifest["findings"]),
+    )
+
+
+def region_times(path: Path, step: int) -> RegionTable:
+    """Calls and seconds of each region in a step, per rank and role, in the order in which they first ended."""
+    found: dict[tuple[str, Any, Any], RegionTime] = {}
+    table = RegionTable()
+    for span in read_spans(path, step=step, findings=table.findings):
+        if span.get("kind") != "region":
+            continue
+        name, nanoseconds = str(span["name"]), span.get("dur")
+        role = span.get("role") if isinstance(span.get("role"), str) else None
+        key = (name, role, span["rank"])
+        if key not in found:
+            found[key] = RegionTime(name, role, span["rank"])
+        time = found[key]
+        time.count += 1
+        time.seconds += nanoseconds / 1e9 if isinstance(nanoseconds, int | float) else 0.0
+        time.errors += bool(span.get("error"))
+    table.times.extend(found.values())
+    return table
+
+
+def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Ranks that the configuration selects for a role of this step and that have no window in its manifest, one sentence per role."""
+    config = read_run(path).get("config")
+    if not isinstance(config, dict):
+        return []
+    sentences = []
+    roles = {window["role"] for window in manifest["windows"]}
+    for role in sorted(roles, key=lambda role: role or ""):
+        windows = [window for window in manifest["windows"] if window["role"] == role]
+        world = max((window["world_size"] or 0 for window in windows), default=0)
+        text = _ranks_of(config, role)
+        if text is None or not world:
+            continue
+        try:
+            selected = Ranks.parse(text)
+        except (
+            ConfigError
+        ):  # of a stepprof whose selections say more than ours: then nothing is claimed to be absent
+            continue
+        there = {window["rank"] for window in windows}
+        absent = [rank for rank in range(math.ceil(world)) if rank in selected and rank not in there]
+        if absent:
+            shown = ", ".join(map(str, absent[:8])) + (
+                f" and {len(absent) - 8} more" if len(absent) > 8 else ""
+            )
+            sentences.append(
+                f'{role or "step"}: no window of rank {shown}, which ranks = "{text}" selects: it never entered one of this role, belongs to another run (see run_id_from in run.json), or could not write'
+            )
+    return sentences
+
+
+def rank_order(rank: Rank) -> tuple[bool, Any]:
+    """Numbers before names."""
+    return (isinstance(rank, str), rank)
+
+
+def _ranks_of(config: Mapping[str, Any], role: str | None) -> object:
+    roles = config.get("roles")
+    policy = roles.get(role) if isinstance(roles, dict) else None
+    own = policy.get("ranks") if isinstance(policy, dict) else None
+    return config.get("ranks") if own is None else own
+
+
+def ordered_ranks(times: Iterable[RegionTime]) -> list[Rank]:
+    """The ranks that any region was measured on."""
+    return sorted({time.rank for time in times}, key=rank_order)

@@ -1,0 +1,73 @@
+"""Plain text tables: the base install prints them on any terminal, into a log file and through a pipe, so that no colour and no width is assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["duration", "number", "printable", "size", "table"]
+
+NOTHING = "-"
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], align: str = "") -> str:
+    """Rows under headers, in columns as wide as they must be.
+
+    Args:
+        headers: one per column.
+        rows: the cells; None is shown as "-".
+        align: "l" or "r" for each column; the rest is left-aligned.
+
+    >>> print(table(["role", "bytes"], [["actor", 12], [None, 3]], "lr"))
+    role   bytes
+    actor     12
+    -          3
+    """
+    cells = [[printable(NOTHING if cell is None else str(cell)) for cell in row] for row in [headers, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
+    sides = align.ljust(len(headers), "l")
+    lines = (
+        "  ".join(
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(row, widths, sides, strict=True)
+        )
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def printable(text: str) -> str:
+    """`text` without what would move the cursor or colour the terminal: names come from the user's program."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def size(count: float | None) -> str:
+    """Bytes for a reader.
+
+    >>> size(None), size(0), size(1023), size(1536), size(5 * 2**30)
+    ('-', '0 B', '1023 B', '1.5 KiB', '5.0 GiB')
+    """
+    if count is None:
+        return NOTHING
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds, to the millisecond.
+
+    >>> duration(None), duration(0.01234), duration(12.5)
+    ('-', '0.012', '12.500')
+    """
+    return NOTHING if seconds is None else f"{seconds:.3f}"
+
+
+def number(count: int | None) -> str:
+    """A count for a reader.
+
+    >>> number(None), number(12345)
+    ('-', '12,345')
+    """
+    return NOTHING if count is None else f"{count:,}"
