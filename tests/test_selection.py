@@ -196,6 +196,7 @@ class TestRanks:
         """`all` selects every rank and every process that has none."""
         ranks = Ranks.parse("all")
         assert (7 in ranks, "driver" in ranks, ranks.count(16), ranks.is_none) == (True, True, 16, False)
+        assert str(ranks) == "all"
         assert ranks.check(1) is None
 
     def test_a_process_without_a_rank_goes_with_rank_0(self) -> None:
