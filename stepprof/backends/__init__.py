@@ -1,0 +1,38 @@
+"""The backends by name: those of stepprof and those that plug-ins name in the entry-point group ``stepprof.backends``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, cast
+
+from stepprof.errors import BackendError
+from stepprof.plugins import BUILT_IN, GROUP
+
+if TYPE_CHECKING:
+    from stepprof.backends.base import Backend
+    from stepprof.config import Policy
+
+__all__ = ["make_backend"]
+
+_HERE = {"null": ("stepprof.backends.null", "NullBackend"), "torch": ("stepprof.backends.torch", "TorchBackend")}
+
+
+def make_backend(policy: Policy) -> Backend:
+    """The backend that a policy asks for, with its options. Raises BackendError where this installation has none such."""
+    if len(policy.backend) > 1:
+        raise BackendError(f"backend = {list(policy.backend)}: this version records with one backend at a time; name one of them")
+    name = policy.backend[0]
+    return cast("Backend", _factory(name)(policy.options(name)))
+
+
+def _factory(name: str) -> Callable[[Any], object]:
+    if name in _HERE:
+        module, attribute = _HERE[name]
+        return cast("Callable[[Any], object]", getattr(import_module(module), attribute))
+    for entry in entry_points(group=GROUP, name=name):
+        return cast("Callable[[Any], object]", entry.load())
+    if name in BUILT_IN:
+        raise BackendError(f'backend = "{name}": not in this version of stepprof, which records with torch')
+    raise BackendError(f'backend = "{name}": no installed package offers it (entry-point group {GROUP})')

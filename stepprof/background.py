@@ -1,0 +1,87 @@
+"""One daemon thread that does what the training thread should not wait for: drains spans, writes manifests, looks at caps.
+
+Everything slow but the hand-over itself comes here. The thread is one for all, since each more takes its share of the
+interpreter's lock from training.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from stepprof.log import logger
+
+__all__ = ["Background"]
+
+QUIET_SECONDS = 1.0
+"""How often spans are drained while nothing is recorded."""
+
+WATCHFUL_SECONDS = 0.2
+"""How often caps are looked at while a capture runs: how late a cap may act."""
+
+
+class Background:
+    """Runs posted work in order, and a round of chores about once a second (more often while ``watchful``).
+
+    Args:
+        chores: called at each round; each is tried on its own, and a failure is logged.
+    """
+
+    def __init__(self, *chores: Callable[[], object]) -> None:
+        self._chores = chores
+        self._posted: deque[Callable[[], object]] = deque()
+        self._wake = threading.Event()
+        self._round = threading.Lock()
+        self._ending = False
+        self.watchful = False
+        self._thread = threading.Thread(target=self._run, name="stepprof", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def post(self, work: Callable[[], object]) -> None:
+        """Have it done soon, on the thread. Never blocks."""
+        self._posted.append(work)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Have the next round now."""
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._ending:
+            self._wake.wait(WATCHFUL_SECONDS if self.watchful else QUIET_SECONDS)
+            self._wake.clear()
+            self.round()
+
+    def round(self, timeout: float = -1) -> bool:
+        """Do all that is posted and the chores, on the calling thread; False where another round did not end in time."""
+        if not self._round.acquire(timeout=timeout):
+            return False
+        try:
+            while self._posted:
+                self._try(self._posted.popleft())
+            for chore in self._chores:
+                self._try(chore)
+        finally:
+            self._round.release()
+        return True
+
+    @staticmethod
+    def _try(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # one chore that fails must not end the others
+            logger.warning("background work failed", work=getattr(work, "__qualname__", repr(work)), reason=repr(error))
+
+    def stop(self, timeout: float) -> None:
+        """End the thread and do what is left on the calling one, within ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        self._ending = True
+        self._wake.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        self.round(max(deadline - time.monotonic(), 0.1))

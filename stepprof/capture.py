@@ -1,0 +1,221 @@
+"""One capture of the local target, from its start to the last word of its export.
+
+It belongs to the window that opened it; windows entered meanwhile join it. It knows which fragments of which steps have to tell
+of it, and how each window ended, but nothing of when to start or stop: that is `stepprof.local`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepprof.errors import BackendError
+from stepprof.records import LOST, Fragment, Origin, as_entries, describe_error, window_record
+from stepprof.spans import plain
+from stepprof.window import Annotation, Capture, Outcome, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepprof.backends.base import Backend
+    from stepprof.config import Policy
+    from stepprof.export import ExportResult
+    from stepprof.spans import Span
+
+__all__ = ["MAX_ANNOTATIONS", "Ending", "LocalCapture", "Ticket"]
+
+MAX_ANNOTATIONS = 200_000
+"""Spans that one capture writes into its artifact at most; the files of spans have the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a capture ends: what it will be when its export succeeds, why it is not whole, which cap ended it."""
+
+    status: Outcome
+    error: str | None = None
+    capped_by: str | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """What a selected window holds between its enter and its exit. Closing it twice does nothing."""
+
+    window: Window
+    policy: Policy
+    start_ns: int
+    capture: LocalCapture | None = None
+    record: dict[str, Any] | None = None
+    fragment: Fragment | None = None
+    entries: int = 0
+    captured: int = 0
+    closed: bool = False
+    refused: bool = False
+
+    def tell_body_error(self, error: BaseException) -> None:
+        """Note the exception that left the body, beside the outcome."""
+        if self.record is not None and self.fragment is not None:
+            self.record["body_error"] = describe_error(error)
+            self.fragment.save()
+
+
+class LocalCapture:
+    """A running or finished capture.
+
+    Args:
+        opener: the ticket of the window that it belongs to.
+        region: the name of the region that opened it, where one did.
+    """
+
+    def __init__(
+        self,
+        opener: Ticket,
+        backend: Backend,
+        origin: Origin,
+        post: Callable[[Callable[[], object]], None],
+        *,
+        region: str | None = None,
+    ) -> None:
+        self.opener = opener
+        self.policy = opener.policy
+        self.window = opener.window
+        self.backend = backend
+        self.region = region
+        self.thread = threading.get_ident()
+        self.started = time.monotonic()
+        self.open: set[Ticket] = set() if region else {opener}
+        self.seen: dict[int, set[tuple[str | None, int]]] = {opener.window.step: {(opener.window.role, opener.window.occurrence)}}
+        self.annotations: deque[Span] = deque(maxlen=MAX_ANNOTATIONS)
+        self.request: Ending | None = None
+        self._ending: Ending | None = None
+        self.over = False
+        self._origin = origin
+        self._post = post
+        self._fragments: dict[int, Fragment] = {}
+        self.record = self._tell(opener, "lost")
+        if region:
+            self.record["region"] = region
+        self.values: Capture | None = None
+
+    def _tell(self, ticket: Ticket, status: Outcome) -> dict[str, Any]:
+        """An entry for a window in the fragment of its step."""
+        window = ticket.window
+        fragment = self._fragments.get(window.step)
+        if fragment is None:
+            fragment = self._fragments[window.step] = Fragment(self._origin, window, self._post)
+        record = window_record(
+            self._origin, window, status=status, start_ns=ticket.start_ns, backend=self.backend.name, error=LOST
+        )
+        fragment.windows.append(record)
+        ticket.capture, ticket.record, ticket.fragment = self, record, fragment
+        return record
+
+    @property
+    def fragment(self) -> Fragment:
+        """The fragment of the opener's step."""
+        return self._fragments[self.window.step]
+
+    def claim(self) -> Capture:
+        """Write the manifest ahead as lost, and say where the artifacts belong. Raises OSError."""
+        claim = self.fragment.write_ahead()
+        metadata = self._origin.metadata(self.window)
+        if self.region:
+            metadata["region"] = self.region
+        self.values = Capture(window=self.window, folder=claim.folder, stem=claim.stem, metadata=metadata)
+        return self.values
+
+    def join(self, ticket: Ticket) -> None:
+        """A window comes in while the capture runs."""
+        self.open.add(ticket)
+        self.seen.setdefault(ticket.window.step, set()).add((ticket.window.role, ticket.window.occurrence))
+        record = self._tell(ticket, "joined")
+        record["error"] = None
+        if self.values is not None:
+            record["capture"] = {"step": self.window.step, "stem": self.values.stem}
+
+    def leave(self, ticket: Ticket, end_ns: int) -> None:
+        """A window goes out; whether the capture ends with it is not decided here."""
+        self.open.discard(ticket)
+        if ticket.record is not None and not self.over:
+            ticket.record["end_unix_ns"] = self._origin.unix_ns(end_ns)
+
+    def annotate(self) -> list[Annotation]:
+        """What the backend's stacks do not hold, with absolute times."""
+        found = []
+        for name, kind, start, end, thread, _task, where, attributes, error in list(self.annotations):
+            step, role, bound = where or (None, None, None)
+            values = {"step": step, "role": role, **(bound or {}), **(attributes or {})}
+            found.append(
+                Annotation(
+                    name=name,
+                    kind=kind,
+                    start_unix_ns=self._origin.unix_ns(start),
+                    end_unix_ns=self._origin.unix_ns(end),
+                    thread=thread,
+                    attributes={key: plain(value) for key, value in values.items() if value is not None},
+                    error=error,
+                )
+            )
+        return found
+
+    @property
+    def place(self) -> Capture:
+        """What the backend was given. Raises BackendError where nothing was claimed."""
+        if self.values is None:
+            raise BackendError("the capture has no place in the run directory")
+        return self.values
+
+    def end(self, end_ns: int, ending: Ending) -> None:
+        """The hand-over is done."""
+        self.over = True
+        self._ending = ending
+        end = self._origin.unix_ns(end_ns)
+        self.record.update(error=ending.error, capped_by=ending.capped_by)
+        for ticket in self.open:
+            record = ticket.record
+            if record is not None and record is not self.record and ticket.window.step != self.window.step:
+                record.update(status="partial", error=f"the window outlived its capture, which ended with step {self.window.step}")
+        for ticket in (*self.open, self.opener):
+            if ticket.record is not None and ticket.record["end_unix_ns"] is None:
+                ticket.record["end_unix_ns"] = end
+        if self.record["end_unix_ns"] is None or self.region:
+            self.record["end_unix_ns"] = end
+
+    def fail(self, error: str, status: Outcome = "failed") -> None:
+        """The capture came to nothing; every window that relied on it says so."""
+        self.over = True
+        for fragment in self._fragments.values():
+            for record in fragment.windows:
+                record.update(status=status, error=error)
+                if record["end_unix_ns"] is None:
+                    record["end_unix_ns"] = self._origin.unix_ns(time.perf_counter_ns())
+        self.save()
+
+    def exported(self, result: ExportResult) -> bool:
+        """The export job has ended; True where there is something to show for it."""
+        self.record["export_seconds"] = round(result.seconds, 6)
+        self.add_stall(result.stall_seconds)
+        self.record["artifacts"] = as_entries(result.artifacts)
+        if result.error is not None:
+            self.fail(f"export: {result.error}")
+            return False
+        if self._ending is not None:
+            self.record["status"] = self._ending.status
+        self.save(now=True)
+        return True
+
+    def add_stall(self, seconds: float) -> None:
+        """Count what the capture held the training thread."""
+        self.record["stall_seconds"] = round(self.record["stall_seconds"] + seconds, 6)
+
+    def save(self, *, now: bool = False) -> None:
+        """Have every fragment written: soon, or on this thread."""
+        for fragment in self._fragments.values():
+            if now:
+                fragment.write()
+            else:
+                fragment.save()
+

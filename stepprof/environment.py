@@ -1,0 +1,84 @@
+"""Which rank this process is, as far as it can be known without a collective.
+
+Launchers say it in the environment, torch.distributed once it is initialised, Ray by what kind of process this is. Each is asked
+only if it is there already: asking Ray in a process without it would start one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepprof.errors import ConfigError
+
+__all__ = ["Identity", "find_identity"]
+
+_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process of the job. ``final`` is False where nothing said its rank yet, ``records`` where it has nothing to record."""
+
+    rank: int | str
+    world_size: int | None
+    source: str
+    final: bool = True
+    records: bool = True
+
+
+def find_identity(rank: int | str | None, world_size: int | None, environ: Mapping[str, str]) -> Identity:
+    """Rank and world size: given, else torch.distributed, else the launcher's variables, else Ray's, else 0 of 1.
+
+    Raises:
+        ConfigError: a variable is no number, or a rank lies beyond its world.
+
+    >>> find_identity(None, None, {"RANK": "3", "WORLD_SIZE": "8"})
+    Identity(rank=3, world_size=8, source='$RANK', final=True, records=True)
+    """
+    if rank is not None:
+        return _checked(Identity(rank, world_size, "rank"))
+    distributed = _distributed()
+    if distributed is not None:
+        return Identity(distributed[0], distributed[1], "torch.distributed")
+    for rank_name, world_name in _VARIABLES:
+        if environ.get(rank_name, "") != "":
+            world = _number(world_name, environ) if environ.get(world_name, "") != "" else world_size
+            return _checked(Identity(_number(rank_name, environ), world, f"${rank_name}"))
+    ray = _ray()
+    if ray is not None:
+        return Identity(ray, world_size, "ray", final=False, records=False)
+    return Identity(0, world_size or 1, "default", final=False)
+
+
+def _checked(identity: Identity) -> Identity:
+    rank, world = identity.rank, identity.world_size
+    if isinstance(rank, int) and not 0 <= rank < (world if world is not None else rank + 1):
+        nearest = max(min(rank, (world or 1) - 1), 0)
+        raise ConfigError(f"rank = {rank} ({identity.source}): a world of {world} has the ranks 0 to {(world or 1) - 1}; nearest: {nearest}")
+    return identity
+
+
+def _number(name: str, environ: Mapping[str, str]) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise ConfigError.at(f"${name}", environ[name], "expected a whole number, as launchers set it") from None
+
+
+def _distributed() -> tuple[int, int] | None:
+    torch: Any = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _ray() -> str | None:
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not getattr(ray, "is_initialized", bool)():
+        return None
+    actor = ray.get_runtime_context().get_actor_id()
+    return "driver" if actor is None else f"actor-{actor}"

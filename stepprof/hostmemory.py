@@ -1,0 +1,52 @@
+"""How much memory this process can still have: of the host, and of the control group it runs in.
+
+A container is killed at its own limit while the host has plenty, so the smaller of the two counts. Where the system does not
+tell (no /proc), nothing is known and no capture is ended for it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["available_and_total"]
+
+_MEMINFO = Path("/proc/meminfo")
+_GROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory.stat")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.stat"),
+    ),
+)
+
+
+def available_and_total() -> tuple[int, int] | None:
+    """(bytes available, bytes in all), of the tighter of host and control group; None where neither is known."""
+    found = [pair for pair in (_host(), *(_group(*paths) for paths in _GROUPS)) if pair is not None]
+    return min(found, key=lambda pair: pair[0]) if found else None
+
+
+def _host() -> tuple[int, int] | None:
+    text = _read(_MEMINFO)
+    sizes = {key: int(kilobytes) * 1024 for key, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+    if "MemAvailable" in sizes and "MemTotal" in sizes:
+        return sizes["MemAvailable"], sizes["MemTotal"]
+    return None
+
+
+def _group(limit: Path, usage: Path, stat: Path) -> tuple[int, int] | None:
+    bound, used = _read(limit).strip(), _read(usage).strip()
+    if not bound.isdigit() or not used.isdigit() or int(bound) >= 1 << 60:
+        return None
+    # the page cache is counted as used, but given back before anybody is killed
+    cache = re.search(r"^(?:total_)?inactive_file (\d+)", _read(stat), re.MULTILINE)
+    return int(bound) - int(used) + (int(cache[1]) if cache else 0), int(bound)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

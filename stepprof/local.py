@@ -1,0 +1,250 @@
+"""The local target: what becomes of the windows of this process.
+
+The outermost selected window opens the capture, those that come in while it runs join it, and it ends with its opener. Who comes
+at the wrong time is refused with a reason and touches nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from stepprof.capture import Ending, LocalCapture, Ticket
+from stepprof.capturing import Capturer, Later
+from stepprof.errors import BackendError, StateError, StepprofError
+from stepprof.log import logger
+from stepprof.records import Origin, describe_error, tell
+from stepprof.regions import RegionHook, RegionWatch
+
+if TYPE_CHECKING:
+    from stepprof.background import Background
+    from stepprof.config import Policy
+    from stepprof.export import Exporter
+    from stepprof.spans import Recorder
+    from stepprof.window import Window
+
+__all__ = ["LocalTarget"]
+
+
+class LocalTarget:
+    """This process as a target.
+
+    Args:
+        origin: who writes the manifests.
+        recorder: gets the hook by which regions reach a running capture.
+        exporter: runs the export jobs.
+        background: writes the manifests and looks at the caps.
+        strict: raise what would otherwise be logged.
+        changed: called after each change that ``stepprof.state`` shows.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        recorder: Recorder,
+        exporter: Exporter,
+        background: Background,
+        *,
+        strict: bool,
+        changed: Callable[[], None],
+    ) -> None:
+        self._origin = origin
+        self._recorder = recorder
+        self._background = background
+        self._strict = strict
+        self._tell_changed = changed
+        self._posted: Callable[[], None] | None = None
+        self.capturer = Capturer(origin, exporter, background, self._changed)
+        self.watch = RegionWatch(self.capturer)
+        self._hook = RegionHook(self.capturer, self.watch)
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is armed, recorded or watched: a window that is not selected has nothing to look at."""
+        return self.capturer.machine.state == "idle" and not self.watch.tickets
+
+    # -- windows
+
+    def arm(self, step: int, policy: Policy) -> None:
+        """Prepare for a step that is about to come. A hint: it never waits and never fails the caller."""
+        if not self._take(0):
+            return
+        try:
+            self.capturer.apply_request()
+            if self.capturer.machine.state in ("idle", "armed") and self.capturer.probe(policy) is None:
+                self.capturer.arm(step, policy)
+        except Exception as error:  # entering tries once again, and tells
+            self.capturer.to_idle(describe_error(error))
+            self.capturer.note(f"arm for step {step}: {describe_error(error)}")
+        finally:
+            self._give()
+
+    def enter(self, window: Window, policy: Policy, *, wait_seconds: float, waited_seconds: float = 0.0) -> Ticket | None:
+        """A selected window comes in.
+
+        Args:
+            wait_seconds: how long to wait for a hand-over on another thread; past it the answer is None.
+            waited_seconds: how long the caller has waited already.
+        """
+        ticket = Ticket(window=window, policy=policy, start_ns=perf_counter_ns())
+        began = time.perf_counter()
+        try:
+            if not self.capturer.turn.take(wait_seconds):
+                return None
+        except StateError as error:
+            return self._skip(ticket, str(error))
+        waited_seconds += time.perf_counter() - began
+        failure: BaseException | None = None
+        try:
+            self.capturer.apply_request()
+            ticket.start_ns = perf_counter_ns()
+            failure = self._admit(ticket)
+            if ticket.record is not None:
+                ticket.record["wait_seconds"] = round(waited_seconds, 6)
+        finally:
+            self._give()
+        self._raise_if_strict(failure)
+        return ticket
+
+    def _admit(self, ticket: Ticket) -> BaseException | None:
+        """What becomes of a selected window, on this thread's turn."""
+        capture, window, policy = self.capturer.capture, ticket.window, ticket.policy
+        if capture is not None:
+            capture.join(ticket)
+        elif any(spent.window.step == window.step for spent in self.capturer.spent):
+            self._skip(ticket, f"the capture of step {window.step} has ended already")
+        elif policy.schedule is not None or policy.capture_per == "region":
+            self.watch.add(ticket)
+            self._changed()
+        elif policy.capture_per != "role" or window.role is not None:
+            return self.capturer.open(ticket)
+        return None
+
+    def skip(self, window: Window, policy: Policy, reason: str) -> Ticket:
+        """A window that is not captured: a ticket that holds nothing, and the reason in the manifest."""
+        return self._skip(Ticket(window=window, policy=policy, start_ns=perf_counter_ns()), reason)
+
+    def _skip(self, ticket: Ticket, reason: str) -> Ticket:
+        self.capturer.note(reason, ticket.window)
+        tell(ticket, self._origin, self._background.post, "skipped", reason)
+        return ticket
+
+    def exit(self, ticket: Ticket, error: BaseException | None, end_ns: int) -> None:
+        """A selected window goes out; the last of the opener's step takes the capture with it."""
+        if ticket.closed:
+            reason = "this window is closed already"
+            logger.warning("stop refused", step=ticket.window.step, role=ticket.window.role, reason=reason)
+            return
+        ticket.closed = True
+        capture = ticket.capture
+        later: Later | None = None
+        failure: BaseException | None = None
+        if self._take(ticket.policy.engine_stop_timeout_seconds):
+            try:
+                self.capturer.spent.discard(ticket)
+                if ticket in self.watch.tickets:
+                    later, failure = self.watch.remove(ticket, "its window ended")
+                elif capture is not None:
+                    capture.leave(ticket, end_ns)
+                    if capture is self.capturer.capture and self._ends_with(capture, ticket):
+                        later, failure = self.capturer.finish(capture, Ending("complete"))
+            finally:
+                if error is not None:
+                    ticket.tell_body_error(error)
+                self._give()
+        elif capture is not None:
+            capture.request = capture.request or Ending("complete")
+        if later is not None:
+            later()
+        if error is None:
+            self._raise_if_strict(failure)
+
+    @staticmethod
+    def _ends_with(capture: LocalCapture, ticket: Ticket) -> bool:
+        """Whether the capture ends now that this window has gone."""
+        step = ticket.window.step
+        if capture.region is not None or any(other.window.step in (step, capture.window.step) for other in capture.open):
+            return False
+        if not capture.policy.join_steps:
+            return step == capture.window.step
+        if capture.open or step + 1 in ticket.policy.steps:
+            return False
+        # the last step of the run: over when it has had the windows that the one before had
+        return capture.seen.get(step - 1, set()) <= capture.seen[step]
+
+    def pass_by(self, step: int) -> None:
+        """A window that is not selected comes in: what was kept open or armed for a step before it, ends."""
+        capture = self.capturer.capture
+        armed = self.capturer.armed_step
+        if capture is not None and capture.policy.join_steps and not capture.open and capture.region is None:
+            self.capturer.cut(capture, Ending("complete"))
+        elif armed is not None and step > armed and self._take(0):
+            try:
+                if self.capturer.machine.state == "armed":
+                    self.capturer.to_idle(f"step {armed} never came")
+            finally:
+                self._give()
+
+    # -- caps, requests, the end
+
+    def tick(self) -> None:
+        """Apply what was requested from another thread, if this is the thread that can."""
+        capture = self.capturer.capture
+        if capture is not None and capture.request is not None:
+            self.capturer.cut(capture, capture.request)
+
+    def post_unless_free(self, act: Callable[[], None]) -> bool:
+        """True where this thread is in the middle of no act; else ``act`` is done right after the one it is in."""
+        if self.capturer.turn.mine:
+            self._posted = act
+            return False
+        return True
+
+    def abort(self, reason: str, timeout: float) -> None:
+        """Leave every state, keeping what was captured so far as partial."""
+        if not self._take(timeout):
+            return
+        later: Later | None = None
+        try:
+            for ticket in list(self.watch.tickets):
+                result, _ = self.watch.remove(ticket, reason)
+                later = later or result
+            capture = self.capturer.capture
+            if capture is None:
+                self.capturer.to_idle(reason)
+            elif capture.backend.thread_bound and capture.thread != threading.get_ident():
+                self.capturer.give_up(capture, f"{reason}, on another thread than the one that recorded")
+            else:
+                held = capture.policy.join_steps and not capture.open
+                later, _ = self.capturer.finish(capture, Ending("complete") if held else Ending("partial", error=reason))
+        finally:
+            self._give()
+        if later is not None:
+            later()
+
+    def _take(self, timeout: float) -> bool:
+        try:
+            return self.capturer.turn.take(timeout)
+        except StateError:
+            return False
+
+    def _give(self) -> None:
+        self.capturer.turn.give()
+        posted, self._posted = self._posted, None
+        if posted is not None:
+            posted()
+
+    def _changed(self) -> None:
+        on = self.capturer.capture is not None or bool(self.watch.tickets)
+        self._recorder.hook = self._hook if on else None
+        self._background.watchful = on
+        self._tell_changed()
+
+    def _raise_if_strict(self, failure: BaseException | None) -> None:
+        if failure is not None and self._strict:
+            if isinstance(failure, StepprofError):
+                raise failure
+            raise BackendError(describe_error(failure)) from failure

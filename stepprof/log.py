@@ -1,0 +1,46 @@
+"""The logger. Where the application has configured structlog it speaks through that, else through the standard logger ``stepprof``.
+
+A library must neither call ``structlog.configure`` nor print: unconfigured structlog writes debug lines to stdout, into the
+middle of a progress bar. The choice is made anew at each line, since applications configure their logging late; lines are rare
+(transitions of recorded steps, failures), never per region.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import structlog
+
+__all__ = ["logger"]
+
+
+class _Logger:
+    """Chooses the destination at each call."""
+
+    def __init__(self) -> None:
+        self._standard = structlog.wrap_logger(
+            logging.getLogger("stepprof"),
+            processors=[
+                structlog.stdlib.filter_by_level,
+                structlog.processors.format_exc_info,
+                structlog.processors.KeyValueRenderer(key_order=["event"], repr_native_str=False),
+            ],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            cache_logger_on_first_use=True,
+        )
+
+    def _target(self) -> Any:
+        return structlog.get_logger("stepprof") if structlog.is_configured() else self._standard
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._target().debug(event, **fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        self._target().info(event, **fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._target().warning(event, **fields)
+
+
+logger = _Logger()

@@ -1,0 +1,164 @@
+"""What a target writes into a step's manifest: one fragment per capture and step, written ahead as ``lost``.
+
+A fragment is changed by whoever learns something (the window's exit, the export job, an exception of the body) and written by
+one background thread at a time; its last version stands in the run directory whatever happens to the process afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from stepprof.clock import Anchor
+from stepprof.log import logger
+from stepprof.rundir import Claim, RunDir, writer_identity
+from stepprof.window import Artifact, Outcome, Window
+
+if TYPE_CHECKING:
+    from stepprof.capture import Ticket
+
+__all__ = ["LOST", "Fragment", "Origin", "as_entries", "describe_error", "tell", "window_record"]
+
+LOST = "the process ended before the capture was handed over"
+
+
+class Origin:
+    """Who writes: the run, the rank and the process. Asked for the identity once."""
+
+    def __init__(self, run: RunDir, rank: int | str, world_size: int | None) -> None:
+        self.run = run
+        self.rank = rank
+        self.world_size = world_size
+        self.host = socket.gethostname()
+        self.pid = os.getpid()
+        self.writer = writer_identity()
+        self.anchor = Anchor.take()
+
+    def unix_ns(self, monotonic_ns: int) -> int:
+        """A ``perf_counter_ns`` reading as wall-clock time."""
+        return self.anchor.to_unix_ns(monotonic_ns)
+
+    def metadata(self, window: Window) -> dict[str, object]:
+        """What an artifact states about itself."""
+        return {
+            "run_id": self.run.run_id,
+            "step": window.step,
+            "role": window.role,
+            "occurrence": window.occurrence,
+            "version": window.version,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "host": self.host,
+            "pid": self.pid,
+            "anchor": self.anchor.to_dict(),
+        }
+
+
+def window_record(origin: Origin, window: Window, *, status: Outcome, start_ns: int, **fields: Any) -> dict[str, Any]:
+    """A window's entry in the manifest; ``start_ns`` is a ``perf_counter_ns`` reading."""
+    record: dict[str, Any] = {
+        "role": window.role,
+        "occurrence": window.occurrence,
+        "rank": origin.rank,
+        "world_size": origin.world_size,
+        "host": origin.host,
+        "pid": origin.pid,
+        "thread": threading.get_native_id(),
+        "backend": None,
+        "status": status,
+        "error": None,
+        "body_error": None,
+        "start_unix_ns": origin.unix_ns(start_ns),
+        "end_unix_ns": None,
+        "wait_seconds": 0.0,
+        "stall_seconds": 0.0,
+        "export_seconds": None,
+        "capped_by": None,
+        "artifacts": [],
+        "capture": None,
+    }
+    return {**record, **fields}
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception as one line of a manifest."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text if len(text) <= 2000 else text[:2000] + " …"
+
+
+def as_entries(artifacts: Iterable[Artifact]) -> list[dict[str, object]]:
+    """Artifacts as they stand in a manifest."""
+    return [{"path": a.path, "kind": a.kind, "bytes": a.bytes, "events": a.events} for a in artifacts]
+
+
+class Fragment:
+    """One target's part of one step's manifest.
+
+    Args:
+        origin: who writes.
+        window: the window it is named after.
+        post: has the writing done on another thread.
+    """
+
+    def __init__(self, origin: Origin, window: Window, post: Callable[[Callable[[], object]], None]) -> None:
+        self._origin = origin
+        self._window = window
+        self._post = post
+        self._lock = threading.Lock()
+        self.claim: Claim | None = None
+        self.windows: list[dict[str, Any]] = []
+
+    def write_ahead(self) -> Claim:
+        """Claim the name, with what is known so far. Raises OSError."""
+        with self._lock:
+            return self._claim()
+
+    def _claim(self) -> Claim:
+        if self.claim is None:
+            self.claim = self._origin.run.claim(self._window.step, self._window.role, self._origin.rank, self._content())
+        return self.claim
+
+    def save(self) -> None:
+        """Write it soon, on another thread."""
+        self._post(self.write)
+
+    def write(self) -> None:
+        """Write it now; where that fails the log says so, since the manifest cannot."""
+        try:
+            with self._lock:
+                if self.claim is None:
+                    self._claim()
+                else:
+                    self.claim.write(self._content())
+        except OSError as error:
+            logger.warning("manifest not written", step=self._window.step, role=self._window.role, reason=str(error))
+
+    def _content(self) -> dict[str, object]:
+        origin = self._origin
+        return {
+            "schema_version": 1,
+            "run_id": origin.run.run_id,
+            "step": self._window.step,
+            "version": self._window.version,
+            "writer": origin.writer,
+            "windows": [dict(record) for record in self.windows],
+            "engines": [],
+            "clocks": [{"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"}],
+        }
+
+
+def tell(ticket: Ticket, origin: Origin, post: Callable[[Callable[[], object]], None], status: Outcome, reason: str) -> None:
+    """Write into the manifest of its step why a window was not captured, in a fragment of its own."""
+    fragment = Fragment(origin, ticket.window, post)
+    now = origin.unix_ns(time.perf_counter_ns())
+    backend = "+".join(ticket.policy.backend)
+    record = window_record(
+        origin, ticket.window, status=status, start_ns=ticket.start_ns, backend=backend, error=reason, end_unix_ns=now
+    )
+    fragment.windows.append(record)
+    ticket.record, ticket.fragment = record, fragment
+    fragment.save()

@@ -1,0 +1,212 @@
+"""``profile_step``: the window of a step, as a block, an async block, start/stop and a decorator; ``tick`` and ``state``.
+
+A window that is not selected costs a comparison, two context variable accesses and its span. Which windows are selected is the
+session's business; this module knows how to come in and go out in every form, and that each going out is done once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, TypeVar
+
+from stepprof.current import WAKE_AT, cell, scope
+from stepprof.window import State
+from stepprof.wrapping import decorate
+
+__all__ = ["profile_step", "state", "tick"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class profile_step:  # noqa: N801 - a block and a decorator, named like the function it reads as
+    """The window of one step, or of one role's part of it. Recorded where the configuration selects it; a span in any case.
+
+    Use it again only after it has ended. ``start()``/``stop()`` (``astart``/``astop`` in coroutines) are for callbacks: a window
+    left open by them is closed as partial by the next ``start()`` of its role in the same thread or task.
+
+    Args:
+        step: the number of the step, the caller's own. None: the step that was last entered in this process. For a decorator: the
+            name of the argument that holds it, or a callable that gets the call's arguments.
+        role: what is done in it: ``rollout``, ``actor``, ``ref``, …; None: the whole step.
+        version: of what (say, the parameters) was at work, in fully asynchronous training.
+
+    >>> with profile_step(2, role="rollout"):
+    ...     pass
+    >>> @profile_step(step="global_step", role="actor")
+    ... def update(batch, global_step):
+    ...     return global_step
+    >>> update([], global_step=3)
+    3
+    """
+
+    __slots__ = ("_inner", "_next", "_outer", "_role", "_start", "_step", "_ticket", "_version")
+
+    def __init__(self, step: Any = None, role: str | None = None, *, version: int | str | None = None) -> None:
+        self._step = step
+        self._role = role
+        self._version = version
+        self._start = 0
+
+    def __enter__(self, _waited: float = 0.0) -> profile_step:
+        recorder = cell.recorder
+        session = cell.session
+        if recorder is None or session is None or recorder.is_compiling():
+            return self
+        step, role = self._step, self._role
+        if step.__class__ is not int or step < 0:
+            step = session.step_number(step)
+        if step is None or self._start or not (role is None or role.__class__ is str):
+            session.refuse_window(step, role, already_open=bool(self._start))
+            return self
+        quiet = session.quiet.get(role)
+        if session.calm and quiet is not None and quiet[0] <= step < quiet[1]:
+            self._ticket = None
+            self._next = quiet[1]
+        else:
+            self._ticket = session.enter(step, role, self._version, _waited)
+            self._next = session.next_selected(step, role)
+        session.last_step = step
+        self._outer = outer = scope.get()
+        self._inner = cell.scope = inner = (step, role, None if outer is None else outer[2])
+        scope.set(inner)
+        self._start = perf_counter_ns()
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        start = self._start
+        if not start:
+            return
+        end = perf_counter_ns()
+        self._start = 0
+        inner = self._inner
+        if scope.get() is inner:
+            scope.set(self._outer)
+        if cell.scope is inner:
+            cell.scope = self._outer
+        recorder = cell.recorder
+        session = cell.session
+        if recorder is None or session is None:
+            return
+        loop = recorder.running_loop()
+        task = None if loop is None else id(recorder.current_task(loop))
+        role = inner[1]
+        span = (role or "step", "window", start, end, recorder.thread.id, task, inner, None, exc_type is not None)
+        if recorder.keep:
+            pending = recorder.pending
+            pending.append(span)
+            if len(pending) > WAKE_AT:
+                recorder.relieve()
+        hook = recorder.hook
+        if hook is not None:
+            hook.exit(None, span)
+        ticket = self._ticket
+        if ticket is not None:
+            session.exit(ticket, exc, end)
+        if inner[0] + 1 == self._next:
+            session.approach(inner[0] + 1, role)
+
+    async def __aenter__(self) -> profile_step:
+        session = cell.session
+        waited = 0.0
+        if session is not None and not session.calm:
+            waited = await session.handed_over(self._role)
+        return self.__enter__(waited)
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(exc_type, exc, traceback)
+
+    def start(self) -> profile_step:
+        """Come in without a block; `stop` goes out."""
+        session = cell.session
+        if session is not None:
+            session.close_left_open(self, self._role)
+        return self.__enter__()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Go out. ``error`` is what the body raised, for the manifest. A second stop, or one without a start, is refused."""
+        session = cell.session
+        if session is not None:
+            if not self._start:
+                session.refuse("stop", "this window is not open")
+                return
+            session.forget_left_open(self)
+        self.__exit__(None if error is None else type(error), error, None)
+
+    async def astart(self) -> profile_step:
+        """`start` for a coroutine: never blocks its event loop while another thread hands a capture over."""
+        session = cell.session
+        if session is not None:
+            session.close_left_open(self, self._role)
+        return await self.__aenter__()
+
+    async def astop(self, error: BaseException | None = None) -> None:
+        """`stop` for a coroutine."""
+        self.stop(error)
+
+    def __call__(self, function: F) -> F:
+        if not callable(function):
+            raise TypeError(
+                f"profile_step(…)({function!r}): expected a function; did you forget the brackets of @stepprof.profile_step(step=…)?"
+            )
+        find = _step_finder(self._step, function)
+        role, version = self._role, self._version
+
+        def window(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> profile_step:
+            return profile_step(find(args, kwargs), role, version=version)
+
+        return decorate(function, block=window, lane=window)
+
+
+def _step_finder(step: Any, function: Callable[..., Any]) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+    """How a decorated function's step is found in a call."""
+    if callable(step):
+        return lambda args, kwargs: _ask(step, args, kwargs)
+    if not isinstance(step, str):
+        return lambda args, kwargs: step
+    inner = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
+    parameters = inspect.signature(inner).parameters
+    if step not in parameters:
+        raise TypeError(f'profile_step(step="{step}"): {inner.__qualname__} has no such argument; it has: {", ".join(parameters)}')
+    names, default = list(parameters), parameters[step].default
+    place = names.index(step)
+
+    def find(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if step in kwargs:
+            return kwargs[step]
+        return args[place] if place < len(args) else (None if default is inspect.Parameter.empty else default)
+
+    return find
+
+
+def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The step that a callable finds in a call's arguments; what it raises must not reach the decorated function."""
+    try:
+        return step(*args, **kwargs)
+    except Exception as error:  # told by the session, as a step that is none
+        return error
+
+
+def tick() -> None:
+    """A point at which caps and requests may take effect inside a long window.
+
+    >>> tick()
+    """
+    recorder = cell.recorder
+    session = cell.session
+    if recorder is None or recorder.hook is None or session is None:
+        return
+    session.local.tick()
+
+
+def state() -> State:
+    """What the profiler of this process is doing: a value; its text is one line for a log.
+
+    >>> str(state())
+    'idle'
+    """
+    return cell.state

@@ -1,0 +1,96 @@
+"""Turns a block into a decorator of every kind of function, keeping the function's kind, signature and pickling.
+
+The wrapper of a coroutine function is a coroutine function, that of a generator a generator and so on, since frameworks ask.
+Each wrapper first looks at the one cell: while no session is on, a plain function costs one call more, and no block is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import nullcontext
+from typing import Any, TypeVar, cast
+
+from stepprof.current import cell
+
+__all__ = ["decorate"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Block = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+def decorate(function: F, *, block: Block, lane: Block) -> F:
+    """The function inside a block.
+
+    Args:
+        function: a function, coroutine function, generator or async generator function, static or class method.
+        block: makes the block (a context manager) of one call from its positional and keyword arguments.
+        lane: the same for calls that can be suspended; where the function is asynchronous, so is its block.
+    """
+    if isinstance(function, (staticmethod, classmethod)):
+        return cast("F", type(function)(decorate(function.__func__, block=block, lane=lane)))
+    if inspect.isasyncgenfunction(function):
+        return cast("F", _async_generator(function, lane))
+    if inspect.iscoroutinefunction(function):
+        return cast("F", _coroutine(function, lane))
+    if inspect.isgeneratorfunction(function):
+        return cast("F", _generator(function, lane))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        recorder = cell.recorder
+        if recorder is None or recorder.is_compiling():
+            return function(*args, **kwargs)
+        with block(args, kwargs):
+            return function(*args, **kwargs)
+
+    return cast("F", call)
+
+
+def _coroutine(function: Callable[..., Any], lane: Block) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        recorder = cell.recorder
+        if recorder is None or recorder.is_compiling():
+            return await function(*args, **kwargs)
+        async with lane(args, kwargs):
+            return await function(*args, **kwargs)
+
+    return call
+
+
+def _generator(function: Callable[..., Any], lane: Block) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        recorder = cell.recorder
+        if recorder is None or recorder.is_compiling():
+            return (yield from function(*args, **kwargs))
+        with lane(args, kwargs):
+            return (yield from function(*args, **kwargs))
+
+    return call
+
+
+def _async_generator(function: Callable[..., Any], lane: Block) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        async with nullcontext() if cell.recorder is None else lane(args, kwargs):
+            source = function(*args, **kwargs)
+            try:
+                item = await source.asend(None)
+                while True:
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        await source.aclose()
+                        raise
+                    except BaseException as error:  # whatever was thrown in belongs to the wrapped generator
+                        item = await source.athrow(error)
+                    else:
+                        item = await source.asend(sent)
+            except StopAsyncIteration:
+                return
+
+    return call
