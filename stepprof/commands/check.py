@@ -1,0 +1,60 @@
+"""`stepprof check`: artifacts against manifests. For the end of a job script, for CI, and for whoever has copied a run to another machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.tables import printable, size
+from stepprof.verification import Problem, verify_run
+
+__all__ = ["add", "run"]
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Say what `check` takes."""
+    parser = subparsers.add_parser(
+        "check",
+        help="check artifacts against manifests",
+        description="Check a run: every artifact that a manifest names exists, has its size, and can be read to its end; nothing that was selected is missing.",
+        epilog="exit status: 0 everything is there and whole, 1 something is missing or damaged, 2 there is no such run",
+    )
+    add_run(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check one run: 1 where anything is missing or damaged, else 0."""
+    path = chosen_run(args)
+    result = verify_run(path)
+    if args.json:
+        print_json(
+            {
+                "path": str(path),
+                "ok": result.ok,
+                "checked": {
+                    "steps": result.steps,
+                    "windows": result.windows,
+                    "artifacts": result.artifacts,
+                    "bytes": result.bytes,
+                },
+                "problems": [dataclasses.asdict(problem) for problem in result.problems],
+                "notes": [dataclasses.asdict(note) for note in result.notes],
+            }
+        )
+        return 0 if result.ok else 1
+    for note in result.notes:
+        print(f"note     {_line(note)}")
+    for problem in result.problems:
+        print(f"PROBLEM  {_line(problem)}")
+    counts = (
+        f"{result.steps} steps, {result.windows} windows, {result.artifacts} artifacts, {size(result.bytes)}"
+    )
+    verdict = "ok" if result.ok else f"{len(result.problems)} problem{'s' * (len(result.problems) > 1)}"
+    print(f"{verdict}: {counts} in {path}")
+    return 0 if result.ok else 1
+
+
+def _line(problem: Problem) -> str:
+    return printable(f"{problem.where}: {problem.problem}" if problem.where else problem.problem)
