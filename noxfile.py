@@ -13,6 +13,7 @@ from pathlib import Path
 import nox
 
 nox.options.sessions = ["lint", "core", "tests", "coverage"]
+nox.options.default_venv_backend = "virtualenv"
 nox.options.stop_on_first_error = True
 nox.needs_version = ">=2024.10.9"
 
@@ -34,7 +35,7 @@ def core(session: nox.Session) -> None:
     """Test the built wheel without torch."""
     wheel = build_wheel(session)
     session.install("-c", "constraints.txt", f"stepprof[core-tests] @ {wheel.as_uri()}")
-    elsewhere = Path(session.create_tmp()) / "checkout"
+    elsewhere = Path(session.create_tmp()).resolve() / "checkout"
     shutil.rmtree(elsewhere, ignore_errors=True)
     # Everything that the tests read, but not the package: what is imported has to come out of the wheel.
     for name in ("tests", "benchmarks", "docs"):
@@ -93,7 +94,7 @@ def python(session: nox.Session, *arguments: str) -> None:
 
 def build_wheel(session: nox.Session) -> Path:
     """Build the wheel, and return its path."""
-    folder = Path(session.create_tmp()) / "wheel"
+    folder = Path(session.create_tmp()).resolve() / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
     session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
     return next(folder.glob("stepprof-*.whl"))
