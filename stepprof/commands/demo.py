@@ -1,0 +1,205 @@
+"""`stepprof demo`: train a small model with GRPO on two ranks, record a step of it, and show what was recorded.
+
+The loop is examples/grpo.py, run as a user would run it: by torchrun, in processes of its own, with nothing but environment variables for a configuration. What is here launches it and reads what it
+left, so that whatever the demo can do, any loop can. Neither torch nor transformers is imported in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import stepprof
+from stepprof.commands.common import add_output_dir, output_dir
+from stepprof.commands.launch import launch
+from stepprof.commands.show import render_step
+from stepprof.config import Config, load
+from stepprof.errors import ConfigError
+from stepprof.manifest import read_spans, read_step
+from stepprof.manifest import steps as recorded_steps
+from stepprof.rundir import step_folder
+from stepprof.runid import safe_name
+from stepprof.verification import verify_run
+
+__all__ = ["add", "run"]
+
+NEEDED = ("torch", "transformers")
+WORLD_SIZE = 2
+TRAIN_STEPS = 24
+SHOWN_STEPS = 3
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Say what `demo` takes."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="train a small model with GRPO, record a step of it, and show what was recorded",
+        description=f"Train a small language model with GRPO on arithmetic, on {WORLD_SIZE} ranks of this machine and without a network; record a step, and show what was recorded.",
+        epilog="exit status: 0 trained and recorded, 1 the loop failed or something selected is not recorded, 2 it could not be started, 130 interrupted",
+    )
+    parser.add_argument(
+        "--steps", default="2", help='the steps to record: "2", "2,10-12", "every 10"; by default 2'
+    )
+    parser.add_argument("--ranks", default="all", help='the ranks to record: "0", "all"; by default all')
+    parser.add_argument(
+        "--train-steps",
+        type=int,
+        default=TRAIN_STEPS,
+        metavar="N",
+        help=f"how many steps to train; by default {TRAIN_STEPS}",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the weights, prompts and samples; by default 0"
+    )
+    add_output_dir(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, record, show: 0 where everything that was selected is recorded, else 1."""
+    _refuse_without_libraries()
+    folder = output_dir(args).absolute()
+    environ = {
+        **os.environ,
+        "STEPPROF_STEPS": args.steps,
+        "STEPPROF_RANKS": args.ranks,
+        "STEPPROF_OUTPUT_DIR": str(folder),
+    }
+    config = load(None, environ)
+    steps = _selected_steps(config, args.train_steps)
+    path = _claim_run(folder, environ)
+    environ["STEPPROF_RUN_ID"] = path.name
+
+    print(
+        f"GRPO on small arithmetic, {WORLD_SIZE} ranks, {args.train_steps} steps; recording step {config.steps}, rank {config.ranks} in {path}",
+        flush=True,
+    )
+    began = time.monotonic()
+    loop = [str(_loop(environ)), "--train-steps", str(args.train_steps), "--seed", str(args.seed)]
+    status = launch(loop, environ, WORLD_SIZE)
+    print(f"{time.monotonic() - began:.0f} s, start and imports included\n", flush=True)
+    if status:
+        print(f"stepprof demo: the loop ended with exit status {status}", file=sys.stderr)
+    problems = _problems(path, steps)
+    _report(path, steps)
+    for problem in problems:
+        print(f"stepprof demo: {problem}", file=sys.stderr)
+    return 1 if status or problems else 0
+
+
+def _refuse_without_libraries() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the demo trains a model with {' and '.join(NEEDED)}, and there is no {' and no '.join(missing)} here: pip install 'stepprof[demo]'"
+        )
+
+
+def _selected_steps(config: Config, train_steps: int) -> list[int]:
+    """The steps that will be recorded. Raises ConfigError where some of them, or all, cannot be."""
+    if config.off:
+        raise ConfigError(
+            "nothing would be recorded: STEPPROF=0 is set, or no step is selected; unset it, or name a step with --steps"
+        )
+    config.check_world(WORLD_SIZE)
+    selection = config.policy(None).steps
+    steps = [step for step in range(1, train_steps + 1) if step in selection]
+    never = selection.without(steps)
+    if never.is_none and not steps:
+        never = selection
+    if not never.is_none:
+        raise ConfigError(
+            f'steps = "{selection}": the demo trains steps 1 to {train_steps}, so that "{never}" would never come; name others, or train longer with --train-steps'
+        )
+    return steps
+
+
+def _claim_run(folder: Path, environ: Mapping[str, str]) -> Path:
+    """A folder for this run that no other run has: demo-1, demo-2, …; or the one that $STEPPROF_RUN_ID asks for."""
+    given = safe_name(environ.get("STEPPROF_RUN_ID", ""))
+    if given:
+        return folder / given
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = folder / f"demo-{number}"
+            with suppress(FileExistsError):
+                path.mkdir()
+                break
+    except OSError as error:
+        raise ConfigError(
+            f'output_dir = "{folder}": cannot be made or written: {error.strerror}; name another with --output-dir'
+        ) from error
+    return path
+
+
+def _loop(environ: dict[str, str]) -> Path:
+    """Where grpo.py lies: in an installation inside the package, in a source tree beside it (and then its processes must be told where the package is)."""
+    package = Path(stepprof.__file__).parent
+    inside = package / "examples" / "grpo.py"
+    if inside.is_file():
+        return inside
+    paths = [str(package.parent), environ.get("PYTHONPATH", "")]
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return package.parent / "examples" / "grpo.py"
+
+
+def _problems(path: Path, steps: Sequence[int]) -> list[str]:
+    """What was selected and is not there, or is there and damaged."""
+    recorded = recorded_steps(path)
+    absent = [step for step in steps if step not in recorded]
+    problems = [f"step {step} is not recorded" for step in absent]
+    if recorded:
+        problems += [f"{problem.where}: {problem.problem}" for problem in verify_run(path).problems]
+    return problems
+
+
+def _report(path: Path, steps: Sequence[int]) -> None:
+    """The tables, what the loop has learnt, and what to do next."""
+    recorded = [step for step in steps if step in recorded_steps(path)]
+    for step in recorded[:SHOWN_STEPS]:
+        print(f"{render_step(path, step)}\n")
+    spans = [span for span in read_spans(path) if span["rank"] == 0]
+    rewards = {
+        span["step"]: span["value"] for span in spans if span.get("name") == "reward" and "value" in span
+    }
+    seconds = {
+        span["step"]: span["dur"] / 1e9 for span in spans if span["kind"] == "window" and span["role"] is None
+    }
+    if rewards:
+        first, last = min(rewards), max(rewards)
+        print(f"reward {rewards[first]:.3f} at step {first}, {rewards[last]:.3f} at step {last}")
+    others = [value for step, value in seconds.items() if step not in steps]
+    measured = [seconds[step] for step in recorded if step in seconds]
+    if measured and others:
+        print(
+            f"a recorded step took {median(measured):.2f} s, another one {median(others):.2f} s (medians on rank 0)"
+        )
+    if not recorded:
+        return
+    shown = _shown(path)
+    print(f"\nnext:\n  stepprof show {shown} --step {recorded[0]}\n  stepprof check {shown}")
+    trace = _first_trace(path, recorded[0])
+    if trace is not None:
+        print(f"  https://ui.perfetto.dev opens a trace: {_shown(trace)}")
+
+
+def _first_trace(path: Path, step: int) -> Path | None:
+    for window in read_step(path, step)["windows"]:
+        for artifact in window["artifacts"]:
+            return path / step_folder(step) / str(artifact["path"])
+    return None
+
+
+def _shown(path: Path) -> str:
+    """A path as a shell takes it, short where it lies below the current folder."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
