@@ -6,6 +6,7 @@ session, then a session with the null backend.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -87,6 +88,14 @@ def _windows() -> list[Subject]:
             ours=True,
         ),
         Subject("with profile_step(step)", "with stepprof.profile_step(7):\n    pass", names, ours=True),
+        Subject("next step number", "next(steps)", {"steps": itertools.count(10)}),
+        Subject(
+            "with profile_step(step, role), each step once",
+            'with stepprof.profile_step(next(steps), role="actor"):\n    pass',
+            {**names, "steps": itertools.count(10)},
+            base="next step number",
+            ours=True,
+        ),
     ]
 
 
@@ -131,7 +140,10 @@ def _groups_with_session() -> list[Group]:
         Group(
             "window, session on, not selected",
             _windows(),
-            {"with profile_step(step, role)": Limit(600, "value")},
+            {
+                "with profile_step(step, role)": Limit(600, "value"),
+                "with profile_step(step, role), each step once": Limit(600, "added"),
+            },
             clock="thread",
         ),
         Group("points, session on", _points(), {"state()": Limit(100, "value")}, clock="thread"),
@@ -161,7 +173,7 @@ def measure_calls(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     rows = [row for group in groups for row in _rows(group, time_subjects(group.subjects, effort))]
     rows += _against_verl(rows)
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
-        stepprof.init({"output_dir": folder, "steps": "1000000", "backend": "null"}, rank=0, world_size=1)
+        stepprof.init({"output_dir": folder, "steps": "1000000000", "backend": "null"}, rank=0, world_size=1)
         try:
             for group in _groups_with_session():
                 rows += _rows(group, time_subjects(group.subjects, effort))

@@ -111,7 +111,7 @@ def _loops() -> tuple[Callable[[int], None], Callable[[int], None]]:
     update_region = stepprof.region("update")(update)
 
     def recorded(steps: int) -> None:
-        for step in range(steps):
+        for step in range(1, steps + 1):
             with stepprof.profile_step(step, role="actor"):
                 with stepprof.region("clear"):
                     clear()
