@@ -28,6 +28,7 @@ from stepprof.manifest import read_spans, read_step
 from stepprof.manifest import steps as recorded_steps
 from stepprof.rundir import step_folder
 from stepprof.runid import safe_name
+from stepprof.selection import Ranks, Steps
 from stepprof.verification import verify_run
 
 __all__ = ["add", "run"]
@@ -66,6 +67,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Train, record, show: 0 where everything that was selected is recorded, else 1."""
     _refuse_without_libraries()
+    Steps.parse(args.steps, "--steps")
+    Ranks.parse(args.ranks, "--ranks").check(WORLD_SIZE, "--ranks")
     folder = output_dir(args).absolute()
     environ = {
         **os.environ,
@@ -84,7 +87,11 @@ def run(args: argparse.Namespace) -> int:
     )
     began = time.monotonic()
     loop = [str(_loop(environ)), "--train-steps", str(args.train_steps), "--seed", str(args.seed)]
-    status = launch(loop, environ, WORLD_SIZE)
+    try:
+        status = launch(loop, environ, WORLD_SIZE)
+    except (KeyboardInterrupt, SystemExit):
+        print(f"stopped; what there is of it: stepprof show {_shown(path)}", file=sys.stderr)
+        raise
     print(f"{time.monotonic() - began:.0f} s, start and imports included\n", flush=True)
     if status:
         print(f"stepprof demo: the loop ended with exit status {status}", file=sys.stderr)
@@ -109,7 +116,6 @@ def _selected_steps(config: Config, train_steps: int) -> list[int]:
         raise ConfigError(
             "nothing would be recorded: STEPPROF=0 is set, or no step is selected; unset it, or name a step with --steps"
         )
-    config.check_world(WORLD_SIZE)
     selection = config.policy(None).steps
     steps = [step for step in range(1, train_steps + 1) if step in selection]
     never = selection.without(steps)

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
 
@@ -38,23 +39,34 @@ def launch(script: Sequence[str], environ: Mapping[str, str], ranks: int) -> int
         the exit status of torchrun: 0 when all ranks ended well.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(ranks), *script]
+    command += ["--nproc-per-node", str(ranks)]
+    with TemporaryDirectory(
+        prefix="stepprof-demo-"
+    ) as logs:  # torchrun never removes the one it makes for itself
+        return _run([*command, "--log-dir", logs, *script], _environment(environ))
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     process = subprocess.Popen(
         command,
-        env=_environment(environ),
+        env=environ,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
         start_new_session=True,
     )
-    relay = threading.Thread(target=_relay, args=(process.stderr,), name="stepprof-demo-stderr", daemon=True)
+    stopping = threading.Event()
+    relay = threading.Thread(
+        target=_relay, args=(process.stderr, stopping), name="stepprof-demo-stderr", daemon=True
+    )
     relay.start()
     try:
         with _ending_signals_raise():
             return process.wait()
     finally:
         if process.poll() is None:
+            stopping.set()
             _stop(process)
         relay.join(timeout=5)
 
@@ -72,9 +84,10 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**defaults, **environ, **fixed}
 
 
-def _relay(stream: IO[str] | None) -> None:
+def _relay(stream: IO[str] | None, stopping: threading.Event) -> None:
+    """Passes on what the ranks say on stderr; not how torchrun takes it to be stopped, which fills a screen."""
     for line in stream or ():
-        if not NOISE.match(line):
+        if not (NOISE.match(line) or stopping.is_set()):
             sys.stderr.write(line)
             sys.stderr.flush()
 
