@@ -10,47 +10,32 @@ import inspect
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.current import WAKE_AT, cell, scope
 from stepprof.window import State
 from stepprof.wrapping import decorate
 
-__all__ = ["profile_step", "state", "tick"]
+if TYPE_CHECKING:
+    from stepprof.capture import Ticket
+
+__all__ = ["StepWindow", "profile_step", "state", "tick"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class profile_step:  # noqa: N801 - a block and a decorator, named like the function it reads as
-    """The window of one step, or of one role's part of it. Recorded where the configuration selects it; a span in any case.
-
-    Use it again only after it has ended. ``start()``/``stop()`` (``astart``/``astop`` in coroutines) are for callbacks: a window
-    left open by them is closed as partial by the next ``start()`` of its role in the same thread or task.
-
-    Args:
-        step: the number of the step, the caller's own. None: the step that was last entered in this process. For a decorator: the
-            name of the argument that holds it, or a callable that gets the call's arguments.
-        role: what is done in it: ``rollout``, ``actor``, ``ref``, …; None: the whole step.
-        version: of what (say, the parameters) was at work, in fully asynchronous training.
-
-    >>> with profile_step(2, role="rollout"):
-    ...     pass
-    >>> @profile_step(step="global_step", role="actor")
-    ... def update(batch, global_step):
-    ...     return global_step
-    >>> update([], global_step=3)
-    3
-    """
+class StepWindow:
+    """One window, as a block or as a decorator. Made by `profile_step`; used again only after it has ended."""
 
     __slots__ = ("_inner", "_next", "_outer", "_role", "_start", "_step", "_ticket", "_version")
 
-    def __init__(self, step: Any = None, role: str | None = None, *, version: int | str | None = None) -> None:
-        self._step = step
-        self._role = role
-        self._version = version
-        self._start = 0
+    _step: Any
+    _role: str | None
+    _version: int | str | None
+    _start: int
+    _ticket: Ticket | None
 
-    def __enter__(self, _waited: float = 0.0) -> profile_step:
+    def __enter__(self, _waited: float = 0.0) -> StepWindow:
         recorder = cell.recorder
         session = cell.session
         if recorder is None or session is None or recorder.is_compiling():
@@ -108,7 +93,7 @@ class profile_step:  # noqa: N801 - a block and a decorator, named like the func
         if inner[0] + 1 == self._next:
             session.approach(inner[0] + 1, role)
 
-    async def __aenter__(self) -> profile_step:
+    async def __aenter__(self) -> StepWindow:
         session = cell.session
         waited = 0.0
         if session is not None and not session.calm:
@@ -120,7 +105,7 @@ class profile_step:  # noqa: N801 - a block and a decorator, named like the func
     ) -> None:
         self.__exit__(exc_type, exc, traceback)
 
-    def start(self) -> profile_step:
+    def start(self) -> StepWindow:
         """Come in without a block; `stop` goes out."""
         session = cell.session
         if session is not None:
@@ -137,7 +122,7 @@ class profile_step:  # noqa: N801 - a block and a decorator, named like the func
             session.forget_left_open(self)
         self.__exit__(None if error is None else type(error), error, None)
 
-    async def astart(self) -> profile_step:
+    async def astart(self) -> StepWindow:
         """`start` for a coroutine: never blocks its event loop while another thread hands a capture over."""
         session = cell.session
         if session is not None:
@@ -156,10 +141,39 @@ class profile_step:  # noqa: N801 - a block and a decorator, named like the func
         find = _step_finder(self._step, function)
         role, version = self._role, self._version
 
-        def window(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> profile_step:
+        def window(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepWindow:
             return profile_step(find(args, kwargs), role, version=version)
 
         return decorate(function, block=window, lane=window)
+
+
+def profile_step(step: Any = None, role: str | None = None, *, version: int | str | None = None) -> StepWindow:
+    """The window of one step, or of one role's part of it. Recorded where the configuration selects it; a span in any case.
+
+    A block, an async block, a decorator (def and async def), or ``start()`` and ``stop()`` (``astart``, ``astop`` in coroutines)
+    for callbacks: a window left open by them is closed by the next ``start()`` of its role in the same thread or task.
+
+    Args:
+        step: the number of the step, the caller's own. None: the step that was last entered in this process. For a decorator: the
+            name of the argument that holds it, or a callable that gets the call's arguments.
+        role: what is done in it: ``rollout``, ``actor``, ``ref``, …; None: the whole step.
+        version: of what (say, the parameters) was at work, in fully asynchronous training.
+
+    >>> with profile_step(2, role="rollout"):
+    ...     pass
+    >>> @profile_step(step="global_step", role="actor")
+    ... def update(batch, global_step):
+    ...     return global_step
+    >>> update([], global_step=3)
+    3
+    """
+    # filled in here, as in `region`: an __init__ would be one more Python call
+    window = StepWindow()
+    window._step = step
+    window._role = role
+    window._version = version
+    window._start = 0
+    return window
 
 
 def _step_finder(step: Any, function: Callable[..., Any]) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
