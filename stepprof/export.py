@@ -169,18 +169,24 @@ class Exporter:
     def _fork(self, job: _Job, *, on_caller: bool) -> None:
         """Start a child for `job`, in the place that the caller has reserved for it."""
         child, failure = None, None
-        with forking.signals_held() as mask:
-            try:
-                pid, pipe = forking.fork_for(lambda: _report(job.thunk), mask)
-                child = _Child(job, pid, pipe, time.perf_counter())
-            except (OSError, RuntimeError) as error:
-                failure = error
-            if on_caller:
-                job.stall_seconds = time.perf_counter() - job.submitted
-            with self._lock:
-                self._forking -= 1
-                if child is not None:
-                    self._children.append(child)
+        try:
+            with forking.signals_held() as mask:
+                try:
+                    pid, pipe = forking.fork_for(lambda: _report(job.thunk), mask)
+                    child = _Child(job, pid, pipe, time.perf_counter())
+                except (OSError, RuntimeError) as error:
+                    failure = error
+                finally:
+                    if on_caller:
+                        job.stall_seconds = time.perf_counter() - job.submitted
+                    with self._lock:
+                        self._forking -= 1
+                        if child is not None:
+                            self._children.append(child)
+        except BaseException as interrupt:
+            if child is None:
+                self._finish(job, (), f"interrupted by {type(interrupt).__name__}", job.stall_seconds)
+            raise
         self._nudge()
         if child is not None:
             return
