@@ -76,10 +76,11 @@ class Recorder:
         self.look_for_torch()
 
     def look_for_torch(self) -> None:
-        """Take torch's own check as soon as torch is there: half the price of looking it up at each region."""
-        torch = sys.modules.get("torch")
-        if torch is not None and hasattr(torch, "compiler"):
-            self.is_compiling = torch.compiler.is_compiling
+        """Take torch's own check as soon as torch is there: a third of the price of looking it up at each region."""
+        compiler = getattr(sys.modules.get("torch"), "compiler", None)
+        if compiler is not None:
+            # both fold to True under Dynamo; the first is a bare `return False` otherwise
+            self.is_compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
 
     def task_id(self) -> int | None:
         """What the current asyncio task is called in spans, or None outside of one."""

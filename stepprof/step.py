@@ -212,7 +212,8 @@ def tick() -> None:
     """
     recorder = cell.recorder
     session = cell.session
-    if recorder is None or recorder.hook is None or session is None:
+    # in this order: a guard on the hook would recompile a model at each recorded step
+    if recorder is None or recorder.is_compiling() or recorder.hook is None or session is None:
         return
     session.local.tick()
 
