@@ -1,0 +1,58 @@
+"""`stepprof doctor`: what can record on this machine, what stands in the way, and what to do about each."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import socket
+
+from stepprof.commands.common import add_json, add_output_dir, output_dir, print_json
+from stepprof.probes import machine_findings
+from stepprof.tables import printable
+from stepprof.torchfindings import torch_findings
+
+__all__ = ["add", "run"]
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Say what `doctor` takes."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="say what can record on this machine",
+        description="Say what can record on this machine, what stands in the way, and what to do about each.",
+        epilog="exit status: 0 nothing stands in the way (there may be warnings), 1 something does",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long torch may take to be imported and tried (default 120)",
+    )
+    add_output_dir(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything: 1 where there is a problem, else 0."""
+    findings = torch_findings(os.environ, args.timeout) + machine_findings(output_dir(args), os.environ)
+    problems = sum(finding.level == "problem" for finding in findings)
+    warnings = sum(finding.level == "warning" for finding in findings)
+    if args.json:
+        print_json(
+            {
+                "host": socket.gethostname(),
+                "ok": not problems,
+                "findings": [dataclasses.asdict(finding) for finding in findings],
+            }
+        )
+        return 1 if problems else 0
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        mark = finding.level.upper() if finding.level == "problem" else finding.level
+        print(f"{mark:<8} {finding.name:<{width}}  {printable(finding.detail)}")
+        if finding.remedy:
+            print(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
+    print(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}")
+    return 1 if problems else 0
