@@ -54,6 +54,7 @@ class Capturer:
         self.last_error: str | None = None
         self.recorded: set[int] = set()
         self.spent: set[Ticket] = set()
+        self.exporting: dict[LocalCapture, str] = {}
         self.backend: Backend | None = None
         self._armed_key: object = None
         self._exporter = exporter
@@ -241,11 +242,13 @@ class Capturer:
             mode = capture.backend.export_mode()
         window = capture.window
         label = f"{window.name}/{self.origin.rank} of step {window.step}"
+        self.exporting[capture] = label
         self._exporter.submit(label, export, mode, lambda result: self._exported(capture, result))
         self.changed()
 
     def _exported(self, capture: LocalCapture, result: ExportResult) -> None:
         window = capture.window
+        self.exporting.pop(capture, None)
         if capture.exported(result):
             self.recorded.add(window.step)
             size = sum(artifact.bytes for artifact in result.artifacts)

@@ -39,6 +39,9 @@ __all__ = ["EXPORT_SECONDS", "Session", "init", "shutdown"]
 EXPORT_SECONDS = 120.0
 """How long the end of a run waits for its export jobs, unless `shutdown` is told otherwise."""
 
+OWNER_SECONDS = 2.0
+"""How long the end of a run waits for the thread that alone can stop a capture."""
+
 ALWAYS_QUIET = (-math.inf, math.inf)
 
 _starting = threading.Lock()
@@ -268,7 +271,7 @@ class Session:
                 rank=self.identity.rank,
                 backend=capturer.backend.name if capturer.backend is not None else None,
                 since=machine.since,
-                pending_exports=self.exporter.pending(),
+                pending_exports=tuple(capturer.exporting.copy().values()),
                 last_error=capturer.last_error,
                 recorded_steps=tuple(sorted(capturer.recorded)),
             )
@@ -292,6 +295,7 @@ class Session:
         self._closed = True
         bound = EXPORT_SECONDS if timeout is None else timeout
         deadline = time.monotonic() + bound
+        self._guard(lambda: self.local.ask_owner(reason, min(bound / 2, OWNER_SECONDS)))
         if cell.session is self:
             cell.clear()
         self._guard(lambda: self.local.abort(reason, max(bound, 0.1)))
