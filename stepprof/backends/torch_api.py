@@ -14,7 +14,7 @@ import gc
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 from stepprof.options import TorchOptions
 
@@ -159,11 +159,11 @@ class TorchApi:
                 return bool(getattr(results, clock)())
         return True
 
-    def range(self, name: str, *, on_device: bool) -> tuple[AbstractContextManager[object], bool]:
-        """A range in the trace, and whether torch will take it for an op. Only the slow kind shows on the lanes of a device."""
+    def range(self, name: str, *, on_device: bool) -> AbstractContextManager[object]:
+        """A range in the trace. Only the slow kind shows on the lanes of a device."""
         if on_device or self._fast_range is None:
-            return self.torch.profiler.record_function(name), False
-        return self._fast_range(name), True
+            return cast("AbstractContextManager[object]", self.torch.profiler.record_function(name))
+        return cast("AbstractContextManager[object]", self._fast_range(name))
 
     @property
     def ranges_look_like_ops(self) -> bool:
