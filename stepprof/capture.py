@@ -186,26 +186,39 @@ class LocalCapture:
 
     def fail(self, error: str, status: Outcome = "failed") -> None:
         """The capture came to nothing; every window that relied on it says so."""
+        self._fail(error, status)
+        self.save()
+
+    def _fail(self, error: str, status: Outcome) -> None:
         self.over = True
         for fragment in self._fragments.values():
             for record in fragment.windows:
                 record.update(status=status, error=error)
                 if record["end_unix_ns"] is None:
                     record["end_unix_ns"] = self._origin.unix_ns(time.perf_counter_ns())
-        self.save()
 
     def exported(self, result: ExportResult) -> bool:
         """The export job has ended; True where there is something to show for it."""
+        exported = self._conclude(result)
+        self.save(now=True)
+        return exported
+
+    def _conclude(self, result: ExportResult) -> bool:
         self.record["export_seconds"] = round(result.seconds, 6)
         self.add_stall(result.stall_seconds)
         self.record["artifacts"] = as_entries(result.artifacts)
         if result.error is not None:
-            self.fail(f"export: {result.error}")
+            self._fail(f"export: {result.error}", "failed")
             return False
         if self._ending is not None:
             self.record["status"] = self._ending.status
-        self.save(now=True)
         return True
+
+    def exported_by_orphan(self, result: ExportResult) -> None:
+        """In the export's own process, where the one that recorded has died: nobody else can tell of the file any more."""
+        self._conclude(result)
+        for fragment in self._fragments.values():
+            fragment.write_as_orphan()
 
     def add_stall(self, seconds: float) -> None:
         """Count what the capture held the training thread."""

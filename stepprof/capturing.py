@@ -243,7 +243,9 @@ class Capturer:
         window = capture.window
         label = f"{window.name}/{self.origin.rank} of step {window.step}"
         self.exporting[capture] = label
-        self._exporter.submit(label, export, mode, lambda result: self._exported(capture, result))
+        self._exporter.submit(
+            label, export, mode, lambda result: self._exported(capture, result), orphaned=capture.exported_by_orphan
+        )
         self.changed()
 
     def _exported(self, capture: LocalCapture, result: ExportResult) -> None:

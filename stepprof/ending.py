@@ -3,10 +3,14 @@
 At the end of the interpreter the session is shut down. SIGTERM is taken only while a capture runs and only where the process
 would simply die of it: a handler of the user's is never replaced, and one that comes later replaces ours. A forked child has no
 session, whatever state its parent was in.
+
+What only this module knows: where a Python signal handler may not act. It runs between any two bytecodes of the main thread, so
+that thread may be holding a lock of ours, or of the logger's. Then the signal is put off until it has let go.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import signal
@@ -16,6 +20,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from stepprof import forking
 from stepprof.current import cell
 from stepprof.log import logger
 from stepprof.window import State
@@ -28,30 +33,45 @@ __all__ = ["SIGTERM_SECONDS", "guard", "unwatch", "watch"]
 SIGTERM_SECONDS = 8.0
 """How long a capture may delay the death by SIGTERM; launchers send SIGKILL after 10 to 30 s."""
 
+_COME_BACK_SECONDS = 0.02
+_EXPORT_SHARE_SECONDS = 1.0  # of the budget: for the last manifest and the spans
+
+# the user's own code may stand on these: their frames hold nothing
+_HARMLESS = (
+    "stepprof.wrapping",
+    "stepprof.examples",
+    "stepprof.cli",
+    "stepprof.commands",
+    "stepprof.__main__",
+)
+_HOLDING = ("stepprof", "logging", "structlog")
+
 _fork_watched = False
 _session: Session | None = None
+_deadline: float | None = None
+_came_back = False
 
 
 def watch(session: Session) -> None:
     """See to it that this session ends with its process."""
     global _session, _fork_watched
     _session = session
-    atexit.register(session.shutdown)
+    atexit.register(_at_exit)
     if not _fork_watched and hasattr(os, "register_at_fork"):
         _fork_watched = True
         os.register_at_fork(after_in_child=_in_child)
     multiprocessing: Any = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
         # workers of multiprocessing leave through os._exit, past atexit
-        multiprocessing.Finalize(None, session.shutdown, exitpriority=100)
+        multiprocessing.Finalize(None, _at_exit, exitpriority=100)
 
 
 def unwatch(session: Session) -> None:
     """The session has ended in an orderly way."""
     global _session
-    atexit.unregister(session.shutdown)
     if _session is session:
         _session = None
+        atexit.unregister(_at_exit)
     guard(False)
 
 
@@ -62,46 +82,93 @@ def guard(recording: bool) -> None:
     current = signal.getsignal(signal.SIGTERM)
     if recording and current is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_sigterm)
-    elif not recording and current is _on_sigterm:
+    elif not recording and current is _on_sigterm and _deadline is None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
+def _at_exit() -> None:
+    """The main thread has left the user's code: what it still holds was left behind by an interrupt."""
     session = _session
-    if session is None:
+    if session is not None:
+        session.local.capturer.turn.reclaim()
+        session.shutdown()
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    global _deadline, _came_back
+    first, came_back, _came_back = _deadline is None, _came_back, False
+    session = _session
+    if session is None or not (first or came_back):  # nothing to hand over, or a second signal: no more delay
         _die()
-    elif session.local.post_unless_free(lambda: _end(session)):
-        _end(session)
+        return
+    if _deadline is None:
+        _deadline = time.monotonic() + SIGTERM_SECONDS
+    if _holds_something(frame) and time.monotonic() < _deadline and _come_back():
+        return
+    _end(session, _deadline)
 
 
-def _end(session: Session) -> None:
-    """Hand over and export within the budget, then die as the process would have without us."""
-    logger.warning("SIGTERM while recording", budget_seconds=SIGTERM_SECONDS)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    watchdog = _watchdog(SIGTERM_SECONDS)
+def _holds_something(frame: FrameType | None) -> bool:
+    """Whether the main thread was interrupted inside an act of ours, a line of the log, or what a fork would wait for."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] in _HOLDING and not module.startswith(_HARMLESS):
+            return True
+        if module == "concurrent.futures.thread" and frame.f_code.co_name == "submit":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _come_back() -> bool:
+    """Have the signal sent again in a moment; False where no thread is to be had for that."""
     try:
-        session.shutdown(SIGTERM_SECONDS - 1.0, reason="SIGTERM")
+        _thread.start_new_thread(_send_again, ())
+    except RuntimeError:
+        return False
+    return True
+
+
+def _send_again() -> None:
+    global _came_back
+    time.sleep(_COME_BACK_SECONDS)
+    _came_back = True
+    # to that very thread, so that what it waits in is interrupted
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def _end(session: Session, deadline: float) -> None:
+    """Hand over and export within the budget, then die as the process would have without us."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    watchdog = _watchdog(deadline)
+    try:
+        logger.warning("SIGTERM while recording", budget_seconds=SIGTERM_SECONDS)
+        session.shutdown(max(deadline - time.monotonic() - _EXPORT_SHARE_SECONDS, 0.5), reason="SIGTERM")
     finally:
         if watchdog:
             os.kill(watchdog, signal.SIGKILL)
-            os.waitpid(watchdog, 0)
+            forking.reap(watchdog, block=True)
         _die()
 
 
-def _watchdog(seconds: float) -> int:
+def _watchdog(deadline: float) -> int:
     """A child that sends the signal again when the time is up: torch's stop holds the interpreter's lock, no thread could."""
     parent = os.getpid()
-    child = os.fork()
-    if child == 0:
+
+    def watch_over() -> None:
+        while os.getppid() == parent and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if os.getppid() == parent:
+            os.kill(parent, signal.SIGTERM)
+
+    with forking.signals_held() as mask:
         try:
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline and os.getppid() == parent:
-                time.sleep(0.05)
-            if os.getppid() == parent:
-                os.kill(parent, signal.SIGTERM)
-        finally:
-            os._exit(0)
-    return child
+            pid, pipe = forking.fork_for(watch_over, mask)
+        except (OSError, RuntimeError) as error:  # then a launcher's SIGKILL is the bound
+            logger.warning("no watchdog", reason=str(error))
+            return 0
+    os.close(pipe)
+    return pid
 
 
 def _die() -> None:
@@ -111,12 +178,14 @@ def _die() -> None:
 
 def _in_child() -> None:
     """After os.fork, in the child: no session, and the default action of SIGTERM."""
-    global _session
+    global _session, _deadline, _came_back
+    _deadline, _came_back = None, False
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _session is None:
         return
     _session.disown()
     _session = None
+    atexit.unregister(_at_exit)
     cell.clear()
     cell.state = State()
-    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

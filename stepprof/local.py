@@ -6,6 +6,7 @@ at the wrong time is refused with a reason and touches nothing.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -56,7 +57,6 @@ class LocalTarget:
         self._background = background
         self._strict = strict
         self._tell_changed = changed
-        self._posted: Callable[[], None] | None = None
         self.capturer = Capturer(origin, exporter, background, self._changed)
         self.watch = RegionWatch(self.capturer)
         self._hook = RegionHook(self.capturer, self.watch)
@@ -80,7 +80,7 @@ class LocalTarget:
             self.capturer.to_idle(describe_error(error))
             self.capturer.note(f"arm for step {step}: {describe_error(error)}")
         finally:
-            self._give()
+            self.capturer.turn.give()
 
     def enter(self, window: Window, policy: Policy, *, wait_seconds: float, waited_seconds: float = 0.0) -> Ticket | None:
         """A selected window comes in.
@@ -105,7 +105,7 @@ class LocalTarget:
             if ticket.record is not None:
                 ticket.record["wait_seconds"] = round(waited_seconds, 6)
         finally:
-            self._give()
+            self.capturer.turn.give()
         self._raise_if_strict(failure)
         return ticket
 
@@ -154,7 +154,7 @@ class LocalTarget:
             finally:
                 if error is not None:
                     ticket.tell_body_error(error)
-                self._give()
+                self.capturer.turn.give()
         elif capture is not None:
             capture.request = capture.request or Ending("complete")
         if later is not None:
@@ -186,7 +186,7 @@ class LocalTarget:
                 if self.capturer.machine.state == "armed":
                     self.capturer.to_idle(f"step {armed} never came")
             finally:
-                self._give()
+                self.capturer.turn.give()
 
     # -- caps, requests, the end
 
@@ -196,12 +196,15 @@ class LocalTarget:
         if capture is not None and capture.request is not None:
             self.capturer.cut(capture, capture.request)
 
-    def post_unless_free(self, act: Callable[[], None]) -> bool:
-        """True where this thread is in the middle of no act; else ``act`` is done right after the one it is in."""
-        if self.capturer.turn.mine:
-            self._posted = act
-            return False
-        return True
+    def ask_owner(self, reason: str, timeout: float) -> None:
+        """Before the end: a capture that only its own thread can stop is asked to end there, at the next region, tick or window."""
+        capture = self.capturer.capture
+        if capture is None or not capture.backend.thread_bound or capture.thread == threading.get_ident():
+            return
+        capture.request = capture.request or Ending("partial", error=reason)
+        deadline = time.monotonic() + timeout
+        while self.capturer.capture is capture and capture.thread in sys._current_frames() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def abort(self, reason: str, timeout: float) -> None:
         """Leave every state, keeping what was captured so far as partial."""
@@ -221,7 +224,7 @@ class LocalTarget:
                 held = capture.policy.join_steps and not capture.open
                 later, _ = self.capturer.finish(capture, Ending("complete") if held else Ending("partial", error=reason))
         finally:
-            self._give()
+            self.capturer.turn.give()
         if later is not None:
             later()
 
@@ -230,12 +233,6 @@ class LocalTarget:
             return self.capturer.turn.take(timeout)
         except StateError:
             return False
-
-    def _give(self) -> None:
-        self.capturer.turn.give()
-        posted, self._posted = self._posted, None
-        if posted is not None:
-            posted()
 
     def _changed(self) -> None:
         on = self.capturer.capture is not None or bool(self.watch.tickets)

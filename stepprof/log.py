@@ -33,14 +33,20 @@ class _Logger:
     def _target(self) -> Any:
         return structlog.get_logger("stepprof") if structlog.is_configured() else self._standard
 
+    def _say(self, level: str, event: str, fields: dict[str, object]) -> None:
+        try:
+            getattr(self._target(), level)(event, **fields)
+        except Exception:  # noqa: BLE001, S110 - the application's own processor or stream refuses the line: there is nowhere to tell it, and it must not end a training loop
+            pass
+
     def debug(self, event: str, **fields: object) -> None:
-        self._target().debug(event, **fields)
+        self._say("debug", event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        self._target().info(event, **fields)
+        self._say("info", event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        self._target().warning(event, **fields)
+        self._say("warning", event, fields)
 
 
 logger = _Logger()

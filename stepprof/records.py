@@ -6,6 +6,7 @@ one background thread at a time; its last version stands in the run directory wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -136,6 +137,12 @@ class Fragment:
                     self.claim.write(self._content())
         except OSError as error:
             logger.warning("manifest not written", step=self._window.step, role=self._window.role, reason=str(error))
+
+    def write_as_orphan(self) -> None:
+        """Write it in a forked child: without the lock and the log, which threads of the parent may have held at the fork."""
+        with contextlib.suppress(OSError):
+            if self.claim is not None:
+                self.claim.write(self._content())
 
     def _content(self) -> dict[str, object]:
         origin = self._origin
