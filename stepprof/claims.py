@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from stepprof.writer import boot_id, pid_namespace, process_start
 __all__ = ["CLAIMS", "Launcher", "claim_for_launcher", "claim_for_process", "current_launcher"]
 
 CLAIMS = ".claims"
+_BOOT = Path("/proc/stat")
 JOIN_WITHIN_SECONDS = 600.0
 """Launchers of one job on several hosts begin within this time of each other; a later one is another job."""
 _UNREADABLE_SECONDS = 2.0  # how long a name that is taken may stay unreadable (NFS caches, a file system without links) before it is passed over
@@ -182,8 +184,10 @@ def _number(value: object) -> float:
 
 def _unix_seconds(ticks: int | None) -> float:
     """When a process began, from its clock ticks since the boot; now, where the system does not tell."""
-    if ticks is not None:
-        for line in Path("/proc/stat").read_text().splitlines():
-            if line.startswith("btime "):
-                return int(line.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    return time.time()
+    try:
+        booted = re.search(r"^btime (\d+)$", _BOOT.read_text(), re.MULTILINE)
+    except OSError:
+        booted = None
+    if ticks is None or booted is None:
+        return time.time()
+    return int(booted[1]) + ticks / os.sysconf("SC_CLK_TCK")

@@ -179,6 +179,25 @@ class TestRay:
         assert agreement.source == "ray"
         assert agreement.run_id.startswith(run_id)
 
+    @pytest.mark.parametrize(
+        ("metadata", "run_id"),
+        [({"job_submission_id": "raysubmit_1"}, "raysubmit_1"), ({}, "ray-session_x-01000000")],
+    )
+    def test_what_a_worker_is_told(self, tmp_path, monkeypatch, metadata, run_id):
+        """The metadata of the job come before the environment, which a long-lived cluster may have from another job."""
+        context = SimpleNamespace(get_session_name=lambda: "session_x", get_job_id=lambda: "01000000")
+        worker = SimpleNamespace(
+            core_worker=SimpleNamespace(get_job_config=lambda: SimpleNamespace(metadata=metadata))
+        )
+        ray = SimpleNamespace(
+            is_initialized=lambda: True,
+            get_runtime_context=lambda: context,
+            _private=SimpleNamespace(worker=SimpleNamespace(global_worker=worker)),
+        )
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        stale = '{"metadata": {"job_submission_id": "stale"}}'
+        assert agree(tmp_path, RAY_JOB_CONFIG_JSON_ENV_VAR=stale).run_id == run_id
+
 
 class TestSafeName:
     def test_what_is_safe_stays(self):
@@ -284,6 +303,15 @@ class TestClaimForLauncher:
             path.unlink()
         assert claim_for_launcher(tmp_path, "k", self.launcher(), None) == run
 
+    def test_a_host_whose_member_file_is_damaged(self, tmp_path, monkeypatch):
+        """Then nobody of that host joins the claim any more: the next one."""
+        monkeypatch.setattr(claims, "_UNREADABLE_SECONDS", 0.01)
+        run = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
+        (folder,) = (tmp_path / ".claims").iterdir()
+        (member,) = folder.glob("000001.*.json")
+        member.write_text("{")
+        assert claim_for_launcher(tmp_path, "k", self.launcher(token="L2"), 4) != run
+
     def interleave(self, monkeypatch, *others):
         """Let others act right after each look at the claims, as processes do that run at the same time."""
         look, waiting = claims._claims, list(others)
@@ -342,8 +370,10 @@ class TestClaimForLauncher:
 
         return join_or_found
 
-    def test_without_proc(self, monkeypatch):
-        """Where the start of the launcher cannot be read, now stands for it."""
+    def test_without_proc(self, monkeypatch, tmp_path):
+        """Where the start of the launcher or of the machine cannot be read, now stands for it."""
+        monkeypatch.setattr(claims, "_BOOT", tmp_path / "none")
+        assert current_launcher().started > 1_600_000_000
         monkeypatch.setattr(claims, "process_start", lambda _: None)
         assert current_launcher().started > 1_600_000_000
 
