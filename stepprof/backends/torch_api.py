@@ -14,7 +14,7 @@ import gc
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 from stepprof.options import TorchOptions
 
@@ -38,7 +38,7 @@ class TorchApi:
 
         self.torch: Any = torch
         self.profiler: Any = torch.autograd.profiler
-        self.session_class: Any = torch.profiler._KinetoProfile
+        self.session_class: Any = getattr(torch.profiler, "_KinetoProfile")  # noqa: B009 - torch does not export it, and documents it
         self._experimental: Any = getattr(_profiler, "_ExperimentalConfig", None)
         self._fast_range: Any = getattr(_profiler, "_RecordFunctionFast", None)
         # what makes the first prepare of a process slow (2 s); torch imports it there by itself
@@ -160,10 +160,12 @@ class TorchApi:
         return True
 
     def range(self, name: str, *, on_device: bool) -> AbstractContextManager[object]:
-        """A range in the trace. Only the slow kind shows on the lanes of a device."""
-        if on_device or self._fast_range is None:
-            return cast("AbstractContextManager[object]", self.torch.profiler.record_function(name))
-        return cast("AbstractContextManager[object]", self._fast_range(name))
+        """A range in the trace: the fast kind where torch has it (which it takes for an op), the slow kind for a capture with a device, since only that shows on its lanes."""
+        make = (
+            self.torch.profiler.record_function if on_device or self._fast_range is None else self._fast_range
+        )
+        made: AbstractContextManager[object] = make(name)
+        return made
 
     @property
     def ranges_look_like_ops(self) -> bool:
