@@ -23,7 +23,7 @@ WATCHFUL_SECONDS = 0.2
 
 
 class Background:
-    """Runs posted work in order, and a round of chores about once a second (more often while ``watchful``).
+    """Runs posted work in order, and a round of chores about once a second (more often while there is something to `watch`).
 
     Args:
         chores: called at each round; each is tried on its own, and a failure is logged.
@@ -34,8 +34,8 @@ class Background:
         self._posted: deque[Callable[[], object]] = deque()
         self._wake = threading.Event()
         self._round = threading.Lock()
-        self._ending = False
-        self.watchful = False
+        self._ending = self._ended = False
+        self._watchful = False
         self._thread = threading.Thread(target=self._run, name="stepprof", daemon=True)
 
     def start(self) -> None:
@@ -43,9 +43,17 @@ class Background:
         self._thread.start()
 
     def post(self, work: Callable[[], object]) -> None:
-        """Have it done soon, on the thread. Never blocks."""
+        """Have it done soon, on the thread; at once where the thread has ended."""
         self._posted.append(work)
         self._wake.set()
+        if self._ended:
+            self.round()
+
+    def watch(self, on: bool) -> None:
+        """Have rounds often, as long as caps have to be looked at."""
+        if on and not self._watchful:
+            self._wake.set()
+        self._watchful = on
 
     def wake(self) -> None:
         """Have the next round now."""
@@ -53,7 +61,7 @@ class Background:
 
     def _run(self) -> None:
         while not self._ending:
-            self._wake.wait(WATCHFUL_SECONDS if self.watchful else QUIET_SECONDS)
+            self._wake.wait(WATCHFUL_SECONDS if self._watchful else QUIET_SECONDS)
             self._wake.clear()
             self.round()
 
@@ -74,8 +82,10 @@ class Background:
     def _try(work: Callable[[], object]) -> None:
         try:
             work()
-        except Exception as error:  # one chore that fails must not end the others
-            logger.warning("background work failed", work=getattr(work, "__qualname__", repr(work)), reason=repr(error))
+        except Exception as error:  # noqa: BLE001 - one chore that fails must not end the others
+            logger.warning(
+                "background work failed", work=getattr(work, "__qualname__", repr(work)), reason=repr(error)
+            )
 
     def stop(self, timeout: float) -> None:
         """End the thread and do what is left on the calling one, within ``timeout`` seconds."""
@@ -84,4 +94,5 @@ class Background:
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
+        self._ended = True
         self.round(max(deadline - time.monotonic(), 0.1))

@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stepprof.errors import BackendError
+from stepprof.errors import BackendError, StateError
+from stepprof.log import logger
 from stepprof.records import LOST, Fragment, Origin, as_entries, describe_error, window_record
 from stepprof.spans import plain
 from stepprof.window import Annotation, Capture, Outcome, Window
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from stepprof.export import ExportResult
     from stepprof.spans import Span
 
-__all__ = ["MAX_ANNOTATIONS", "Ending", "LocalCapture", "Ticket"]
+__all__ = ["MAX_ANNOTATIONS", "Ending", "LeftOpen", "LocalCapture", "Ticket"]
 
 MAX_ANNOTATIONS = 200_000
 """Spans that one capture writes into its artifact at most; the files of spans have the rest."""
@@ -40,6 +41,10 @@ class Ending:
     capped_by: str | None = None
 
 
+class LeftOpen(StateError):
+    """Why a window ends that nobody has stopped: the next ``start()`` of its role came."""
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """What a selected window holds between its enter and its exit. Closing it twice does nothing."""
@@ -50,16 +55,21 @@ class Ticket:
     capture: LocalCapture | None = None
     record: dict[str, Any] | None = None
     fragment: Fragment | None = None
+    waited_seconds: float = 0.0
     entries: int = 0
     captured: int = 0
     closed: bool = False
     refused: bool = False
 
-    def tell_body_error(self, error: BaseException) -> None:
-        """Note the exception that left the body, beside the outcome."""
-        if self.record is not None and self.fragment is not None:
+    def tell_error(self, error: BaseException) -> None:
+        """Note the exception that left the body, beside the outcome; a window that was left open is partial."""
+        if self.record is None or self.fragment is None:
+            return
+        if not isinstance(error, LeftOpen):
             self.record["body_error"] = describe_error(error)
-            self.fragment.save()
+        elif self.record["status"] == "joined":
+            self.record.update(status="partial", error=str(error))
+        self.fragment.save()
 
 
 class LocalCapture:
@@ -87,11 +97,14 @@ class LocalCapture:
         self.thread = threading.get_ident()
         self.started = time.monotonic()
         self.open: set[Ticket] = set() if region else {opener}
-        self.seen: dict[int, set[tuple[str | None, int]]] = {opener.window.step: {(opener.window.role, opener.window.occurrence)}}
+        self.seen: dict[int, set[tuple[str | None, int]]] = {
+            opener.window.step: {(opener.window.role, opener.window.occurrence)}
+        }
         self.annotations: deque[Span] = deque(maxlen=MAX_ANNOTATIONS)
         self.request: Ending | None = None
         self._ending: Ending | None = None
         self.over = False
+        self._sized = True
         self._origin = origin
         self._post = post
         self._fragments: dict[int, Fragment] = {}
@@ -107,11 +120,48 @@ class LocalCapture:
         if fragment is None:
             fragment = self._fragments[window.step] = Fragment(self._origin, window, self._post)
         record = window_record(
-            self._origin, window, status=status, start_ns=ticket.start_ns, backend=self.backend.name, error=LOST
+            self._origin,
+            window,
+            status=status,
+            start_ns=ticket.start_ns,
+            backend=self.backend.name,
+            error=LOST,
+            wait_seconds=round(ticket.waited_seconds, 6),
         )
         fragment.windows.append(record)
         ticket.capture, ticket.record, ticket.fragment = self, record, fragment
         return record
+
+    def owns(self, step: int) -> bool:
+        """Whether it was opened for windows of this step; with ``join_steps`` for the whole run of steps."""
+        return step == self.window.step or (
+            self.policy.join_steps and step in self.seen and step in self.policy.steps
+        )
+
+    @property
+    def held(self) -> bool:
+        """Whether it is kept open between two steps of a run (``join_steps``)."""
+        return self.policy.join_steps and not self.open and self.region is None
+
+    def awaits(self, step: int) -> bool:
+        """Whether a window of this step belongs to the run of steps so far, or goes on with it."""
+        return step in self.seen or step - 1 in self.seen
+
+    @property
+    def mine(self) -> bool:
+        """Whether the calling thread may stop it."""
+        return not self.backend.thread_bound or self.thread == threading.get_ident()
+
+    def bytes_so_far(self) -> int:
+        """How large the artifact would be by now; 0 where that is not known."""
+        if not self._sized:
+            return 0
+        try:
+            return self.backend.bytes_so_far() or 0
+        except Exception as error:  # noqa: BLE001 - asked five times a second: told once
+            self._sized = False
+            logger.warning("size unknown", backend=self.backend.name, reason=describe_error(error))
+            return 0
 
     @property
     def fragment(self) -> Fragment:
@@ -174,11 +224,19 @@ class LocalCapture:
         self._ending = ending
         end = self._origin.unix_ns(end_ns)
         self.record.update(error=ending.error, capped_by=ending.capped_by)
-        for ticket in self.open:
+        left = list(self.open)  # a copy: windows go out on other threads meanwhile
+        for ticket in left:
             record = ticket.record
-            if record is not None and record is not self.record and ticket.window.step != self.window.step:
-                record.update(status="partial", error=f"the window outlived its capture, which ended with step {self.window.step}")
-        for ticket in (*self.open, self.opener):
+            if (
+                record is not None
+                and record is not self.record
+                and (self.region or not self.owns(ticket.window.step))
+            ):
+                what = f"the region {self.region}" if self.region else f"step {self.window.step}"
+                record.update(
+                    status="partial", error=f"the window outlived its capture, which ended with {what}"
+                )
+        for ticket in (*left, self.opener):
             if ticket.record is not None and ticket.record["end_unix_ns"] is None:
                 ticket.record["end_unix_ns"] = end
         if self.record["end_unix_ns"] is None or self.region:
@@ -231,4 +289,3 @@ class LocalCapture:
                 fragment.write()
             else:
                 fragment.save()
-

@@ -20,6 +20,7 @@ from stepprof.hostmemory import available_and_total
 from stepprof.log import logger
 from stepprof.machine import TargetMachine, Turn
 from stepprof.records import Origin, describe_error, tell
+from stepprof.window import WHOLE_STEP
 
 if TYPE_CHECKING:
     from stepprof.backends.base import Backend, Export
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from stepprof.config import Policy
     from stepprof.export import Exporter, ExportResult
     from stepprof.window import Outcome, Window
-
 __all__ = ["Capturer"]
 
 Later = Callable[[], None]
@@ -44,19 +44,23 @@ class Capturer:
         changed: called after each change that ``stepprof.state`` or the region hook has to see.
     """
 
-    def __init__(self, origin: Origin, exporter: Exporter, background: Background, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, origin: Origin, exporter: Exporter, background: Background, changed: Callable[[], None]
+    ) -> None:
         self.origin = origin
         self.machine = TargetMachine(f"rank-{origin.rank}")
         self.turn = Turn()
         self.capture: LocalCapture | None = None
-        self.armed_step: int | None = None
+        self.step: int | None = None
+        self.role: str | None = None
         self.health = "ok"
         self.last_error: str | None = None
-        self.recorded: set[int] = set()
-        self.spent: set[Ticket] = set()
+        self.recorded: tuple[int, ...] = ()
         self.exporting: dict[LocalCapture, str] = {}
         self.backend: Backend | None = None
         self._armed_key: object = None
+        self._recorded: set[int] = set()
+        self._spent: set[Ticket] = set()
         self._exporter = exporter
         self.post = background.post
         self.changed = changed
@@ -73,7 +77,7 @@ class Capturer:
             try:
                 backend = make_backend(policy)
                 reason = backend.probe()
-            except Exception as error:  # a backend that cannot even be asked is one that cannot record
+            except Exception as error:  # noqa: BLE001 - a backend that cannot even be asked is one that cannot record
                 reason = describe_error(error)
             if reason is None:
                 self._backends[key] = backend
@@ -91,31 +95,47 @@ class Capturer:
         logger.warning("not recorded", **where, rank=self.origin.rank, reason=reason)
         self.changed()
 
+    @property
+    def armed_step(self) -> int | None:
+        """The step that the target is armed for, if it is armed."""
+        return self.step if self.machine.state == "armed" else None
+
+    def is_spent(self, step: int) -> bool:
+        """Whether the capture of this step has ended (by a cap, by its region) while windows of it were open that still are."""
+        self._spent = {ticket for ticket in self._spent if not ticket.closed}
+        return any(ticket.window.step == step for ticket in self._spent)
+
     # -- on this thread's turn
 
-    def arm(self, step: int, policy: Policy) -> Backend:
-        """Be armed for this step and policy, whatever was before. Raises what the backend raises."""
+    def arm(self, step: int, role: str | None, policy: Policy) -> None:
+        """Be armed for this step and policy, whatever was before. Raises what the backend raises, and is idle then."""
         backend = self._backends[_key(policy)]
         if self.machine.state == "armed":
             if self._armed_key == (step, _key(policy)):
-                return backend
-            self.to_idle("armed for something else")
+                return
+            self.to_idle(f"armed anew for step {step}")
         self.machine.check("arm")
         self.backend = backend
-        backend.arm()
-        self.machine.commit("arm", f"step {step}", step=step, rank=self.origin.rank, backend=backend.name)
-        self.armed_step, self._armed_key = step, (step, _key(policy))
+        try:
+            backend.arm()
+        except BaseException as error:  # KeyboardInterrupt too must not leave it half prepared
+            self.to_idle(describe_error(error))
+            raise
+        self._armed_key = (step, _key(policy))
+        self._commit("arm", step, role)
         self.changed()
-        return backend
 
     def to_idle(self, reason: str) -> None:
         """Leave whatever state there is; the backend lets go of what it holds."""
-        if self.backend is not None:
-            self.backend.abort()
-            self.backend = None
-        self.armed_step = self._armed_key = None
+        backend, self._armed_key = self.backend, None
+        if backend is not None:
+            try:
+                backend.abort()
+            except Exception as error:  # noqa: BLE001 - against its contract; the machine must not stay where it is for that
+                logger.warning("abort failed", backend=backend.name, reason=describe_error(error))
         if self.machine.state != "idle":
-            self.machine.commit("abort", "nobody", rank=self.origin.rank, reason=reason)
+            self._commit("abort", self.step, self.role, reason=reason)
+        self.backend = None
         self.changed()
 
     def open(self, ticket: Ticket, region: str | None = None) -> BaseException | None:
@@ -134,12 +154,14 @@ class Capturer:
             tries -= 1
             try:
                 values = capture.values or capture.claim()
-                self.arm(window.step, policy)
+                self.arm(window.step, window.role, policy)
                 self.machine.check("start")
                 backend.start(values)
-                self._commit("start", window, backend=backend.name)
+                self._commit("start", window.step, window.role)
                 break
-            except BaseException as error:  # KeyboardInterrupt in the middle of a start must not leave a profiler running
+            except (
+                BaseException
+            ) as error:  # KeyboardInterrupt in the middle of a start must not leave a profiler running
                 self.to_idle(describe_error(error))
                 busy = isinstance(error, Busy)
                 if busy:
@@ -161,24 +183,19 @@ class Capturer:
     def finish(self, capture: LocalCapture, ending: Ending) -> tuple[Later | None, BaseException | None]:
         """End the running capture: the hand-over now. Returns what submits its export after the turn, and what went wrong."""
         began = time.perf_counter()
-        backend, window = capture.backend, capture.window
-        if backend.thread_bound and capture.thread != threading.get_ident():
-            capture.request = capture.request or ending
-            logger.warning(
-                "stop posted",
-                step=window.step,
-                role=window.role,
-                reason=f"the capture belongs to thread {capture.thread}, the stop came from thread {threading.get_ident()}; "
-                "it is applied there at the next region, tick or window",
-            )
+        window = capture.window
+        if not capture.mine:
+            self._post_stop(capture, ending)
             return None, None
         self.capture = None
-        self.spent.update(ticket for ticket in capture.open if ticket.window.step == window.step)
+        if capture.region is None:
+            self._spent.update(ticket for ticket in list(capture.open) if capture.owns(ticket.window.step))
+        ended_ns = perf_counter_ns()
         try:
-            self._commit("stop", window, backend=backend.name, reason=ending.capped_by or ending.error)
+            self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
-            export = backend.stop(capture.place, capture.annotate())
-            self._commit("done", window, backend=backend.name)
+            export = capture.backend.stop(capture.place, capture.annotate())
+            self._commit("done", window.step, window.role)
             self.backend = None
         except BaseException as error:
             reason = describe_error(error)
@@ -190,32 +207,56 @@ class Capturer:
             return None, error
         finally:
             self.changed()
-        capture.end(perf_counter_ns(), ending)
+        capture.end(ended_ns, ending)
         capture.add_stall(time.perf_counter() - began)
         return lambda: self._export(capture, export), None
 
+    def _post_stop(self, capture: LocalCapture, ending: Ending) -> None:
+        """A stop from a thread that may not: the thread that may finds the request."""
+        if capture.request is None:
+            capture.request = ending
+            logger.warning(
+                "stop posted",
+                step=capture.window.step,
+                role=capture.window.role,
+                rank=self.origin.rank,
+                reason=f"the capture belongs to thread {capture.thread}, the stop came from thread {threading.get_ident()}; "
+                "it is applied there at the next region, tick or window",
+            )
+
+    def finish_and_post(self, capture: LocalCapture, ending: Ending) -> None:
+        """End the running capture to make room for the window that comes in, which its export does not hold up."""
+        later, _ = self.finish(capture, ending)
+        if later is not None:
+            self.post(later)
+
     def apply_request(self) -> None:
-        """At a window's edge or a region: end the capture where another thread asked for it."""
+        """At a window's edge: end the capture where another thread asked for it."""
         capture = self.capture
         if capture is not None and capture.request is not None:
-            later, _ = self.finish(capture, capture.request)
-            if later is not None:
-                self.post(later)
+            self.finish_and_post(capture, capture.request)
 
     # -- from anywhere
 
-    def cut(self, capture: LocalCapture, ending: Ending) -> None:
-        """End the capture from wherever this is called, if the turn can be had now; else the request waits for its owner."""
-        capture.request = capture.request or ending
+    def apply_here(self) -> None:
+        """At a region, a tick or the edge of a window: end the capture where that was asked for, and this thread may."""
+        capture = self.capture
+        if capture is not None and capture.request is not None and capture.mine:
+            self.cut(capture, capture.request)
+
+    def cut(self, capture: LocalCapture, ending: Ending, *, wait_seconds: float = 0.0) -> None:
+        """End the capture from wherever this is called, if the turn can be had soon; else the request waits for its owner."""
         try:
-            if not self.turn.take(0):
+            if not self.turn.take(wait_seconds):
+                capture.request = capture.request or ending
                 return
         except StateError:
+            capture.request = capture.request or ending
             return
         later: Later | None = None
         try:
             if capture is self.capture:
-                later, _ = self.finish(capture, ending)
+                later, _ = self.finish(capture, capture.request or ending)
         finally:
             self.turn.give()
         if later is not None:
@@ -224,27 +265,32 @@ class Capturer:
     def look_at_caps(self) -> None:
         """Has the running capture reached one of its bounds? Called from the background thread."""
         capture = self.capture
-        if capture is None or capture.request is not None:
+        if capture is None:
             return
-        reason = _cap_reached(capture)
-        if reason is None:
-            return
-        ending = Ending("complete", capped_by=reason)
-        logger.warning("cap hit", step=capture.window.step, role=capture.window.role, capped_by=reason)
-        if capture.backend.thread_bound:
-            capture.request = ending
-        else:
-            self.cut(capture, ending)
+        if capture.request is None:
+            reason = _cap_reached(capture)
+            if reason is None:
+                return
+            logger.warning("cap hit", step=capture.window.step, role=capture.window.role, capped_by=reason)
+            capture.request = Ending("complete", capped_by=reason)
+        self.apply_here()
 
     def _export(self, capture: LocalCapture, export: Export) -> None:
         mode = capture.policy.export
         if mode == "auto":
-            mode = capture.backend.export_mode()
-        window = capture.window
-        label = f"{window.name}/{self.origin.rank} of step {window.step}"
+            try:
+                mode = capture.backend.export_mode()
+            except Exception as error:  # noqa: BLE001 - the capture is there: exporting it in place is always possible
+                mode = "inline"
+                logger.warning("export in place", backend=capture.backend.name, reason=describe_error(error))
+        label = self._holder(capture.window.step, capture.window.role)
         self.exporting[capture] = label
         self._exporter.submit(
-            label, export, mode, lambda result: self._exported(capture, result), orphaned=capture.exported_by_orphan
+            label,
+            export,
+            mode,
+            lambda result: self._exported(capture, result),
+            orphaned=capture.exported_by_orphan,
         )
         self.changed()
 
@@ -252,7 +298,8 @@ class Capturer:
         window = capture.window
         self.exporting.pop(capture, None)
         if capture.exported(result):
-            self.recorded.add(window.step)
+            self._recorded.add(window.step)
+            self.recorded = tuple(sorted(self._recorded))
             size = sum(artifact.bytes for artifact in result.artifacts)
             logger.info(
                 "exported",
@@ -266,12 +313,20 @@ class Capturer:
             self.note(f"export: {result.error}", window)
         self.changed()
 
-    def _commit(self, trigger: str, window: Window, *, backend: str, reason: str | None = None) -> None:
-        holder = f"{window.name}/{self.origin.rank} of step {window.step}"
+    def _commit(self, trigger: str, step: int | None, role: str | None, *, reason: str | None = None) -> None:
         self.machine.commit(
-            trigger, holder, step=window.step, role=window.role, rank=self.origin.rank, backend=backend, reason=reason
+            trigger,
+            self._holder(step, role),
+            step=step,
+            role=role,
+            rank=self.origin.rank,
+            backend=None if self.backend is None else self.backend.name,
+            reason=reason,
         )
-        self.armed_step = self._armed_key = None
+        self.step, self.role = (None, None) if self.machine.state == "idle" else (step, role)
+
+    def _holder(self, step: int | None, role: str | None) -> str:
+        return f"{role or WHOLE_STEP}/{self.origin.rank} of step {step}"
 
     def give_up(self, capture: LocalCapture, reason: str, status: Outcome = "failed") -> None:
         """A capture that cannot be stopped from here: let go of it, and say so."""
@@ -290,7 +345,7 @@ def _cap_reached(capture: LocalCapture) -> str | None:
     policy = capture.policy
     if policy.max_seconds is not None and time.monotonic() - capture.started >= policy.max_seconds:
         return "max_seconds"
-    if policy.max_bytes is not None and (capture.backend.bytes_so_far() or 0) >= policy.max_bytes:
+    if policy.max_bytes is not None and capture.bytes_so_far() >= policy.max_bytes:
         return "max_bytes"
     memory = available_and_total()
     if memory is not None and memory[0] < policy.min_free_memory.bytes_of(memory[1]):

@@ -57,7 +57,9 @@ def _checked(identity: Identity) -> Identity:
     rank, world = identity.rank, identity.world_size
     if isinstance(rank, int) and not 0 <= rank < (world if world is not None else rank + 1):
         nearest = max(min(rank, (world or 1) - 1), 0)
-        raise ConfigError(f"rank = {rank} ({identity.source}): a world of {world} has the ranks 0 to {(world or 1) - 1}; nearest: {nearest}")
+        raise ConfigError(
+            f"rank = {rank} ({identity.source}): a world of {world} has the ranks 0 to {(world or 1) - 1}; nearest: {nearest}"
+        )
     return identity
 
 
@@ -65,7 +67,9 @@ def _number(name: str, environ: Mapping[str, str]) -> int:
     try:
         return int(environ[name])
     except ValueError:
-        raise ConfigError.at(f"${name}", environ[name], "expected a whole number, as launchers set it") from None
+        raise ConfigError.at(
+            f"${name}", environ[name], "expected a whole number, as launchers set it"
+        ) from None
 
 
 def _distributed() -> tuple[int, int] | None:

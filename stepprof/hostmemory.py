@@ -13,7 +13,11 @@ __all__ = ["available_and_total"]
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory.stat")),
+    (
+        Path("/sys/fs/cgroup/memory.max"),
+        Path("/sys/fs/cgroup/memory.current"),
+        Path("/sys/fs/cgroup/memory.stat"),
+    ),
     (
         Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
         Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -30,7 +34,9 @@ def available_and_total() -> tuple[int, int] | None:
 
 def _host() -> tuple[int, int] | None:
     text = _read(_MEMINFO)
-    sizes = {key: int(kilobytes) * 1024 for key, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+    sizes = {
+        key: int(kilobytes) * 1024 for key, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)
+    }
     if "MemAvailable" in sizes and "MemTotal" in sizes:
         return sizes["MemAvailable"], sizes["MemTotal"]
     return None

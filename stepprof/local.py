@@ -7,13 +7,12 @@ at the wrong time is refused with a reason and touches nothing.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from stepprof.capture import Ending, LocalCapture, Ticket
+from stepprof.capture import Ending, LeftOpen, LocalCapture, Ticket
 from stepprof.capturing import Capturer, Later
 from stepprof.errors import BackendError, StateError, StepprofError
 from stepprof.log import logger
@@ -68,42 +67,49 @@ class LocalTarget:
 
     # -- windows
 
-    def arm(self, step: int, policy: Policy) -> None:
+    def arm(self, step: int, role: str | None, policy: Policy) -> None:
         """Prepare for a step that is about to come. A hint: it never waits and never fails the caller."""
         if not self._take(0):
             return
         try:
             self.capturer.apply_request()
             if self.capturer.machine.state in ("idle", "armed") and self.capturer.probe(policy) is None:
-                self.capturer.arm(step, policy)
-        except Exception as error:  # entering tries once again, and tells
-            self.capturer.to_idle(describe_error(error))
+                self.capturer.arm(step, role, policy)
+        except Exception as error:  # noqa: BLE001 - entering tries once again, and tells
             self.capturer.note(f"arm for step {step}: {describe_error(error)}")
         finally:
             self.capturer.turn.give()
 
-    def enter(self, window: Window, policy: Policy, *, wait_seconds: float, waited_seconds: float = 0.0) -> Ticket | None:
+    def enter(
+        self, window: Window, policy: Policy, *, wait_seconds: float, waited_seconds: float = 0.0
+    ) -> Ticket:
         """A selected window comes in.
 
         Args:
-            wait_seconds: how long to wait for a hand-over on another thread; past it the answer is None.
+            wait_seconds: how long to wait for a hand-over on another thread; past it the window is skipped.
             waited_seconds: how long the caller has waited already.
         """
-        ticket = Ticket(window=window, policy=policy, start_ns=perf_counter_ns())
-        began = time.perf_counter()
+        ticket = Ticket(
+            window=window, policy=policy, start_ns=perf_counter_ns(), waited_seconds=waited_seconds
+        )
+        turn = self.capturer.turn
         try:
-            if not self.capturer.turn.take(wait_seconds):
-                return None
+            taken = turn.take(0)
+            if not taken:
+                began = time.perf_counter()
+                taken = turn.take(wait_seconds)
+                ticket.waited_seconds += time.perf_counter() - began
         except StateError as error:
             return self._skip(ticket, str(error))
-        waited_seconds += time.perf_counter() - began
+        if not taken:
+            return self._skip(
+                ticket, f"the hand-over of another thread did not end within {ticket.waited_seconds:.3g} s"
+            )
         failure: BaseException | None = None
         try:
             self.capturer.apply_request()
             ticket.start_ns = perf_counter_ns()
             failure = self._admit(ticket)
-            if ticket.record is not None:
-                ticket.record["wait_seconds"] = round(waited_seconds, 6)
         finally:
             self.capturer.turn.give()
         self._raise_if_strict(failure)
@@ -112,9 +118,12 @@ class LocalTarget:
     def _admit(self, ticket: Ticket) -> BaseException | None:
         """What becomes of a selected window, on this thread's turn."""
         capture, window, policy = self.capturer.capture, ticket.window, ticket.policy
+        if capture is not None and capture.held and not capture.awaits(window.step):
+            self.capturer.finish_and_post(capture, Ending("complete"))
+            capture = self.capturer.capture
         if capture is not None:
             capture.join(ticket)
-        elif any(spent.window.step == window.step for spent in self.capturer.spent):
+        elif self.capturer.is_spent(window.step):
             self._skip(ticket, f"the capture of step {window.step} has ended already")
         elif policy.schedule is not None or policy.capture_per == "region":
             self.watch.add(ticket)
@@ -123,11 +132,8 @@ class LocalTarget:
             return self.capturer.open(ticket)
         return None
 
-    def skip(self, window: Window, policy: Policy, reason: str) -> Ticket:
-        """A window that is not captured: a ticket that holds nothing, and the reason in the manifest."""
-        return self._skip(Ticket(window=window, policy=policy, start_ns=perf_counter_ns()), reason)
-
     def _skip(self, ticket: Ticket, reason: str) -> Ticket:
+        """It is not captured: a ticket that holds nothing, and the reason in the manifest."""
         self.capturer.note(reason, ticket.window)
         tell(ticket, self._origin, self._background.post, "skipped", reason)
         return ticket
@@ -139,34 +145,55 @@ class LocalTarget:
             logger.warning("stop refused", step=ticket.window.step, role=ticket.window.role, reason=reason)
             return
         ticket.closed = True
-        capture = ticket.capture
         later: Later | None = None
         failure: BaseException | None = None
-        if self._take(ticket.policy.engine_stop_timeout_seconds):
-            try:
-                self.capturer.spent.discard(ticket)
-                if ticket in self.watch.tickets:
-                    later, failure = self.watch.remove(ticket, "its window ended")
-                elif capture is not None:
-                    capture.leave(ticket, end_ns)
-                    if capture is self.capturer.capture and self._ends_with(capture, ticket):
-                        later, failure = self.capturer.finish(capture, Ending("complete"))
-            finally:
-                if error is not None:
-                    ticket.tell_body_error(error)
-                self.capturer.turn.give()
-        elif capture is not None:
-            capture.request = capture.request or Ending("complete")
+        try:
+            if ticket in self.watch.tickets:
+                later, failure = self._leave_watch(ticket)
+            elif ticket.capture is not None:
+                later, failure = self._leave(ticket.capture, ticket, error, end_ns)
+        finally:
+            if error is not None:
+                ticket.tell_error(error)
         if later is not None:
             later()
         if error is None:
             self._raise_if_strict(failure)
 
+    def _leave(
+        self, capture: LocalCapture, ticket: Ticket, error: BaseException | None, end_ns: int
+    ) -> tuple[Later | None, BaseException | None]:
+        """A window goes out of a capture; of one that is over it has nothing to wait for."""
+        ending = Ending("partial", error=str(error)) if isinstance(error, LeftOpen) else Ending("complete")
+        running = capture is self.capturer.capture
+        taken = running and self._take(ticket.policy.engine_stop_timeout_seconds)
+        try:
+            capture.leave(ticket, end_ns)
+            if capture is self.capturer.capture and self._ends_with(capture, ticket):
+                if taken:
+                    return self.capturer.finish(capture, ending)
+                capture.request = capture.request or ending
+        finally:
+            if taken:
+                self.capturer.turn.give()
+        return None, None
+
+    def _leave_watch(self, ticket: Ticket) -> tuple[Later | None, BaseException | None]:
+        """A window of which regions are captured goes out."""
+        taken = self._take(ticket.policy.engine_stop_timeout_seconds)
+        try:
+            return self.watch.remove(ticket, "its window ended", may_stop=taken)
+        finally:
+            if taken:
+                self.capturer.turn.give()
+
     @staticmethod
     def _ends_with(capture: LocalCapture, ticket: Ticket) -> bool:
         """Whether the capture ends now that this window has gone."""
         step = ticket.window.step
-        if capture.region is not None or any(other.window.step in (step, capture.window.step) for other in capture.open):
+        if capture.region is not None or any(
+            other.window.step in (step, capture.window.step) for other in list(capture.open)
+        ):
             return False
         if not capture.policy.join_steps:
             return step == capture.window.step
@@ -179,8 +206,10 @@ class LocalTarget:
         """A window that is not selected comes in: what was kept open or armed for a step before it, ends."""
         capture = self.capturer.capture
         armed = self.capturer.armed_step
-        if capture is not None and capture.policy.join_steps and not capture.open and capture.region is None:
-            self.capturer.cut(capture, Ending("complete"))
+        if capture is not None:
+            self.capturer.apply_here()
+            if capture.held and step not in capture.policy.steps:
+                self.capturer.cut(capture, Ending("complete"))
         elif armed is not None and step > armed and self._take(0):
             try:
                 if self.capturer.machine.state == "armed":
@@ -192,18 +221,20 @@ class LocalTarget:
 
     def tick(self) -> None:
         """Apply what was requested from another thread, if this is the thread that can."""
-        capture = self.capturer.capture
-        if capture is not None and capture.request is not None:
-            self.capturer.cut(capture, capture.request)
+        self.capturer.apply_here()
 
     def ask_owner(self, reason: str, timeout: float) -> None:
         """Before the end: a capture that only its own thread can stop is asked to end there, at the next region, tick or window."""
         capture = self.capturer.capture
-        if capture is None or not capture.backend.thread_bound or capture.thread == threading.get_ident():
+        if capture is None or capture.mine:
             return
         capture.request = capture.request or Ending("partial", error=reason)
         deadline = time.monotonic() + timeout
-        while self.capturer.capture is capture and capture.thread in sys._current_frames() and time.monotonic() < deadline:
+        while (
+            self.capturer.capture is capture
+            and capture.thread in sys._current_frames()
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
 
     def abort(self, reason: str, timeout: float) -> None:
@@ -213,16 +244,16 @@ class LocalTarget:
         later: Later | None = None
         try:
             for ticket in list(self.watch.tickets):
-                result, _ = self.watch.remove(ticket, reason)
+                result, _ = self.watch.remove(ticket, reason, may_stop=True)
                 later = later or result
             capture = self.capturer.capture
             if capture is None:
                 self.capturer.to_idle(reason)
-            elif capture.backend.thread_bound and capture.thread != threading.get_ident():
+            elif not capture.mine:
                 self.capturer.give_up(capture, f"{reason}, on another thread than the one that recorded")
             else:
-                held = capture.policy.join_steps and not capture.open
-                later, _ = self.capturer.finish(capture, Ending("complete") if held else Ending("partial", error=reason))
+                ending = Ending("complete") if capture.held else Ending("partial", error=reason)
+                later, _ = self.capturer.finish(capture, ending)
         finally:
             self.capturer.turn.give()
         if later is not None:
@@ -237,7 +268,7 @@ class LocalTarget:
     def _changed(self) -> None:
         on = self.capturer.capture is not None or bool(self.watch.tickets)
         self._recorder.hook = self._hook if on else None
-        self._background.watchful = on
+        self._background.watch(on)
         self._tell_changed()
 
     def _raise_if_strict(self, failure: BaseException | None) -> None:

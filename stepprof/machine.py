@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import cast
+from contextlib import suppress
 
 from transitions import Machine, MachineError
 
@@ -79,7 +79,9 @@ class TargetMachine:
         try:
             self._machine.events[trigger].trigger(self)
         except (MachineError, KeyError) as error:
-            raise StateError(f"{self.target}: cannot {trigger} while {source} (held by {self.holder})") from error
+            raise StateError(
+                f"{self.target}: cannot {trigger} while {source} (held by {self.holder})"
+            ) from error
         self.holder = "nobody" if self.state == "idle" else holder
         self.since = time.monotonic()
         entries = {key: value for key, value in fields.items() if value is not None}
@@ -92,35 +94,42 @@ class TargetMachine:
 
 
 class Turn:
-    """Who may act on a target: a lock that knows its owner."""
+    """Who may act on a target: a lock that tells a thread which comes back into its own act from one that may begin."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
+        # reentrant, so that a signal handler that interrupts `take` or `give` at any bytecode can neither deadlock nor act twice
+        self._lock = threading.RLock()
+        self._acting = False
 
     def take(self, timeout: float) -> bool:
         """Wait for the turn, ``timeout`` seconds at most (0: do not wait). Raises StateError where this thread has it already."""
-        me = threading.get_ident()
-        if self._owner == me:
-            raise StateError("this thread is already acting on the target: a handler that comes in between can only post a request")
         taken = self._lock.acquire(timeout=timeout) if timeout > 0 else self._lock.acquire(blocking=False)
         if taken:
-            self._owner = me
+            if self._acting:
+                self._lock.release()
+                raise StateError(
+                    "this thread is already acting on the target: a handler that comes in between can only post a request"
+                )
+            self._acting = True
         return taken
 
     def give(self) -> None:
         """End the turn."""
-        self._owner = None
+        self._acting = False
         self._lock.release()
+
+    def reclaim(self) -> None:
+        """Let go of whatever this thread still has: an interrupt came between an act and its end, and nobody will end it."""
+        if self._lock.acquire(blocking=False):
+            self._acting = False
+            with suppress(RuntimeError):  # raised by the release that is one too many: then it is free
+                while True:
+                    self._lock.release()
 
     @property
     def taken(self) -> bool:
-        """Whether anybody acts now."""
-        return self._lock.locked()
-
-    @property
-    def mine(self) -> bool:
-        """Whether this thread has the turn."""
-        return self._owner == threading.get_ident()
-
-
+        """Whether another thread acts now."""
+        if not self._lock.acquire(blocking=False):
+            return True
+        self._lock.release()
+        return False

@@ -59,7 +59,9 @@ class Origin:
         }
 
 
-def window_record(origin: Origin, window: Window, *, status: Outcome, start_ns: int, **fields: Any) -> dict[str, Any]:
+def window_record(
+    origin: Origin, window: Window, *, status: Outcome, start_ns: int, **fields: Any
+) -> dict[str, Any]:
     """A window's entry in the manifest; ``start_ns`` is a ``perf_counter_ns`` reading."""
     record: dict[str, Any] = {
         "role": window.role,
@@ -120,7 +122,9 @@ class Fragment:
 
     def _claim(self) -> Claim:
         if self.claim is None:
-            self.claim = self._origin.run.claim(self._window.step, self._window.role, self._origin.rank, self._content())
+            self.claim = self._origin.run.claim(
+                self._window.step, self._window.role, self._origin.rank, self._content()
+            )
         return self.claim
 
     def save(self) -> None:
@@ -136,7 +140,9 @@ class Fragment:
                 else:
                     self.claim.write(self._content())
         except OSError as error:
-            logger.warning("manifest not written", step=self._window.step, role=self._window.role, reason=str(error))
+            logger.warning(
+                "manifest not written", step=self._window.step, role=self._window.role, reason=str(error)
+            )
 
     def write_as_orphan(self) -> None:
         """Write it in a forked child: without the lock and the log, which threads of the parent may have held at the fork."""
@@ -154,17 +160,28 @@ class Fragment:
             "writer": origin.writer,
             "windows": [dict(record) for record in self.windows],
             "engines": [],
-            "clocks": [{"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"}],
+            "clocks": [
+                {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"}
+            ],
         }
 
 
-def tell(ticket: Ticket, origin: Origin, post: Callable[[Callable[[], object]], None], status: Outcome, reason: str) -> None:
+def tell(
+    ticket: Ticket, origin: Origin, post: Callable[[Callable[[], object]], None], status: Outcome, reason: str
+) -> None:
     """Write into the manifest of its step why a window was not captured, in a fragment of its own."""
     fragment = Fragment(origin, ticket.window, post)
     now = origin.unix_ns(time.perf_counter_ns())
     backend = "+".join(ticket.policy.backend)
     record = window_record(
-        origin, ticket.window, status=status, start_ns=ticket.start_ns, backend=backend, error=reason, end_unix_ns=now
+        origin,
+        ticket.window,
+        status=status,
+        start_ns=ticket.start_ns,
+        backend=backend,
+        error=reason,
+        end_unix_ns=now,
+        wait_seconds=round(ticket.waited_seconds, 6),
     )
     fragment.windows.append(record)
     ticket.record, ticket.fragment = record, fragment

@@ -37,13 +37,20 @@ class RegionWatch:
         if ticket.policy.schedule is not None:
             self._arm(ticket)
 
-    def remove(self, ticket: Ticket, reason: str) -> tuple[Later | None, BaseException | None]:
-        """It goes out, on this thread's turn; a capture that a region of it left running ends."""
+    def remove(
+        self, ticket: Ticket, reason: str, *, may_stop: bool
+    ) -> tuple[Later | None, BaseException | None]:
+        """It goes out; a capture that a region of it left running ends, now where it may stop (on this thread's turn)."""
         self.tickets.remove(ticket)
         capturer = self._capturer
         capture = capturer.capture
         if capture is not None and capture.opener is ticket:
-            return capturer.finish(capture, Ending("partial", error=f"{capture.region} had not ended when {reason}"))
+            ending = Ending("partial", error=f"{capture.region} had not ended when {reason}")
+            if may_stop:
+                return capturer.finish(capture, ending)
+            capture.request = capture.request or ending
+        elif may_stop and capturer.machine.state == "armed" and capturer.armed_step == ticket.window.step:
+            capturer.to_idle(f"no further region came before {reason}")
         if not ticket.captured and not ticket.refused:
             schedule = ticket.policy.schedule
             names = " or ".join([schedule.region] if schedule else ticket.policy.regions)
@@ -80,7 +87,7 @@ class RegionWatch:
         capturer = self._capturer
         capture = capturer.capture
         if last and capture is not None and capture.opener is ticket and capture.region is not None:
-            capturer.cut(capture, Ending("complete"))
+            capturer.cut(capture, Ending("complete"), wait_seconds=TURN_SECONDS)
 
     def _of(self, name: str) -> Ticket | None:
         """The window that this region counts for: the one it is in, by its context."""
@@ -92,6 +99,8 @@ class RegionWatch:
         return wanted[-1] if wanted else None
 
     def _open(self, ticket: Ticket, name: str) -> bool:
+        if ticket.refused:  # told once; a loop of a thousand mini-batches is not told a thousand times
+            return False
         try:
             if not self._capturer.turn.take(TURN_SECONDS):
                 return False
@@ -101,7 +110,7 @@ class RegionWatch:
             if self._capturer.capture is not None:
                 return False
             failed = self._capturer.open(ticket, name) is not None
-            ticket.refused = ticket.refused or failed
+            ticket.refused = failed
             return not failed
         finally:
             self._capturer.turn.give()
@@ -121,9 +130,8 @@ class RegionWatch:
         if capturer.capture is not None or capturer.probe(ticket.policy) is not None:
             return
         try:
-            capturer.arm(ticket.window.step, ticket.policy)
-        except Exception as error:  # the first entry tries once again, and tells
-            capturer.to_idle(describe_error(error))
+            capturer.arm(ticket.window.step, ticket.window.role, ticket.policy)
+        except Exception as error:  # noqa: BLE001 - the first entry tries once again, and tells
             capturer.note(describe_error(error), ticket.window)
 
 
@@ -143,9 +151,7 @@ class RegionHook:
     def enter(self, name: str, lane: bool) -> object:
         """A region begins; the answer is handed to `exit`."""
         capturer = self._capturer
-        capture = capturer.capture
-        if capture is not None and capture.request is not None:
-            capturer.cut(capture, capture.request)
+        capturer.apply_here()
         entry = self._watch.enter(name) if self._watch.tickets else None
         capture = capturer.capture
         mark: Any = None
@@ -154,7 +160,7 @@ class RegionHook:
                 mark = capture.backend.mark(name)
                 if mark is not None:
                     mark.__enter__()
-            except Exception as error:  # a range that is missing from a trace must not end the region
+            except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
                 mark = None
                 self._tell_once(error)
         return mark, lane, entry
@@ -165,14 +171,13 @@ class RegionHook:
         if mark is not None:
             try:
                 mark.__exit__(None, None, None)
-            except Exception as error:  # as above
+            except Exception as error:  # noqa: BLE001 - as above
                 self._tell_once(error)
         capture = self._capturer.capture
         if capture is not None:
             if lane or span[7]:
                 capture.annotations.append(span)
-            if capture.request is not None:
-                self._capturer.cut(capture, capture.request)
+            self._capturer.apply_here()
         if entry is not None:
             self._watch.exit(entry)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from stepprof import ending
 from stepprof.background import Background
-from stepprof.capture import Ticket
+from stepprof.capture import LeftOpen, Ticket
 from stepprof.config import Config, Policy, load, role_name
 from stepprof.current import cell
 from stepprof.environment import Identity, find_identity
@@ -28,7 +28,7 @@ from stepprof.errors import ConfigError, StateError, StepprofError
 from stepprof.export import Exporter
 from stepprof.local import LocalTarget
 from stepprof.log import logger
-from stepprof.records import Origin
+from stepprof.records import Origin, describe_error
 from stepprof.rundir import RunDir, open_run
 from stepprof.sources import KEY_OF_VARIABLE
 from stepprof.spans import Recorder, SpanFile
@@ -43,6 +43,9 @@ OWNER_SECONDS = 2.0
 """How long the end of a run waits for the thread that alone can stop a capture."""
 
 ALWAYS_QUIET = (-math.inf, math.inf)
+
+TOLD = 64
+"""Wrong steps and roles that a session tells of, each once; more would be a line per step."""
 
 _starting = threading.Lock()
 
@@ -65,12 +68,15 @@ class Session:
         self._came: dict[str | None, set[int]] = {}
         self._left_open: dict[tuple[int, str | None], Any] = {}
         self._told: set[str] = set()
-        self._publishing = threading.Lock()
+        # reentrant: a signal handler may come in between
+        self._publishing = threading.RLock()
         self.recorder = Recorder(keep=config.spans)
         self.exporter = Exporter()
         header = {"run_id": run.run_id, "rank": identity.rank, "world_size": identity.world_size}
         origin = Origin(run, identity.rank, identity.world_size)
-        self._spans = SpanFile(lambda: run.spans_path(origin.rank), {**header, "host": origin.host, "pid": origin.pid})
+        self._spans = SpanFile(
+            lambda: run.spans_path(origin.rank), {**header, "host": origin.host, "pid": origin.pid}
+        )
         self.background = Background(self._chores)
         self.recorder.wake = self.background.wake
         self._origin = origin
@@ -105,11 +111,14 @@ class Session:
             if role is not None:
                 role_name(role)
         except ConfigError as error:
-            self.quiet[role] = ALWAYS_QUIET
             self._refuse_once(str(error))
             return None
         policy = self.policy(role)
-        if policy.steps.is_none or not policy.enabled or (self.identity.final and not self._selects_rank(policy)):
+        if (
+            policy.steps.is_none
+            or not policy.enabled
+            or (self.identity.final and not self._selects_rank(policy))
+        ):
             self.quiet[role] = ALWAYS_QUIET
             return None
         if step not in policy.steps:
@@ -117,6 +126,7 @@ class Session:
             self.quiet[role] = (step, math.inf if following is None else following)
             return None
         self._look_for_rank()
+        policy = self.policy(role)
         return policy if self._selects_rank(policy) else None
 
     def policy(self, role: str | None) -> Policy:
@@ -124,21 +134,34 @@ class Session:
         policy = self.config.policy(role)
         return policy if self.identity.records else dataclasses.replace(policy, backend=("null",))
 
-    def enter(self, step: int, role: str | None, version: int | str | None, waited_seconds: float) -> Ticket | None:
+    def enter(
+        self, step: int, role: str | None, version: int | str | None, waited_seconds: float
+    ) -> Ticket | None:
         """A window that may be selected comes in; its ticket, if it is."""
+        ticket: Ticket | None = self._guard(lambda: self._enter(step, role, version, waited_seconds))
+        return ticket
+
+    def _enter(
+        self, step: int, role: str | None, version: int | str | None, waited_seconds: float
+    ) -> Ticket | None:
         policy = self.select(step, role)
         if policy is None:
             if not self.calm:
-                self._guard(lambda: self.local.pass_by(step))
+                self.local.pass_by(step)
             return None
         window = self._window(step, role, version)
         bound = max(policy.engine_stop_timeout_seconds - waited_seconds, 0.0)
-        enter = self.local.enter
-        ticket: Ticket | None = self._guard(lambda: enter(window, policy, wait_seconds=bound, waited_seconds=waited_seconds))
-        return ticket
+        return self.local.enter(window, policy, wait_seconds=bound, waited_seconds=waited_seconds)
 
-    async def handed_over(self, role: str | None) -> float:
-        """Wait, without blocking the event loop, until no other thread hands a capture over; the seconds that took."""
+    async def handed_over(self, step: object, role: object) -> float:
+        """Before a selected window: wait, without blocking the event loop, until no other thread hands a capture over.
+
+        Returns:
+            The seconds that took.
+        """
+        number = self.step_number(step)
+        if number is None or not (role is None or isinstance(role, str)) or self.select(number, role) is None:
+            return 0.0
         began = time.perf_counter()
         bound = self.config.policy(role).engine_stop_timeout_seconds
         while self.local.capturer.turn.taken and time.perf_counter() - began < bound:
@@ -158,14 +181,17 @@ class Session:
         """The step before a selected one is over in this role: arm for it."""
         policy = self.policy(role)
         if policy.enabled and step in policy.steps and self._selects_rank(policy):
-            self._guard(lambda: self.local.arm(step, policy))
+            self._guard(lambda: self.local.arm(step, role, policy))
 
     def _window(self, step: int, role: str | None, version: int | str | None) -> Window:
-        self._came.setdefault(role, set()).add(step)
-        occurrence = self._occurrences.get((step, role), 0) + 1
-        if len(self._occurrences) > 256:
-            self._occurrences = {key: count for key, count in self._occurrences.items() if key[0] >= step - 8}
-        self._occurrences[step, role] = occurrence
+        with self._publishing:
+            self._came.setdefault(role, set()).add(step)
+            occurrence = self._occurrences.get((step, role), 0) + 1
+            if len(self._occurrences) > 256:
+                self._occurrences = {
+                    key: count for key, count in self._occurrences.items() if key[0] >= step - 8
+                }
+            self._occurrences[step, role] = occurrence
         return Window(step=step, role=role, occurrence=occurrence, version=version)
 
     def _guard(self, act: Any) -> Any:
@@ -176,7 +202,7 @@ class Session:
             if self.config.strict:
                 raise
             logger.warning("not recorded", exc_info=True)
-        except Exception:  # the promise: no exception of ours in the user's loop
+        except Exception:
             if self.config.strict:
                 raise
             logger.warning("internal error", exc_info=True)
@@ -189,7 +215,9 @@ class Session:
 
     def _selects_rank(self, policy: Policy) -> bool:
         rank = self.identity.rank
-        return policy.enabled and (rank in policy.ranks if isinstance(rank, int) else not policy.ranks.is_none)
+        return policy.enabled and (
+            rank in policy.ranks if isinstance(rank, int) else not policy.ranks.is_none
+        )
 
     def _look_for_rank(self) -> None:
         """Asked again at each selected step: torch.distributed may have come up since `init`."""
@@ -203,7 +231,9 @@ class Session:
             logger.warning("ranks", reason=str(error))
             return
         if identity.final:
-            logger.info("rank known", rank=identity.rank, world_size=identity.world_size, source=identity.source)
+            logger.info(
+                "rank known", rank=identity.rank, world_size=identity.world_size, source=identity.source
+            )
             self.identity = identity
             self._origin.rank, self._origin.world_size = identity.rank, identity.world_size
             self.local.capturer.machine.target = f"rank-{identity.rank}"
@@ -223,36 +253,41 @@ class Session:
             self._refuse_once(f"role = {role!r}: expected a name or None")
 
     def _refuse_once(self, reason: str) -> None:
-        if reason not in self._told:
+        if self.config.strict or (reason not in self._told and len(self._told) < TOLD):
             self._told.add(reason)
             self.refuse("window", reason)
 
     # -- windows left open by start()
 
-    def close_left_open(self, window: Any, role: str | None) -> None:
+    def close_left_open(self, window: Any, role: object) -> None:
         """The next start() of a role in this thread or task: what the one before left open is closed as partial."""
+        if not (role is None or isinstance(role, str)):
+            return
         key = (self.recorder.task_id() or threading.get_ident(), role)
         left = self._left_open.get(key)
         if left is not None and left is not window and left._start:
-            left.stop(StateError("the window was left open, and closed by the next start of its role"))
+            left.stop(LeftOpen("the window was left open, and closed by the next start of its role"))
         self._left_open[key] = window
 
     def forget_left_open(self, window: Any) -> None:
         """A window that start() opened was stopped."""
-        for key in [key for key, other in self._left_open.items() if other is window]:
-            del self._left_open[key]
+        for key in [key for key, other in list(self._left_open.items()) if other is window]:
+            self._left_open.pop(key, None)
 
     def step_number(self, step: object) -> int | None:
         """A step as a plain number: numpy's and torch's integers too. None, told once, for what is none."""
         try:
-            number = self.last_step if step is None else operator.index(step)  # type: ignore[arg-type]
-        except Exception as error:  # a text, a tensor of two elements, what a step callable raised
-            self._refuse_once(f"step = {error if isinstance(step, Exception) else step!r}: expected a whole number: {error}")
+            number = self.last_step if step is None else int(operator.index(step))  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001 - a text, a tensor of two elements, what a step callable raised
+            what = (
+                f"what finds it raised {describe_error(step)}" if isinstance(step, Exception) else f"{error}"
+            )
+            self._refuse_once(f"step: expected a whole number: {what}")
             return None
         if number is None:
             self._refuse_once("step = None: no step was entered in this process before")
         elif number < 0:
-            self._refuse_once(f"step = {number}: expected a number from 0 on")
+            self._refuse_once("step: a negative number; expected one from 0 on")
             return None
         return number
 
@@ -266,14 +301,14 @@ class Session:
             self.calm = self.local.calm
             cell.state = State(
                 status=machine.state,
-                step=capture.window.step if capture is not None else capturer.armed_step,
-                role=capture.window.role if capture is not None else None,
+                step=capturer.step,
+                role=capturer.role,
                 rank=self.identity.rank,
                 backend=capturer.backend.name if capturer.backend is not None else None,
                 since=machine.since,
                 pending_exports=tuple(capturer.exporting.copy().values()),
                 last_error=capturer.last_error,
-                recorded_steps=tuple(sorted(capturer.recorded)),
+                recorded_steps=capturer.recorded,
             )
         ending.guard(capture is not None)
 
@@ -288,7 +323,9 @@ class Session:
         """In a forked child: this is the parent's session."""
         self._closed = True
 
-    def shutdown(self, timeout: float | None = None, *, reason: str = "the run ended while it was recording") -> None:
+    def shutdown(
+        self, timeout: float | None = None, *, reason: str = "the run ended while it was recording"
+    ) -> None:
         """Close what is open, wait ``timeout`` seconds for the exports, write what is left. Idempotent."""
         if self._closed:
             return
@@ -309,15 +346,17 @@ class Session:
         ending.unwatch(self)
 
     def _tell_what_never_came(self) -> None:
+        """Steps asked for by number of which no window came in; for a role that the configuration names, none of that role."""
+        told = None
         for role in (None, *self.config.roles):
             policy = self.config.policy(role)
-            if not self._selects_rank(policy) or (role is None and self.config.roles and not self._came.get(None)):
-                continue
             came = set().union(*self._came.values()) if role is None else self._came.get(role, set())
             missing = policy.steps.without(came)
-            steps = [step for step in missing.listed()] if not missing.is_none else []
-            if steps:
-                logger.warning("selected steps never came", steps=str(missing), role=role, rank=self.identity.rank)
+            if self._selects_rank(policy) and not missing.is_none and missing != told:
+                logger.warning(
+                    "selected steps never came", steps=str(missing), role=role, rank=self.identity.rank
+                )
+                told = told or missing
 
 
 def init(
@@ -344,7 +383,9 @@ def init(
             ``output_dir`` cannot be written.
     """
     settled = load(config)
-    configured = config is not None or any(os.environ.get(name) for name in ("STEPPROF_CONFIG", *KEY_OF_VARIABLE))
+    configured = config is not None or any(
+        os.environ.get(name) for name in ("STEPPROF_CONFIG", *KEY_OF_VARIABLE)
+    )
     with _starting:
         session = cell.session
         if session is not None:
@@ -402,5 +443,3 @@ def _describe(config: Config) -> dict[str, object]:
         "versions": versions,
         "config": config.to_dict(),
     }
-
-

@@ -97,7 +97,7 @@ class StepWindow:
         session = cell.session
         waited = 0.0
         if session is not None and not session.calm:
-            waited = await session.handed_over(self._role)
+            waited = await session.handed_over(self._step, self._role)
         return self.__enter__(waited)
 
     async def __aexit__(
