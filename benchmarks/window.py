@@ -25,6 +25,7 @@ CLOCKS = {
     "wall_seconds": "wall",
 }
 GROUP = "a recorded window of {operations:,} small ops, {clock}"
+"""An operation is a call of ``add_`` with a number, which torch records as five events."""
 
 
 def measure_window(*, quick: bool, rounds: int | None = None) -> tuple[list[Row], dict[str, str]]:
@@ -132,8 +133,9 @@ def _note(variant: str, results: list[dict[str, object]]) -> str:
     if variant != "stepprof":
         return ""
     pending = sum(bool(result["pending_before_finish"]) for result in results)
+    child = min(float(str(result["children_seconds"])) for result in results)
     finish = max(float(str(result["finish_seconds"])) for result in results)
     return (
         f"shutdown took {finish:.3f} s at most and is counted; exports were still running at the loop's end "
-        f"in {pending} of {len(results)} rounds"
+        f"in {pending} of {len(results)} rounds; the child that exports needs {child:.2f} s of another core"
     )

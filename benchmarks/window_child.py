@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -99,6 +100,7 @@ def run(variant: str, *, operations: int, steps: int, folder: Path) -> dict[str,
     finish()
     read()
     first, last = readings[0], readings[-1]
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
     files = [
         path for path in folder.rglob("*") if ".trace.json" in path.name or path.name.endswith(".json.gz")
     ]
@@ -107,6 +109,7 @@ def run(variant: str, *, operations: int, steps: int, folder: Path) -> dict[str,
         "wall_seconds": last[0] - first[0],
         "thread_seconds": last[1] - first[1],
         "process_seconds": last[2] - first[2],
+        "children_seconds": children.ru_utime + children.ru_stime,
         "step_seconds": [after[0] - before[0] for before, after in itertools.pairwise(readings[:-1])],
         "finish_seconds": last[0] - readings[-2][0],
         "pending_before_finish": pending,
