@@ -9,6 +9,7 @@ One capture at a time in the whole process: a slot decides.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -148,6 +149,7 @@ class TorchBackend:
                 logger.warning(
                     "torch_abort_refused", owner=self._thread.name, thread=threading.current_thread().name
                 )
+                _stranded[:] = [self]
                 return
             self._abandon()
             api.forget_dead_session()
@@ -242,6 +244,12 @@ class TorchBackend:
             self._let_go()
         return session
 
+    def leave_process(self) -> None:
+        """Stop, at the end of the process, what only a thread that will not do it could stop properly. The events are lost either way."""
+        if self._phase == "recording" and self._pid == os.getpid():
+            with contextlib.suppress(Exception):
+                self._session.stop_trace()
+
     def _abandon(self) -> None:
         logger.warning(
             "torch_capture_abandoned", reason="another torch profiler interfered, or its thread is gone"
@@ -251,6 +259,19 @@ class TorchBackend:
     def _let_go(self) -> None:
         self._session, self._phase = None, "idle"
         _slot.release(self)
+
+
+_stranded: list[TorchBackend] = []
+
+
+def _stop_stranded() -> None:
+    """A session that still runs when the interpreter is taken down ends the process with a segmentation fault."""
+    for backend in _stranded:
+        backend.leave_process()
+
+
+# runs after the end of the session, which is registered later (the last comes first)
+atexit.register(_stop_stranded)
 
 
 class _Slot:
