@@ -116,6 +116,18 @@ def _ray_job(environ: Mapping[str, str]) -> str | None:
     ray: Any = sys.modules.get("ray")
     if ray is None or not getattr(ray, "is_initialized", bool)():
         return None
+    try:
+        return _ask_ray(ray, environ)
+    except Exception as error:  # noqa: BLE001 - whatever Ray's internals raise, it must not reach the user's init
+        from stepprof.log import (
+            logger,
+        )  # here alone: readers of a run share this module and need no structlog
+
+        logger.warning("ray does not name its job", reason=f"{type(error).__name__}: {error}")
+        return None
+
+
+def _ask_ray(ray: Any, environ: Mapping[str, str]) -> str:
     submitted = _ray_submission(ray, environ)
     if submitted:
         return submitted

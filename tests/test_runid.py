@@ -125,6 +125,19 @@ class TestRay:
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
         assert agree(tmp_path).source == "process"
 
+    def test_a_ray_that_fails(self, tmp_path, monkeypatch, caplog):
+        """Whatever it raises, the process gets a run, and the log says why it is one of its own."""
+
+        def lost():
+            raise RuntimeError("the head node is gone")
+
+        ray = SimpleNamespace(
+            is_initialized=lambda: True, get_runtime_context=lost, _private=SimpleNamespace()
+        )
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        assert agree(tmp_path).source == "process"
+        assert "the head node is gone" in caplog.text
+
     @pytest.mark.slow
     @pytest.mark.parametrize("submitted", ["", "raysubmit_abc"])
     def test_driver_and_worker_agree(self, tmp_path, submitted):
