@@ -449,6 +449,143 @@ class TestExportFailures:
         assert (place.folder / artifact.path).stat().st_size == artifact.bytes
 
 
+class TestTorchFails:
+    """What torch raises is ours to tell, and leaves a backend that records."""
+
+    @pytest.mark.parametrize("step", ["prepare_trace", "start_trace"])
+    @pytest.mark.parametrize("error", [RuntimeError("CUPTI"), KeyboardInterrupt()])
+    def test_at_start(
+        self, place: Capture, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+    ) -> None:
+        """A session that does not come up, or is interrupted, is cancelled."""
+        backend = TorchBackend()
+
+        def fail(_: object) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.profiler._KinetoProfile, step, fail)
+            with pytest.raises(BackendError if isinstance(error, Exception) else KeyboardInterrupt):
+                backend.start(place)
+        (artifact,) = recorded(backend, place, work)
+        assert len(named(trace_of(place, artifact), "aten::add_")) == 3
+
+    def test_at_arm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A warm-up that fails is tried again the next time."""
+        monkeypatch.setattr(backend_module._slot, "is_warm", False)
+        backend = TorchBackend()
+
+        def fail(_: object) -> None:
+            raise RuntimeError("CUPTI")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.profiler._KinetoProfile, "start_trace", fail)
+            with pytest.raises(BackendError, match="did not start: RuntimeError: CUPTI"):
+                backend.arm()
+        assert not backend_module._slot.is_warm
+        backend.arm()
+        assert backend_module._slot.is_warm
+
+    @pytest.mark.parametrize("by", ["stop", "abort"])
+    def test_at_stop(self, place: Capture, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+        """A stop that raises after its work is a failed capture; abort keeps its promise not to raise."""
+        backend = TorchBackend()
+        stop = torch.profiler._KinetoProfile.stop_trace
+
+        def fail(self: Any) -> None:
+            stop(self)
+            raise RuntimeError("device lost")
+
+        backend.start(place)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.profiler._KinetoProfile, "stop_trace", fail)
+            if by == "abort":
+                backend.abort()
+            else:
+                with pytest.raises(BackendError, match="did not stop: RuntimeError: device lost"):
+                    backend.stop(place, ())
+        (artifact,) = recorded(backend, place, work)
+        assert len(named(trace_of(place, artifact), "aten::add_")) == 3
+
+    def test_nothing_is_written(self, place: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Kineto that writes nothing and says nothing is an error that names the folder."""
+        backend = TorchBackend()
+        backend.start(place)
+        job = backend.stop(place, ())
+        monkeypatch.setattr(torch.autograd.profiler.profile, "export_chrome_trace", lambda *_: None)
+        with pytest.raises(ExportError, match="actor: the trace is empty"):
+            job()
+        assert left(place) == []
+
+
+class TestDevices:
+    """As far as it can be told without one: which activities are chosen."""
+
+    def test_only_devices_in_use_are_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a wish, a device that the process does not use is left alone; by name it is recorded."""
+        activity = torch.profiler.ProfilerActivity
+        api = backend_module.TorchApi()
+        monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {activity.CPU, activity.CUDA})
+        assert api.activities(None) == ({activity.CPU}, None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert api.activities(None) == ({activity.CPU}, None)
+        assert api.activities(["cuda"]) == ({activity.CUDA}, None)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        assert api.activities(None) == ({activity.CPU, activity.CUDA}, None)
+
+    def test_a_device_without_a_module(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An activity whose device has no module in torch is recorded by name only."""
+        activity = torch.profiler.ProfilerActivity
+        api = backend_module.TorchApi()
+        monkeypatch.setattr(
+            torch.profiler, "supported_activities", lambda: {activity.CPU, activity.PrivateUse1}
+        )
+        assert api.activities(None) == ({activity.CPU}, None)
+        assert api.activities(["cpu", "privateuse1"]) == ({activity.CPU, activity.PrivateUse1}, None)
+
+    @pytest.mark.parametrize(("initialized", "mode"), [(True, "inline"), (False, "fork"), (None, "inline")])
+    def test_any_accelerator_counts(
+        self, monkeypatch: pytest.MonkeyPatch, initialized: bool | None, mode: str
+    ) -> None:
+        """An accelerator that only torch.accelerator knows of; one that does not say whether it is in use is taken to be."""
+
+        class Module:
+            if initialized is not None:
+
+                @staticmethod
+                def is_initialized() -> bool | None:
+                    return initialized
+
+        class Kind:
+            type = "novel"
+
+        monkeypatch.setattr(torch, "novel", Module, raising=False)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", Kind)
+        assert TorchBackend().export_mode() == mode
+
+    def test_without_proc(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where descriptors cannot be listed, torch's word holds."""
+
+        def refuse(_: Path) -> Iterator[Path]:
+            raise FileNotFoundError("/proc")
+
+        monkeypatch.setattr(Path, "iterdir", refuse)
+        assert not device_in_use()
+
+    def test_ranges_beside_a_device(self, place: Capture) -> None:
+        """A capture with a device takes the ranges that its lanes show; their names survive as well."""
+        backend = TorchBackend()
+        backend.start(place)
+        backend._on_device = True
+        context = backend.mark('q"x')
+        assert context is not None
+        with context:
+            work(1)
+        (artifact,) = backend.stop(place, ())()
+        assert [event["cat"] for event in named(trace_of(place, artifact), 'q"x')] == ["user_annotation"]
+
+
 class TestForeignProfilers:
     @pytest.mark.parametrize("options", ["all", "bound"])
     def test_before_ours(self, run_script: Callable[..., Any], options: str) -> None:

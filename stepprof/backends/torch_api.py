@@ -14,6 +14,7 @@ import gc
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from stepprof.options import TorchOptions
@@ -121,7 +122,7 @@ class TorchApi:
 
     def is_recording(self) -> bool:
         """Whether some thread of this process records, by whomever."""
-        return bool(self.profiler._is_profiler_enabled)
+        return bool(getattr(self.profiler, "_is_profiler_enabled", False))
 
     def is_recording_this_thread(self) -> bool:
         """Whether a session that belongs to this very thread records."""
@@ -146,7 +147,7 @@ class TorchApi:
 
     def forget_dead_session(self) -> None:
         """Clear the process-wide flag after a session of ours whose thread is gone: nothing else would."""
-        self.profiler._set_is_profiler_enabled(False)
+        self.profiler._run_on_profiler_stop()
 
     @staticmethod
     def has_events(session: Any) -> bool:
@@ -192,8 +193,6 @@ def device_in_use() -> bool:
 
 def _device_file_open() -> bool:
     """A driver may be in use without torch's knowledge (CuPy, JAX): then its device file is open."""
-    from pathlib import Path
-
     try:
         return any(
             str(entry.readlink()).startswith(_DEVICE_FILES)
