@@ -42,7 +42,8 @@ def events(
         else:
             end = _time(max(note.start_unix_ns, note.end_unix_ns) - base_unix_ns)
             args["kind"] = note.kind
-            place = b'%b,"id":"0x%x"' % (place, (pid << 32) | number)
+            # local to the process: Perfetto does not show the intervals of a global id among the process's own tracks
+            place = b'%b,"id2":{"local":"0x%x"}' % (place, number)
             yield b'{"ph":"b",%b,"ts":%b,"args":%b}' % (place, begin, encoded(args))
             yield b'{"ph":"e",%b,"ts":%b}' % (place, end)
 

@@ -98,7 +98,7 @@ class TestFinish:
         first, end, second, _ = json.loads(written)["traceEvents"][:4]
         assert (first["ts"], end["ts"]) == (1.5, 2.501)
         assert (first["ph"], end["ph"], first["cat"]) == ("b", "e", "stepprof")
-        assert first["id"] == end["id"] != second["id"]
+        assert first["id2"] == end["id2"] != second["id2"]
         assert first["args"] == {
             "step": 2,
             "role": "actor",
