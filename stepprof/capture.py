@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import BackendError, StateError
 from stepprof.log import logger
-from stepprof.records import LOST, Fragment, Origin, as_entries, describe_error, window_record
+from stepprof.records import EXPORTING, LOST, Fragment, Origin, as_entries, describe_error, window_record
 from stepprof.spans import plain
 from stepprof.window import Annotation, Capture, Outcome, Window
 
@@ -223,7 +223,7 @@ class LocalCapture:
         self.over = True
         self._ending = ending
         end = self._origin.unix_ns(end_ns)
-        self.record.update(error=ending.error, capped_by=ending.capped_by)
+        self.record.update(error=EXPORTING, capped_by=ending.capped_by)
         left = list(self.open)  # a copy: windows go out on other threads meanwhile
         for ticket in left:
             record = ticket.record
@@ -269,7 +269,7 @@ class LocalCapture:
             self._fail(f"export: {result.error}", "failed")
             return False
         if self._ending is not None:
-            self.record["status"] = self._ending.status
+            self.record.update(status=self._ending.status, error=self._ending.error)
         return True
 
     def exported_by_orphan(self, result: ExportResult) -> None:

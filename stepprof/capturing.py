@@ -66,6 +66,7 @@ class Capturer:
         self.changed = changed
         self._backends: dict[object, Backend] = {}
         self._unavailable: dict[object, str] = {}
+        self._owed: dict[LocalCapture, Export] = {}
 
     # -- what is there
 
@@ -209,7 +210,9 @@ class Capturer:
             self.changed()
         capture.end(ended_ns, ending)
         capture.add_stall(time.perf_counter() - began)
-        return lambda: self._export(capture, export), None
+        capture.save()
+        self._owed[capture] = export
+        return lambda: self._export(capture), None
 
     def _post_stop(self, capture: LocalCapture, ending: Ending) -> None:
         """A stop from a thread that may not: the thread that may finds the request."""
@@ -275,7 +278,15 @@ class Capturer:
             capture.request = Ending("complete", capped_by=reason)
         self.apply_here()
 
-    def _export(self, capture: LocalCapture, export: Export) -> None:
+    def submit_owed(self) -> None:
+        """At the end: exports that another thread is about to submit, or that an interrupt kept from being submitted."""
+        for capture in list(self._owed):
+            self._export(capture)
+
+    def _export(self, capture: LocalCapture) -> None:
+        export = self._owed.pop(capture, None)
+        if export is None:
+            return
         mode = capture.policy.export
         if mode == "auto":
             try:

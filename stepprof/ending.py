@@ -50,6 +50,7 @@ _fork_watched = False
 _session: Session | None = None
 _deadline: float | None = None
 _came_back = False
+_masks: dict[int, set[int]] = {}
 
 
 def watch(session: Session) -> None:
@@ -59,7 +60,7 @@ def watch(session: Session) -> None:
     atexit.register(_at_exit)
     if not _fork_watched and hasattr(os, "register_at_fork"):
         _fork_watched = True
-        os.register_at_fork(after_in_child=_in_child)
+        os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
     multiprocessing: Any = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
         # workers of multiprocessing leave through os._exit, past atexit
@@ -176,12 +177,27 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _before_fork() -> None:
+    """While SIGTERM is ours, hold it back until the child has its default action: until then Python would drop one that is sent to a worker at its birth."""
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        _masks[threading.get_ident()] = {int(number) for number in before}
+
+
+def _in_parent() -> None:
+    mask = _masks.pop(threading.get_ident(), None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _in_child() -> None:
     """After os.fork, in the child: no session, and the default action of SIGTERM."""
     global _session, _deadline, _came_back
     _deadline, _came_back = None, False
     if signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _in_parent()
+    _masks.clear()
     if _session is None:
         return
     _session.disown()

@@ -22,9 +22,10 @@ from stepprof.window import Artifact, Outcome, Window
 if TYPE_CHECKING:
     from stepprof.capture import Ticket
 
-__all__ = ["LOST", "Fragment", "Origin", "as_entries", "describe_error", "tell", "window_record"]
+__all__ = ["EXPORTING", "LOST", "Fragment", "Origin", "as_entries", "describe_error", "tell", "window_record"]
 
 LOST = "the process ended before the capture was handed over"
+EXPORTING = "the process ended before the capture was exported"
 
 
 class Origin:

@@ -310,7 +310,7 @@ class Session:
                 last_error=capturer.last_error,
                 recorded_steps=capturer.recorded,
             )
-        ending.guard(capture is not None)
+        ending.guard(machine.state in ("recording", "flushing"))
 
     def _chores(self) -> None:
         self.recorder.look_for_torch()
@@ -336,6 +336,7 @@ class Session:
         if cell.session is self:
             cell.clear()
         self._guard(lambda: self.local.abort(reason, max(bound, 0.1)))
+        self._guard(self.local.capturer.submit_owed)
         if not self.exporter.wait(max(deadline - time.monotonic(), 0.0)):
             logger.warning("exports unfinished", exports=self.exporter.pending(), seconds=bound)
         self._tell_what_never_came()
