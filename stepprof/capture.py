@@ -218,13 +218,12 @@ class LocalCapture:
             raise BackendError("the capture has no place in the run directory")
         return self.values
 
-    def end(self, end_ns: int, ending: Ending) -> None:
-        """The hand-over is done."""
+    def end(self, end_ns: int, ending: Ending, left: list[Ticket]) -> None:
+        """The hand-over is done. ``left`` are the windows that were open when it began."""
         self.over = True
         self._ending = ending
         end = self._origin.unix_ns(end_ns)
         self.record.update(error=EXPORTING, capped_by=ending.capped_by)
-        left = list(self.open)  # a copy: windows go out on other threads meanwhile
         for ticket in left:
             record = ticket.record
             if (

@@ -189,8 +189,9 @@ class Capturer:
             self._post_stop(capture, ending)
             return None, None
         self.capture = None
+        left = list(capture.open)  # a copy: windows go out on other threads meanwhile
         if capture.region is None:
-            self._spent.update(ticket for ticket in list(capture.open) if capture.owns(ticket.window.step))
+            self._spent.update(ticket for ticket in left if capture.owns(ticket.window.step))
         ended_ns = perf_counter_ns()
         try:
             self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
@@ -208,7 +209,7 @@ class Capturer:
             return None, error
         finally:
             self.changed()
-        capture.end(ended_ns, ending)
+        capture.end(ended_ns, ending, left)
         capture.add_stall(time.perf_counter() - began)
         capture.save()
         self._owed[capture] = export

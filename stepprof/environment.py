@@ -6,6 +6,7 @@ only if it is there already: asking Ray in a process without it would start one.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,17 +30,19 @@ class Identity:
     records: bool = True
 
 
-def find_identity(rank: int | str | None, world_size: int | None, environ: Mapping[str, str]) -> Identity:
+def find_identity(rank: int | None, world_size: int | None, environ: Mapping[str, str]) -> Identity:
     """Rank and world size: given, else torch.distributed, else the launcher's variables, else Ray's, else 0 of 1.
 
     Raises:
-        ConfigError: a variable is no number, or a rank lies beyond its world.
+        ConfigError: a rank or a world size is no whole number, or a rank lies beyond its world.
 
     >>> find_identity(None, None, {"RANK": "3", "WORLD_SIZE": "8"})
     Identity(rank=3, world_size=8, source='$RANK', final=True, records=True)
     """
+    if world_size is not None:
+        world_size = _whole("world_size", world_size)
     if rank is not None:
-        return _checked(Identity(rank, world_size, "rank"))
+        return _checked(Identity(_whole("rank", rank), world_size, "rank"))
     distributed = _distributed()
     if distributed is not None:
         return Identity(distributed[0], distributed[1], "torch.distributed")
@@ -63,6 +66,16 @@ def _checked(identity: Identity) -> Identity:
     return identity
 
 
+def _whole(name: str, value: object) -> int:
+    """A number that was given, as a plain one: numpy's integers too."""
+    if not isinstance(value, (bool, str)):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise ConfigError.at(name, value, "expected a whole number")
+
+
 def _number(name: str, environ: Mapping[str, str]) -> int:
     try:
         return int(environ[name])
@@ -74,8 +87,10 @@ def _number(name: str, environ: Mapping[str, str]) -> int:
 
 def _distributed() -> tuple[int, int] | None:
     torch: Any = sys.modules.get("torch")
-    distributed = getattr(torch, "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed: Any = getattr(torch, "distributed", None)
+    # another thread may be in the middle of importing it
+    initialized = getattr(distributed, "is_initialized", None)
+    if initialized is None or not distributed.is_available() or not initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
 

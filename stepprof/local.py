@@ -69,11 +69,22 @@ class LocalTarget:
 
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
         """Prepare for a step that is about to come. A hint: it never waits and never fails the caller."""
+        machine = self.capturer.machine
         if not self._take(0):
+            logger.debug(
+                "arm refused",
+                step=step,
+                role=role,
+                reason=f"another thread acts on the target ({machine.state})",
+            )
             return
         try:
             self.capturer.apply_request()
-            if self.capturer.machine.state in ("idle", "armed") and self.capturer.probe(policy) is None:
+            if self.capturer.capture is not None:
+                logger.debug(
+                    "arm refused", step=step, role=role, reason=f"recording, held by {machine.holder}"
+                )
+            elif machine.state in ("idle", "armed") and self.capturer.probe(policy) is None:
                 self.capturer.arm(step, role, policy)
         except Exception as error:  # noqa: BLE001 - entering tries once again, and tells
             self.capturer.note(f"arm for step {step}: {describe_error(error)}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from faulty import faulty, log, start  # noqa: F401 - fixtures
 
 _LAUNCHER_PREFIXES = ("STEPPROF", "SLURM", "TORCHELASTIC", "RAY_")
 _LAUNCHER_VARIABLES = (

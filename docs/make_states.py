@@ -1,0 +1,45 @@
+"""Writes the state diagram into docs/states.md, from the transitions that the machine is made of.
+
+python docs/make_states.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transitions.extensions import GraphMachine
+
+from stepprof.machine import STATES, TRANSITIONS
+
+PAGE = Path(__file__).with_name("states.md")
+BEGIN = "<!-- made by docs/make_states.py -->\n"
+END = "<!-- end -->\n"
+
+
+def diagram() -> str:
+    """The machine as a mermaid diagram."""
+    machine = GraphMachine(
+        states=list(STATES),
+        transitions=[list(transition) for transition in TRANSITIONS],
+        initial="idle",
+        auto_transitions=False,
+        graph_engine="mermaid",
+    )
+    source = machine.get_combined_graph().source
+    lines = source[source.index("stateDiagram") :].splitlines()
+    # colours, and which state it happens to be in
+    drawn = [
+        line.rstrip() for line in lines if line.strip() and not line.lstrip().lower().startswith("class")
+    ]
+    return "\n".join(drawn) + "\n"
+
+
+def with_diagram(page: str) -> str:
+    """The page with the diagram put in."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}```mermaid\n{diagram()}```\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_diagram(PAGE.read_text()))
