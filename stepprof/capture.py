@@ -103,6 +103,7 @@ class LocalCapture:
         self.annotations: deque[Span] = deque(maxlen=MAX_ANNOTATIONS)
         self.request: Ending | None = None
         self._ending: Ending | None = None
+        self.submitting = threading.Lock()
         self.over = False
         self._sized = True
         self._origin = origin

@@ -285,26 +285,31 @@ class Capturer:
             self._export(capture)
 
     def _export(self, capture: LocalCapture) -> None:
-        export = self._owed.pop(capture, None)
-        if export is None:
-            return
-        mode = capture.policy.export
-        if mode == "auto":
-            try:
-                mode = capture.backend.export_mode()
-            except Exception as error:  # noqa: BLE001 - the capture is there: exporting it in place is always possible
-                mode = "inline"
-                logger.warning("export in place", backend=capture.backend.name, reason=describe_error(error))
-        label = self._holder(capture.window.step, capture.window.role)
-        self.exporting[capture] = label
-        self._exporter.submit(
-            label,
-            export,
-            mode,
-            lambda result: self._exported(capture, result),
-            orphaned=capture.exported_by_orphan,
-        )
+        with capture.submitting:  # whoever comes second waits, and finds it done
+            export = self._owed.get(capture)
+            if export is None:
+                return
+            label = self._holder(capture.window.step, capture.window.role)
+            self.exporting[capture] = label
+            self._exporter.submit(
+                label,
+                export,
+                self._export_mode(capture),
+                lambda result: self._exported(capture, result),
+                orphaned=capture.exported_by_orphan,
+            )
+            self._owed.pop(capture, None)
         self.changed()
+
+    @staticmethod
+    def _export_mode(capture: LocalCapture) -> str:
+        if capture.policy.export != "auto":
+            return capture.policy.export
+        try:
+            return capture.backend.export_mode()
+        except Exception as error:  # noqa: BLE001 - the capture is there: exporting it in place is always possible
+            logger.warning("export in place", backend=capture.backend.name, reason=describe_error(error))
+            return "inline"
 
     def _exported(self, capture: LocalCapture, result: ExportResult) -> None:
         window = capture.window
