@@ -40,9 +40,10 @@ def run(*command: str, cwd: Path, timeout: float = 100, **environ: str) -> subpr
     )
 
 
-def events_of(trace: Path) -> Counter[str]:
+def events_of(trace: Path, phase: str = "X") -> Counter[str]:
+    """How often each name is in a trace; X: what lies on a thread's stack, b: what begins beside it."""
     with gzip.open(trace) as file:
-        return Counter(event.get("name") for event in json.load(file)["traceEvents"])
+        return Counter(event["name"] for event in json.load(file)["traceEvents"] if event["ph"] == phase)
 
 
 def spans_of(run_path: Path, kind: str) -> list[dict]:
@@ -85,10 +86,11 @@ class TestDemo:
         _, path = demo
         for step in (2, 4):
             for rank in (0, 1):
-                events = events_of(path / f"step-{step:06d}/step/rank-{rank}.trace.json.gz")
+                trace = path / f"step-{step:06d}/step/rank-{rank}.trace.json.gz"
+                events = events_of(trace)
                 assert events["aten::mm"] > 1000
-                assert events["mini_batch"] == 32
-                assert {"generate", "prefill", "decode", "backward", "grade", *ROLES} <= set(events)
+                assert (events["mini_batch"], events["grade"], events["generate"]) == (32, 64, 1)
+                assert set(events_of(trace, "b")) >= {"step", *ROLES}
 
     def test_spans_of_every_step(self, demo) -> None:
         """Steps that were not recorded have their spans too: windows, regions with their attributes and their sample, marks and counters."""
@@ -140,7 +142,7 @@ class TestDemo:
         done = run(*command, cwd=tmp_path, STEPPROF_BACKEND="npu")
         assert done.returncode == 1
         assert "reward 0." in done.stdout
-        assert re.search(r"^stepprof demo: .*torch_npu", done.stderr, re.MULTILINE)
+        assert re.search(r"^stepprof demo: .*npu", done.stderr, re.MULTILINE)
 
 
 class TestBeforeTheStart:
@@ -213,19 +215,20 @@ class TestLaunch:
     def test_a_signal_ends_all_of_it(self, number, status, tmp_path) -> None:
         """Ctrl-C or SIGTERM ends torchrun and both ranks within seconds, without torchrun's traceback."""
         script = tmp_path / "loop.py"
-        script.write_text("import time\nprint('started', flush=True)\ntime.sleep(100)\n")
-        process = subprocess.Popen(
+        script.write_text("import os, time\nos.write(1, b'started\\n')\ntime.sleep(100)\n")
+        with subprocess.Popen(
             [sys.executable, "-c", LAUNCHING, str(script)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        )
-        assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(2)] == ["started\n"] * 2
-        children = psutil.Process(process.pid).children(recursive=True)
-        began = time.monotonic()
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=50)
+        ) as process:
+            assert process.stdout is not None
+            started = [process.stdout.readline() for _ in range(2)]
+            children = psutil.Process(process.pid).children(recursive=True)
+            began = time.monotonic()
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=50)
+        assert started == ["started\n"] * 2
         assert time.monotonic() - began < 20
         assert process.returncode == status
         assert len(children) == 3
