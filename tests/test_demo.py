@@ -129,6 +129,7 @@ class TestDemo:
             assert f"run demo-1  step {step}\n" in done.stdout
         assert re.search(r"^actor +update_policy +2 ", done.stdout, re.MULTILINE)
         assert re.search(r"^reward 0\.\d+ at step 1, 0\.\d+ at step 6$", done.stdout, re.MULTILINE)
+        assert re.search(r"^recording held a rank up for \d\.\d\d s in a step", done.stdout, re.MULTILINE)
         assert f"stepprof show {Path('stepprof-runs') / path.name} --step 2" in done.stdout
 
     def test_is_silent_on_stderr(self, demo) -> None:

@@ -13,6 +13,7 @@ import os
 import shlex
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -177,17 +178,14 @@ def _report(path: Path, steps: Sequence[int]) -> None:
     rewards = {
         span["step"]: span["value"] for span in spans if span.get("name") == "reward" and "value" in span
     }
-    seconds = {
-        span["step"]: span["dur"] / 1e9 for span in spans if span["kind"] == "window" and span["role"] is None
-    }
     if rewards:
         first, last = min(rewards), max(rewards)
         print(f"reward {rewards[first]:.3f} at step {first}, {rewards[last]:.3f} at step {last}")
-    others = [value for step, value in seconds.items() if step not in steps]
-    measured = [seconds[step] for step in recorded if step in seconds]
-    if measured and others:
+    seconds = [span["dur"] / 1e9 for span in spans if span["kind"] == "window" and span["role"] is None]
+    stalls = [_stall_seconds(path, step) for step in recorded]
+    if seconds and stalls:
         print(
-            f"a recorded step took {median(measured):.2f} s, another one {median(others):.2f} s (medians on rank 0)"
+            f"recording held a rank up for {max(stalls):.2f} s in a step at most; a step takes {median(seconds):.2f} s (median on rank 0)"
         )
     if not recorded:
         return
@@ -196,6 +194,14 @@ def _report(path: Path, steps: Sequence[int]) -> None:
     trace = _first_trace(path, recorded[0])
     if trace is not None:
         print(f"  https://ui.perfetto.dev opens a trace: {_shown(trace)}")
+
+
+def _stall_seconds(path: Path, step: int) -> float:
+    """How long recording stopped the rank that it stopped longest."""
+    stalls: defaultdict[object, float] = defaultdict(float)
+    for window in read_step(path, step)["windows"]:
+        stalls[window["rank"]] += window["stall_seconds"] or 0
+    return max(stalls.values(), default=0.0)
 
 
 def _first_trace(path: Path, step: int) -> Path | None:
