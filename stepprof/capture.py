@@ -12,10 +12,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepprof.attributes import plain
 from stepprof.errors import BackendError, StateError
 from stepprof.log import logger
 from stepprof.records import EXPORTING, LOST, Fragment, Origin, as_entries, describe_error, window_record
-from stepprof.spans import plain
 from stepprof.window import Annotation, Capture, Outcome, Window
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ class LocalCapture:
         """What the backend's stacks do not hold, with absolute times."""
         found = []
         for name, kind, start, end, thread, _task, where, attributes, error in list(self.annotations):
-            step, role, bound = where or (None, None, None)
-            values = {"step": step, "role": role, **(bound or {}), **(attributes or {})}
+            place = {} if where is None else {"step": where.number, "role": where.role, **(where.bound or {})}
+            values = {**place, **(attributes or {})}
             found.append(
                 Annotation(
                     name=name,

@@ -7,17 +7,33 @@ inside a compiled function a region is nothing at all.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
+from contextlib import _GeneratorContextManager
 from time import perf_counter_ns
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar, overload
 
-from stepprof.current import WAKE_AT, Scope, cell, scope
-from stepprof.wrapping import decorate
+from stepprof.current import WAKE_AT, Scope, cell, holding, scope
+from stepprof.wrapping import decorate, refuse_undecorable
 
 __all__ = ["Region", "bind", "counter", "mark", "region"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound="Callable[..., Any] | classmethod[Any, ..., Any]")
+
+SIMPLE = frozenset({str, int, float, bool, type(None)})
+"""Attributes of these types are kept as they are; of others only what is safe to keep, at once: a tensor would stay on its device."""
+
+SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+CONTEXT_MANAGER = _GeneratorContextManager.__enter__.__code__
+
+
+def _may_be_suspended(frame: FrameType) -> bool:
+    """Whether a block in this frame can be left in the middle: the body of a generator or coroutine, but of no `contextmanager`."""
+    if not frame.f_code.co_flags & SUSPENDED:
+        return False
+    return frame.f_back is None or frame.f_back.f_code is not CONTEXT_MANAGER
 
 
 class Region:
@@ -38,11 +54,19 @@ class Region:
         if recorder is None or recorder.is_compiling():
             return self
         hook = recorder.hook
-        self._token = None if hook is None else hook.enter(self._name, self.lane or recorder.running_loop() is not None)
+        if hook is None:
+            if not recorder.keep:
+                return self
+            self._token = None
+        else:
+            lane = self.lane or recorder.running_loop() is not None or _may_be_suspended(sys._getframe(1))
+            self._token = hook.enter(self._name, lane)
         self._start = perf_counter_ns()
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         start = self._start
         if not start:
             return
@@ -51,18 +75,23 @@ class Region:
         recorder = cell.recorder
         if recorder is None:
             return
+        thread = recorder.thread.id
         loop = recorder.running_loop()
-        span = (
-            self._name,
-            "region",
-            start,
-            end,
-            recorder.thread.id,
-            None if loop is None else id(recorder.current_task(loop)),
-            scope.get() or cell.scope,
-            self._attributes,
-            exc_type is not None and exc_type is not GeneratorExit,
-        )
+        task = None if loop is None else id(recorder.current_task(loop))
+        where = scope.get()
+        if where is not None and not where._start:
+            # where._outer is None after a window of this very thread: the loop between two steps
+            if where._outer is None and where._thread == thread and where._task == task:
+                where = None
+            else:
+                where = holding(where, thread, task)
+        attributes = self._attributes
+        for value in attributes.values():
+            if value.__class__ not in SIMPLE:
+                attributes = recorder.plain(attributes)
+                break
+        failed = exc_type is not None and exc_type is not GeneratorExit
+        span = (self._name, "region", start, end, thread, task, where or cell.scope, attributes, failed)
         if recorder.keep:
             pending = recorder.pending
             pending.append(span)
@@ -70,7 +99,9 @@ class Region:
                 recorder.relieve()
         hook = recorder.hook
         if hook is not None:
-            hook.exit(self._token, span)
+            token = self._token
+            self._token = None
+            hook.exit(token, span)
 
     async def __aenter__(self) -> Region:
         return self.__enter__()
@@ -81,11 +112,19 @@ class Region:
         self.__exit__(exc_type, exc, traceback)
 
     def __call__(self, function: F) -> F:
+        """Decorate a function: each call of it is such an interval."""
+        refuse_undecorable(function, f"region({self._name!r})")
         name, attributes = self._name, self._attributes
+
+        def block(args: object, kwargs: object) -> Region:
+            made = Region()  # as `_fill` does, without the call
+            made._name = name
+            made._attributes = attributes
+            made._start = 0
+            return made
+
         return decorate(
-            function,
-            block=lambda args, kwargs: _fill(Region(), name, attributes),
-            lane=lambda args, kwargs: _fill(LaneRegion(), name, attributes),
+            function, block=block, lane=lambda args, kwargs: _fill(LaneRegion(), name, attributes)
         )
 
 
@@ -134,13 +173,14 @@ def region(name: Any, /, **attributes: object) -> Any:
         made._attributes = attributes
         made._start = 0
         return made
+    if isinstance(name, str):  # an enum of texts
+        return _fill(Region(), str.__str__(name), attributes)
     target = name.__func__ if isinstance(name, (staticmethod, classmethod)) else name
-    if not callable(target):
-        raise TypeError(f"region({name!r}): expected a name or a function; write region(str(…)) for other names")
+    refuse_undecorable(name, f"region({name!r})")
     return _fill(Region(), getattr(target, "__qualname__", type(target).__qualname__), attributes)(name)
 
 
-class bind:  # noqa: N801 - a block, named like the function it reads as
+class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
     """Attributes for every region below, across awaits; a bound ``step`` is the span's step.
 
     >>> with bind(sample="a1", step=3):
@@ -148,32 +188,46 @@ class bind:  # noqa: N801 - a block, named like the function it reads as
     ...         pass
     """
 
-    __slots__ = ("_attributes", "_mine", "_outer")
+    __slots__ = ("_attributes",)
 
     def __init__(self, **attributes: object) -> None:
         self._attributes = attributes
-        self._mine: Scope | None = None
-        self._outer: Scope | None = None
+        self._start = 0
 
     def __enter__(self) -> bind:
         recorder = cell.recorder
-        if recorder is None or recorder.is_compiling():
+        if recorder is None or recorder.is_compiling() or self._start:
             return self
-        outer = scope.get()
-        step, role, bound = outer or cell.scope or (None, None, None)
-        attributes = {**bound, **self._attributes} if bound else dict(self._attributes)
-        bound_step = attributes.pop("step", None)
-        self._outer = outer
-        self._mine = (bound_step if isinstance(bound_step, int) else step, role, attributes)
-        scope.set(self._mine)
+        self._thread = recorder.thread.id
+        self._task = recorder.task_id()
+        self._outer = outer = holding(scope.get(), self._thread, self._task)
+        around = outer or cell.scope
+        attributes = self._attributes
+        if not SIMPLE.issuperset(map(type, attributes.values())):
+            attributes = recorder.plain(attributes)
+        if around is None:
+            self.number = self.role = None
+        else:
+            self.number, self.role = around.number, around.role
+            attributes = {**(around._bound or {}), **attributes}
+        if "step" in attributes:
+            attributes = dict(attributes)
+            step = attributes.pop("step")
+            self.number = step if isinstance(step, int) else self.number
+        self._bound = attributes
+        self._start = perf_counter_ns()
+        scope.set(self)
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
-        mine = self._mine
-        if mine is not None:
-            self._mine = None
-            if scope.get() is mine:
-                scope.set(self._outer)
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._start:
+            return
+        self._start = 0
+        self._outer = holding(self._outer, self._thread, self._task)
+        if scope.get() is self:
+            scope.set(self._outer)
 
     async def __aenter__(self) -> bind:
         return self.__enter__()

@@ -91,11 +91,13 @@ class RegionWatch:
 
     def _of(self, name: str) -> Ticket | None:
         """The window that this region counts for: the one it is in, by its context."""
-        where = current.scope.get() or current.cell.scope
+        recorder = current.cell.recorder
+        where = None if recorder is None else recorder.where()
         wanted = [ticket for ticket in self.tickets if _watches(ticket, name)]
         if where is not None:
-            inside = [ticket for ticket in wanted if (ticket.window.step, ticket.window.role) == where[:2]]
-            wanted = inside or [ticket for ticket in wanted if ticket.window.step == where[0]] or wanted
+            step, role = where.number, where.role
+            inside = [ticket for ticket in wanted if (ticket.window.step, ticket.window.role) == (step, role)]
+            wanted = inside or [ticket for ticket in wanted if ticket.window.step == step] or wanted
         return wanted[-1] if wanted else None
 
     def _open(self, ticket: Ticket, name: str) -> bool:
@@ -149,20 +151,21 @@ class RegionHook:
         self._mark_failed = False
 
     def enter(self, name: str, lane: bool) -> object:
-        """A region begins; the answer is handed to `exit`."""
-        capturer = self._capturer
-        capturer.apply_here()
-        entry = self._watch.enter(name) if self._watch.tickets else None
-        capture = capturer.capture
+        """A region begins; the answer is handed to `exit`. Never raises: the region is the user's code."""
         mark: Any = None
-        if capture is not None and not lane:
-            try:
+        entry = None
+        try:
+            capturer = self._capturer
+            capturer.apply_here()
+            entry = self._watch.enter(name) if self._watch.tickets else None
+            capture = capturer.capture
+            if capture is not None and not lane:
                 mark = capture.backend.mark(name)
                 if mark is not None:
                     mark.__enter__()
-            except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
-                mark = None
-                self._tell_once(error)
+        except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
+            mark = None
+            self._tell_once(error)
         return mark, lane, entry
 
     def exit(self, token: Any, span: Span) -> None:
@@ -173,13 +176,16 @@ class RegionHook:
                 mark.__exit__(None, None, None)
             except Exception as error:  # noqa: BLE001 - as above
                 self._tell_once(error)
-        capture = self._capturer.capture
-        if capture is not None:
-            if lane or span[7]:
-                capture.annotations.append(span)
-            self._capturer.apply_here()
-        if entry is not None:
-            self._watch.exit(entry)
+        try:
+            capture = self._capturer.capture
+            if capture is not None:
+                if lane or span[7]:
+                    capture.annotations.append(span)
+                self._capturer.apply_here()
+            if entry is not None:
+                self._watch.exit(entry)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell_once(error)
 
     def _tell_once(self, error: Exception) -> None:
         if not self._mark_failed:

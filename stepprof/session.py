@@ -42,7 +42,7 @@ EXPORT_SECONDS = 120.0
 OWNER_SECONDS = 2.0
 """How long the end of a run waits for the thread that alone can stop a capture."""
 
-ALWAYS_QUIET = (-math.inf, math.inf)
+ALWAYS_QUIET = (0, sys.maxsize)
 
 TOLD = 64
 """Wrong steps and roles that a session tells of, each once; more would be a line per step."""
@@ -62,7 +62,7 @@ class Session:
         if run is None:
             return
         self.last_step: int | None = None
-        self.quiet: dict[str | None, tuple[float, float]] = {}
+        self.quiet: dict[str | None, tuple[int, int]] = {}
         self.calm = True
         self._occurrences: dict[tuple[int, str | None], int] = {}
         self._came: dict[str | None, set[int]] = {}
@@ -123,7 +123,8 @@ class Session:
             return None
         if step not in policy.steps:
             following = policy.steps.next_after(step)
-            self.quiet[role] = (step, math.inf if following is None else following)
+            # the step before a selected one is not quiet: at its end the target is armed
+            self.quiet[role] = (step, sys.maxsize if following is None else following - 1)
             return None
         self._look_for_rank()
         policy = self.policy(role)
@@ -268,10 +269,12 @@ class Session:
         if left is not None and left is not window and left._start:
             left.stop(LeftOpen("the window was left open, and closed by the next start of its role"))
         self._left_open[key] = window
+        window._key = key
 
     def forget_left_open(self, window: Any) -> None:
         """A window that start() opened was stopped."""
-        for key in [key for key, other in list(self._left_open.items()) if other is window]:
+        key: Any = getattr(window, "_key", None)
+        if self._left_open.get(key) is window:
             self._left_open.pop(key, None)
 
     def step_number(self, step: object) -> int | None:

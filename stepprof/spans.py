@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
 import os
 import sys
 import threading
@@ -18,9 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stepprof import current
+from stepprof.attributes import plain
 from stepprof.clock import Anchor
 from stepprof.current import WAKE_AT
 from stepprof.log import logger
@@ -28,10 +28,13 @@ from stepprof.log import logger
 if TYPE_CHECKING:
     from stepprof.current import Scope
 
-__all__ = ["MAX_PENDING", "Hook", "Recorder", "Span", "SpanFile", "plain"]
+__all__ = ["MAX_PENDING", "Hook", "Recorder", "Span", "SpanFile"]
 
 MAX_PENDING = 262_144
 """Spans held in memory at most: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
+
+BATCH = 4096
+"""Spans that one write takes."""
 
 ROLL_BYTES = 64 * 2**20
 """A file of spans is followed by the next one at this size."""
@@ -43,9 +46,13 @@ Span = tuple[str, str, int, int, int, "int | None", "Scope | None", "Mapping[str
 class Hook(Protocol):
     """What looks at regions while a selected window is open: puts them into the capture, applies caps, counts a schedule."""
 
-    def enter(self, name: str, lane: bool) -> object: ...
+    def enter(self, name: str, lane: bool) -> object:
+        """A region begins; ``lane``: it may be suspended, so that it is not put on the thread's stack."""
+        ...
 
-    def exit(self, token: object, span: Span) -> None: ...
+    def exit(self, token: object, span: Span) -> None:
+        """A region ends, with what `enter` returned; or a window, a mark, a counter."""
+        ...
 
 
 class _Thread(threading.local):
@@ -61,7 +68,17 @@ class Recorder:
     ``hook`` is None but while a selected window is open. ``keep`` False (``spans = false``) records nothing for the files.
     """
 
-    __slots__ = ("_dropped", "current_task", "hook", "is_compiling", "keep", "pending", "running_loop", "thread", "wake")
+    __slots__ = (
+        "_dropped",
+        "current_task",
+        "hook",
+        "is_compiling",
+        "keep",
+        "pending",
+        "running_loop",
+        "thread",
+        "wake",
+    )
 
     def __init__(self, *, keep: bool = True, wake: Callable[[], None] = lambda: None) -> None:
         self.pending: deque[Span] = deque()
@@ -82,20 +99,19 @@ class Recorder:
             # both fold to True under Dynamo; the first is a bare `return False` otherwise
             self.is_compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
 
+    @staticmethod
+    def plain(attributes: Mapping[str, object]) -> dict[str, object]:
+        """Attributes as they are kept until they are written: nothing of the training loop's is held."""
+        return {str.__str__(name): plain(value) for name, value in attributes.items()}
+
     def task_id(self) -> int | None:
         """What the current asyncio task is called in spans, or None outside of one."""
         loop = self.running_loop()
         return None if loop is None else id(self.current_task(loop))
 
-    def add(self, name: str, kind: str, start: int, end: int, attributes: Mapping[str, object] | None, error: bool = False) -> Span:
-        """Record what is over; ``start`` and ``end`` are ``perf_counter_ns`` readings."""
-        where = current.scope.get() or current.cell.scope
-        span: Span = (name, kind, start, end, self.thread.id, self.task_id(), where, attributes, error)
-        if self.keep:
-            self.pending.append(span)
-            if len(self.pending) > WAKE_AT:
-                self.relieve()
-        return span
+    def where(self) -> Scope | None:
+        """The scope that a span which ended here and now would be in."""
+        return current.holding(current.scope.get(), self.thread.id, self.task_id()) or current.cell.scope
 
     def relieve(self) -> None:
         """Many spans wait: wake the writer, and past the bound drop the oldest."""
@@ -110,7 +126,15 @@ class Recorder:
     def instant(self, name: str, kind: str, attributes: Mapping[str, object] | None) -> None:
         """Record a point in time, and put it into the running capture."""
         now = perf_counter_ns()
-        span = self.add(name, kind, now, now, attributes)
+        if attributes:
+            attributes = self.plain(attributes)
+        if name.__class__ is not str:
+            name = str(plain(name))
+        span: Span = (name, kind, now, now, self.thread.id, self.task_id(), self.where(), attributes, False)
+        if self.keep:
+            self.pending.append(span)
+            if len(self.pending) > WAKE_AT:
+                self.relieve()
         hook = self.hook
         if hook is not None:
             hook.exit(None, span)
@@ -122,37 +146,6 @@ class Recorder:
         return dropped
 
 
-def plain(value: object, depth: int = 3) -> Any:
-    """An attribute's value as JSON can hold it.
-
-    Only plain values are looked into. Of anything else the type's name is kept: the text of a tensor on a device would make the
-    host wait for the device.
-
-    >>> plain({"loss": float("nan"), "n": (1, 2), "x": object()})
-    {'loss': 'nan', 'n': [1, 2], 'x': '<object>'}
-    """
-    if value is None or isinstance(value, (bool, int, str)):
-        return value if value.__class__ in (bool, int, str, type(None)) else plain(_base(value))
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if depth:
-        if isinstance(value, Mapping):
-            return {str(key): plain(item, depth - 1) for key, item in itertools.islice(value.items(), 64)}
-        if isinstance(value, (list, tuple)):
-            return [plain(item, depth - 1) for item in itertools.islice(value, 64)]
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return plain(value.item(), 0)
-    return f"<{type(value).__name__}>"
-
-
-def _base(value: object) -> object:
-    """An enum or other subclass of a plain type, as that type."""
-    for kind in (bool, int, str):
-        if isinstance(value, kind):
-            return kind.__str__(value) if kind is str else kind(value)
-    return None
-
-
 class SpanFile:
     """Rolling files of one process: a header line, then one JSON object per span; only whole lines are ever written.
 
@@ -161,7 +154,9 @@ class SpanFile:
         header: what the first line says beside the anchor.
     """
 
-    def __init__(self, new_path: Callable[[], Path], header: Mapping[str, object], *, roll_bytes: int = ROLL_BYTES) -> None:
+    def __init__(
+        self, new_path: Callable[[], Path], header: Mapping[str, object], *, roll_bytes: int = ROLL_BYTES
+    ) -> None:
         self._new_path = new_path
         self._header = dict(header)
         self._roll_bytes = roll_bytes
@@ -170,36 +165,52 @@ class SpanFile:
         self._offset = 0
         self._heads: dict[object, str] = {}
         self._failed = False
+        self._untold = 0
         self.lost = 0
 
     def drain(self, recorder: Recorder) -> int:
         """Write what waits; returns how many spans were written. A file system that refuses costs the spans, never an exception."""
         pending = recorder.pending
         written = 0
-        while pending:
+        waiting = len(pending)  # what comes meanwhile is the next round's: this one has to end
+        while waiting > 0 and pending:
             batch: list[Span] = []
             try:
-                for _ in range(4096):
+                for _ in range(BATCH):
                     batch.append(pending.popleft())
             except IndexError:
                 pass
+            waiting -= BATCH
             written += self._write(batch)
         dropped = recorder.take_dropped()
         if dropped:
-            self.lost += dropped
-            logger.warning("spans dropped", spans=dropped, reason="more regions than the writer can keep up with")
-            self._write([("stepprof.dropped", "counter", perf_counter_ns(), perf_counter_ns(), 0, None, None, {"value": dropped}, False)])
+            self._lose(dropped)
+            logger.warning(
+                "spans dropped", spans=dropped, reason="more regions than the writer can keep up with"
+            )
+        if self._untold and not self._failed:
+            now = perf_counter_ns()
+            untold, self._untold = self._untold, 0
+            if not self._write(
+                [("stepprof.dropped", "counter", now, now, 0, None, None, {"value": untold}, False)]
+            ):
+                self._untold += untold - 1
+                self.lost -= 1
         return written
+
+    def _lose(self, spans: int) -> None:
+        self.lost += spans
+        self._untold += spans
 
     def _write(self, batch: list[Span]) -> int:
         if not batch:
             return 0
+        data = "".join(map(self._line, batch)).encode("utf-8", "surrogatepass")
         try:
             self._ready()
-            data = "".join(map(self._line, batch)).encode("utf-8", "surrogatepass")
             self._put(data)
         except OSError as error:
-            self.lost += len(batch)
+            self._lose(len(batch))
             if not self._failed:
                 logger.warning("spans cannot be written", reason=str(error), spans=len(batch))
             self._failed = True
@@ -225,25 +236,31 @@ class SpanFile:
             self.close()
         anchor = Anchor.take()
         self._offset = anchor.unix_ns - anchor.monotonic_ns
-        self._fd = os.open(self._new_path(), os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
+        path = self._new_path()
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         self._size = 0
         header = {"schema_version": 1, "kind": "spans", **self._header, "anchor": anchor.to_dict()}
-        self._put(json.dumps(header).encode() + b"\n")
+        try:
+            self._put(json.dumps(header).encode() + b"\n")
+        except OSError:
+            # a full disk takes a name but no byte: one empty file a second would be the next mischief
+            if path.is_file() and not self._size:
+                path.unlink()
+            raise
 
     def _line(self, span: Span) -> str:
         name, kind, start, end, thread, task, where, attributes, error = span
-        key = (name, kind, thread, task, where if where is None else where[:2])
+        step, role, bound = (None, None, None) if where is None else (where.number, where.role, where.bound)
+        key = (name, kind, thread, task, step, role)
         head = self._heads.get(key)
         if head is None:
             if len(self._heads) > 4096:
                 self._heads.clear()
-            step, role = (None, None) if where is None else where[:2]
             fields = {"name": name, "kind": kind, "thread": thread, "task": task, "step": step, "role": role}
             head = self._heads[key] = json.dumps(fields)[:-1] + ', "start": '
         line = f'{head}{start + self._offset}, "dur": {end - start}'
-        bound = None if where is None else where[2]
         if bound or attributes:
-            attrs = plain({**(bound or {}), **(attributes or {})})
+            attrs = {key: plain(value) for key, value in {**(bound or {}), **(attributes or {})}.items()}
             if kind == "counter":
                 line += f', "value": {json.dumps(attrs.pop("value", None))}'
             if attrs:

@@ -1,84 +1,122 @@
 """``profile_step``: the window of a step, as a block, an async block, start/stop and a decorator; ``tick`` and ``state``.
 
-A window that is not selected costs a comparison, two context variable accesses and its span. Which windows are selected is the
+A window that is not selected costs a comparison, a context variable and its span. Which windows are selected is the
 session's business; this module knows how to come in and go out in every form, and that each going out is done once.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepprof.current import WAKE_AT, cell, scope
+from stepprof.current import WAKE_AT, Scope, cell, holding, last_open, scope
 from stepprof.window import State
-from stepprof.wrapping import decorate
+from stepprof.wrapping import decorate, refuse_undecorable
 
 if TYPE_CHECKING:
     from stepprof.capture import Ticket
+    from stepprof.session import Session
+
+UNSEEN = 1
+"""In the place of a start time: neither selected nor, with ``spans = false``, recorded at all."""
 
 __all__ = ["StepWindow", "profile_step", "state", "tick"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class StepWindow:
+class StepWindow(Scope):
     """One window, as a block or as a decorator. Made by `profile_step`; used again only after it has ended."""
 
-    __slots__ = ("_inner", "_next", "_outer", "_role", "_start", "_step", "_ticket", "_version")
+    __slots__ = ("_after", "_key", "_step", "_version")
 
     _step: Any
-    _role: str | None
     _version: int | str | None
-    _start: int
-    _ticket: Ticket | None
+    _key: object
+    """Under which the session remembers it when it was opened by `start`."""
+    _after: tuple[Ticket | None, float] | None
+    """What is to do at the exit: the ticket of a selected window, and the next selected step, for which to arm."""
 
     def __enter__(self, _waited: float = 0.0) -> StepWindow:
         recorder = cell.recorder
-        session = cell.session
-        if recorder is None or session is None or recorder.is_compiling():
+        if recorder is None or recorder.is_compiling():
             return self
-        step, role = self._step, self._role
+        session = cell.session
+        if session is None:
+            return self
+        step, role = self._step, self.role
         if step.__class__ is not int or step < 0:
             step = session.step_number(step)
         if step is None or self._start or not (role is None or role.__class__ is str):
-            session.refuse_window(step, role, already_open=bool(self._start))
-            return self
+            if self._start or step is None or not isinstance(role, str):
+                session.refuse_window(step, role, already_open=bool(self._start))
+                return self
+            self.role = role = str.__str__(role)
+        session.last_step = self.number = step
         quiet = session.quiet.get(role)
-        if session.calm and quiet is not None and quiet[0] <= step < quiet[1]:
-            self._ticket = None
-            self._next = quiet[1]
+        if quiet is not None and quiet[0] <= step < quiet[1] and session.calm:
+            self._after = None
+            if not recorder.keep and recorder.hook is None:
+                self._start = UNSEEN
+                return self
         else:
-            self._ticket = session.enter(step, role, self._version, _waited)
-            self._next = session.next_selected(step, role)
-        session.last_step = step
-        self._outer = outer = scope.get()
-        self._inner = cell.scope = inner = (step, role, None if outer is None else outer[2])
-        scope.set(inner)
+            self._after = (
+                session.enter(step, role, self._version, _waited),
+                session.next_selected(step, role),
+            )
+        self._thread = thread = recorder.thread.id
+        loop = recorder.running_loop()
+        self._task = task = None if loop is None else id(recorder.current_task(loop))
+        outer = scope.get()
+        if outer is not None and not outer._start:
+            if outer._outer is None and outer._thread == thread and outer._task == task:
+                outer = None  # the window before this one
+            else:
+                outer = holding(outer, thread, task)
+        self._outer = outer
+        self._bound = None if outer is None else outer._bound
+        self._before = cell.scope
+        cell.scope = self
+        scope.set(self)
         self._start = perf_counter_ns()
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         start = self._start
         if not start:
             return
         end = perf_counter_ns()
         self._start = 0
-        inner = self._inner
-        if scope.get() is inner:
-            scope.set(self._outer)
-        if cell.scope is inner:
-            cell.scope = self._outer
-        recorder = cell.recorder
-        session = cell.session
-        if recorder is None or session is None:
+        if start == UNSEEN:
             return
-        loop = recorder.running_loop()
-        task = None if loop is None else id(recorder.current_task(loop))
-        role = inner[1]
-        span = (role or "step", "window", start, end, recorder.thread.id, task, inner, None, exc_type is not None)
+        if self._outer is not None:
+            self._outer = holding(self._outer, self._thread, self._task)
+        before = self._before
+        if before is not None:
+            self._before = before = last_open(before)
+        if cell.scope is self:
+            cell.scope = before
+        recorder = cell.recorder
+        if recorder is None:
+            return
+        role = self.role
+        span = (
+            role or "step",
+            "window",
+            start,
+            end,
+            self._thread,
+            self._task,
+            self,
+            None,
+            exc_type is not None,
+        )
         if recorder.keep:
             pending = recorder.pending
             pending.append(span)
@@ -87,17 +125,28 @@ class StepWindow:
         hook = recorder.hook
         if hook is not None:
             hook.exit(None, span)
-        ticket = self._ticket
+        after = self._after
+        if after is not None:
+            self._after = None
+            self._leave(after, exc, end)
+
+    def _leave(self, after: tuple[Ticket | None, float], error: BaseException | None, end: int) -> None:
+        """The end of a window that is selected, or that comes right before one that is."""
+        session = cell.session
+        step = self.number
+        if session is None or step is None:
+            return
+        ticket, following = after
         if ticket is not None:
-            session.exit(ticket, exc, end)
-        if inner[0] + 1 == self._next:
-            session.approach(inner[0] + 1, role)
+            session.exit(ticket, error, end)
+        if step + 1 == following:
+            session.approach(step + 1, self.role)
 
     async def __aenter__(self) -> StepWindow:
         session = cell.session
         waited = 0.0
         if session is not None and not session.calm:
-            waited = await session.handed_over(self._step, self._role)
+            waited = await session.handed_over(self._step, self.role)
         return self.__enter__(waited)
 
     async def __aexit__(
@@ -107,14 +156,14 @@ class StepWindow:
 
     def start(self) -> StepWindow:
         """Come in without a block; `stop` goes out."""
-        session = cell.session
+        session = _session()
         if session is not None:
-            session.close_left_open(self, self._role)
+            session.close_left_open(self, self.role)
         return self.__enter__()
 
     def stop(self, error: BaseException | None = None) -> None:
         """Go out. ``error`` is what the body raised, for the manifest. A second stop, or one without a start, is refused."""
-        session = cell.session
+        session = _session()
         if session is not None:
             if not self._start:
                 session.refuse("stop", "this window is not open")
@@ -124,9 +173,9 @@ class StepWindow:
 
     async def astart(self) -> StepWindow:
         """`start` for a coroutine: never blocks its event loop while another thread hands a capture over."""
-        session = cell.session
+        session = _session()
         if session is not None:
-            session.close_left_open(self, self._role)
+            session.close_left_open(self, self.role)
         return await self.__aenter__()
 
     async def astop(self, error: BaseException | None = None) -> None:
@@ -134,12 +183,10 @@ class StepWindow:
         self.stop(error)
 
     def __call__(self, function: F) -> F:
-        if not callable(function):
-            raise TypeError(
-                f"profile_step(…)({function!r}): expected a function; did you forget the brackets of @stepprof.profile_step(step=…)?"
-            )
+        """Decorate a function: each call of it is a window."""
+        refuse_undecorable(function, "profile_step(…)")
         find = _step_finder(self._step, function)
-        role, version = self._role, self._version
+        role, version = self.role, self._version
 
         def window(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepWindow:
             return profile_step(find(args, kwargs), role, version=version)
@@ -147,7 +194,9 @@ class StepWindow:
         return decorate(function, block=window, lane=window)
 
 
-def profile_step(step: Any = None, role: str | None = None, *, version: int | str | None = None) -> StepWindow:
+def profile_step(
+    step: Any = None, role: str | None = None, *, version: int | str | None = None
+) -> StepWindow:
     """The window of one step, or of one role's part of it. Recorded where the configuration selects it; a span in any case.
 
     A block, an async block, a decorator (def and async def), or ``start()`` and ``stop()`` (``astart``, ``astop`` in coroutines)
@@ -170,13 +219,15 @@ def profile_step(step: Any = None, role: str | None = None, *, version: int | st
     # filled in here, as in `region`: an __init__ would be one more Python call
     window = StepWindow()
     window._step = step
-    window._role = role
+    window.role = role
     window._version = version
     window._start = 0
     return window
 
 
-def _step_finder(step: Any, function: Callable[..., Any]) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+def _step_finder(
+    step: Any, function: Callable[..., Any]
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
     """How a decorated function's step is found in a call."""
     if callable(step):
         return lambda args, kwargs: _ask(step, args, kwargs)
@@ -184,15 +235,20 @@ def _step_finder(step: Any, function: Callable[..., Any]) -> Callable[[tuple[Any
         return lambda args, kwargs: step
     inner = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
     parameters = inspect.signature(inner).parameters
-    if step not in parameters:
-        raise TypeError(f'profile_step(step="{step}"): {inner.__qualname__} has no such argument; it has: {", ".join(parameters)}')
-    names, default = list(parameters), parameters[step].default
-    place = names.index(step)
+    place, default = sys.maxsize, None
+    if step in parameters:
+        found = parameters[step]
+        default = None if found.default is inspect.Parameter.empty else found.default
+        if found.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            place = list(parameters).index(step)
+    elif all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        name = getattr(inner, "__qualname__", type(inner).__qualname__)
+        raise TypeError(
+            f'profile_step(step="{step}"): {name} has no such argument; it has: {", ".join(parameters)}'
+        )
 
     def find(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if step in kwargs:
-            return kwargs[step]
-        return args[place] if place < len(args) else (None if default is inspect.Parameter.empty else default)
+        return args[place] if place < len(args) else kwargs.get(step, default)
 
     return find
 
@@ -201,8 +257,14 @@ def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
     """The step that a callable finds in a call's arguments; what it raises must not reach the decorated function."""
     try:
         return step(*args, **kwargs)
-    except Exception as error:  # told by the session, as a step that is none
+    except Exception as error:  # noqa: BLE001 - told by the session, as a step that is none
         return error
+
+
+def _session() -> Session | None:
+    """The session, unless Dynamo looks on."""
+    recorder = cell.recorder
+    return None if recorder is None or recorder.is_compiling() else cell.session
 
 
 def tick() -> None:

@@ -10,15 +10,26 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import nullcontext
+from types import MethodType, coroutine
 from typing import Any, TypeVar, cast
 
 from stepprof.current import cell
 
-__all__ = ["decorate"]
+__all__ = ["decorate", "refuse_undecorable"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound="Callable[..., Any] | classmethod[Any, ..., Any]")
 
 Block = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+def refuse_undecorable(function: object, what: str) -> None:
+    """Raise TypeError, with a way out, for what is no function."""
+    if isinstance(function, type):
+        raise TypeError(f"{what}: {function.__qualname__} is a class; decorate its methods")
+    if not callable(function) and not isinstance(function, classmethod):
+        raise TypeError(
+            f"{what}: expected a name or a function, not {type(function).__name__}; a property is decorated below @property"
+        )
 
 
 def decorate(function: F, *, block: Block, lane: Block) -> F:
@@ -31,12 +42,20 @@ def decorate(function: F, *, block: Block, lane: Block) -> F:
     """
     if isinstance(function, (staticmethod, classmethod)):
         return cast("F", type(function)(decorate(function.__func__, block=block, lane=lane)))
-    if inspect.isasyncgenfunction(function):
+    # of an object that can be called, the method says what a call of it is
+    kind: Any = (
+        function
+        if hasattr(function, "__code__") or isinstance(function, (functools.partial, MethodType))
+        else type(function).__call__
+    )
+    if inspect.isasyncgenfunction(kind):
         return cast("F", _async_generator(function, lane))
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(kind) or inspect.iscoroutinefunction(function):
         return cast("F", _coroutine(function, lane))
-    if inspect.isgeneratorfunction(function):
-        return cast("F", _generator(function, lane))
+    if inspect.isgeneratorfunction(kind):
+        awaitable = kind.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE if hasattr(kind, "__code__") else 0
+        wrapped = _generator(function, lane)
+        return cast("F", coroutine(wrapped) if awaitable else wrapped)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +105,7 @@ def _async_generator(function: Callable[..., Any], lane: Block) -> Callable[...,
                     except GeneratorExit:
                         await source.aclose()
                         raise
-                    except BaseException as error:  # whatever was thrown in belongs to the wrapped generator
+                    except BaseException as error:  # noqa: BLE001 - whatever was thrown in belongs to the wrapped generator
                         item = await source.athrow(error)
                     else:
                         item = await source.asend(sent)

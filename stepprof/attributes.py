@@ -1,0 +1,78 @@
+"""What of an attribute is kept: plain values, of bounded size, and never anything that holds on to the training loop's memory.
+
+Attributes are given where a step is in the middle of its work. So what is done with them must neither raise nor wait for a device,
+whatever they are, and what is kept of them until it is written must not keep a batch alive.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["plain"]
+
+DEEPEST_VALUE = 4
+MOST_ITEMS = 64
+MOST_VALUES = 1024
+LONGEST_TEXT = 4096
+LONGEST_INT = 1024
+"""Of an attribute's value: levels, items of a list, values in all, characters, bits."""
+
+
+def plain(value: object) -> Any:
+    """An attribute's value as JSON can hold it, of bounded size. Never raises, whatever the value is.
+
+    Only plain values are looked into. Of anything else the type's name is kept: the text of a tensor on a device would make the
+    host wait for the device.
+
+    >>> plain({"loss": float("nan"), "n": (1, 2), "x": object()})
+    {'loss': 'nan', 'n': [1, 2], 'x': '<object>'}
+    """
+    try:
+        return _plain(value, DEEPEST_VALUE, itertools.count())
+    except Exception:  # noqa: BLE001 - whatever somebody's subclass does: its type says enough, in the span itself
+        return f"<{type(value).__name__}>"
+
+
+def _plain(value: Any, depth: int, seen: itertools.count[int]) -> Any:
+    kind = value.__class__
+    if kind is bool or value is None:
+        return value
+    if isinstance(value, str):
+        text = str.__str__(value)
+        return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+    if isinstance(value, int):
+        number = int.__add__(value, 0)
+        return number if number.bit_length() <= LONGEST_INT else f"<int of {number.bit_length()} bits>"
+    if isinstance(value, float):
+        real = float.__add__(value, 0.0)
+        return real if math.isfinite(real) else float.__repr__(real)
+    if depth and isinstance(value, (Mapping, list, tuple)):
+        if isinstance(value, Mapping):
+            return {_key(key): _item(item, depth, seen) for key, item in _first(value.items(), seen)}
+        return [_item(item, depth, seen) for item in _first(value, seen)]
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return _plain(value.item(), 0, seen)
+    return f"<{type(value).__name__}>"
+
+
+def _item(value: object, depth: int, seen: itertools.count[int]) -> Any:
+    try:
+        return _plain(value, depth - 1, seen)
+    except Exception:  # noqa: BLE001 - as in `plain`: the others of a list are kept
+        return f"<{type(value).__name__}>"
+
+
+def _key(key: object) -> str:
+    text = _plain(key, 0, itertools.count())
+    return text if isinstance(text, str) else str(text)
+
+
+def _first(items: Iterable[Any], seen: itertools.count[int]) -> Iterator[Any]:
+    """So many that neither one list nor a tree of them makes a line that nobody wants to read."""
+    for item in itertools.islice(items, MOST_ITEMS):
+        if next(seen) >= MOST_VALUES:
+            return
+        yield item
