@@ -264,7 +264,7 @@ class LocalTarget:
                 self.capturer.give_up(capture, f"{reason}, on another thread than the one that recorded")
             else:
                 ending = Ending("complete") if capture.held else Ending("partial", error=reason)
-                later, _ = self.capturer.finish(capture, ending)
+                later, _ = self.capturer.finish(capture, capture.request or ending)
         finally:
             self.capturer.turn.give()
         if later is not None:
