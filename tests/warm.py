@@ -198,12 +198,16 @@ class Warm:
         """Run a script to its end."""
         return self.start(script, *arguments, env=env).wait(timeout)
 
-    def run_twice(self, script: str, *arguments: str, env: Mapping[str, str] | None = None) -> Ran:
+    def run_twice(
+        self, script: str, *arguments: str, env: Mapping[str, str] | None = None, together: bool = True
+    ) -> Ran:
         """Run it with stepprof switched off, and on; it has to end in the same way and print the same."""
-        both = [
-            self.start(script, *arguments, env={**(env or {}), **more}) for more in ({"STEPPROF": "0"}, {})
-        ]
-        off, on = (running.wait() for running in both)
+        settings = [{**(env or {}), "STEPPROF": "0"}, env]
+        if together:
+            both = [self.start(script, *arguments, env=each) for each in settings]
+            off, on = (running.wait() for running in both)
+        else:
+            off, on = (self.run(script, *arguments, env=each) for each in settings)
         assert (on.returncode, on.stdout) == (off.returncode, off.stdout), f"{off.stderr}\n----\n{on.stderr}"
         return on
 
