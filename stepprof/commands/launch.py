@@ -6,6 +6,7 @@ way to end the ranks is to ask torchrun, and to kill only when torchrun itself d
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
@@ -119,8 +121,19 @@ def _stop(process: subprocess.Popen[str]) -> None:
         process.terminate()
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        for pid in [*_descendants(process.pid), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
     finally:
         if is_main:
             signal.signal(signal.SIGINT, before)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Every process that `pid` has started, and those that they have; none where there is no /proc."""
+    children: list[int] = []
+    for file in Path("/proc", str(pid), "task").glob("*/children"):
+        with suppress(OSError):
+            children += map(int, file.read_text().split())
+    return [*itertools.chain.from_iterable(map(_descendants, children)), *children]
