@@ -5,6 +5,7 @@ The table is read from the page. Each event is looked up under the state at hand
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 import tempfile
@@ -13,6 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import structlog
@@ -50,7 +52,7 @@ class Cell:
     def path(self, state: str) -> list[tuple[str, str]]:
         """The transitions that it leads to."""
         states = [state, *re.findall(r"-> (\w+)", self.effect)]
-        return list(zip(states, states[1:], strict=False))
+        return list(itertools.pairwise(states))
 
 
 def read_table(text: str) -> dict[str, dict[str, Cell | None]]:
@@ -62,7 +64,7 @@ def read_table(text: str) -> dict[str, dict[str, Cell | None]]:
         found = {}
         for state, cell in zip(header[1:], cells, strict=True):
             effect, _, outcome = cell.strip("`").partition(": ")
-            found[state] = None if cell == "–" else Cell(effect, outcome or None)
+            found[state] = None if cell == "\N{EN DASH}" else Cell(effect, outcome or None)
         table[event] = found
     return table
 
@@ -88,11 +90,14 @@ class Entered:
     def key(self):
         return self.step, self.role, self.number
 
+    def leave(self, error=None) -> None:
+        self.window.__exit__(error and type(error), error, None)
+
 
 class Sequences(RuleBasedStateMachine):
     """What a training loop can do, and what the table says of it."""
 
-    visited: set[tuple[str, str]] = set()
+    visited: ClassVar[set[tuple[str, str]]] = set()
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +302,7 @@ class Sequences(RuleBasedStateMachine):
         else:
             armed = self.armed
         error = ValueError("mine") if raises else None
-        self._happens(events + arm, lambda: entered.window.__exit__(error and ValueError, error, None), where)
+        self._happens(events + arm, lambda: entered.leave(error), where)
         self.armed = armed
         if raises and entered.key in self.body_errors:
             self.body_errors[entered.key] = "ValueError: mine"
@@ -363,25 +368,23 @@ class Sequences(RuleBasedStateMachine):
         (last,) = [e for e in (self.capture, *self.members) if e in self.open and e.step == self.capture.step]
         before = len(self.log)
         control.hold("stop")
-        stopping = self.worker.submit(last.window.__exit__, None, None, None)
+        stopping = self.worker.submit(last.leave)
         assert control.reached["stop"].wait(10)
         self.open.remove(last)
         self._capture_ended(self._cell(LAST, "recording").outcome)
         self.spent = []
         try:
             for passing in (1, 5, 6):
-                window = profile_step(passing)
-                self._happens(["enter, not selected"], window.__enter__)
+                entered = Entered(profile_step(passing), passing, None, False)
+                self._happens(["enter, not selected"], entered.window.__enter__)
                 arm = [ARM] if passing + 1 in SELECTED else []
-                self._happens(
-                    ["exit, any other", *arm], lambda window=window: window.__exit__(None, None, None)
-                )
+                self._happens(["exit, any other", *arm], entered.leave)
             self._happens(["exit, a second time"], profile_step(2).stop)
             self._happens([], stepprof.tick)
             for entered in self.open[:1]:
                 self.open.remove(entered)
                 arm = [ARM] if entered.step + 1 in SELECTED else []
-                self._happens(["exit, any other", *arm], lambda: entered.window.__exit__(None, None, None))
+                self._happens(["exit, any other", *arm], entered.leave)
             if bounded:
                 self._give_up_waiting(step)
             waiting, second = self._wait(step, end)
@@ -410,7 +413,7 @@ class Sequences(RuleBasedStateMachine):
         event = "enter, selected, the hand-over does not end in time"
         (outcome,) = self._happens([event], lambda: entered.window.__enter__(3600.0))
         self.expected[entered.key], self.body_errors[entered.key] = outcome, None
-        entered.window.__exit__(None, None, None)
+        entered.leave()
 
     def _selected(self, step, role) -> Entered:
         self.entered[step, role] += 1
@@ -443,9 +446,7 @@ class Sequences(RuleBasedStateMachine):
         self._init()
         for entered in left:  # of a run that has ended: nothing, but that the next step may be selected
             arm = self._arm_events(entered.step, "idle" if self.armed is None else "armed")
-            self._happens(
-                ["exit, any other", *arm], lambda entered=entered: entered.window.__exit__(None, None, None)
-            )
+            self._happens(["exit, any other", *arm], entered.leave)
             self.armed = entered.step + 1 if arm else self.armed
 
     def _end(self) -> None:
