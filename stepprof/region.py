@@ -86,10 +86,11 @@ class Region:
             else:
                 where = holding(where, thread, task)
         attributes = self._attributes
-        for value in attributes.values():
-            if value.__class__ not in SIMPLE:
-                attributes = recorder.plain(attributes)
-                break
+        if attributes:
+            for value in attributes.values():
+                if value.__class__ not in SIMPLE:
+                    attributes = recorder.plain(attributes)
+                    break
         failed = exc_type is not None and exc_type is not GeneratorExit
         span = (self._name, "region", start, end, thread, task, where or cell.scope, attributes, failed)
         if recorder.keep:
@@ -204,7 +205,7 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
         around = outer or cell.scope
         attributes = self._attributes
         if not SIMPLE.issuperset(map(type, attributes.values())):
-            attributes = recorder.plain(attributes)
+            self._attributes = attributes = recorder.plain(attributes)  # spans refer to this object
         if around is None:
             self.number = self.role = None
         else:

@@ -205,10 +205,9 @@ class SpanFile:
     def _write(self, batch: list[Span]) -> int:
         if not batch:
             return 0
-        data = "".join(map(self._line, batch)).encode("utf-8", "surrogatepass")
         try:
-            self._ready()
-            self._put(data)
+            self._ready()  # first: times are by the anchor of the file they go to
+            self._put("".join(map(self._line, batch)).encode("utf-8", "surrogatepass"))
         except OSError as error:
             self._lose(len(batch))
             if not self._failed:
