@@ -117,9 +117,9 @@ def _rows(
                 share,
                 within_rounds.median,
                 within_rounds.spread,
-                limit=limit,
-                limit_on="min",
-                judged=share,
+                limit=None if clock == "process_seconds" else limit,
+                limit_on=None if clock == "process_seconds" else "min",
+                judged=None if clock == "process_seconds" else share,
             )
         )
     return rows
