@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from warm import Server, Warm
 from faulty import faulty, log, start  # noqa: F401 - fixtures
 
 _LAUNCHER_PREFIXES = ("STEPPROF", "SLURM", "TORCHELASTIC", "RAY_")
@@ -66,3 +70,22 @@ def run_script(tmp_path: Path) -> Callable[..., Ran]:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def torch_server() -> Iterator[Server]:
+    """Return the process that forks for each script of `warm`."""
+    pytest.importorskip("torch")
+    from warm import Server
+
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def warm(torch_server: Server, tmp_path: Path) -> Warm:
+    """Return what starts scripts that find torch loaded."""
+    from warm import Warm
+
+    return Warm(torch_server, tmp_path)

@@ -6,7 +6,6 @@ import signal
 import time
 
 import pytest
-from warm import torch_server, warm  # noqa: F401
 
 pytestmark = pytest.mark.torch
 

@@ -8,11 +8,17 @@ import shutil
 import subprocess
 
 import pytest
-from warm import torch_server, warm  # noqa: F401
 
 from stepprof.cli import main
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def leave_at_once(warm):
+    """How the scripts end is not what these tests are about."""
+    warm.leave = True
+
 
 LOOP = """
 def loop(*inside, after=lambda: None):

@@ -13,10 +13,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
 from conftest import Ran
 
 from stepprof.manifest import list_runs, read_step
@@ -62,6 +61,11 @@ for line in open(4, closefd=False):
     with open(request["script"]) as file:
         code = compile(file.read(), request["script"], "exec")
     exec(code, main.__dict__)
+    if request["leave"]:
+        main.stepprof.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     break
 """
 
@@ -163,9 +167,13 @@ class Server:
 
 
 class Warm:
-    """Starts scripts in the test's folder; their runs lie under `runs` there."""
+    """Starts scripts in the test's folder; their runs lie under `runs` there.
+
+    `leave`: after their last line they shut stepprof down and leave at once, which saves the second that torch takes to end. Not for tests of the end.
+    """
 
     def __init__(self, server: Server, folder: Path) -> None:
+        self.leave = False
         self._server = server
         self.folder = folder
         self._count = 0
@@ -185,6 +193,7 @@ class Warm:
                 "stderr": str(err),
                 "cwd": str(self.folder),
                 "env": {**os.environ, **variables},
+                "leave": self.leave,
             }
         )
         assert pid is not None
@@ -234,18 +243,3 @@ class Warm:
         )
         assert problem is None, problem
         return True
-
-
-@pytest.fixture(scope="session")
-def torch_server() -> Iterator[Server]:
-    """One server for all tests."""
-    pytest.importorskip("torch")
-    server = Server()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def warm(torch_server: Server, tmp_path: Path) -> Warm:
-    """Start scripts that find torch loaded."""
-    return Warm(torch_server, tmp_path)
