@@ -111,7 +111,7 @@ class LocalCapture:
         self._fragments: dict[int, Fragment] = {}
         self.record = self._tell(opener, "lost")
         if region:
-            self.record["region"] = region
+            self.record.update(region=region, start_unix_ns=origin.unix_ns(time.perf_counter_ns()))
         self.values: Capture | None = None
 
     def _tell(self, ticket: Ticket, status: Outcome) -> dict[str, Any]:

@@ -161,10 +161,13 @@ class Session:
             The seconds that took.
         """
         number = self.step_number(step)
-        if number is None or not (role is None or isinstance(role, str)) or self.select(number, role) is None:
+        if number is None or not (role is None or isinstance(role, str)):
+            return 0.0
+        policy: Policy | None = self._guard(lambda: self.select(number, role))
+        if policy is None:
             return 0.0
         began = time.perf_counter()
-        bound = self.config.policy(role).engine_stop_timeout_seconds
+        bound = policy.engine_stop_timeout_seconds
         while self.local.capturer.turn.taken and time.perf_counter() - began < bound:
             await asyncio.sleep(0.005)
         return time.perf_counter() - began
@@ -224,21 +227,19 @@ class Session:
         """Asked again at each selected step: torch.distributed may have come up since `init`."""
         if self.identity.final:
             return
-        try:
-            identity = find_identity(None, None, os.environ)
-            if identity.final:
-                self.config.check_world(identity.world_size or 1)
-        except ConfigError as error:
-            logger.warning("ranks", reason=str(error))
+        identity = find_identity(None, None, os.environ)
+        if not identity.final:
             return
-        if identity.final:
-            logger.info(
-                "rank known", rank=identity.rank, world_size=identity.world_size, source=identity.source
-            )
-            self.identity = identity
-            self._origin.rank, self._origin.world_size = identity.rank, identity.world_size
-            self.local.capturer.machine.target = f"rank-{identity.rank}"
-            self.publish()
+        logger.info("rank known", rank=identity.rank, world_size=identity.world_size, source=identity.source)
+        self.identity = identity
+        self._origin.rank, self._origin.world_size = identity.rank, identity.world_size
+        self.local.capturer.machine.target = f"rank-{identity.rank}"
+        self.publish()
+        if identity.world_size is not None:
+            try:
+                self.config.check_world(identity.world_size)
+            except ConfigError as error:  # too late to refuse it: the ranks that there are record
+                logger.warning("ranks that do not exist", reason=str(error))
 
     def refuse(self, what: str, reason: str) -> None:
         """Something illegal was asked for: told, and raised only if ``strict``."""

@@ -1,0 +1,332 @@
+"""Captures of single regions inside a window, and what regions are in a capture."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from faulty import control, ended, transitions, windows
+
+import stepprof
+from stepprof import bind, profile_step, region
+from stepprof.backends.base import Busy
+
+
+def mini_batches(count, name="mini_batch") -> list[str]:
+    """Enter the region so often; the state inside of each entry."""
+    states = []
+    for _ in range(count):
+        with region(name):
+            states.append(stepprof.state().status)
+    return states
+
+
+def recorded(states) -> list[int]:
+    """Which of the entries were recorded."""
+    return [number for number, state in enumerate(states) if state == "recording"]
+
+
+def regions_of(session) -> list[tuple]:
+    """(region, status) of each entry of the manifests."""
+    return [(w.get("region"), w["status"]) for w in windows(session)]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestCapturePerRegion:
+    def test_each_named_region_is_a_capture(self, start) -> None:
+        """The others, and those outside of a selected window, are none."""
+        session = start(steps="2", capture_per="region", regions=["update", "reward"])
+        for step in (1, 2, 3):
+            with profile_step(step, role="actor"):
+                for name in ("generate", "update", "reward", "update"):
+                    mini_batches(1, name)
+        found = ended(session)
+        assert regions_of(session) == [("update", "complete"), ("reward", "complete"), ("update", "complete")]
+        assert [w["artifacts"][0]["path"] for w in found] == [
+            "actor/rank-0.json",
+            "actor/rank-0.2.json",
+            "actor/rank-0.3.json",
+        ]
+        assert [capture.metadata["region"] for capture in control.captures] == ["update", "reward", "update"]
+
+    def test_a_region_inside_of_a_captured_one(self, start) -> None:
+        """It is part of that capture."""
+        session = start(steps="2", capture_per="region", regions=["update"])
+        with profile_step(2), region("update"), region("update"), region("forward"):
+            pass
+        ended(session)
+        assert regions_of(session) == [("update", "complete")]
+        assert control.marks == ["update", "update", "forward"]
+
+    def test_none_of_them_came(self, start) -> None:
+        """The window says so."""
+        session = start(steps="2", capture_per="region", regions=["update", "reward"])
+        with profile_step(2):
+            mini_batches(3, "generate")
+        (window,) = ended(session)
+        assert (window["status"], window["error"]) == (
+            "skipped",
+            "nothing was captured: update or reward was entered 0 times",
+        )
+
+    def test_a_region_that_outlives_its_window(self, start) -> None:
+        """The capture ends with the window, as partial."""
+        session = start(steps="2", capture_per="region", regions=["update"])
+        with profile_step(2):
+            left = region("update").__enter__()
+        left.__exit__(None, None, None)
+        (window,) = ended(session)
+        assert (window["status"], window["error"]) == (
+            "partial",
+            "update had not ended when its window ended",
+        )
+        assert window["artifacts"]
+
+    def test_the_run_ends_inside_of_it(self, start) -> None:
+        """The same, with the reason."""
+        session = start(steps="2", capture_per="region", regions=["update"])
+        window = profile_step(2)
+        window.__enter__()
+        region("update").__enter__()
+        (entry,) = ended(session)
+        assert (entry["status"], entry["error"]) == (
+            "partial",
+            "update had not ended when the run ended while it was recording",
+        )
+
+    def test_the_window_a_region_counts_for(self, start) -> None:
+        """The one that it is in, where two steps overlap in tasks."""
+        session = start(steps="2-3", capture_per="region", regions=["reward"])
+
+        async def step(number, turn, after):
+            async with profile_step(number):
+                await turn.wait()
+                with region("reward"):
+                    pass
+                after.set()
+
+        async def both():
+            first, second, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            first.set()
+            await asyncio.gather(step(2, second, end), step(3, first, second))
+
+        asyncio.run(both())
+        assert [(w["step"], w["status"]) for w in ended(session)] == [(3, "complete"), (2, "complete")]
+        assert [capture.window.step for capture in control.captures] == [3, 2]
+
+    def test_a_region_on_a_thread_without_a_window(self, start) -> None:
+        """It counts for the window that is open."""
+        session = start(steps="2", capture_per="region", regions=["reward"])
+        with profile_step(2):
+            thread = threading.Thread(target=mini_batches, args=(1, "reward"))
+            thread.start()
+            thread.join()
+        ended(session)
+        assert regions_of(session) == [("reward", "complete")]
+
+    def test_a_bound_step_picks_the_window(self, start) -> None:
+        """Where the region says by itself what step it belongs to."""
+        session = start(steps="2-3", capture_per="region", regions=["reward"])
+        with profile_step(2, role="a"), profile_step(3, role="b"), bind(step=2):
+            mini_batches(1, "reward")
+        stepprof.shutdown()
+        assert [(c.window.step, c.window.role) for c in control.captures] == [(2, "a")]
+        assert session.path is not None
+
+    def test_a_start_that_fails_is_told_once(self, start) -> None:
+        """Not for each of a thousand mini-batches."""
+        session = start(steps="2", capture_per="region", regions=["update"])
+        control.fail("start", *[OSError("no")] * 5)
+        with profile_step(2):
+            mini_batches(4, "update")
+        assert [(w["status"], w["error"]) for w in ended(session)] == [("failed", "OSError: no")]
+        assert control.calls == ["arm", "start", "abort"]
+
+    def test_an_unavailable_backend_is_told_once(self, start) -> None:
+        """For the window."""
+        control.unavailable = "no driver"
+        session = start(steps="2", capture_per="region", regions=["update"])
+        with profile_step(2):
+            mini_batches(4, "update")
+        assert [w["status"] for w in ended(session)] == ["failed"]
+
+    def test_a_window_that_joins_outlives_the_region(self, start) -> None:
+        """It is partial."""
+        roles = {"ref": {"capture_per": "step"}}
+        session = start(steps="2", capture_per="region", regions=["update"], roles=roles)
+        with profile_step(2, role="actor"):
+            with region("update"):
+                ref = profile_step(2, role="ref").start()
+            ref.stop()
+        found = {w["role"]: (w["status"], w["error"]) for w in ended(session)}
+        assert found == {
+            "actor": ("complete", None),
+            "ref": ("partial", "the window outlived its capture, which ended with the region update"),
+        }
+
+    def test_an_exception_in_the_region(self, start) -> None:
+        """It goes on unchanged, the capture is complete, the window tells it."""
+        session = start(steps="2", capture_per="region", regions=["update"])
+        with pytest.raises(ZeroDivisionError), profile_step(2), region("update"):
+            1 / 0  # noqa: B018
+        assert [(w["status"], w["body_error"]) for w in ended(session)] == [
+            ("complete", "ZeroDivisionError: division by zero")
+        ]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestSchedule:
+    @pytest.mark.parametrize(
+        ("schedule", "expected"),
+        [
+            ({}, [0]),
+            ({"active": 2}, [0, 1]),
+            ({"skip_first": 3}, [3]),
+            ({"wait": 1, "warmup": 1, "active": 2}, [2, 3]),
+            ({"skip_first": 1, "wait": 1, "active": 1, "repeat": 3}, [2, 4, 6]),
+            ({"warmup": 1, "active": 1, "repeat": 2}, [1, 3]),
+            ({"active": 2, "repeat": 2}, [0, 1, 2, 3]),
+        ],
+    )
+    def test_which_entries_are_captured(self, start, schedule, expected) -> None:
+        """Skip, then rounds of wait, warm-up and active."""
+        session = start(steps="2", schedule={"region": "mini_batch", **schedule})
+        with profile_step(2):
+            states = mini_batches(10)
+        assert recorded(states) == expected
+        ended(session)
+        repeat = schedule.get("repeat", 1)
+        assert regions_of(session) == [("mini_batch", "complete")] * repeat
+
+    def test_it_is_armed_through_the_warm_up(self, start) -> None:
+        """And lets go of it where nothing more comes."""
+        start(steps="2", schedule={"region": "mini_batch", "wait": 1, "warmup": 1, "repeat": 2})
+        with profile_step(2):
+            assert mini_batches(5) == ["armed", "armed", "recording", "idle", "armed"]
+            assert stepprof.state().status == "armed"
+        assert stepprof.state().status == "idle"
+
+    def test_never_reached(self, start, log) -> None:
+        """The window says how often the region came, and nothing stays armed."""
+        session = start(steps="2", schedule={"region": "mini_batch", "skip_first": 5})
+        with profile_step(2):
+            mini_batches(3)
+        assert stepprof.state().status == "idle"
+        (window,) = ended(session)
+        assert (window["status"], window["error"]) == (
+            "skipped",
+            "nothing was captured: mini_batch was entered 3 times",
+        )
+        assert transitions(log) == [("idle", "armed"), ("armed", "idle")]
+
+    def test_ended_early(self, start) -> None:
+        """The window ends before the last active entry: what there is, is kept as partial."""
+        session = start(steps="2", schedule={"region": "mini_batch", "active": 5})
+        with profile_step(2):
+            mini_batches(2)
+        (window,) = ended(session)
+        assert (window["status"], window["error"]) == (
+            "partial",
+            "mini_batch had not ended when its window ended",
+        )
+
+    def test_a_cap_ends_one_round(self, start) -> None:
+        """The next round is another capture."""
+        session = start(
+            steps="2", schedule={"region": "mini_batch", "active": 2, "repeat": 2}, max_bytes="1kB"
+        )
+        with profile_step(2):
+            with region("mini_batch"):
+                control.size = 2000
+                session.background.round()
+                control.size = 0
+                assert stepprof.state().status == "idle"
+            assert mini_batches(3) == ["idle", "recording", "recording"]
+        assert [(w["status"], w["capped_by"]) for w in ended(session)] == [
+            ("complete", "max_bytes"),
+            ("complete", None),
+        ]
+
+    def test_a_warm_up_that_fails(self, start) -> None:
+        """The first active entry tries once again."""
+        session = start(steps="2", schedule={"region": "mini_batch", "warmup": 1})
+        control.fail("arm", OSError("no"), OSError("no"))
+        with profile_step(2):
+            assert recorded(mini_batches(3)) == [1]
+        assert [w["status"] for w in ended(session)] == ["complete"]
+
+    def test_somebody_elses_profiler(self, start) -> None:
+        """The window is skipped."""
+        session = start(steps="2", schedule={"region": "mini_batch", "active": 2})
+        control.fail("start", Busy("theirs"))
+        with profile_step(2):
+            assert recorded(mini_batches(4)) == []
+        assert [(w["status"], w["error"]) for w in ended(session)] == [("skipped", "Busy: theirs")]
+
+    def test_the_plain_capture_is_not_opened(self, start) -> None:
+        """With a schedule, a window opens none by itself."""
+        start(steps="2", schedule={"region": "mini_batch", "skip_first": 100})
+        with profile_step(2):
+            assert stepprof.state().status == "armed"
+
+
+@pytest.mark.usefixtures("faulty")
+class TestWhatIsInTheCapture:
+    def annotations(self) -> list[tuple]:
+        return [(a.name, a.kind, dict(a.attributes)) for a in control.annotations[0]]
+
+    def test_synchronous_regions_are_marked(self, start) -> None:
+        """By the backend, on the stack of their thread."""
+        start(steps="2")
+        with region("before"), profile_step(2), region("forward"):
+            pass
+        assert control.marks == ["forward"]
+        assert [name for name, kind, _ in self.annotations() if kind == "region"] == []
+
+    def test_coroutines_attributes_and_windows_are_annotated(self, start) -> None:
+        """What cannot be on a stack goes into the artifact with absolute times."""
+        start(steps="2")
+
+        @region("generate")
+        async def generate():
+            await asyncio.sleep(0)
+
+        with profile_step(2, role="rollout"):
+            asyncio.run(generate())
+            with bind(sample="a1"), region("reward", batch=64), profile_step(2, role="reward"):
+                stepprof.mark("synced", version=3)
+                stepprof.counter("queue", 17)
+        found = self.annotations()
+        where = {"step": 2, "role": "rollout"}
+        assert ("generate", "region", where) in found
+        assert ("reward", "region", {**where, "sample": "a1", "batch": 64}) in found
+        assert [(name, attributes["role"]) for name, kind, attributes in found if kind == "window"] == [
+            ("reward", "reward"),
+            ("rollout", "rollout"),
+        ]
+        inner = {"step": 2, "role": "reward", "sample": "a1"}
+        assert ("synced", "mark", {**inner, "version": 3}) in found
+        assert ("queue", "counter", {**inner, "value": 17}) in found
+        assert control.marks == ["reward"]
+        for annotation in control.annotations[0]:
+            assert 1.5e18 < annotation.start_unix_ns <= annotation.end_unix_ns
+
+    def test_a_mark_that_fails_does_not_end_the_region(self, start, log) -> None:
+        """It is told once."""
+        session = start(steps="2")
+        control.fail("mark", RuntimeError("no"), RuntimeError("no"))
+        with profile_step(2):
+            assert len(mini_batches(3)) == 3
+        assert len([line for line in log if line["event"] == "region not marked in the capture"]) == 1
+        assert [w["status"] for w in ended(session)] == ["complete"]
+
+    def test_without_spans(self, start) -> None:
+        """Regions are in the capture all the same."""
+        session = start(steps="2", spans=False)
+        with profile_step(2), region("forward", n=1):
+            pass
+        assert [name for name, kind, _ in self.annotations() if kind == "region"] == ["forward"]
+        assert control.marks == ["forward"]
+        stepprof.shutdown()
+        assert not (session.path / "spans").exists()
