@@ -104,6 +104,7 @@ def _windows_table(windows: Sequence[Mapping[str, Any]]) -> str:
         "stall s",
         "export s",
         "wait s",
+        "joined",
     ]
     rows = []
     for window in windows:
@@ -121,9 +122,10 @@ def _windows_table(windows: Sequence[Mapping[str, Any]]) -> str:
                 duration(window["stall_seconds"]),
                 duration(window["export_seconds"]),
                 duration(window["wait_seconds"]),
+                _capture_joined(window),
             ]
         )
-    return table(headers, rows, "lrllrrrrrr")
+    return table(headers, rows, "lrllrrrrrrl")
 
 
 def _artifacts_table(windows: Sequence[Mapping[str, Any]]) -> str:
@@ -178,15 +180,16 @@ def _notes(window: Mapping[str, Any]) -> list[str]:
         notes.append(f"{who}: ended early, capped by {window['capped_by']}")
     if window["body_error"]:
         notes.append(f"{who}: the body raised {window['body_error']}")
-    if window["capture"]:
-        notes.append(f"{who}: recorded in {step_folder_of(window['capture'])}{window['capture'].get('stem')}")
     return notes
 
 
-def step_folder_of(capture: Mapping[str, Any]) -> str:
-    """The folder of the step that a joined window was recorded in, with a slash; nothing where it does not say."""
+def _capture_joined(window: Mapping[str, Any]) -> str | None:
+    """The capture that a joined window is in: its artifacts' path below the run, without a suffix."""
+    capture = window["capture"]
+    if not capture:
+        return None
     step = capture.get("step")
-    return f"{step_folder(step)}/" if isinstance(step, int) else ""
+    return f"{step_folder(step)}/{capture.get('stem')}" if isinstance(step, int) else str(capture.get("stem"))
 
 
 def _role(window: Mapping[str, Any]) -> str:
