@@ -53,15 +53,21 @@ def find_identity(rank: int | None, world_size: int | None, environ: Mapping[str
     ray = _ray()
     if ray is not None:
         return Identity(ray, world_size, "ray", final=False, records=False)
-    return Identity(0, world_size or 1, "default", final=False)
+    return _checked(Identity(0, 1 if world_size is None else world_size, "default", final=False))
 
 
 def _checked(identity: Identity) -> Identity:
     rank, world = identity.rank, identity.world_size
-    if isinstance(rank, int) and not 0 <= rank < (world if world is not None else rank + 1):
-        nearest = max(min(rank, (world or 1) - 1), 0)
+    if not isinstance(rank, int):
+        return identity
+    if world is not None and world < 1:
+        raise ConfigError(f"world_size = {world}: a world has at least one rank; nearest: 1")
+    if rank < 0 and world is None:
+        raise ConfigError(f"rank = {rank} ({identity.source}): there are no negative ranks; nearest: 0")
+    if world is not None and not 0 <= rank < world:
         raise ConfigError(
-            f"rank = {rank} ({identity.source}): a world of {world} has the ranks 0 to {(world or 1) - 1}; nearest: {nearest}"
+            f"rank = {rank} ({identity.source}): a world of {world} has the ranks 0 to {world - 1}; "
+            f"nearest: {min(max(rank, 0), world - 1)}"
         )
     return identity
 

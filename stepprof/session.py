@@ -301,7 +301,7 @@ class Session:
         """Make `stepprof.state` show what is."""
         with self._publishing:
             capturer = self.local.capturer
-            machine, capture = capturer.machine, capturer.capture
+            machine = capturer.machine
             self.calm = self.local.calm
             cell.state = State(
                 status=machine.state,

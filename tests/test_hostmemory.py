@@ -1,0 +1,72 @@
+"""How much memory there is: of the host, and of the control group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepprof import hostmemory
+
+GIB = 2**30
+MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that says what the system tells."""
+    paths = {
+        name: tmp_path / name for name in ("meminfo", "max", "current", "stat", "limit", "usage", "stat_1")
+    }
+    monkeypatch.setattr(hostmemory, "_MEMINFO", paths["meminfo"])
+    groups = (
+        (paths["max"], paths["current"], paths["stat"]),
+        (paths["limit"], paths["usage"], paths["stat_1"]),
+    )
+    monkeypatch.setattr(hostmemory, "_GROUPS", groups)
+
+    def write(**texts):
+        for name, text in texts.items():
+            paths[name].write_text(text)
+
+    return write
+
+
+class TestAvailableAndTotal:
+    def test_of_this_machine(self) -> None:
+        """Some of it is available."""
+        found = hostmemory.available_and_total()
+        if found is not None:
+            assert 0 < found[0] <= found[1]
+
+    def test_of_the_host(self, files) -> None:
+        """What can be had without swapping, not what is free."""
+        files(meminfo=MEMINFO)
+        assert hostmemory.available_and_total() == (8 * GIB, 16 * GIB)
+
+    def test_of_a_tighter_control_group(self, files) -> None:
+        """Its limit counts; the page cache is given back before anybody is killed."""
+        files(
+            meminfo=MEMINFO, max=f"{4 * GIB}\n", current=f"{3 * GIB}\n", stat=f"anon 1\ninactive_file {GIB}\n"
+        )
+        assert hostmemory.available_and_total() == (2 * GIB, 4 * GIB)
+
+    def test_of_a_control_group_of_the_first_version(self, files) -> None:
+        """Its files have other names."""
+        files(meminfo=MEMINFO, limit=f"{2 * GIB}", usage=f"{GIB}", stat_1="total_inactive_file 0\n")
+        assert hostmemory.available_and_total() == (GIB, 2 * GIB)
+
+    def test_a_control_group_without_a_limit(self, files) -> None:
+        """Or with one that is none."""
+        files(meminfo=MEMINFO, max="max\n", current="1\n", limit=f"{2**63 - 4096}", usage="1")
+        assert hostmemory.available_and_total() == (8 * GIB, 16 * GIB)
+
+    def test_a_control_group_alone(self, files) -> None:
+        """Where the host does not tell; without its statistics nothing is given back."""
+        files(meminfo="MemTotal: 1 kB\n", max=f"{2 * GIB}", current=f"{GIB}")
+        assert hostmemory.available_and_total() == (GIB, 2 * GIB)
+
+    def test_nothing_is_known(self, files) -> None:
+        """Then no capture is ended for it."""
+        files()
+        assert hostmemory.available_and_total() is None
