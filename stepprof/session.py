@@ -160,6 +160,8 @@ class Session:
         Returns:
             The seconds that took.
         """
+        if self.recorder.running_loop() is None:
+            return 0.0  # another library's event loop: what waits is the enter itself
         number = self.step_number(step)
         if number is None or not (role is None or isinstance(role, str)):
             return 0.0

@@ -6,6 +6,7 @@ import abc
 import asyncio
 import functools
 import inspect
+import itertools
 import pickle
 import textwrap
 import types
@@ -474,7 +475,7 @@ class TestRealLife:
         assert len(spans) == 5
         assert all(
             outer["start"] + outer["dur"] >= inner["start"] + inner["dur"]
-            for outer, inner in zip(spans, spans[1:], strict=False)
+            for outer, inner in itertools.pairwise(spans)
         )
 
     @pytest.mark.usefixtures("faulty")
