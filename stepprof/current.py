@@ -103,5 +103,7 @@ def last_open(where: Scope | None) -> Scope | None:
 
 def is_compiling() -> bool:
     """Whether Dynamo is tracing this call. It constant-folds to True there, without stepprof ever importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    # while torch is still being imported on another thread it has no such function
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    asked = getattr(compiler, "is_compiling", None)
+    return asked is not None and asked()

@@ -95,9 +95,11 @@ class Recorder:
     def look_for_torch(self) -> None:
         """Take torch's own check as soon as torch is there: a third of the price of looking it up at each region."""
         compiler = getattr(sys.modules.get("torch"), "compiler", None)
-        if compiler is not None:
-            # both fold to True under Dynamo; the first is a bare `return False` otherwise
-            self.is_compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
+        # both fold to True under Dynamo; the first is a bare `return False` otherwise
+        for name in ("is_dynamo_compiling", "is_compiling"):
+            if hasattr(compiler, name):
+                self.is_compiling = getattr(compiler, name)
+                return
 
     @staticmethod
     def plain(attributes: Mapping[str, object]) -> dict[str, object]:
