@@ -191,7 +191,7 @@ class StepWindow(Scope):
         def window(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepWindow:
             return profile_step(find(args, kwargs), role, version=version)
 
-        return decorate(function, block=window, lane=window)
+        return decorate(function, lane=window)
 
 
 def profile_step(

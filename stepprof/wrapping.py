@@ -32,16 +32,19 @@ def refuse_undecorable(function: object, what: str) -> None:
         )
 
 
-def decorate(function: F, *, block: Block, lane: Block) -> F:
+def decorate(
+    function: F, *, lane: Block, plain: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+) -> F:
     """The function inside a block.
 
     Args:
         function: a function, coroutine function, generator or async generator function, static or class method.
-        block: makes the block (a context manager) of one call from its positional and keyword arguments.
-        lane: the same for calls that can be suspended; where the function is asynchronous, so is its block.
+        lane: makes the block (a context manager) of one call from its positional and keyword arguments; where the function is
+            asynchronous, so is its block.
+        plain: makes the wrapper of a function that cannot be suspended; None: one with such a block.
     """
     if isinstance(function, (staticmethod, classmethod)):
-        return cast("F", type(function)(decorate(function.__func__, block=block, lane=lane)))
+        return cast("F", type(function)(decorate(function.__func__, plain=plain, lane=lane)))
     # of an object that can be called, the method says what a call of it is
     kind: Any = (
         function
@@ -57,6 +60,10 @@ def decorate(function: F, *, block: Block, lane: Block) -> F:
         wrapped = _generator(function, lane)
         return cast("F", coroutine(wrapped) if awaitable else wrapped)
 
+    return cast("F", (plain or (lambda inner: _plain(inner, lane)))(function))
+
+
+def _plain(function: Callable[..., Any], block: Block) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder = cell.recorder
@@ -65,7 +72,7 @@ def decorate(function: F, *, block: Block, lane: Block) -> F:
         with block(args, kwargs):
             return function(*args, **kwargs)
 
-    return cast("F", call)
+    return call
 
 
 def _coroutine(function: Callable[..., Any], lane: Block) -> Callable[..., Any]:
