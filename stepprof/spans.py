@@ -88,7 +88,7 @@ class Recorder:
         self.thread = _Thread()
         self.running_loop = asyncio._get_running_loop
         self.current_task = asyncio.current_task
-        self.is_compiling: Callable[[], bool] = current.is_compiling
+        self.is_compiling: Callable[[], bool] = self._ask_torch
         self._dropped = itertools.count()
         self.look_for_torch()
 
@@ -100,6 +100,15 @@ class Recorder:
             if hasattr(compiler, name):
                 self.is_compiling = getattr(compiler, name)
                 return
+
+    def _ask_torch(self) -> bool:
+        """Whether Dynamo is tracing this call, as long as torch was not there yet. Dynamo itself sees no more than the first True."""
+        if "torch" not in sys.modules:
+            return False
+        if current.is_compiling():
+            return True
+        self.look_for_torch()
+        return False
 
     @staticmethod
     def plain(attributes: Mapping[str, object]) -> dict[str, object]:

@@ -306,13 +306,13 @@ class TestClockAndThreads:
             import stepprof, sys, types
             from stepprof.current import is_compiling
             session = stepprof.init({"output_dir": "runs", "backend": "null"}, rank=0, world_size=1)
-            assert session.recorder.is_compiling is is_compiling and not is_compiling()
+            assert not session.recorder.is_compiling() and not is_compiling()
             torch = types.ModuleType("torch")
             sys.modules["torch"] = torch
             session.recorder.look_for_torch()
-            assert not is_compiling()  # half imported
+            assert not session.recorder.is_compiling() and not is_compiling()  # half imported
             torch.compiler = types.SimpleNamespace(is_compiling=lambda: True)
-            assert is_compiling()
+            assert session.recorder.is_compiling() and is_compiling()
             session.recorder.look_for_torch()
             assert session.recorder.is_compiling is torch.compiler.is_compiling
             with stepprof.region("r"):

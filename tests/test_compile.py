@@ -1,0 +1,318 @@
+"""Under torch.compile: whatever of ours stands in a compiled function, there is one graph, and no recompile between recorded and other steps."""
+
+from __future__ import annotations
+
+import pytest
+
+import stepprof
+from stepprof import bind, counter, mark, profile_step, region, tick
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+X = torch.arange(8.0)
+
+
+@region("helper")
+def helper(x):
+    return x.cos()
+
+
+@region
+def bare_helper(x, *, scale=2.0):
+    return x * scale
+
+
+@profile_step(step="n", role="actor")
+def stepped_helper(x, n):
+    return x - n
+
+
+def plain_block(x):
+    with region("plain"):
+        return x.sin() + 1
+
+
+def with_attributes(x):
+    with region("attributes", batch=x.shape[0], name="n", values=[1, 2]):
+        return x.sin() + 1
+
+
+def nested(x):
+    with region("outer"):
+        y = x.sin()
+        with region("inner", a=1):
+            y = y + 1
+        with region("sibling"):
+            return y
+
+
+def decorated_inside(x):
+    return bare_helper(helper(x), scale=1.0) + helper(x)
+
+
+def window_inside(x):
+    with profile_step(2, role="actor"):
+        y = x + 1
+    with profile_step(3):
+        return y * 2
+
+
+def stepped_inside(x):
+    return stepped_helper(x, 2) + stepped_helper(x, n=3)
+
+
+def started_inside(x):
+    window = profile_step(2, role="ref").start()
+    y = x + 1
+    window.stop()
+    return y
+
+
+def points_inside(x):
+    with bind(sample=1, step=2):
+        mark("mark", a=1)
+        counter("counter", 17)
+        tick()
+        y = x * 3
+    mark("again")
+    return y
+
+
+def everything(x):
+    with profile_step(2), bind(sample=1), region("r", a=1):
+        tick()
+        return decorated_inside(nested(x)) + points_inside(x)
+
+
+FUNCTIONS = [
+    plain_block,
+    with_attributes,
+    nested,
+    decorated_inside,
+    window_inside,
+    stepped_inside,
+    started_inside,
+    points_inside,
+    everything,
+]
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    @region("forward", kind="mlp")
+    def forward(self, x):
+        with region("linear"):
+            x = self.linear(x)
+        return self.activation(x)
+
+    @region
+    def activation(self, x):
+        return torch.relu(x)
+
+
+@pytest.fixture
+def counted():
+    """A backend of torch.compile that counts how often a function is compiled."""
+    torch._dynamo.reset()
+    from torch._dynamo.testing import CompileCounter
+
+    yield CompileCounter()
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def begin(tmp_path):
+    def begin(backend, **config):
+        return stepprof.init(
+            {
+                "output_dir": str(tmp_path / "runs"),
+                "backend": backend,
+                "steps": "2, 4",
+                "min_free_memory": "none",
+                **config,
+            },
+            rank=0,
+            world_size=1,
+            run_id="run",
+        )
+
+    yield begin
+    stepprof.shutdown()
+
+
+def loop(compiled, steps, *arguments):
+    """A training loop that calls it in every step; the results."""
+    results = []
+    for step in steps:
+        with profile_step(step), profile_step(step, role="actor"), region("around"):
+            results.append(compiled(*arguments))
+    return results
+
+
+class TestInside:
+    @pytest.mark.parametrize("function", FUNCTIONS)
+    def test_without_a_session(self, counted, function) -> None:
+        """One graph, the same result, no recompile."""
+        compiled = torch.compile(function, backend=counted, fullgraph=True)
+        for result in loop(compiled, range(4), X):
+            assert torch.equal(result, function(X))
+        assert counted.frame_count == 1
+
+    @pytest.mark.parametrize("backend", ["null", "torch"])
+    @pytest.mark.parametrize("function", FUNCTIONS)
+    def test_with_a_session(self, counted, begin, function, backend) -> None:
+        """Compiled once, for recorded steps and the others alike; a capture that runs changes nothing."""
+        begin(backend)
+        compiled = torch.compile(function, backend=counted, fullgraph=True)
+        expected = function(X)
+        results = loop(compiled, range(1, 6), X)
+        assert all(torch.equal(result, expected) for result in results)
+        assert counted.frame_count == 1
+        stepprof.shutdown()
+        assert stepprof.state().recorded_steps == (2, 4)
+
+    @pytest.mark.parametrize("function", FUNCTIONS)
+    def test_a_session_that_begins_and_ends(self, counted, begin, function) -> None:
+        """Each change from off to on or back compiles once more at most, and none where both are known."""
+        compiled = torch.compile(function, backend=counted, fullgraph=True)
+        loop(compiled, [1, 2, 3], X)
+        begin("null")
+        loop(compiled, [1, 2, 3], X)
+        first = counted.frame_count
+        assert first <= 2
+        stepprof.shutdown()
+        loop(compiled, [1, 2, 3], X)
+        assert counted.frame_count <= first + 1
+
+    @pytest.mark.parametrize("how", ["region", "schedule"])
+    def test_single_regions_that_are_captured(self, counted, begin, how) -> None:
+        """Captures of single regions around the compiled call come and go without a recompile."""
+        begin(
+            "torch",
+            **(
+                {"capture_per": "region", "regions": ["around"]}
+                if how == "region"
+                else {"schedule": {"region": "around", "active": 1}}
+            ),
+        )
+        compiled = torch.compile(everything, backend=counted, fullgraph=True)
+        loop(compiled, range(1, 6), X)
+        assert counted.frame_count == 1
+
+    def test_what_is_bound_or_named_does_not_matter(self, counted, begin) -> None:
+        """Other names, attributes and steps around the compiled call compile nothing anew."""
+        begin("null")
+        compiled = torch.compile(everything, backend=counted, fullgraph=True)
+        for number in range(5):
+            with bind(sample=number, step=number), region(f"r{number}", number=number):
+                compiled(X)
+        assert counted.frame_count == 1
+
+    def test_gradients(self, counted, begin) -> None:
+        """The backward pass of a compiled function with regions gives the same gradients."""
+        begin("torch")
+        model = Model()
+        compiled = torch.compile(model, backend=counted, fullgraph=True)
+        for result in loop(compiled, range(1, 6), X):
+            model.zero_grad()
+            result.sum().backward()
+            found = model.linear.weight.grad.clone()
+            model.zero_grad()
+            model(X).sum().backward()
+            assert torch.equal(found, model.linear.weight.grad)
+        assert counted.frame_count == 1
+
+
+class TestOutside:
+    @pytest.mark.parametrize("backend", ["null", "torch"])
+    def test_a_decorated_compiled_function(self, counted, begin, backend) -> None:
+        """Decorating what is compiled gives a span per call, and leaves the graph alone."""
+        session = begin(backend)
+        compiled = region("compiled")(torch.compile(plain_block, backend=counted, fullgraph=True))
+        loop(compiled, range(1, 6), X)
+        assert counted.frame_count == 1
+        stepprof.shutdown()
+        text = "".join(path.read_text() for path in (session.path / "spans").iterdir())
+        assert text.count('"compiled"') == 5
+        assert '"plain"' not in text
+
+    def test_a_compiled_decorated_function(self, counted, begin) -> None:
+        """So does compiling what is decorated, with a window as well."""
+        begin("torch")
+        for decorated in (region("r", a=1)(plain_block), profile_step(2, role="actor")(plain_block)):
+            before = counted.frame_count
+            compiled = torch.compile(decorated, backend=counted, fullgraph=True)
+            results = loop(compiled, range(1, 6), X)
+            assert torch.equal(results[0], plain_block(X))
+            assert counted.frame_count == before + 1
+
+    def test_a_module(self, counted, begin) -> None:
+        """A decorated `forward`, compiled as a module and in place."""
+        begin("torch")
+        model = Model()
+        expected = model(X)
+        for compiled in (torch.compile(model, backend=counted, fullgraph=True), model):
+            if compiled is model:
+                model.compile(backend=counted, fullgraph=True)
+            assert all(torch.equal(result, expected) for result in loop(compiled, range(1, 6), X))
+        assert counted.frame_count <= 2
+
+    def test_a_decorated_compiled_module(self, counted, begin) -> None:
+        """A compiled module is an object that can be called; decorated, its calls are spans."""
+        session = begin("null")
+        call = region("call")(torch.compile(Model(), backend=counted, fullgraph=True))
+        loop(call, range(1, 4), X)
+        stepprof.shutdown()
+        text = "".join(path.read_text() for path in (session.path / "spans").iterdir())
+        assert text.count('"call"') == 3
+
+
+class TestLateTorch:
+    def test_a_session_that_began_before_torch(self, run_script) -> None:
+        """Compiling right after the import is one graph too, with what the session knew before torch was there."""
+        run_script(
+            """
+            import stepprof
+            session = stepprof.init({"output_dir": "runs", "backend": "null", "steps": "2"}, rank=0, world_size=1)
+            session.background.stop(5)  # nobody looks for torch meanwhile
+            import warnings
+            warnings.simplefilter("ignore")
+            import torch
+            from torch._dynamo.testing import CompileCounter
+
+            @stepprof.region("f")
+            def f(x):
+                with stepprof.profile_step(2), stepprof.bind(a=1), stepprof.region("r", a=1):
+                    stepprof.mark("m")
+                    stepprof.tick()
+                    return x + 1
+
+            def g(x):
+                with stepprof.region("r"):
+                    return x + 1
+
+            # the very first thing that happens after the import
+            counter = CompileCounter()
+            compiled = torch.compile(f, backend=counter, fullgraph=True)
+            compiled(torch.ones(3))
+            for step in range(1, 4):
+                with stepprof.profile_step(step):
+                    compiled(torch.ones(3))
+            assert counter.frame_count <= 2, counter.frame_count
+
+            # a region came before it
+            counter = CompileCounter()
+            compiled = torch.compile(g, backend=counter, fullgraph=True)
+            for step in range(1, 4):
+                with stepprof.profile_step(step):
+                    compiled(torch.ones(3))
+            assert counter.frame_count == 1, counter.frame_count
+            stepprof.shutdown()
+            """,
+            timeout=110,
+        ).check()
