@@ -436,10 +436,8 @@ def _difference(before: Config, after: Config) -> str:
 
 
 def _describe(config: Config) -> dict[str, object]:
-    from importlib.metadata import version
-
-    versions = {"python": platform.python_version(), "stepprof": version("stepprof")}
-    for name in ("torch", "torch_npu", "ray", "vllm", "sglang", "transformers"):
+    versions = {"python": platform.python_version()}
+    for name in ("stepprof", "torch", "torch_npu", "ray", "vllm", "sglang", "transformers"):
         found = getattr(sys.modules.get(name), "__version__", None)
         if found is not None:
             versions[name] = str(found)

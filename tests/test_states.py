@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -99,17 +100,16 @@ class Sequences(RuleBasedStateMachine):
 
     visited: ClassVar[set[tuple[str, str]]] = set()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.runs = 0
-        self.worker = ThreadPoolExecutor(1)
-        self.other = ThreadPoolExecutor(1)
-        self.capturing_logs = structlog.testing.capture_logs()
-        self.log = self.capturing_logs.__enter__()
-
     @initialize(thread_bound=st.booleans())
     def begin(self, thread_bound) -> None:
+        self.kept = ExitStack()
+        self.folder = self.kept.enter_context(tempfile.TemporaryDirectory())
+        self.kept.callback(structlog.reset_defaults)
+        self.log = self.kept.enter_context(structlog.testing.capture_logs())
+        self.worker = self.kept.enter_context(ThreadPoolExecutor(1))
+        self.other = self.kept.enter_context(ThreadPoolExecutor(1))
+        self.kept.callback(stepprof.shutdown)
+        self.runs = 0
         reset()
         control.thread_bound = thread_bound
         self._init()
@@ -119,7 +119,7 @@ class Sequences(RuleBasedStateMachine):
         config = Config(
             backend="faulty",
             steps=list(SELECTED),
-            output_dir=self.folder.name,
+            output_dir=self.folder,
             min_free_memory="none",
             max_bytes="1kB",
         )
@@ -492,7 +492,9 @@ class Sequences(RuleBasedStateMachine):
     @invariant()
     def nothing_grows(self) -> None:
         capturer = self.session.local.capturer
-        self._on("other", self.session.background.round)  # exports that make room for a window are submitted there
+        self._on(
+            "other", self.session.background.round
+        )  # exports that make room for a window are submitted there
         held = 0 if capturer.capture is None else len(capturer.capture.open)
         assert held <= len(self.open)
         assert len(capturer._spent) <= MOST_OPEN + 1
@@ -500,16 +502,9 @@ class Sequences(RuleBasedStateMachine):
         assert self.session.local.watch.tickets == []
 
     def teardown(self) -> None:
-        try:
-            if hasattr(self, "session"):
+        if hasattr(self, "session"):
+            with self.kept:
                 self.shut_down("main")
-        finally:
-            stepprof.shutdown()
-            self.worker.shutdown()
-            self.other.shutdown()
-            self.capturing_logs.__exit__(None, None, None)
-            structlog.reset_defaults()
-            self.folder.cleanup()
 
 
 @pytest.fixture
