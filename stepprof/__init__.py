@@ -18,12 +18,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stepprof.region import bind, counter, mark, region
+from stepprof.status import State
 from stepprof.step import profile_step, state, tick
-from stepprof.window import State
 
 if TYPE_CHECKING:
     from stepprof import errors
-    from stepprof.config import Config, EngineOptions, MemoryOptions, NpuOptions, NsysOptions, RolePolicy, Schedule, TorchOptions
+    from stepprof.config import (
+        Config,
+        EngineOptions,
+        MemoryOptions,
+        NpuOptions,
+        NsysOptions,
+        RolePolicy,
+        Schedule,
+        TorchOptions,
+    )
     from stepprof.session import Session, init, shutdown
 
 __version__ = "0.1.0"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ __all__ = ["MAX_ANNOTATIONS", "Ending", "LeftOpen", "LocalCapture", "Ticket"]
 
 MAX_ANNOTATIONS = 200_000
 """Spans that one capture writes into its artifact at most; the files of spans have the rest."""
+
+
+_never_left: list[AbstractContextManager[object]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class LocalCapture:
             opener.window.step: {(opener.window.role, opener.window.occurrence)}
         }
         self.annotations: deque[Span] = deque(maxlen=MAX_ANNOTATIONS)
+        self.marks: dict[int, AbstractContextManager[object]] = {}
         self.request: Ending | None = None
         self._ending: Ending | None = None
         self.submitting = threading.Lock()
@@ -177,6 +182,22 @@ class LocalCapture:
             metadata["region"] = self.region
         self.values = Capture(window=self.window, folder=claim.folder, stem=claim.stem, metadata=metadata)
         return self.values
+
+    def end_marks(self, *, stopped: bool) -> None:
+        """Leave the regions that are still in progress, before another capture can begin.
+
+        A range of torch's that ends in a later session than it began in writes into memory of the former: the process crashes.
+        Where the session was not stopped but lost (to somebody else's profiler, say), a range is kept for good instead.
+        """
+        while self.marks:
+            try:
+                mark = self.marks.popitem()[1]
+                if stopped:
+                    mark.__exit__(None, None, None)
+                else:
+                    _never_left.append(mark)
+            except Exception as error:  # noqa: BLE001 - the others still have to be left
+                logger.warning("region not marked in the capture", reason=describe_error(error))
 
     def join(self, ticket: Ticket) -> None:
         """A window comes in while the capture runs."""

@@ -197,9 +197,11 @@ class Capturer:
             self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
             export = capture.backend.stop(capture.place, capture.annotate())
+            capture.end_marks(stopped=True)
             self._commit("done", window.step, window.role)
             self.backend = None
         except BaseException as error:
+            capture.end_marks(stopped=False)
             reason = describe_error(error)
             self.to_idle(reason)
             self.note(reason, window)
@@ -348,6 +350,7 @@ class Capturer:
     def give_up(self, capture: LocalCapture, reason: str, status: Outcome = "failed") -> None:
         """A capture that cannot be stopped from here: let go of it, and say so."""
         self.capture = None
+        capture.end_marks(stopped=False)
         self.to_idle(reason)
         capture.fail(reason, status)
         self.changed()

@@ -13,8 +13,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
+from stepprof import __version__
 from stepprof.errors import StepprofError
 
 __all__ = ["COMMANDS", "main"]
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="stepprof", description="Record and read single steps of a training job.", epilog=EXIT_STATUS
     )
-    parser.add_argument("--version", action="version", version=f"stepprof {_version()}")
+    parser.add_argument("--version", action="version", version=f"stepprof {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, help_text in COMMANDS.items():
         if name == command:
@@ -61,10 +61,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-
-
-def _version() -> str:
-    try:
-        return version("stepprof")
-    except PackageNotFoundError:  # a source tree on the path, not installed
-        return "(not installed)"

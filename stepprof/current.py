@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from stepprof.window import State
+from stepprof.status import State
 
 if TYPE_CHECKING:
     from stepprof.session import Session

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof import forking
 from stepprof.current import cell
 from stepprof.log import logger
-from stepprof.window import State
+from stepprof.status import State
 
 if TYPE_CHECKING:
     from stepprof.session import Session

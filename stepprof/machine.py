@@ -16,7 +16,7 @@ from transitions import Machine, MachineError
 
 from stepprof.errors import StateError
 from stepprof.log import logger
-from stepprof.window import Status
+from stepprof.status import Status
 
 __all__ = ["STATES", "TRANSITIONS", "TargetMachine", "Turn"]
 

@@ -138,7 +138,7 @@ def _timed(function: Callable[..., Any], name: str, attributes: dict[str, object
     return call
 
 
-def _record(
+def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
     recorder: Recorder,
     name: str,
     start: int,

@@ -152,7 +152,7 @@ class RegionHook:
 
     def enter(self, name: str, lane: bool) -> object:
         """A region begins; the answer is handed to `exit`. Never raises: the region is the user's code."""
-        mark: Any = None
+        marked: Any = None
         entry = None
         try:
             capturer = self._capturer
@@ -163,19 +163,25 @@ class RegionHook:
                 mark = capture.backend.mark(name)
                 if mark is not None:
                     mark.__enter__()
+                    marked = capture.marks, id(mark)
+                    capture.marks[id(mark)] = mark
+                    if capturer.capture is not capture:  # it has ended meanwhile: nobody else will leave the range
+                        capture.end_marks(stopped=True)
         except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
-            mark = None
             self._tell_once(error)
-        return mark, lane, entry
+        return marked, lane, entry
 
     def exit(self, token: Any, span: Span) -> None:
         """A region ends; ``token`` None: a mark, a counter or a window, or a region that began before there was a hook."""
-        mark, lane, entry = token or (None, True, None)
-        if mark is not None:
-            try:
-                mark.__exit__(None, None, None)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._tell_once(error)
+        marked, lane, entry = token or (None, True, None)
+        try:
+            if marked is not None:
+                marks, key = marked
+                mark = marks.pop(key, None)
+                if mark is not None:  # else its capture is over, and has left it
+                    mark.__exit__(None, None, None)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell_once(error)
         try:
             capture = self._capturer.capture
             if capture is not None:

@@ -32,7 +32,8 @@ from stepprof.records import Origin, describe_error
 from stepprof.rundir import RunDir, open_run
 from stepprof.sources import KEY_OF_VARIABLE
 from stepprof.spans import Recorder, SpanFile
-from stepprof.window import State, Window
+from stepprof.status import State
+from stepprof.window import Window
 
 __all__ = ["EXPORT_SECONDS", "Session", "init", "shutdown"]
 
@@ -444,7 +445,7 @@ def _describe(config: Config) -> dict[str, object]:
     return {
         "created_unix_ns": time.time_ns(),
         "argv": sys.argv[:1],
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": versions,
         "config": config.to_dict(),
     }

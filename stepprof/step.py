@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.current import WAKE_AT, Scope, cell, holding, last_open, scope
-from stepprof.window import State
+from stepprof.status import State
 from stepprof.wrapping import decorate, refuse_undecorable
 
 if TYPE_CHECKING:

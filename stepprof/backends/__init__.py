@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, cast
 
 from stepprof.errors import BackendError
@@ -16,13 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["make_backend"]
 
-_HERE = {"null": ("stepprof.backends.null", "NullBackend"), "torch": ("stepprof.backends.torch", "TorchBackend")}
+_HERE = {
+    "null": ("stepprof.backends.null", "NullBackend"),
+    "torch": ("stepprof.backends.torch", "TorchBackend"),
+}
 
 
 def make_backend(policy: Policy) -> Backend:
     """The backend that a policy asks for, with its options. Raises BackendError where this installation has none such."""
     if len(policy.backend) > 1:
-        raise BackendError(f"backend = {list(policy.backend)}: this version records with one backend at a time; name one of them")
+        raise BackendError(
+            f"backend = {list(policy.backend)}: this version records with one backend at a time; name one of them"
+        )
     name = policy.backend[0]
     return cast("Backend", _factory(name)(policy.options(name)))
 
@@ -31,6 +35,8 @@ def _factory(name: str) -> Callable[[Any], object]:
     if name in _HERE:
         module, attribute = _HERE[name]
         return cast("Callable[[Any], object]", getattr(import_module(module), attribute))
+    from importlib.metadata import entry_points
+
     for entry in entry_points(group=GROUP, name=name):
         return cast("Callable[[Any], object]", entry.load())
     if name in BUILT_IN:

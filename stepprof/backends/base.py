@@ -53,7 +53,11 @@ class Backend(Protocol):
         ...
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
-        """A synchronous region inside the capture, or None where the backend has no such thing."""
+        """A synchronous region inside the capture, or None where the backend has no such thing.
+
+        It is entered and left on the thread of the region. One that is still in progress after `stop` is left right then, by the
+        thread that stopped.
+        """
         ...
 
     def bytes_so_far(self) -> int | None:

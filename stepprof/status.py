@@ -1,0 +1,56 @@
+"""What `stepprof.state` shows: a value, made anew at each change. Alone in its module, since `import stepprof` needs no other."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["State", "Status"]
+
+Status = Literal["idle", "armed", "recording", "flushing"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the profiler of this process is doing; ``str(state)`` is one line for a log.
+
+    ``rank`` is the global rank, ``engines`` maps labels to states, ``pending_exports`` names the export jobs that still run,
+    ``recorded_steps`` the steps of which this process has at least one complete capture.
+
+    >>> str(State())
+    'idle'
+    >>> str(State(status="recording", step=2, role="actor", rank=0, backend="torch"))
+    'recording step=2 role=actor rank=0 backend=torch'
+    """
+
+    status: Status = "idle"
+    step: int | None = None
+    role: str | None = None
+    rank: int | str | None = None
+    backend: str | None = None
+    since: float = field(default_factory=time.monotonic)
+    engines: Mapping[str, str] = field(default_factory=dict)
+    pending_exports: tuple[str, ...] = ()
+    last_error: str | None = None
+    recorded_steps: tuple[int, ...] = ()
+
+    @property
+    def since_seconds(self) -> float:
+        """Seconds that the status has lasted."""
+        return time.monotonic() - self.since
+
+    def __str__(self) -> str:
+        parts: list[str] = [self.status]
+        for key in ("step", "role", "rank", "backend"):
+            value = getattr(self, key)
+            if value is not None:
+                parts.append(f"{key}={value}")
+        if self.engines:
+            parts.append("engines=" + ",".join(f"{label}:{status}" for label, status in self.engines.items()))
+        if self.pending_exports:
+            parts.append(f"exporting={len(self.pending_exports)}")
+        return " ".join(parts)
