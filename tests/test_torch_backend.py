@@ -19,8 +19,9 @@ import torch
 
 from stepprof.backends import torch as backend_module
 from stepprof.backends.base import Busy
-from stepprof.backends.torch import ExportError, TorchBackend
+from stepprof.backends.torch import TorchBackend
 from stepprof.backends.torch_api import device_in_use
+from stepprof.backends.torch_export import ExportError
 from stepprof.errors import BackendError
 from stepprof.export import Exporter, ExportResult
 from stepprof.options import TorchOptions
@@ -34,7 +35,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import torch
 from stepprof.backends.base import Busy
-from stepprof.backends.torch import ExportError, TorchBackend
+from stepprof.backends.torch import TorchBackend
+from stepprof.backends.torch_export import ExportError
 from stepprof.errors import BackendError
 from stepprof.options import TorchOptions
 from stepprof.window import Capture, Window

@@ -11,38 +11,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import os
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Literal
 
 from stepprof.backends.base import Busy, Export
 from stepprof.backends.torch_api import TorchApi, device_in_use
+from stepprof.backends.torch_export import TorchExport
 from stepprof.errors import BackendError
-from stepprof.files import publish
-from stepprof.kineto import TraceFileError, escaped, finish, marked
+from stepprof.kineto import escaped, marked
 from stepprof.log import logger
 from stepprof.options import TorchOptions
-from stepprof.window import Annotation, Artifact, Capture
+from stepprof.window import Annotation, Capture
 
-__all__ = ["ExportError", "TorchBackend"]
-
-KIND = "torch-trace"
-SUFFIX = ".trace.json.gz"
+__all__ = ["TorchBackend"]
 
 _MAX_NAMES = 4096
-_numbers = itertools.count(1)
-
-
-class ExportError(BackendError):
-    """An export that failed; `artifacts` are those that exist nevertheless."""
-
-    def __init__(self, message: str, artifacts: tuple[Artifact, ...] = ()) -> None:
-        super().__init__(message)
-        self.artifacts = artifacts
 
 
 class TorchBackend:
@@ -118,7 +104,7 @@ class TorchBackend:
             raise
 
     def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
-        """Take the captured events over; the callable writes them (see `_Export`)."""
+        """Take the captured events over; the callable writes them (see `TorchExport`)."""
         api = self._api
         if api is None or self._phase != "recording" or self._pid != os.getpid():
             raise BackendError(f"there is no torch capture to stop: the backend is {self._phase}")
@@ -134,7 +120,7 @@ class TorchBackend:
         session = self._end(api)
         if not api.has_events(session):
             raise BackendError("another torch profiler cancelled this capture; its events are lost")
-        return _Export(session, capture, tuple(annotations), marks=bool(self._names))
+        return TorchExport(session, capture, tuple(annotations), marks=bool(self._names))
 
     def abort(self) -> None:
         """Leave any half state: stop where that is safe, else let go. Idempotent."""
@@ -308,87 +294,3 @@ class _Slot:
 _slot = _Slot()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_slot.reset)
-
-
-class _Export:
-    """Writes one captured session: torch's JSON to a hidden file beside the artifact, one pass over it, a link under its name.
-
-    Peak disk: the JSON (1.3 kB per op) and the artifact (a tenth to a fifteenth of it). Peak memory beyond the session's own 3.9 kB per op: some tens of MB. Temporary files
-    are removed however it ends; `discard` does it for a child that was killed.
-    """
-
-    def __init__(
-        self, session: Any, capture: Capture, annotations: tuple[Annotation, ...], *, marks: bool
-    ) -> None:
-        self._session = session
-        self._capture = capture
-        self._annotations = annotations
-        self._marks = marks
-        self._pid = os.getpid()  # the process that recorded: the export may run in another
-        self._final = capture.folder / f"{capture.stem}{SUFFIX}"
-        # the stem is ours alone (it is claimed), so these names are as well
-        hidden = f".{self._final.name}.{self._pid}-{next(_numbers)}"
-        self._raw = self._final.with_name(f"{hidden}.json")
-        self._packed = self._final.with_name(f"{hidden}.gz")
-
-    def __call__(self) -> tuple[Artifact, ...]:
-        try:
-            return self._write()
-        except OSError as error:
-            raise ExportError(
-                f"the trace cannot be written to {self._final.parent}: {error.strerror or error}"
-            ) from error
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        """Remove what an export that was cut short may have left."""
-        for path in (self._raw, self._raw.with_name(f"{self._raw.name}.tmp"), self._packed):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-    def _write(self) -> tuple[Artifact, ...]:
-        self._raw.touch(exist_ok=False)  # Kineto reports nothing when it cannot write: this tells why
-        with _plain_path(self._raw) as path:
-            self._session.export_chrome_trace(path)
-        relative = self._final.relative_to(self._capture.folder)
-        try:
-            done = finish(
-                self._raw,
-                self._packed,
-                name=f"{self._capture.folder.name}/{relative.as_posix()}",
-                pid=self._pid,
-                metadata=self._capture.metadata,
-                annotations=self._annotations,
-                marks=self._marks,
-            )
-        except TraceFileError as error:
-            raise ExportError(
-                f"torch wrote no trace to {self._final.parent}: {error}{self._space()}"
-            ) from error
-        self._raw.unlink()
-        final = publish(self._packed, self._final)
-        path = final.relative_to(self._capture.folder).as_posix()
-        artifact = Artifact(path=path, kind=KIND, bytes=done.bytes, events=done.events)
-        if done.problem is not None:
-            raise ExportError(f"{done.problem}{self._space()}; it is kept as it is", (artifact,))
-        return (artifact,)
-
-    def _space(self) -> str:
-        usage = os.statvfs(self._final.parent)
-        free = usage.f_bavail * usage.f_frsize
-        return f" (no space left on the disk: {free} bytes)" if free < 1 << 20 else ""
-
-
-@contextlib.contextmanager
-def _plain_path(path: Path) -> Any:
-    """A name for `path` that Kineto does not mangle: it turns backslashes into slashes and drops line breaks, so such a folder is addressed by its descriptor."""
-    text = str(path)
-    if text.isprintable() and "\\" not in text and '"' not in text:
-        yield text
-        return
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
