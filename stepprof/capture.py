@@ -293,11 +293,11 @@ class LocalCapture:
             self.record.update(status=self._ending.status, error=self._ending.error)
         return True
 
-    def exported_by_orphan(self, result: ExportResult) -> None:
-        """In the export's own process, where the one that recorded has died: nobody else can tell of the file any more."""
+    def exported_in_child(self, result: ExportResult) -> None:
+        """In the export's own process: the one that recorded may have died, and then nobody else can tell of the file."""
         self._conclude(result)
         for fragment in self._fragments.values():
-            fragment.write_as_orphan()
+            fragment.write_in_child()
 
     def add_stall(self, seconds: float) -> None:
         """Count what the capture held the training thread."""

@@ -196,12 +196,20 @@ class Capturer:
         try:
             self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
+<<<<<<< Updated upstream
             export = capture.backend.stop(capture.place, capture.annotate())
             capture.end_marks(stopped=True)
             self._commit("done", window.step, window.role)
             self.backend = None
         except BaseException as error:
             capture.end_marks(stopped=False)
+=======
+            self._owed[capture] = capture.backend.stop(capture.place, capture.annotate())
+            self._commit("done", window.step, window.role)
+            self.backend = None
+        except BaseException as error:
+            self._owed.pop(capture, None)
+>>>>>>> Stashed changes
             reason = describe_error(error)
             self.to_idle(reason)
             self.note(reason, window)
@@ -214,7 +222,6 @@ class Capturer:
         capture.end(ended_ns, ending, left)
         capture.add_stall(time.perf_counter() - began)
         capture.save()
-        self._owed[capture] = export
         return lambda: self._export(capture), None
 
     def _post_stop(self, capture: LocalCapture, ending: Ending) -> None:
@@ -281,6 +288,11 @@ class Capturer:
             capture.request = Ending("complete", capped_by=reason)
         self.apply_here()
 
+    @property
+    def holds(self) -> bool:
+        """Whether there is something that a sudden end would lose: a capture, or one that is not yet with the export."""
+        return self.machine.state in ("recording", "flushing") or bool(self._owed)
+
     def submit_owed(self) -> None:
         """At the end: exports that another thread is about to submit, or that an interrupt kept from being submitted."""
         for capture in list(self._owed):
@@ -298,7 +310,7 @@ class Capturer:
                 export,
                 self._export_mode(capture),
                 lambda result: self._exported(capture, result),
-                orphaned=capture.exported_by_orphan,
+                in_child=capture.exported_in_child,
             )
             self._owed.pop(capture, None)
         self.changed()

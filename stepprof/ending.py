@@ -28,13 +28,13 @@ from stepprof.status import State
 if TYPE_CHECKING:
     from stepprof.session import Session
 
-__all__ = ["SIGTERM_SECONDS", "guard", "unwatch", "watch"]
+__all__ = ["SIGTERM_SECONDS", "after_act", "guard", "unwatch", "watch"]
 
 SIGTERM_SECONDS = 8.0
 """How long a capture may delay the death by SIGTERM; launchers send SIGKILL after 10 to 30 s."""
 
 _COME_BACK_SECONDS = 0.02
-_EXPORT_SHARE_SECONDS = 1.0  # of the budget: for the last manifest and the spans
+_LAST_WORD_SECONDS = 1.0  # of the budget: for the last manifest and the spans
 
 # the user's own code may stand on these: their frames hold nothing
 _HARMLESS = (
@@ -50,6 +50,8 @@ _fork_watched = False
 _session: Session | None = None
 _deadline: float | None = None
 _came_back = False
+_put_off = False
+_watchdog: int | None = None
 _masks: dict[int, set[int]] = {}
 
 
@@ -76,15 +78,25 @@ def unwatch(session: Session) -> None:
     guard(False)
 
 
-def guard(recording: bool) -> None:
-    """Take SIGTERM while a capture runs, if it would kill the process outright; give it back afterwards."""
-    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+def guard(on: bool) -> None:
+    """Take SIGTERM while there is a capture to hand over, if it would kill the process outright; give it back afterwards."""
+    if (
+        _deadline is not None
+        or threading.current_thread() is not threading.main_thread()
+        or sys.is_finalizing()
+    ):
         return
     current = signal.getsignal(signal.SIGTERM)
-    if recording and current is signal.SIG_DFL:
+    if on and current is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_sigterm)
-    elif not recording and current is _on_sigterm and _deadline is None:
+    elif not on and current is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def after_act() -> None:
+    """Called where an act of the session is over: a SIGTERM that came in the middle of it takes effect."""
+    if _put_off and _session is not None and threading.current_thread() is threading.main_thread():
+        _end(_session)
 
 
 def _at_exit() -> None:
@@ -96,7 +108,7 @@ def _at_exit() -> None:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    global _deadline, _came_back
+    global _deadline, _came_back, _put_off
     first, came_back, _came_back = _deadline is None, _came_back, False
     session = _session
     if session is None or not (first or came_back):  # nothing to hand over, or a second signal: no more delay
@@ -104,21 +116,32 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         return
     if _deadline is None:
         _deadline = time.monotonic() + SIGTERM_SECONDS
-    if _holds_something(frame) and time.monotonic() < _deadline and _come_back():
-        return
-    _end(session, _deadline)
+    where = _interrupted(frame)
+    if where in ("act", "fork"):
+        _put_off = True
+        if where == "act":
+            _start_watchdog()
+    elif where is None or time.monotonic() > _deadline or not _come_back():
+        _end(session)
 
 
-def _holds_something(frame: FrameType | None) -> bool:
-    """Whether the main thread was interrupted inside an act of ours, a line of the log, or what a fork would wait for."""
+def _interrupted(frame: FrameType | None) -> str | None:
+    """What the main thread was interrupted in, from what stands on its stack.
+
+    An ``act`` of the session, which calls `after_act` at its end (``fork``: one that forks just now, so that nothing else can); another ``moment`` in which it may hold a lock, of ours, of the
+    log, or one that a fork waits for; or nothing of the kind.
+    """
+    places = []
     while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
-        if module.partition(".")[0] in _HOLDING and not module.startswith(_HARMLESS):
-            return True
-        if module == "concurrent.futures.thread" and frame.f_code.co_name == "submit":
-            return True
+        places.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
         frame = frame.f_back
-    return False
+    modules = {module for module, _ in places}
+    if ("stepprof.session", "_guard") in places and ("stepprof.session", "shutdown") not in places:
+        return "fork" if "stepprof.forking" in modules else "act"
+    if ("concurrent.futures.thread", "submit") in places:
+        return "moment"
+    holding = (module for module in modules if module.partition(".")[0] in _HOLDING)
+    return "moment" if any(not module.startswith(_HARMLESS) for module in holding) else None
 
 
 def _come_back() -> bool:
@@ -138,23 +161,29 @@ def _send_again() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
-def _end(session: Session, deadline: float) -> None:
+def _end(session: Session) -> None:
     """Hand over and export within the budget, then die as the process would have without us."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    watchdog = _watchdog(deadline)
+    global _put_off
+    _put_off = False
+    deadline = _start_watchdog()
     try:
         logger.warning("SIGTERM while recording", budget_seconds=SIGTERM_SECONDS)
-        session.shutdown(max(deadline - time.monotonic() - _EXPORT_SHARE_SECONDS, 0.5), reason="SIGTERM")
+        session.shutdown(max(deadline - time.monotonic() - _LAST_WORD_SECONDS, 0.5), reason="SIGTERM")
     finally:
-        if watchdog:
-            os.kill(watchdog, signal.SIGKILL)
-            forking.reap(watchdog, block=True)
+        if _watchdog:
+            os.kill(_watchdog, signal.SIGKILL)
+            forking.reap(_watchdog, block=True)
         _die()
 
 
-def _watchdog(deadline: float) -> int:
-    """A child that sends the signal again when the time is up: torch's stop holds the interpreter's lock, no thread could."""
-    parent = os.getpid()
+def _start_watchdog() -> float:
+    """Have a child send the signal again when the time is up: torch's stop holds the interpreter's lock, no thread could. Returns when that is."""
+    global _watchdog
+    deadline = time.monotonic() + SIGTERM_SECONDS if _deadline is None else _deadline
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if _watchdog is not None:
+        return deadline
+    parent, _watchdog = os.getpid(), 0
 
     def watch_over() -> None:
         while os.getppid() == parent and time.monotonic() < deadline:
@@ -164,12 +193,11 @@ def _watchdog(deadline: float) -> int:
 
     with forking.signals_held() as mask:
         try:
-            pid, pipe = forking.fork_for(watch_over, mask)
+            _watchdog, pipe = forking.fork_for(watch_over, mask)
+            os.close(pipe)
         except (OSError, RuntimeError) as error:  # then a launcher's SIGKILL is the bound
             logger.warning("no watchdog", reason=str(error))
-            return 0
-    os.close(pipe)
-    return pid
+    return deadline
 
 
 def _die() -> None:
@@ -192,8 +220,8 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     """After os.fork, in the child: no session, and the default action of SIGTERM."""
-    global _session, _deadline, _came_back
-    _deadline, _came_back = None, False
+    global _session, _deadline, _came_back, _put_off, _watchdog
+    _deadline, _came_back, _put_off, _watchdog = None, False, False, None
     if signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _in_parent()

@@ -62,7 +62,7 @@ class _Job:
     submitted: float
     stall_seconds: float = 0.0
     note: str | None = None
-    orphaned: OnDone | None = None
+    in_child: OnDone | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -100,13 +100,13 @@ class Exporter:
         self._reset()
 
     def submit(
-        self, label: str, thunk: Thunk, mode: str, on_done: OnDone, orphaned: OnDone | None = None
+        self, label: str, thunk: Thunk, mode: str, on_done: OnDone, in_child: OnDone | None = None
     ) -> None:
         """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``); where that cannot be had, in place, with a note in the result.
 
-        `orphaned` is called in the child, instead of `on_done`, where the process that forked it has died meanwhile.
+        `in_child` is called in a forked child with its own result, before the parent hears of it: a parent that has died, or dies just then, tells nobody.
         """
-        job = _Job(label, thunk, on_done, time.perf_counter(), orphaned=orphaned)
+        job = _Job(label, thunk, on_done, time.perf_counter(), in_child=in_child)
         with self._lock:
             self._jobs[job] = None
         if mode == "fork":
@@ -178,8 +178,7 @@ class Exporter:
         try:
             with forking.signals_held() as mask:
                 try:
-                    parent = os.getpid()
-                    pid, pipe = forking.fork_for(lambda: _report(job, parent), mask)
+                    pid, pipe = forking.fork_for(lambda: _report(job), mask)
                     child = _Child(job, pid, pipe, time.perf_counter())
                 except (OSError, RuntimeError) as error:
                     failure = error
@@ -297,12 +296,12 @@ def _perform(thunk: Thunk | None) -> tuple[tuple[Artifact, ...], str | None]:
         return tuple(kept), f"{type(error).__name__}: {error}"
 
 
-def _report(job: _Job, parent: int) -> dict[str, object]:
+def _report(job: _Job) -> dict[str, object]:
     """The work of a child, and what it tells its parent."""
     began = time.perf_counter()
     artifacts, error = _perform(job.thunk)
-    if job.orphaned is not None and os.getppid() != parent:
-        job.orphaned(ExportResult(artifacts, error, time.perf_counter() - began, job.stall_seconds, job.note))
+    if job.in_child is not None:
+        job.in_child(ExportResult(artifacts, error, time.perf_counter() - began, job.stall_seconds, job.note))
     return {
         "pid": os.getpid(),
         "artifacts": [asdict(artifact) for artifact in artifacts],

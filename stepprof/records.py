@@ -145,7 +145,7 @@ class Fragment:
                 "manifest not written", step=self._window.step, role=self._window.role, reason=str(error)
             )
 
-    def write_as_orphan(self) -> None:
+    def write_in_child(self) -> None:
         """Write it in a forked child: without the lock and the log, which threads of the parent may have held at the fork."""
         with contextlib.suppress(OSError):
             if self.claim is not None:

@@ -213,6 +213,9 @@ class Session:
             if self.config.strict:
                 raise
             logger.warning("internal error", exc_info=True)
+        finally:
+            if not self._closed:
+                ending.after_act()
         return None
 
     # -- who this is
@@ -317,7 +320,7 @@ class Session:
                 last_error=capturer.last_error,
                 recorded_steps=capturer.recorded,
             )
-        ending.guard(machine.state in ("recording", "flushing"))
+        ending.guard(capturer.holds)
 
     def _chores(self) -> None:
         self.recorder.look_for_torch()

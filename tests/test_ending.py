@@ -258,19 +258,25 @@ class TestSignals:
         assert ran.returncode == -signal.SIGTERM
         assert warm.window()["status"] == "lost"
 
-    def test_the_budget(self, warm):
-        """A hand-over that does not end delays the death by no more than the budget."""
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_the_budget(self, warm, inside):
+        """A hand-over that does not end delays the death by no more than the budget, whether the signal came before or in the middle of it."""
         ran = warm.run(
             """
             from stepprof import ending
             ending.SIGTERM_SECONDS = 1.0
+            def terminate():
+                os.kill(os.getpid(), signal.SIGTERM)
+            inside = sys.argv[1] == "True"
             stepprof.init()
-            When("to=flushing", lambda: time.sleep(30))
+            When("to=flushing", lambda: (inside and terminate(), time.sleep(30)))
             with profile_step(2, role="actor"):
                 work()
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(30)
+                if not inside:
+                    terminate()
+            time.sleep(30)
             """,
+            str(inside),
             timeout=10,
         )
         assert ran.returncode == -signal.SIGTERM
