@@ -196,20 +196,13 @@ class Capturer:
         try:
             self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
-<<<<<<< Updated upstream
-            export = capture.backend.stop(capture.place, capture.annotate())
+            self._owed[capture] = capture.backend.stop(capture.place, capture.annotate())
             capture.end_marks(stopped=True)
             self._commit("done", window.step, window.role)
             self.backend = None
         except BaseException as error:
-            capture.end_marks(stopped=False)
-=======
-            self._owed[capture] = capture.backend.stop(capture.place, capture.annotate())
-            self._commit("done", window.step, window.role)
-            self.backend = None
-        except BaseException as error:
             self._owed.pop(capture, None)
->>>>>>> Stashed changes
+            capture.end_marks(stopped=False)
             reason = describe_error(error)
             self.to_idle(reason)
             self.note(reason, window)
