@@ -33,7 +33,8 @@ if TYPE_CHECKING:
         Schedule,
         TorchOptions,
     )
-    from stepprof.session import Session, init, shutdown
+    from stepprof.session import Session
+    from stepprof.startup import init, shutdown
 
 __version__ = "0.1.0"
 
@@ -61,7 +62,8 @@ __all__ = [
 ]
 
 _LAZY = {
-    **dict.fromkeys(("init", "shutdown", "Session"), "stepprof.session"),
+    **dict.fromkeys(("init", "shutdown"), "stepprof.startup"),
+    "Session": "stepprof.session",
     **dict.fromkeys(
         (
             "Config",

@@ -34,7 +34,7 @@ class _Logger:
         return structlog.get_logger("stepprof") if structlog.is_configured() else self._standard
 
     def _say(self, level: str, event: str, fields: dict[str, object]) -> None:
-        try:
+        try:  # noqa: SIM105 - contextlib would be one more frame below a signal handler
             getattr(self._target(), level)(event, **fields)
         except Exception:  # noqa: BLE001, S110 - the application's own processor or stream refuses the line: there is nowhere to tell it, and it must not end a training loop
             pass

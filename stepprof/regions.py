@@ -165,7 +165,9 @@ class RegionHook:
                     mark.__enter__()
                     marked = capture.marks, id(mark)
                     capture.marks[id(mark)] = mark
-                    if capturer.capture is not capture:  # it has ended meanwhile: nobody else will leave the range
+                    if (
+                        capturer.capture is not capture
+                    ):  # it has ended meanwhile: nobody else will leave the range
                         capture.end_marks(stopped=True)
         except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
             self._tell_once(error)

@@ -7,35 +7,29 @@ one is the target's. `init` makes it, `shutdown` ends it, and between the two no
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import math
 import operator
-import os
-import platform
-import sys
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from stepprof import ending
 from stepprof.background import Background
 from stepprof.capture import LeftOpen, Ticket
-from stepprof.config import Config, Policy, load, role_name
+from stepprof.config import Config, Policy
 from stepprof.current import cell
-from stepprof.environment import Identity, find_identity
+from stepprof.environment import Identity
 from stepprof.errors import ConfigError, StateError, StepprofError
 from stepprof.export import Exporter
 from stepprof.local import LocalTarget
 from stepprof.log import logger
 from stepprof.records import Origin, describe_error
-from stepprof.rundir import RunDir, open_run
-from stepprof.sources import KEY_OF_VARIABLE
+from stepprof.rundir import RunDir
+from stepprof.selecting import Selector
 from stepprof.spans import Recorder, SpanFile
 from stepprof.status import State
 from stepprof.window import Window
 
-__all__ = ["EXPORT_SECONDS", "Session", "init", "shutdown"]
+__all__ = ["EXPORT_SECONDS", "Session"]
 
 EXPORT_SECONDS = 120.0
 """How long the end of a run waits for its export jobs, unless `shutdown` is told otherwise."""
@@ -43,12 +37,8 @@ EXPORT_SECONDS = 120.0
 OWNER_SECONDS = 2.0
 """How long the end of a run waits for the thread that alone can stop a capture."""
 
-ALWAYS_QUIET = (0, sys.maxsize)
-
 TOLD = 64
 """Wrong steps and roles that a session tells of, each once; more would be a line per step."""
-
-_starting = threading.Lock()
 
 
 class Session:
@@ -56,17 +46,17 @@ class Session:
 
     def __init__(self, config: Config, identity: Identity, run: RunDir | None) -> None:
         self.config = config
-        self.identity = identity
+        self._identity = identity
         self.run_id = None if run is None else run.run_id
         self.path = None if run is None else run.path
         self._closed = run is None
         if run is None:
             return
         self.last_step: int | None = None
-        self.quiet: dict[str | None, tuple[int, int]] = {}
+        self.selector = Selector(config, identity, self._rank_found)
+        self.quiet = self.selector.quiet
         self.calm = True
         self._occurrences: dict[tuple[int, str | None], int] = {}
-        self._came: dict[str | None, set[int]] = {}
         self._left_open: dict[tuple[int, str | None], Any] = {}
         self._told: set[str] = set()
         # reentrant: a signal handler may come in between
@@ -88,15 +78,15 @@ class Session:
     @property
     def rank(self) -> int | str:
         """The global rank of this process, or what a process without one is called."""
-        return self.identity.rank
+        return self._identity.rank if self.path is None else self.selector.identity.rank
 
     def __repr__(self) -> str:
         return f"<stepprof.Session run={self.run_id} rank={self.rank} path={str(self.path)!r}>"
 
     def start(self) -> None:
         """Become the session of this process."""
-        for policy in self._policies():
-            if self._selects_rank(policy) and not policy.steps.is_none:
+        for policy in self.selector.policies():
+            if self.selector.selects_rank(policy) and not policy.steps.is_none:
                 self.local.capturer.probe(policy)
         self.background.start()
         cell.session = self
@@ -105,36 +95,6 @@ class Session:
         cell.recorder = self.recorder
 
     # -- windows
-
-    def select(self, step: int, role: str | None) -> Policy | None:
-        """The policy of a selected window, or None; notes for how many steps on nothing else has to be asked."""
-        try:
-            if role is not None:
-                role_name(role)
-        except ConfigError as error:
-            self._refuse_once(str(error))
-            return None
-        policy = self.policy(role)
-        if (
-            policy.steps.is_none
-            or not policy.enabled
-            or (self.identity.final and not self._selects_rank(policy))
-        ):
-            self.quiet[role] = ALWAYS_QUIET
-            return None
-        if step not in policy.steps:
-            following = policy.steps.next_after(step)
-            # the step before a selected one is not quiet: at its end the target is armed
-            self.quiet[role] = (step, sys.maxsize if following is None else following - 1)
-            return None
-        self._look_for_rank()
-        policy = self.policy(role)
-        return policy if self._selects_rank(policy) else None
-
-    def policy(self, role: str | None) -> Policy:
-        """What holds for a role in this process: one that has nothing to record takes part with the null backend."""
-        policy = self.config.policy(role)
-        return policy if self.identity.records else dataclasses.replace(policy, backend=("null",))
 
     def enter(
         self, step: int, role: str | None, version: int | str | None, waited_seconds: float
@@ -146,7 +106,7 @@ class Session:
     def _enter(
         self, step: int, role: str | None, version: int | str | None, waited_seconds: float
     ) -> Ticket | None:
-        policy = self.select(step, role)
+        policy = self._select(step, role)
         if policy is None:
             if not self.calm:
                 self.local.pass_by(step)
@@ -166,7 +126,7 @@ class Session:
         number = self.step_number(step)
         if number is None or not (role is None or isinstance(role, str)):
             return 0.0
-        policy: Policy | None = self._guard(lambda: self.select(number, role))
+        policy: Policy | None = self._guard(lambda: self._select(number, role))
         if policy is None:
             return 0.0
         began = time.perf_counter()
@@ -177,8 +137,7 @@ class Session:
 
     def next_selected(self, step: int, role: str | None) -> float:
         """The next selected step after this one, as far as it matters for arming."""
-        following = self.config.policy(role).steps.next_after(step)
-        return math.inf if following is None else following
+        return self.selector.next_selected(step, role)
 
     def exit(self, ticket: Ticket, error: BaseException | None, end_ns: int) -> None:
         """A selected window goes out."""
@@ -186,13 +145,13 @@ class Session:
 
     def approach(self, step: int, role: str | None) -> None:
         """The step before a selected one is over in this role: arm for it."""
-        policy = self.policy(role)
-        if policy.enabled and step in policy.steps and self._selects_rank(policy):
+        policy = self.selector.policy(role)
+        if policy.enabled and step in policy.steps and self.selector.selects_rank(policy):
             self._guard(lambda: self.local.arm(step, role, policy))
 
     def _window(self, step: int, role: str | None, version: int | str | None) -> Window:
         with self._publishing:
-            self._came.setdefault(role, set()).add(step)
+            self.selector.note(step, role)
             occurrence = self._occurrences.get((step, role), 0) + 1
             if len(self._occurrences) > 256:
                 self._occurrences = {
@@ -218,38 +177,25 @@ class Session:
                 ending.after_act()
         return None
 
-    # -- who this is
+    def _select(self, step: int, role: str | None) -> Policy | None:
+        """The policy of a selected window, or None; a role that is no name is told once."""
+        try:
+            return self.selector.select(step, role)
+        except ConfigError as error:
+            self._refuse_once(str(error))
+            return None
 
-    def _policies(self) -> list[Policy]:
-        return [self.policy(role) for role in (None, *self.config.roles)]
-
-    def _selects_rank(self, policy: Policy) -> bool:
-        rank = self.identity.rank
-        return policy.enabled and (
-            rank in policy.ranks if isinstance(rank, int) else not policy.ranks.is_none
-        )
-
-    def _look_for_rank(self) -> None:
-        """Asked again at each selected step: torch.distributed may have come up since `init`."""
-        if self.identity.final:
-            return
-        identity = find_identity(None, None, os.environ)
-        if not identity.final:
-            return
-        logger.info("rank known", rank=identity.rank, world_size=identity.world_size, source=identity.source)
-        self.identity = identity
+    def _rank_found(self) -> None:
+        identity = self.selector.identity
         self._origin.rank, self._origin.world_size = identity.rank, identity.world_size
         self.local.capturer.machine.target = f"rank-{identity.rank}"
         self.publish()
-        if identity.world_size is not None:
-            try:
-                self.config.check_world(identity.world_size)
-            except ConfigError as error:  # too late to refuse it: the ranks that there are record
-                logger.warning("ranks that do not exist", reason=str(error))
+
+    # -- what is refused
 
     def refuse(self, what: str, reason: str) -> None:
         """Something illegal was asked for: told, and raised only if ``strict``."""
-        logger.warning("refused", what=what, rank=self.identity.rank, reason=reason)
+        logger.warning("refused", what=what, rank=self.rank, reason=reason)
         if self.config.strict:
             raise StateError(f"{what}: {reason}")
 
@@ -313,7 +259,7 @@ class Session:
                 status=machine.state,
                 step=capturer.step,
                 role=capturer.role,
-                rank=self.identity.rank,
+                rank=self.rank,
                 backend=capturer.backend.name if capturer.backend is not None else None,
                 since=machine.since,
                 pending_exports=tuple(capturer.exporting.copy().values()),
@@ -349,106 +295,10 @@ class Session:
         self._guard(self.local.capturer.submit_owed)
         if not self.exporter.wait(max(deadline - time.monotonic(), 0.0)):
             logger.warning("exports unfinished", exports=self.exporter.pending(), seconds=bound)
-        self._tell_what_never_came()
+        for role, steps in self.selector.never_came():
+            logger.warning("selected steps never came", steps=str(steps), role=role, rank=self.rank)
         self.background.stop(max(deadline - time.monotonic(), 1.0))
         self._spans.drain(self.recorder)
         self._spans.close()
         self.publish()
         ending.unwatch(self)
-
-    def _tell_what_never_came(self) -> None:
-        """Steps asked for by number of which no window came in; for a role that the configuration names, none of that role."""
-        told = None
-        for role in (None, *self.config.roles):
-            policy = self.config.policy(role)
-            came = set().union(*self._came.values()) if role is None else self._came.get(role, set())
-            missing = policy.steps.without(came)
-            if self._selects_rank(policy) and not missing.is_none and missing != told:
-                logger.warning(
-                    "selected steps never came", steps=str(missing), role=role, rank=self.identity.rank
-                )
-                told = told or missing
-
-
-def init(
-    config: Config | Mapping[str, object] | str | os.PathLike[str] | None = None,
-    *,
-    rank: int | None = None,
-    world_size: int | None = None,
-    run_id: str | None = None,
-) -> Session:
-    """Make the session of this process: from here on windows and regions are recorded as configured.
-
-    Args:
-        config: a `Config`, a mapping (an OmegaConf node too), the path of a TOML file, or None: ``$STEPPROF_CONFIG``, then the
-            ``STEPPROF_*`` variables, then off.
-        rank: the global rank; None: torch.distributed, where it is initialised, then the launcher's variables, else 0 of 1.
-        world_size: the number of ranks, where ``rank`` is given.
-        run_id: what the run is called; None: what the launcher says, so that all ranks agree.
-
-    Returns:
-        The session. A second call with the same configuration returns the same one.
-
-    Raises:
-        ConfigError: the configuration is wrong, cannot match this job, or differs from that of the running session; or
-            ``output_dir`` cannot be written.
-    """
-    settled = load(config)
-    configured = config is not None or any(
-        os.environ.get(name) for name in ("STEPPROF_CONFIG", *KEY_OF_VARIABLE)
-    )
-    with _starting:
-        session = cell.session
-        if session is not None:
-            if session.config != settled:
-                raise ConfigError(_difference(session.config, settled))
-            return session
-        identity = find_identity(rank, world_size, os.environ)
-        if not configured or not settled.enabled or (settled.off and not settled.spans):
-            return Session(settled, identity, None)
-        if identity.world_size is not None and (identity.final or world_size is not None):
-            settled.check_world(identity.world_size)
-        for warning in settled.warnings():
-            logger.warning("heavy configuration", reason=warning)
-        run = open_run(
-            settled.output_dir,  # type: ignore[arg-type]
-            run_id=run_id,
-            rank=identity.rank,
-            world_size=identity.world_size,
-            environ=os.environ,
-            description=_describe(settled),
-        )
-        session = Session(settled, identity, run)
-        session.start()
-        return session
-
-
-def shutdown(timeout: float | None = None) -> None:
-    """End the session: closes open windows, waits ``timeout`` seconds (None: 120) for the exports. Idempotent; runs at exit too.
-
-    >>> shutdown()
-    """
-    session = cell.session
-    if session is not None:
-        session.shutdown(timeout)
-
-
-def _difference(before: Config, after: Config) -> str:
-    old, new = before.to_dict(), after.to_dict()
-    keys = [key for key in old if old[key] != new.get(key)]
-    return f"init() was already called with another configuration (different: {', '.join(keys)}); call stepprof.shutdown() first"
-
-
-def _describe(config: Config) -> dict[str, object]:
-    versions = {"python": platform.python_version()}
-    for name in ("stepprof", "torch", "torch_npu", "ray", "vllm", "sglang", "transformers"):
-        found = getattr(sys.modules.get(name), "__version__", None)
-        if found is not None:
-            versions[name] = str(found)
-    return {
-        "created_unix_ns": time.time_ns(),
-        "argv": sys.argv[:1],
-        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "versions": versions,
-        "config": config.to_dict(),
-    }
