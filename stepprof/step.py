@@ -283,7 +283,7 @@ def tick() -> None:
 def state() -> State:
     """What the profiler of this process is doing: a value; its text is one line for a log.
 
-    >>> str(state())
+    >>> state().status
     'idle'
     """
     return cell.state
