@@ -23,8 +23,11 @@ from typing import IO
 
 __all__ = ["launch"]
 
-NOISE = re.compile(r"^USDT:")
-"""What libraries write to stderr for their own developers: Kineto's probe lines, at each start and stop of a profiler."""
+NOISE = re.compile(r"^(USDT:.*)?$")
+"""What libraries write to stderr for their own developers: Kineto's probe lines, at each start and stop of a profiler.
+
+Kineto ends its lines in a write of their own, so that those of two ranks can leave an empty one.
+"""
 STOP_SECONDS = 40.0
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
