@@ -153,7 +153,7 @@ def _come_back() -> bool:
     return True
 
 
-def _send_again() -> None:
+def _send_again() -> None:  # pragma: no cover - a raw thread, which coverage does not see
     global _came_back
     time.sleep(_COME_BACK_SECONDS)
     _came_back = True

@@ -192,6 +192,47 @@ class TestSignals:
         else:
             assert window["status"] in ("failed", "partial", "complete")
 
+    def test_in_the_middle_of_a_line_of_the_log(self, warm):
+        """The handler writes to the log, so it waits until the line that it interrupted is out."""
+        ran = warm.run(
+            """
+            stepprof.init()
+            When("loss", lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.1)), logger="app")
+            with profile_step(2, role="actor"):
+                work()
+                logging.getLogger("app").warning("loss 0.5")
+                time.sleep(30)
+            """,
+            timeout=20,
+        )
+        assert ran.returncode == -signal.SIGTERM
+        assert ran.stderr.index("loss 0.5") < ran.stderr.index("SIGTERM while recording")
+        assert (warm.window()["status"], warm.window()["error"]) == ("partial", "SIGTERM")
+
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_after_a_capture_that_ended_on_another_thread(self, warm, ended):
+        """Only the main thread can give SIGTERM back; until it does, the process dies of it all the same."""
+        ran = warm.run(
+            """
+            stepprof.init({"steps": "2", "output_dir": "runs", "max_seconds": 0.1})
+            with profile_step(2, role="actor"):
+                work()
+                while stepprof.state().status != "idle":
+                    time.sleep(0.01)
+                wait_for_exports()
+                if sys.argv[1] == "True":
+                    thread = threading.Thread(target=stepprof.shutdown)
+                    thread.start()
+                    thread.join()
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(30)
+            """,
+            str(ended),
+            timeout=20,
+        )
+        assert ran.returncode == -signal.SIGTERM
+        assert (warm.window()["status"], warm.window()["capped_by"]) == ("complete", "max_seconds")
+
     def test_a_keyboard_interrupt_that_the_job_survives(self, warm):
         """The interrupt reaches the job wherever it comes; the next selected step records."""
         warm.run(
@@ -358,7 +399,7 @@ def child():
             work(2)
             states.append(stepprof.state().status)
     stepprof.mark("m"); stepprof.tick(); stepprof.shutdown()
-    return states == ["idle", "idle"] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    return states == ["idle", "idle"] and "stepprof" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", None))
 
 def fork():
     pid = os.fork()

@@ -22,12 +22,21 @@ from stepprof.manifest import list_runs, read_step
 from stepprof.verification import artifact_problem
 
 SERVER = """
-import asyncio, gc, json, os, sys, time, types, warnings
+import asyncio, gc, json, os, signal, sys, time, types, warnings
 import multiprocessing.util, structlog, transitions, torch, torch.profiler, torch.utils.data
 import torch._inductor.config
 
 def answer(value):
     os.write(3, json.dumps(value).encode() + b"\\n")
+
+def saving(kill):
+    # a process that is about to die of SIGTERM by its own hand saves what it covered
+    def kill_after_saving(pid, number):
+        current = sys.modules["coverage"].Coverage.current()
+        if pid == os.getpid() and number == signal.SIGTERM and current and signal.getsignal(number) is signal.SIG_DFL:
+            current.save()
+        kill(pid, number)
+    return kill_after_saving
 
 answer("ready")
 children = {}
@@ -56,6 +65,10 @@ for line in open(4, closefd=False):
     os.environ.update(request["env"])
     sys.argv = [request["script"], *request["arguments"]]
     sys.path[0] = os.path.dirname(request["script"])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own
+    if "coverage" in sys.modules:
+        os.kill = saving(os.kill)
+        warnings.filterwarnings("ignore", category=sys.modules["coverage.exceptions"].CoverageWarning)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = request["script"]
     with open(request["script"]) as file:
@@ -83,10 +96,10 @@ def work(count=20):
 
 class When(logging.Handler):
     '''Does something in the middle of an act of stepprof: where it logs.'''
-    def __init__(self, text, act):
+    def __init__(self, text, act, logger="stepprof"):
         super().__init__()
         self.text, self.act = text, act
-        logging.getLogger("stepprof").addHandler(self)
+        logging.getLogger(logger).addHandler(self)
     def emit(self, record):
         if self.act and self.text in record.getMessage():
             act, self.act = self.act, None
