@@ -6,6 +6,7 @@ of it, and how each window ended, but nothing of when to start or stop: that is 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ from stepprof.records import EXPORTING, LOST, Fragment, Origin, as_entries, desc
 from stepprof.window import Annotation, Capture, Outcome, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from stepprof.backends.base import Backend
     from stepprof.config import Policy
@@ -33,7 +34,9 @@ MAX_ANNOTATIONS = 200_000
 """Spans that one capture writes into its artifact at most; the files of spans have the rest."""
 
 
-_never_left: list[AbstractContextManager[object]] = []
+def _leave(marks: Sequence[AbstractContextManager[object]]) -> None:
+    for mark in marks:
+        mark.__exit__(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,21 +186,19 @@ class LocalCapture:
         self.values = Capture(window=self.window, folder=claim.folder, stem=claim.stem, metadata=metadata)
         return self.values
 
-    def end_marks(self, *, stopped: bool) -> None:
-        """Leave the regions that are still in progress, before another capture can begin.
-
-        A range of torch's that ends in a later session than it began in writes into memory of the former: the process crashes.
-        Where the session was not stopped but lost (to somebody else's profiler, say), a range is kept for good instead.
-        """
-        while self.marks:
-            try:
-                mark = self.marks.popitem()[1]
-                if stopped:
-                    mark.__exit__(None, None, None)
-                else:
-                    _never_left.append(mark)
-            except Exception as error:  # noqa: BLE001 - the others still have to be left
-                logger.warning("region not marked in the capture", reason=describe_error(error))
+    def leave_marks(self) -> None:
+        """Leave the regions that are still in progress (on other threads, or around the window), right before the stop."""
+        marks = []
+        with contextlib.suppress(KeyError):  # it is empty: the regions' own threads take theirs out meanwhile
+            while True:
+                marks.append(self.marks.popitem()[1])
+        if not marks:
+            return
+        leave = getattr(self.backend, "leave", _leave)
+        try:
+            leave(marks)
+        except Exception as error:  # noqa: BLE001 - a range without an end must not cost the capture
+            logger.warning("region not marked in the capture", reason=describe_error(error))
 
     def join(self, ticket: Ticket) -> None:
         """A window comes in while the capture runs."""

@@ -197,12 +197,10 @@ class Capturer:
             self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
             self._owed[capture] = capture.backend.stop(capture.place, capture.annotate())
-            capture.end_marks(stopped=True)
             self._commit("done", window.step, window.role)
             self.backend = None
         except BaseException as error:
             self._owed.pop(capture, None)
-            capture.end_marks(stopped=False)
             reason = describe_error(error)
             self.to_idle(reason)
             self.note(reason, window)
@@ -355,7 +353,7 @@ class Capturer:
     def give_up(self, capture: LocalCapture, reason: str, status: Outcome = "failed") -> None:
         """A capture that cannot be stopped from here: let go of it, and say so."""
         self.capture = None
-        capture.end_marks(stopped=False)
+        capture.leave_marks()
         self.to_idle(reason)
         capture.fail(reason, status)
         self.changed()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepprof import current
+from stepprof.backends.base import keep_for_good
 from stepprof.capture import Ending, Ticket
 from stepprof.errors import StateError
 from stepprof.log import logger
@@ -162,13 +163,12 @@ class RegionHook:
             if capture is not None and not lane:
                 mark = capture.backend.mark(name)
                 if mark is not None:
+                    marks = capture.marks
                     mark.__enter__()
-                    marked = capture.marks, id(mark)
-                    capture.marks[id(mark)] = mark
-                    if (
-                        capturer.capture is not capture
-                    ):  # it has ended meanwhile: nobody else will leave the range
-                        capture.end_marks(stopped=True)
+                    marks[id(mark)] = mark
+                    marked = marks, id(mark)
+                    if capturer.capture is not capture and marks.pop(id(mark), None) is not None:
+                        keep_for_good(mark)  # the capture ended in between, and has not left it
         except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
             self._tell_once(error)
         return marked, lane, entry
@@ -178,8 +178,7 @@ class RegionHook:
         marked, lane, entry = token or (None, True, None)
         try:
             if marked is not None:
-                marks, key = marked
-                mark = marks.pop(key, None)
+                mark = marked[0].pop(marked[1], None)
                 if mark is not None:  # else its capture is over, and has left it
                     mark.__exit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - as above

@@ -15,7 +15,7 @@ from typing import Protocol
 from stepprof.errors import BackendError
 from stepprof.window import Annotation, Artifact, Capture
 
-__all__ = ["Backend", "Busy", "Export"]
+__all__ = ["Backend", "Busy", "Export", "keep_for_good"]
 
 Export = Callable[[], tuple[Artifact, ...]]
 """What is left to do after the hand-over: writes, verifies and names the artifacts. May run in a forked child."""
@@ -55,8 +55,8 @@ class Backend(Protocol):
     def mark(self, name: str) -> AbstractContextManager[object] | None:
         """A synchronous region inside the capture, or None where the backend has no such thing.
 
-        It is entered and left on the thread of the region. One that is still in progress after `stop` is left right then, by the
-        thread that stopped.
+        It is entered and left on the thread of the region. One that is still in progress when the capture ends is left right before
+        `stop`, by the thread that stops: by the backend's ``leave(marks)`` where it has such a method.
         """
         ...
 
@@ -67,3 +67,13 @@ class Backend(Protocol):
     def export_mode(self) -> str:
         """What ``export = "auto"`` means here and now: ``fork``, ``thread`` or ``inline``."""
         ...
+
+
+def keep_for_good(mark: object) -> None:
+    """Never free a range that can neither be left nor dropped any more.
+
+    A range of torch's that ends after the session it began in, be it by being freed, writes into memory that is no longer its own.
+    """
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mark))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-from stepprof.backends.base import Busy, Export
+from stepprof.backends.base import Busy, Export, keep_for_good
 from stepprof.backends.torch_api import TorchApi, device_in_use
 from stepprof.backends.torch_export import TorchExport
 from stepprof.errors import BackendError
@@ -161,6 +161,15 @@ class TorchBackend:
             if len(self._names) < _MAX_NAMES:
                 self._names[name] = safe
         return api.range(safe, on_device=self._on_device)
+
+    def leave(self, marks: Sequence[AbstractContextManager[object]]) -> None:
+        """End ranges that are still in progress, which has to be done before `stop`: one that ends later corrupts the process's memory (torch 2.13)."""
+        ours = self._api is not None and self._phase == "recording" and self._api.is_recording()
+        for mark in marks:
+            if ours:
+                mark.__exit__(None, None, None)
+            else:  # somebody else's profiler has taken our events
+                keep_for_good(mark)
 
     def bytes_so_far(self) -> int | None:
         """Unknown: torch does not say how much it has recorded."""
