@@ -67,10 +67,15 @@ class Cell:
         return "cell"
 
     def clear(self) -> None:
-        """No session: what a forked child and a finished run see."""
+        """No session: what a forked child and a finished run see. Windows that are still open are over, for the next session too."""
         self.session = None
         self.recorder = None
-        self.scope = None
+        where, self.scope = self.scope, None
+        for _ in range(DEEPEST):
+            if where is None:
+                break
+            where._start = 0
+            where = where._before
 
 
 cell = Cell()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -72,10 +73,20 @@ def run_script(tmp_path: Path) -> Callable[..., Ran]:
     return run
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to run without what the tests need: a missing package is no reason to skip. Whoever means to, deselects by marker."""
+    deselected = config.getoption("markexpr")
+    for package, marker in (("torch", "torch"), ("transformers", "demo"), ("ray", "ray")):
+        if f"not {marker}" not in deselected and importlib.util.find_spec(package) is None:
+            raise pytest.UsageError(
+                f"{package} is not installed: pip install -c constraints.txt -e '.[dev]', or deselect its tests: "
+                f"-m 'not {marker}'"
+            )
+
+
 @pytest.fixture(scope="session")
 def torch_server() -> Iterator[Server]:
     """Return the process that forks for each script of `warm`."""
-    pytest.importorskip("torch")
     from warm import Server
 
     server = Server()

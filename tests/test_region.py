@@ -179,9 +179,11 @@ class TestAttributes:
         assert spans["r"]["attrs"] == {"value": kept}
         assert spans["m"]["attrs"] == {"value": kept, "bound": kept}
 
+    @pytest.mark.torch
     def test_numpy(self, session) -> None:
         """A scalar is its value; an array is its type."""
-        numpy = pytest.importorskip("numpy")
+        import numpy
+
         with region("r", scalar=numpy.int64(3), zero=numpy.array(2.5), many=numpy.zeros(3)):
             pass
         assert only(session)["attrs"] == {"scalar": 3, "zero": 2.5, "many": "<ndarray>"}

@@ -138,11 +138,10 @@ class TestRay:
         assert agree(tmp_path).source == "process"
         assert "the head node is gone" in caplog.text
 
-    @pytest.mark.slow
+    @pytest.mark.ray
     @pytest.mark.parametrize("submitted", ["", "raysubmit_abc"])
     def test_driver_and_worker_agree(self, tmp_path, submitted):
         """The submission id, else the session of the cluster with the job: the same in the driver and in a worker."""
-        pytest.importorskip("ray")
         script = (
             "import json, os, pathlib, sys, ray\n"
             "from stepprof.runid import agree_on_run\n"

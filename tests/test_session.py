@@ -362,3 +362,24 @@ class TestNullBackend:
         (window,) = ended(session)
         assert (window["status"], window["backend"], window["artifacts"]) == ("complete", "null", [])
         assert windows(session, 3) == []
+
+
+class TestLeftOpen:
+    """Windows that are open when a session ends."""
+
+    def test_they_do_not_reach_into_the_next_session(self, start) -> None:
+        """What runs under the next session is not inside a window of the one before."""
+        start(backend="null", steps="2")
+        left = stepprof.profile_step(2, role="ref").start()
+        stepprof.shutdown()
+        session = start(backend="null", steps="2")
+        with stepprof.region("later"):
+            pass
+        left.stop()
+        stepprof.shutdown()
+        lines = [
+            json.loads(line)
+            for path in (session.path / "spans").iterdir()
+            for line in path.read_text().splitlines()
+        ]
+        assert [(line["name"], line["step"], line["role"]) for line in lines[1:]] == [("later", None, None)]

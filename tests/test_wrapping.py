@@ -11,6 +11,7 @@ import pickle
 import textwrap
 import types
 
+import cloudpickle
 import pytest
 from faulty import ended
 from spanning import only, spans_of
@@ -18,8 +19,6 @@ from spanning import only, spans_of
 import stepprof
 from stepprof import profile_step, region
 from stepprof.current import cell
-
-cloudpickle = pytest.importorskip("cloudpickle")
 
 
 @region("module_level")
