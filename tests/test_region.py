@@ -403,6 +403,16 @@ class TestScope:
         loop.close()
         assert sorted(s["step"] for s in spans_of(session, "sample")) == [1, 2]
 
+    def test_a_window_of_a_former_session(self, start) -> None:
+        """One that was left open when its session ended is no window of the next session's."""
+        start(backend="null")
+        profile_step(3, role="actor").start()
+        stepprof.shutdown()
+        again = start(backend="null", run_id="again")
+        with region("r"):
+            pass
+        assert only(again, "r")["step"] is None
+
     def test_a_context_that_was_copied(self, session) -> None:
         """A thread that runs in a copy of the context stays of its window."""
         with profile_step(3, role="critic"):
