@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from stepprof.session import Session
     from stepprof.spans import Recorder
 
-__all__ = ["WAKE_AT", "Scope", "cell", "holding", "is_compiling", "last_open", "scope"]
+__all__ = ["SIMPLE", "WAKE_AT", "Scope", "cell", "holding", "is_compiling", "last_open", "scope"]
 
 WAKE_AT = 32_768
 """The writer of spans is woken before its time when so many of them wait."""
+
+SIMPLE = frozenset({str, int, float, bool, type(None)})
+"""Attributes of these types are kept as they are; of others only what is safe to keep, at once: a tensor would stay on its device."""
 
 DEEPEST = 100
 """Scopes within one another that are looked through; more are a mistake of ours that must not hang a training loop."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from stepprof import current
 from stepprof.attributes import plain
 from stepprof.clock import Anchor
-from stepprof.current import WAKE_AT
+from stepprof.current import SIMPLE, WAKE_AT
 from stepprof.log import logger
 
 if TYPE_CHECKING:
@@ -134,14 +134,22 @@ class Recorder:
                 return
             next(self._dropped)
 
-    def instant(self, name: str, kind: str, attributes: Mapping[str, object] | None) -> None:
+    def instant(self, name: str, kind: str, attributes: Mapping[str, object]) -> None:
         """Record a point in time, and put it into the running capture."""
         now = perf_counter_ns()
-        if attributes:
-            attributes = self.plain(attributes)
+        for value in attributes.values():
+            if value.__class__ not in SIMPLE:
+                attributes = self.plain(attributes)
+                break
         if name.__class__ is not str:
             name = str(plain(name))
-        span: Span = (name, kind, now, now, self.thread.id, self.task_id(), self.where(), attributes, False)
+        thread = self.thread.id
+        loop = self.running_loop()
+        task = None if loop is None else id(self.current_task(loop))
+        where = current.scope.get()
+        if where is not None and not where._start:
+            where = current.holding(where, thread, task)
+        span: Span = (name, kind, now, now, thread, task, where or current.cell.scope, attributes, False)
         if self.keep:
             self.pending.append(span)
             if len(self.pending) > WAKE_AT:
