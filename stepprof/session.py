@@ -16,7 +16,7 @@ from stepprof import ending
 from stepprof.background import Background
 from stepprof.capture import LeftOpen, Ticket
 from stepprof.config import Config, Policy
-from stepprof.current import cell, scope
+from stepprof.current import cell
 from stepprof.environment import Identity
 from stepprof.errors import ConfigError, StateError, StepprofError
 from stepprof.export import Exporter
@@ -291,7 +291,6 @@ class Session:
         self._guard(lambda: self.local.ask_owner(reason, min(bound / 2, OWNER_SECONDS)))
         if cell.session is self:
             cell.clear()
-        scope.set(None)  # a window that nobody closed is none of the next session's
         self._guard(lambda: self.local.abort(reason, max(bound, 0.1)))
         self._guard(self.local.capturer.submit_owed)
         if not self.exporter.wait(max(deadline - time.monotonic(), 0.0)):

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from stepprof.backends.base import Busy, Export, keep_for_good
-from stepprof.backends.torch_api import TorchApi, device_in_use
+from stepprof.backends.torch_api import TorchApi, device_in_use, threads_held_still
 from stepprof.backends.torch_export import TorchExport
 from stepprof.errors import BackendError
 from stepprof.kineto import escaped, marked
@@ -232,7 +232,8 @@ class TorchBackend:
     def _end(self, api: TorchApi) -> Any:
         session = self._session
         try:
-            session.stop_trace()
+            with contextlib.nullcontext() if self.thread_bound else threads_held_still():
+                session.stop_trace()
         except Exception as error:
             raise BackendError(f"torch's profiler did not stop: {type(error).__name__}: {error}") from error
         finally:
