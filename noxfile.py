@@ -55,7 +55,15 @@ def core(session: nox.Session) -> None:
         "import stepprof.examples, stepprof.errors; assert 'site-packages' in stepprof.examples.__file__",
     )
     session.run(
-        "python", "-m", "coverage", "run", "-m", "pytest", "-m", "not torch and not demo and not ray", *session.posargs
+        "python",
+        "-m",
+        "coverage",
+        "run",
+        "-m",
+        "pytest",
+        "-m",
+        "not torch and not demo and not ray",
+        *session.posargs,
     )
 
 

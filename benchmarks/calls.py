@@ -137,12 +137,13 @@ def _groups_with_session() -> list[Group]:
         Group(
             "with-block, session on", _blocks(), {"with region(name)": Limit(1000, "value")}, clock="thread"
         ),
+        # the window and its own span, which may cost what a span may
         Group(
-            "window, session on, not selected",
+            "window with its span, session on, not selected",
             _windows(),
             {
-                "with profile_step(step, role)": Limit(600, "value"),
-                "with profile_step(step, role), each step once": Limit(600, "added"),
+                "with profile_step(step, role)": Limit(600 + 1000, "value"),
+                "with profile_step(step, role), each step once": Limit(600 + 1000, "added"),
             },
             clock="thread",
         ),
@@ -151,6 +152,20 @@ def _groups_with_session() -> list[Group]:
     return [
         Group(group.name, [_settling(subject) for subject in group.subjects], group.limits, group.clock)
         for group in groups
+    ]
+
+
+def _groups_without_spans() -> list[Group]:
+    return [
+        Group(
+            "window, session on without spans, not selected",
+            _windows(),
+            {
+                "with profile_step(step, role)": Limit(600, "value"),
+                "with profile_step(step, role), each step once": Limit(600, "added"),
+            },
+            clock="thread",
+        )
     ]
 
 
@@ -172,13 +187,15 @@ def measure_calls(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     groups, absent = _groups_without_session()
     rows = [row for group in groups for row in _rows(group, time_subjects(group.subjects, effort))]
     rows += _against_verl(rows)
-    with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
-        stepprof.init({"output_dir": folder, "steps": "1000000000", "backend": "null"}, rank=0, world_size=1)
-        try:
-            for group in _groups_with_session():
-                rows += _rows(group, time_subjects(group.subjects, effort))
-        finally:
-            stepprof.shutdown()
+    for spans, under_session in ((False, _groups_without_spans()), (True, _groups_with_session())):
+        with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
+            config = {"output_dir": folder, "steps": "every 1000000000", "backend": "null", "spans": spans}
+            stepprof.init(config, rank=0, world_size=1)
+            try:
+                for group in under_session:
+                    rows += _rows(group, time_subjects(group.subjects, effort))
+            finally:
+                stepprof.shutdown()
     return rows, absent
 
 
