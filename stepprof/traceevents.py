@@ -41,7 +41,7 @@ def events(
             yield b'{"ph":"i","s":"t",%b,"ts":%b,"args":%b}' % (place, begin, encoded(args))
         else:
             end = _time(max(note.start_unix_ns, note.end_unix_ns) - base_unix_ns)
-            args["kind"] = note.kind
+            args.setdefault("kind", note.kind)  # an attribute of that name is the user's
             # local to the process: Perfetto does not show the intervals of a global id among the process's own tracks
             place = b'%b,"id2":{"local":"0x%x"}' % (place, number)
             yield b'{"ph":"b",%b,"ts":%b,"args":%b}' % (place, begin, encoded(args))
