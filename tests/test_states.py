@@ -444,10 +444,8 @@ class Sequences(RuleBasedStateMachine):
             self._capture_ended(outcome)
         self._check_outcomes()
         self._init()
-        for entered in left:  # of a run that has ended: nothing, but that the next step may be selected
-            arm = self._arm_events(entered.step, "idle" if self.armed is None else "armed")
-            self._happens(["exit, any other", *arm], entered.leave)
-            self.armed = entered.step + 1 if arm else self.armed
+        for entered in left:  # over with the run that they belonged to
+            self._happens(["exit, any other"], entered.leave)
 
     def _end(self) -> None:
         stepprof.shutdown()
