@@ -38,7 +38,7 @@ def core(session: nox.Session) -> None:
     elsewhere = Path(session.create_tmp()).resolve() / "checkout"
     shutil.rmtree(elsewhere, ignore_errors=True)
     # Everything that the tests read, but not the package: what is imported has to come out of the wheel.
-    for name in ("tests", "benchmarks", "docs"):
+    for name in ("tests", "benchmarks", "docs", "examples"):
         shutil.copytree(
             ROOT / name, elsewhere / name, ignore=shutil.ignore_patterns("__pycache__", "results")
         )
