@@ -256,7 +256,7 @@ class Exporter:
             status = forking.reap(child.pid, block=True)
         else:
             late = time.perf_counter() - child.began > EXPORT_TIMEOUT_SECONDS
-            if late:
+            if late and child.pid:  # 0 would be every process of our group
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
             status = forking.reap(child.pid, block=late)

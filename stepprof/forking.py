@@ -125,8 +125,8 @@ def _step_back() -> None:
 
 def reap(pid: int, *, block: bool) -> object:
     """Return the exit status of our child, RUNNING or UNKNOWN; asked for by its pid alone: the user's own children are not ours to wait for."""
-    if pid == 0:
-        return UNKNOWN
+    if pid == 0:  # its pid was lost: only its pipe tells
+        return UNKNOWN if block else RUNNING
     try:
         done, status = os.waitpid(pid, 0 if block else os.WNOHANG)
     except ChildProcessError:  # somebody in this process waits for every child, or ignores SIGCHLD
