@@ -1,0 +1,210 @@
+"""From the file that an engine wrote to the artifact that the run keeps.
+
+An engine's call that returned is no proof of a trace: each file is looked at, gets what it is (step, role, replica, rank) written
+into its head, and takes its place below the step's folder. What only this module knows: the shapes that engines leave. vLLM and
+SGLang have torch compress its JSON, or leave it plain; merged files are on one line; Ascend's are a bare list of events. All of
+them are streamed, so that a trace of any size costs a few blocks of memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from stepprof.files import publish
+from stepprof.kinetotext import EVENT, new_compressor, sound_head, whole_lines, with_sound_names
+from stepprof.log import logger
+from stepprof.remote.base import EngineFailure
+from stepprof.traceevents import encoded
+from stepprof.window import Artifact
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+
+__all__ = ["KIND", "SUFFIX", "adopt"]
+
+KIND = "trace"
+SUFFIX = ".trace.json.gz"
+
+_BLOCK = 1 << 22
+_HEAD_LIMIT = 1 << 26
+_TAIL = 1 << 16
+_PARSED = 1 << 20  # json.loads lets no other thread run: a file that may hold training up is not parsed
+_OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
+# behind the events nothing but plain values and flat tables
+_ENDING = re.compile(
+    rb'\]\s*(?:,\s*"\w+"\s*:\s*(?:"(?:[^"\\\n]|\\.)*"|-?[\d.]+|\[[^\[\]]*\]|\{[^{}]*\}|true|false|null)\s*)*\}\s*\Z'
+)
+_LIST_ENDING = re.compile(rb"\]\s*\Z")
+_TRACE_NAME = re.compile(rb'"traceName"\s*:\s*"[^\n]*?"(?=\s*(?:\}|,\s*"\w+"\s*:|\Z))')
+_numbers = itertools.count(1)
+
+
+class _DamagedError(Exception):
+    """What is wrong with a file, as the rest of a sentence."""
+
+
+@dataclass(slots=True)
+class _Rewriting:
+    """A pass over a trace: it takes the engine's bytes, and yields ours."""
+
+    path: str
+    stated: bytes
+    events: int = 0
+    total: int = 0
+
+    def run(self, source: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the new text. Raises _DamagedError as soon as it is seen, at the end at the latest."""
+        small = bytearray()
+        for block in self._rewritten(source):
+            self.total += len(block)
+            if len(small) <= _PARSED:
+                small += block[: _PARSED + 1 - len(small)]
+            yield block
+        if self.total <= _PARSED:
+            self._parse(bytes(small))
+        if self.events == 0:
+            raise _DamagedError("holds no events")
+
+    def _rewritten(self, source: Iterator[bytes]) -> Iterator[bytes]:
+        head, rest, is_list = self._head(source)
+        if is_list:
+            yield b"{" + self.stated + b',\n"traceEvents": ' + head
+        else:
+            sound = sound_head(head)
+            brace = sound.index(b"{") + 1
+            bare = sound[brace:].strip() == b""
+            yield sound[:brace] + b"\n" + self.stated + b"," + (b"\n" if bare else b"") + sound[brace:]
+        held = b""
+        for lines in whole_lines(rest):
+            block = with_sound_names(lines)
+            self.events += block.count(EVENT)
+            if len(block) < _TAIL:  # the end has to be seen in one piece
+                held += block
+                continue
+            yield held
+            held = block
+        cut = max(0, len(held) - _TAIL)
+        name = b'"traceName": ' + encoded(self.path)
+        tail = _TRACE_NAME.sub(lambda _: name, held[cut:])
+        ending = (_LIST_ENDING if is_list else _ENDING).search(tail)
+        if ending is None and self.total + len(held) > _PARSED:
+            raise _DamagedError(f"breaks off: it ends in {tail[-40:]!r}")
+        yield held[:cut] + tail + (b"}" if is_list else b"")
+
+    def _head(self, source: Iterator[bytes]) -> tuple[bytes, Iterator[bytes], bool]:
+        """What stands before the events, the rest from their key on, and whether the whole is nothing but a list of them."""
+        head = b""
+        for block in source:
+            head += block
+            first = head.lstrip()[:1]
+            if first == b"[":
+                return b"", itertools.chain([head], source), True
+            if first not in (b"{", b""):
+                raise _DamagedError(f"is no trace: it begins with {head[:20]!r}")
+            opening = _OPENING.search(head)
+            if opening is not None:
+                at = opening.start()
+                return head[:at], itertools.chain([head[at:]], source), False
+            if len(head) > _HEAD_LIMIT:
+                break
+        if not head:
+            raise _DamagedError("is empty")
+        raise _DamagedError(f"has no traceEvents in its {len(head)} bytes")
+
+    def _parse(self, text: bytes) -> None:
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _DamagedError(f"is no whole JSON: {error}") from error
+        events = content.get("traceEvents")
+        self.events = len(events) if isinstance(events, list) else 0
+
+
+def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Artifact:
+    """Make an engine's trace an artifact of the run: checked, stamped, compressed, in its place. Blocks: call it through `in_thread`.
+
+    Args:
+        source: the Chrome trace that the engine wrote, as JSON or gzip of it; removed when all went well.
+        window: whose it is; its metadata becomes the trace's first top-level key, `stepprof`.
+        name: what it will be called in the engine's folder, without the suffix: `rank-0`.
+        facts: what else the trace shall state about itself, such as `rank=0`.
+
+    Raises:
+        EngineFailure: there is no file, or it is empty, damaged, or without events; a damaged one stays where it is.
+    """
+    final = window.output / f"{name}{SUFFIX}"
+    hidden = final.with_name(f".{final.name}.{os.getpid()}-{next(_numbers)}.tmp")
+    relative = final.relative_to(window.folder).as_posix()
+    stated = b'"stepprof": ' + encoded({**window.metadata, **facts})
+    rewriting = _Rewriting(f"{window.folder.name}/{relative}", stated)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _opened(source) as stream, hidden.open("xb") as target:
+            compressor = new_compressor()
+            for block in rewriting.run(_blocks(stream)):
+                target.write(compressor.compress(block))
+            target.write(compressor.flush())
+            size = target.tell()
+        placed = publish(hidden, final)
+    except FileNotFoundError as error:
+        gone = str(error.filename) if error.filename else str(source)
+        raise EngineFailure(
+            f"the engine's stop has returned, and {gone} is not there: the engine's own log may say why"
+        ) from error
+    except _damages() as error:
+        raise EngineFailure(f"the engine's trace {source} {_what(error)}; it is kept as it is") from error
+    except OSError as error:
+        raise EngineFailure(
+            f"the engine's trace {source} cannot be brought to {final}: {error.strerror or error}"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            hidden.unlink(missing_ok=True)
+    try:
+        source.unlink()
+    except OSError as error:
+        logger.info("engine's own copy stays", path=str(source), reason=str(error))
+    return Artifact(placed.relative_to(window.folder).as_posix(), KIND, size, rewriting.events)
+
+
+def _opened(source: Path) -> IO[bytes]:
+    """The uncompressed bytes; told by what is in the file, since engines are not exact about its name."""
+    with source.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    if not compressed:
+        return source.open("rb")
+    try:
+        from isal import igzip
+    except ImportError:
+        return cast("IO[bytes]", gzip.open(source))
+    opened: IO[bytes] = igzip.open(source)  # type: ignore[no-untyped-call]
+    return opened
+
+
+def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
+    while block := stream.read(_BLOCK):
+        yield block
+
+
+def _damages() -> tuple[type[Exception], ...]:
+    """What a damaged file is told by; asked for only when something was raised."""
+    errors: tuple[Any, ...] = (_DamagedError, EOFError, gzip.BadGzipFile, zlib.error)
+    with contextlib.suppress(ImportError):
+        from isal import igzip, isal_zlib
+
+        errors += (igzip.BadGzipFile, isal_zlib.error)
+    return errors
+
+
+def _what(error: Exception) -> str:
+    return str(error) if isinstance(error, _DamagedError) else f"is damaged: {error}"

@@ -1,0 +1,145 @@
+"""The contract between stepprof and one kind of engine, and the values that go over it.
+
+A driver is stateless: it translates four verbs into the calls of one library. Whether a call is legal now, what is owed after a
+time-out, and what the manifest says is the business of `stepprof.remote.engine`. Write one in a file of its own and name it in the
+entry-point group ``stepprof.engines``: an object with ``recognises(target) -> bool`` and ``connect(target, **options) -> EngineDriver``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from stepprof.errors import EngineError
+from stepprof.window import Artifact, Window
+
+if TYPE_CHECKING:
+    import asyncio
+    from pathlib import Path
+
+    from stepprof.options import EngineOptions
+
+__all__ = ["Clock", "EngineDriver", "EngineFailure", "EngineKind", "EngineWindow", "Health", "Stopped"]
+
+Health = Literal["ok", "busy", "unconfigured", "unreachable", "unknown", "dead"]
+"""``busy``: somebody else's profiler runs; ``unknown``: a start whose answer is missing."""
+
+
+class EngineFailure(EngineError):
+    """A call of a driver came to nothing.
+
+    Args:
+        message: what happened, to what, and what to do about it: it stands in the manifest and in the log.
+        health: what that says of the engine.
+        owes_stop: the engine may have begun although the call failed (a lost connection): a stop is sent.
+    """
+
+    def __init__(self, message: str, health: Health = "unknown", *, owes_stop: bool = False) -> None:
+        super().__init__(message)
+        self.health: Health = health
+        self.owes_stop = owes_stop
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A clock of another process against ours: ``offset_ns`` is theirs minus ours, ``error_ns`` bounds how wrong that is."""
+
+    host: str
+    offset_ns: int
+    error_ns: int
+    method: str
+    """``same-host``, ``ping-pong`` or ``http-date``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWindow:
+    """What a driver is given: which window, and where the engine's files belong.
+
+    ``folder`` is the step's folder, absolute; ``stem`` (``rollout/replica-0``) the folder below it that is this engine's alone: it
+    exists and is empty. A file of the engine's rank n belongs at ``{stem}/rank-{n}.trace.json.gz``
+    (`stepprof.remote.artifacts.adopt` brings it there, checks it, and writes ``metadata`` into it).
+    """
+
+    window: Window
+    replica: int
+    folder: Path
+    stem: str
+    options: EngineOptions
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    workers: frozenset[int] | None = None
+    """Which of the engine's own ranks are asked for; None: all."""
+    trace_dir: Path | None = None
+    """A folder that the engine's host and this one share; None: they share the run directory, as far as anybody knows."""
+
+    def is_at(self, other: EngineWindow) -> bool:
+        """Whether it is the same window with the same folder; what it is called may have become known only later."""
+        return (self.folder, self.stem, self.window.step, self.window.occurrence) == (
+            other.folder,
+            other.stem,
+            other.window.step,
+            other.window.occurrence,
+        )
+
+    @property
+    def output(self) -> Path:
+        """The engine's own folder, absolute."""
+        return self.folder / self.stem
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What a stop brought: files below the step's folder, and what kept it from being whole."""
+
+    artifacts: Sequence[Artifact] = ()
+    capped_by: str | None = None
+    """``engine`` where the engine's own bound ended the capture before the window did."""
+    partial: str | None = None
+    """Why something of it is missing; None: nothing is."""
+
+
+class EngineDriver(Protocol):
+    """One engine, spoken to. Its methods run on stepprof's own event loop and are never cancelled.
+
+    A driver may have more, which is asked for by name: ``workers``, how many ranks of its own the engine has; ``rank``, which one it is;
+    ``waiting``, why a call has no answer yet; ``async expand()``, the drivers that stand for it now (a router's workers), asked before
+    each window; ``async announce(step, role)``, to be told which step runs; ``async close(timeout)``, when it is detached.
+    """
+
+    kind: str
+    """``vllm``, ``sglang``, ``rank``, ``spans`` or what a plug-in calls it."""
+    name: str
+    """For logs and the manifest: a URL without its secrets, an actor's name."""
+    key: str
+    """What makes it the same engine when a list is asked for again: the URL, the actor's id, the object's id."""
+    host: str | None
+    """Where it runs, once that is known."""
+    loop: asyncio.AbstractEventLoop | None
+    """The event loop that the engine lives on in this process; None: any will do. A synchronous block on it is refused."""
+    inside: bool
+    """The engine's worker is this very process: its work is in our own capture, and it is never started."""
+
+    async def arm(self, window: EngineWindow) -> None:
+        """Everything slow and everything that can be refused: reachable, configured, arguments, folder. Starts nothing."""
+
+    async def start(self, window: EngineWindow) -> None:
+        """Begin the capture. Returns when it runs."""
+
+    async def stop(self, window: EngineWindow) -> Stopped:
+        """End the capture. Returns when the files are there and looked at."""
+
+    async def abort(self) -> None:
+        """Leave whatever state the engine is in, throwing away what it has. Idempotent; stopped is no failure."""
+
+    async def clock(self) -> Clock | None:
+        """Compare its clock with ours; None: that cannot be done."""
+
+
+class EngineKind(Protocol):
+    """What the entry-point group ``stepprof.engines`` names: how a kind of engine is recognised and connected to."""
+
+    def recognises(self, target: object) -> bool:
+        """Whether the target is of this kind, told without importing the engine's library."""
+
+    def connect(self, target: object, **options: object) -> EngineDriver:
+        """A driver for it. Raises ConfigError for options that it does not know; does not talk to the engine."""

@@ -1,0 +1,337 @@
+"""An engine as a target: the four states around a driver, its health, and its part of each window.
+
+Everything here runs on stepprof's own event loop, so that one thread changes the state. A start is committed before it is sent:
+once the request has left, a stop is owed, whatever becomes of the one who waits. Nothing sent is ever cancelled; who waited too
+long stops waiting, and the late answer is still worked off: a late start is stopped at once, a late stop's files are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from stepprof.log import logger
+from stepprof.machine import TargetMachine
+from stepprof.records import as_entries, describe_error
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.entries import LOST, RANKS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Health
+    from stepprof.remote.recording import Recording
+    from stepprof.window import Window
+
+__all__ = ["EngineTarget", "HealthChange"]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChange:
+    """What is to be told of an engine."""
+
+    label: str
+    name: str
+    before: Health
+    after: Health
+    reason: str | None
+
+
+class EngineTarget:
+    """One attached engine.
+
+    Args:
+        driver: speaks to it.
+        role: whose windows it follows.
+        replica: its number among the role's engines.
+        changed: called after each change of the state or the health.
+        tell_health: called with each change of the health.
+        trace_dir: a folder that the engine's host and this one share.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        driver: EngineDriver,
+        role: str,
+        replica: int,
+        changed: Callable[[], object],
+        tell_health: Callable[[HealthChange], object],
+        trace_dir: Path | None = None,
+    ) -> None:
+        self.driver = driver
+        self.role = role
+        self.replica = replica
+        self.trace_dir = trace_dir
+        self.workers: frozenset[int] | None = None
+        """Which of its own ranks are asked for; None: all."""
+        self.label = f"{role}/{replica}"
+        self.machine = TargetMachine(self.label)
+        self.health: Health = "ok"
+        self.clock: Clock | None = None
+        self.recording: Recording | None = None
+        self.armed: EngineWindow | None = None
+        self._arming: EngineWindow | None = None
+        self._changed = changed
+        self._tell_health = tell_health
+        self._acting = asyncio.Lock()
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether it is the session of another process, not an engine."""
+        return self.driver.kind in RANKS
+
+    @property
+    def width(self) -> int:
+        """How many ranks of its own it has, as far as its driver says (``workers``): one otherwise."""
+        return getattr(self.driver, "workers", None) or 1
+
+    def __repr__(self) -> str:
+        return f"<EngineTarget {self.label} {self.driver.kind} {self.driver.name} {self.machine.state} {self.health}>"
+
+    # -- arming
+
+    async def prepare(self, window: EngineWindow) -> None:
+        """Arm for a window that is about to come. Raises EngineFailure, or whatever the driver does."""
+        try:
+            async with self._acting:
+                if self.recording is None:
+                    await self._arm(window)
+        finally:
+            self._arming = None
+
+    def reserve(self, window: EngineWindow) -> None:
+        """It is about to be armed for this window: a start that comes in between uses the same folder."""
+        self._arming = window
+
+    def prepared_for(self, window: Window) -> EngineWindow | None:
+        """What it is armed for, or being armed for, if that is this very window."""
+        for place in (self.armed, self._arming):
+            if place is not None and (place.window.step, place.window.occurrence) == (
+                window.step,
+                window.occurrence,
+            ):
+                return place
+        return None
+
+    async def _arm(self, window: EngineWindow) -> None:
+        if self.armed is not None and self.armed.is_at(window):
+            return
+        try:
+            await self.driver.arm(window)
+            await self._compare_clocks()
+        except Exception as error:
+            self.disarm(describe_error(error))
+            self._note(error)
+            raise
+        if self.machine.state == "idle":
+            self._commit("arm", window)
+        self.armed = window
+        self._note(None)
+
+    def disarm(self, reason: str) -> None:
+        """Forget what was prepared."""
+        armed, self.armed = self.armed, None
+        if self.machine.state == "armed":
+            self._commit("abort", armed, reason=reason)
+
+    async def _compare_clocks(self) -> None:
+        """Keep the better of two comparisons: clocks drift less within a step than one reading may be wrong."""
+        try:
+            clock = await self.driver.clock()
+        except Exception as error:  # noqa: BLE001 - without it the timeline is less exact, the capture is not
+            logger.info("clock not compared", target=self.label, reason=describe_error(error))
+            return
+        if clock is not None and (self.clock is None or clock.error_ns <= self.clock.error_ns):
+            self.clock = clock
+
+    # -- recording
+
+    async def record(self, recording: Recording, window: EngineWindow) -> None:
+        """Take part in a window, from its start to the last answer; `recording` is the one it was claimed with. Never raises."""
+        recording.window = window
+        try:
+            async with self._acting:
+                await self._record(recording, window)
+        except Exception as error:  # noqa: BLE001 - a driver may raise anything; the manifest and the log say it
+            self._fail(recording, error)
+        finally:
+            self._to_idle("the window is over")
+            self.release(recording)
+
+    def release(self, recording: Recording) -> None:
+        """Nothing more will come of it: the next window may have the engine."""
+        self.recording = None
+        recording.settle()
+        self._changed()
+
+    async def _record(self, recording: Recording, window: EngineWindow) -> None:
+        await self._arm(window)
+        # what an actor or a server is, some know only now
+        if window.metadata.get("engine") != self.driver.kind:
+            window = replace(window, metadata={**window.metadata, "engine": self.driver.kind})
+            recording.window = window
+        recording.entry.update(kind=self.driver.kind, host=self.driver.host)
+        if recording.stop.is_set():
+            self.disarm("the window ended before the engine was ready")
+            if recording.entry["status"] != "failed":
+                recording.tell(
+                    "skipped", "the window ended before the engine was ready; nothing was sent to it"
+                )
+            return
+        self._commit("start", window)
+        recording.sent = True
+        self.armed = None
+        began = time.perf_counter()
+        try:
+            await self.driver.start(window)
+        except EngineFailure as error:
+            if error.owes_stop:
+                await self._stop_for_sure()
+            raise
+        recording.answered = True
+        entry = recording.entry
+        entry.update(start_seconds=round(time.perf_counter() - began, 6), start_unix_ns=time.time_ns())
+        if recording.late is None:
+            # as it was written ahead, and so not written again: nothing has to be put right if the process dies now
+            entry.update(status="lost", error=LOST)
+        self._note(None)
+        recording.started.set_result(None)
+        capped_by = await self._until_its_end(recording)
+        await self._stop(recording, window, capped_by)
+
+    async def _until_its_end(self, recording: Recording) -> str | None:
+        if recording.max_seconds is None:
+            await recording.stop.wait()
+            return None
+        waiting = asyncio.ensure_future(recording.stop.wait())
+        await asyncio.wait({waiting}, timeout=recording.max_seconds)
+        if waiting.done():
+            return None
+        waiting.cancel()
+        logger.warning("cap hit", target=self.label, capped_by="max_seconds")
+        return "max_seconds"
+
+    async def _stop(self, recording: Recording, window: EngineWindow, capped_by: str | None) -> None:
+        self._commit("stop", window, reason=capped_by)
+        recording.entry["end_unix_ns"] = time.time_ns()
+        began = time.perf_counter()
+        try:
+            stopped = await self.driver.stop(window)
+        finally:
+            recording.entry["stop_seconds"] = round(time.perf_counter() - began, 6)
+        await self._compare_clocks()
+        partial = recording.late or stopped.partial
+        recording.tell(
+            "partial" if partial else "complete",
+            partial,
+            health="ok",
+            host=self.driver.host,
+            capped_by=capped_by or stopped.capped_by,
+            artifacts=as_entries(stopped.artifacts),
+        )
+        self._note(None)
+        self._commit("done", window)
+
+    async def _stop_for_sure(self) -> None:
+        """A start failed that may have arrived all the same."""
+        try:
+            await self.driver.abort()
+        except Exception as error:  # noqa: BLE001 - the start's own failure is what is told
+            logger.warning(
+                "compensating stop failed",
+                target=self.label,
+                name=self.driver.name,
+                reason=describe_error(error),
+            )
+
+    def give_up_start(self, recording: Recording, seconds: float) -> None:
+        """Nobody waits for the start any longer; should it still come, it is stopped at once and kept as partial."""
+        if recording.started.done() or recording.late is not None:
+            return
+        recording.given_up = True
+        if recording.sent:
+            self._set_health("unknown", "its start has not answered")
+            what = f"did not answer its start within {seconds:.3g} s"
+            cure = "a late start is stopped at once, and its files are kept"
+        else:
+            what = f"was not ready within {seconds:.3g} s"
+            cure = "nothing was sent to it; raise engine_start_timeout_seconds, or look why it hangs"
+        waiting = getattr(self.driver, "waiting", None)
+        if waiting:
+            what = f"{what}: {waiting}"
+        recording.late = f"its start was answered after more than {seconds:.3g} s: what it has begins late"
+        recording.tell("failed", f"the engine {what}; {cure}", health=self.health)
+        recording.stop.set()
+
+    def give_up_stop(self, recording: Recording, seconds: float) -> None:
+        """Nobody waits for the stop any longer; its files are kept when they come."""
+        if recording.finished.done() or recording.entry["status"] in ("failed", "skipped"):
+            return
+        recording.given_up = True
+        reason = f"its stop has not been answered within {seconds:.3g} s; what it still brings is kept"
+        logger.warning("engine stop unanswered", target=self.label, name=self.driver.name, seconds=seconds)
+        recording.tell("lost", reason)
+
+    async def leave(self, reason: str, timeout: float) -> None:
+        """Take no more part: what records is stopped, what is armed forgotten, and a driver that has a ``close`` is closed. Never raises."""
+        recording = self.recording
+        if recording is None:
+            self.disarm("detached")
+        else:
+            recording.late = recording.late or reason
+            recording.stop.set()
+            await asyncio.wait({recording.finished}, timeout=timeout)
+        close = getattr(self.driver, "close", None)
+        if close is None:
+            return
+        try:
+            await close(timeout)
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; it is over anyway
+            logger.warning(
+                "engine not closed", target=self.label, name=self.driver.name, reason=describe_error(error)
+            )
+
+    # -- state and health
+
+    def _fail(self, recording: Recording, error: Exception) -> None:
+        self._note(error)
+        entry = recording.entry
+        lost = self.machine.state == "flushing" and self.health == "dead"
+        if entry["end_unix_ns"] is None and recording.sent:
+            entry["end_unix_ns"] = time.time_ns()
+        recording.fail("lost" if lost else "failed", describe_error(error), self.health)
+
+    def _note(self, error: Exception | None) -> None:
+        if error is None:
+            self._set_health("ok", None)
+        else:
+            health = error.health if isinstance(error, EngineFailure) else "unknown"
+            self._set_health(health, describe_error(error))
+
+    def _set_health(self, health: Health, reason: str | None) -> None:
+        """Told once for each change: an engine that stays dead for a thousand steps is told of once."""
+        before, self.health = self.health, health
+        if before != health:
+            self._tell_health(HealthChange(self.label, self.driver.name, before, health, reason))
+            self._changed()
+
+    def _to_idle(self, reason: str) -> None:
+        self.armed = None
+        if self.machine.state != "idle":
+            self._commit("done" if self.machine.state == "flushing" else "abort", None, reason=reason)
+
+    def _commit(self, trigger: str, window: EngineWindow | None, *, reason: str | None = None) -> None:
+        step = None if window is None else window.window.step
+        self.machine.commit(
+            trigger,
+            f"{self.label} of step {step}",
+            step=step,
+            role=self.role,
+            replica=self.replica,
+            backend=self.driver.kind,
+            reason=reason,
+        )
+        self._changed()

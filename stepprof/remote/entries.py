@@ -1,0 +1,171 @@
+"""What the manifest says of the engines of one window, and the folders that their files go to.
+
+One fragment for all of them, written by the process that drives them: a thousand engines are one file, not a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepprof.log import logger
+from stepprof.options import EngineOptions
+from stepprof.records import Fragment, Origin
+from stepprof.remote.base import EngineWindow
+from stepprof.window import WHOLE_STEP, Window
+
+if TYPE_CHECKING:
+    from stepprof.remote.engine import EngineTarget
+
+__all__ = ["LOST", "RANKS", "Entries", "remove_folder"]
+
+LOST = "the process ended before the engine's capture was handed over"
+
+SAVE_SECONDS = 0.02
+"""How long answers of engines are gathered before they are written."""
+
+RANKS = ("rank", "spans")
+"""Kinds that are sessions of other processes: they write their own manifests and files."""
+
+
+class Entries:
+    """The engines of one window, as they stand in its fragment.
+
+    Args:
+        origin: who writes.
+        window: the window.
+        post: has the writing done on another thread.
+    """
+
+    def __init__(self, origin: Origin, window: Window, post: Callable[[Callable[[], object]], None]) -> None:
+        self._origin = origin
+        self._window = window
+        self._waiting = False
+        self.fragment = Fragment(origin, window, post, engines=True)
+
+    def add(self, target: EngineTarget | None, **fields: Any) -> dict[str, Any]:
+        """The entry of an engine: written ahead as lost, unless ``fields`` know better. None: who it is is not known."""
+        driver = None if target is None else target.driver
+        entry: dict[str, Any] = {
+            "role": self._window.role if target is None else target.role,
+            "occurrence": self._window.occurrence,
+            "replica": None if target is None else target.replica,
+            "kind": None if driver is None else driver.kind,
+            "name": None if driver is None else driver.name,
+            "host": None if driver is None else driver.host,
+            "status": "lost",
+            "health": "unreachable" if target is None else target.health,
+            "error": LOST,
+            "body_error": None,
+            "start_unix_ns": None,
+            "end_unix_ns": None,
+            "start_seconds": None,
+            "stop_seconds": None,
+            "capped_by": None,
+            "artifacts": [],
+            "capture": None,
+            **fields,
+        }
+        self.fragment.engines.append(entry)
+        return entry
+
+    def tell_body_error(self, text: str) -> None:
+        """The body raised: beside every outcome."""
+        for entry in self.fragment.engines:
+            entry["body_error"] = text
+
+    def write_soon(self, targets: Iterable[EngineTarget] = ()) -> None:
+        """Have it written off this thread, with the clocks as they are known now; a window that reached nobody leaves nothing."""
+        self.note_clocks(targets)
+        if self.fragment.engines:
+            self.fragment.save()
+
+    def note_clocks(self, targets: Iterable[EngineTarget]) -> None:
+        """The clocks as they are known now."""
+        clocks = _clocks(targets)
+        if clocks:
+            self.fragment.clocks = clocks
+
+    def save_later(self) -> None:
+        """Have it written in a moment: an engine's answer is one of many, and writing holds up those that are being worked off."""
+        if not self._waiting:
+            self._waiting = True
+            asyncio.get_running_loop().call_later(SAVE_SECONDS, self._save)
+
+    def _save(self) -> None:
+        self._waiting = False
+        self.fragment.save()
+
+    def now(self, target: EngineTarget, place: EngineWindow, options: EngineOptions) -> EngineWindow:
+        """What a driver is given for a place: with all that is known of the window by now."""
+        window = self._window
+        return replace(
+            place,
+            window=window,
+            options=options,
+            metadata={
+                "run_id": self._origin.run.run_id,
+                "step": window.step,
+                "role": window.role,
+                "occurrence": window.occurrence,
+                "version": window.version,
+                "replica": target.replica,
+                "engine": target.driver.kind,
+            },
+            workers=target.workers,
+            trace_dir=target.trace_dir,
+        )
+
+    # blocking: called on a thread
+
+    def places(self, targets: Iterable[EngineTarget]) -> list[EngineWindow]:
+        """A folder of its own for each engine. Raises OSError."""
+        window, run = self._window, self._origin.run
+        made = []
+        for target in targets:
+            if target.is_rank:
+                folder, stem = run.path, ""
+            else:
+                folder, stem = run.engine_folder(window.step, window.role or WHOLE_STEP, target.replica)
+            made.append(EngineWindow(window, target.replica, folder, stem, EngineOptions()))
+        return made
+
+    def take(self, targets: Iterable[EngineTarget]) -> dict[int, Mapping[str, object]]:
+        """Claim the engines that other processes may have attached too; those that another one drives, and which."""
+        window = self._window
+        found: dict[int, Mapping[str, object]] = {}
+        for target in targets:
+            try:
+                holder = self._origin.run.take_engine(
+                    window.step, window.role or WHOLE_STEP, target.driver.key, window.occurrence
+                )
+            except OSError as error:  # then everybody drives it, and all but one are refused by the engine
+                logger.warning("engine not claimed", target=target.label, reason=str(error))
+                continue
+            if holder is not None:
+                found[id(target)] = holder
+        return found
+
+
+def remove_folder(window: EngineWindow) -> None:
+    """Take back a folder that was made for nothing; one that has something in it stays."""
+    if window.stem:
+        try:
+            window.output.rmdir()
+        except OSError as error:
+            logger.debug("folder stays", path=str(window.output), reason=str(error))
+
+
+def _clocks(targets: Iterable[EngineTarget]) -> list[dict[str, Any]]:
+    """The best comparison for each host."""
+    best: dict[str, Any] = {}
+    for target in targets:
+        clock = target.clock
+        if clock is not None and (clock.host not in best or clock.error_ns < best[clock.host].error_ns):
+            best[clock.host] = clock
+    return [
+        {"host": clock.host, "offset_ns": clock.offset_ns, "error_ns": clock.error_ns, "method": clock.method}
+        for clock in best.values()
+    ]

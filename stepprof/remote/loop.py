@@ -1,0 +1,131 @@
+"""Where remote calls run: one event loop on one daemon thread, and the ways off it.
+
+Nothing that a driver calls is ever cancelled: engines keep their own state, and a call that is given up half-way leaves it wrong
+for good. So a time-out ends the waiting only, and every hop here outlives the one who asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from stepprof.log import logger
+from stepprof.remote.base import EngineFailure
+
+__all__ = ["RemoteLoop", "in_thread", "on_loop", "remote_loop"]
+
+T = TypeVar("T")
+
+
+class RemoteLoop:
+    """The event loop of the remote side, on a thread of its own. A daemon: a call that hangs must not keep the process from ending."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="stepprof-remote", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        while True:
+            try:
+                self._loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 - a SystemExit of a driver ends the loop's run; the other engines need it
+                logger.warning("remote loop interrupted", reason=repr(error))
+            else:
+                return
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller runs on this very loop."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop; its future."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, act: Callable[..., object], *arguments: object) -> None:
+        """Have a function called on the loop, soon."""
+        self._loop.call_soon_threadsafe(act, *arguments)
+
+
+_current: RemoteLoop | None = None
+_making = threading.Lock()
+
+
+def remote_loop() -> RemoteLoop:
+    """The loop of this process, made at its first use; a forked child makes its own."""
+    global _current
+    with _making:
+        if _current is None or _current.pid != os.getpid():
+            _current = RemoteLoop()
+        return _current
+
+
+def _forget_in_child() -> None:
+    global _current, _making
+    _current = None
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Awaitable[T]]) -> T:
+    """Await something on another loop of this process: the one that an engine lives on.
+
+    Args:
+        loop: where it is made and awaited; it has to be running, on whatever thread.
+        make: called there; returns what is to be awaited.
+
+    Raises:
+        EngineFailure: that loop is closed or not running, so the call would never be made.
+    """
+    if loop is asyncio.get_running_loop():
+        return await make()
+    if loop.is_closed() or not loop.is_running():
+        raise EngineFailure(
+            f"the event loop that the engine lives on is {'closed' if loop.is_closed() else 'not running'}: nothing can be sent to it",
+            "unreachable",
+        )
+
+    async def there() -> T:
+        return await make()
+
+    return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), loop)))
+
+
+async def in_thread(act: Callable[..., T], *arguments: object) -> T:
+    """Run a blocking call on a daemon thread of its own and await it.
+
+    No pool: the threads of an executor are joined when the interpreter ends, and one hung call would keep it from ending.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = act(*arguments)
+        except BaseException as error:  # noqa: BLE001 - handed to who awaits
+            failure = error
+        try:
+            loop.call_soon_threadsafe(settle, result, failure)
+        except RuntimeError:  # the loop has ended, and with it everybody who waited
+            return
+
+    threading.Thread(target=run, name="stepprof-call", daemon=True).start()
+    return await asyncio.shield(done)

@@ -1,0 +1,87 @@
+"""One engine's part of one window: how far it has come, who waits for it, and how long windows keep it open.
+
+It holds the window's entry in the manifest and knows no driver: what is asked of the engine, and when, is `stepprof.remote.engine`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """One engine's part of one window.
+
+    Args:
+        entry: its entry in the manifest, kept up to date.
+        save: has the entry written, soon.
+        step: whose windows it ends with.
+        max_seconds: after which the capture is ended before the window; None: never.
+    """
+
+    def __init__(
+        self, entry: dict[str, Any], save: Callable[[], object], step: int, max_seconds: float | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.entry = entry
+        self._save = save
+        self.step = step
+        self.max_seconds = max_seconds
+        self.window: EngineWindow | None = None
+        """Its folder, once there is one."""
+        self.stop = asyncio.Event()
+        """The window is over, or nobody waits for the start any longer."""
+        self.started: asyncio.Future[None] = loop.create_future()
+        """Done when the start has succeeded or failed."""
+        self.finished: asyncio.Future[None] = loop.create_future()
+        """Done when nothing is left to do."""
+        self.late: str | None = None
+        """Why what was captured is not all of the window."""
+        self.sent = False
+        """The start has left: a stop is owed."""
+        self.answered = False
+        """The start has been answered well."""
+        self.given_up = False
+        """A bound is over: nobody waits for it any longer, and what still comes is worked off."""
+        self.task: asyncio.Task[None] | None = None
+        self._open = 1
+        self._joined: list[dict[str, Any]] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether another window may join it."""
+        return self.answered and not self.stop.is_set()
+
+    def join(self, step: int, entry: dict[str, Any]) -> None:
+        """Another window came in while it runs; one of the same step keeps it open."""
+        self._joined.append(entry)
+        self._open += step == self.step
+
+    def leave(self) -> None:
+        """A window of its step went out; the last one takes the capture with it."""
+        self._open -= 1
+        if self._open <= 0:
+            self.stop.set()
+
+    def fail(self, status: str, error: str, health: str) -> None:
+        """It came to nothing; every window that relied on it says so."""
+        for entry in self._joined:
+            entry.update(status=status, error=error)
+        self.tell(status, error, health=health)
+
+    def tell(self, status: str, error: str | None = None, **fields: object) -> None:
+        """Note an outcome, and have it written."""
+        self.entry.update(status=status, error=error, **fields)
+        self._save()
+
+    def settle(self) -> None:
+        """Nobody has to wait any longer."""
+        for future in (self.started, self.finished):
+            if not future.done():
+                future.set_result(None)
