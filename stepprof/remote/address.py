@@ -1,0 +1,85 @@
+"""Where a server is: its URL, read once, so that nothing secret in it can reach a name, a message or a manifest."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from stepprof.errors import ConfigError
+
+__all__ = ["PORTS", "Address", "joined"]
+
+PORTS = {"http": 80, "https": 443}
+_UNFIT = re.compile(r"[^\x21-\x7e]")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, without anything secret in what is shown of it.
+
+    >>> Address.parse("http://me:secret@LOCALHOST:8000/v1/").name
+    'http://localhost:8000/v1'
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    credentials: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read a URL. Raises ConfigError that says what is wrong with it, and shows no secret."""
+        try:
+            parts = urlsplit(url.strip())
+            port = parts.port
+            host = unquote(parts.hostname or "")
+        except ValueError as error:
+            raise ConfigError(
+                f"a server's URL cannot be read ({error}); expected something like http://host:8000"
+            ) from error
+        if parts.scheme not in PORTS or not host:
+            raise ConfigError(
+                f'a server\'s URL with scheme "{parts.scheme}" and host "{host}"; expected something like http://host:8000'
+            )
+        shown = joined(parts.scheme, host, port or PORTS[parts.scheme], parts.path.rstrip("/"))
+        if _UNFIT.search(parts.path):
+            raise ConfigError(
+                f"the URL of {host} has a space or another character in its path that no URL may have"
+            )
+        if parts.query or parts.fragment:
+            raise ConfigError(
+                f"the URL {shown} has something behind a ? or a #: attach the server's address alone, and its key as api_key"
+            )
+        return cls(
+            parts.scheme,
+            host,
+            port or PORTS[parts.scheme],
+            parts.path.rstrip("/"),
+            _credentials(parts),
+        )
+
+    @property
+    def name(self) -> str:
+        """The URL without secrets."""
+        return joined(self.scheme, self.host, self.port, self.path)
+
+    @property
+    def key(self) -> str:
+        """The same for every URL by which processes of one host name this server: `localhost` of two hosts are two servers."""
+        local = self.host in ("localhost", "::1", "0.0.0.0", "::") or self.host.startswith("127.")
+        return joined(self.scheme, socket.gethostname() if local else self.host, self.port, self.path)
+
+
+def joined(scheme: str, host: str, port: int, path: str) -> str:
+    """A URL of its parts."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}{'' if port == PORTS.get(scheme) else f':{port}'}{path}"
+
+
+def _credentials(parts: SplitResult) -> str | None:
+    if parts.username is None and parts.password is None:
+        return None
+    return f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"

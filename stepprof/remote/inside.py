@@ -1,0 +1,335 @@
+"""What runs inside an actor: one entry, called through the actor's handle, for all that another process asks of it.
+
+What only this module knows: where in an actor a call may wait. A plain actor has one thread, the main one; a call there waits its
+turn, and may then take its time like any method. In every other actor a call comes on the thread that hands out the actor's
+methods (measured, Ray 2.60: while it waits, not one of them begins). So there the work goes to a thread of its own, the call
+returns at once with a number, and the answer is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.errors import ConfigError
+from stepprof.records import describe_error
+from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
+from stepprof.remote.inside_find import locate, only_engine, same_url, shown
+from stepprof.remote.inside_values import Answer, Attachment, Facts, Inside, Report, Unknown, boot_id
+from stepprof.remote.loop import remote_loop
+from stepprof.rundir import step_folder
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineDriver
+    from stepprof.remote.following import Follower
+
+__all__ = ["now", "serve"]
+
+GRACE_SECONDS = 30.0
+"""How much longer than its bound an engine's capture runs whose stop never came: the process that started it is gone."""
+
+
+class Guest:
+    """One attachment in this process: an engine, or a session that follows the other process's windows."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.plain = False
+        self.attachment: Attachment | None = None
+        self._engine: EngineDriver | None = None
+        self._target: object = None
+        self._follower: Follower | None = None
+        self._run = Path()
+        self._visible = True
+        self._forgotten: threading.Timer | None = None
+
+    # -- the verbs
+
+    def arm(self, actor: object, attachment: Attachment, window: EngineWindow) -> Facts:
+        """Find what is asked for, and prepare it."""
+        self.attachment = attachment
+        self._run, self._visible = _place(attachment)
+        if attachment.kind == "engine":
+            self._find_engine(actor, attachment)
+            self._on_loop(self._driver.arm, self._local(window, make=True))
+        else:
+            self._follow(attachment).arm(attachment, window)
+        return self._facts()
+
+    def start(self, window: EngineWindow) -> str | None:
+        """Begin. Returns where the manifest of a rank's window lies."""
+        self._known("start")
+        if self._follower is not None:
+            return self._follower.start(window)
+        self._on_loop(self._driver.start, self._local(window))
+        self._watch_over(window)
+        return None
+
+    def stop(self, window: EngineWindow) -> Report:
+        """End. What it brought lies on this host."""
+        self._known("stop")
+        self._unwatch()
+        if self._follower is not None:
+            fragment, capped_by = self._follower.stop(window)
+            return Report(Stopped(capped_by=capped_by), fragment=fragment)
+        stopped = self._on_loop(self._driver.stop, self._local(window))
+        return Report(stopped, folder=str(self._local(window).folder))
+
+    def abort(self) -> None:
+        """Leave whatever state it is in."""
+        self._unwatch()
+        if self._follower is not None:
+            self._follower.abort("the process that drives this one gave the window up")
+        elif self._engine is not None:
+            self._on_loop(self._engine.abort)
+
+    def join(self, attachment: Attachment) -> Facts:
+        """Have a session in this process."""
+        if self.attachment is None:
+            self._run, self._visible = _place(attachment)
+        self.attachment = attachment
+        self._follow(attachment)
+        return self._facts()
+
+    def announce(self, attachment: Attachment, step: int, role: str | None) -> Facts:
+        """This step runs now."""
+        facts = self.join(attachment)
+        self._follow(attachment).announce(step, role)
+        return facts
+
+    def leave(self, timeout: float) -> list[str]:
+        """The end: nothing stays open, exports are waited for. Returns the files of spans that the other process does not see."""
+        self.abort()
+        follower, self._follower = self._follower, None
+        spans = [] if follower is None else follower.leave(timeout)
+        return [] if self._visible else spans
+
+    # -- a session
+
+    def _follow(self, attachment: Attachment) -> Follower:
+        from stepprof.remote.following import Follower
+
+        if self._follower is None:
+            self._follower = Follower(attachment)
+        self._run = self._follower.join(attachment, self._run)
+        self._visible = self._visible or bool(attachment.marker and (self._run / attachment.marker).exists())
+        return self._follower
+
+    # -- the engine
+
+    @property
+    def _driver(self) -> EngineDriver:
+        if self._engine is None:
+            raise EngineFailure("no engine was found in the actor", "unconfigured")
+        return self._engine
+
+    def _find_engine(self, actor: object, attachment: Attachment) -> None:
+        """The engine as it is now: it may have been made anew since the last window."""
+        find = only_engine(actor) if attachment.find is None else attachment.find
+        target = locate(actor, find)
+        if self._engine is None or not (target is self._target or same_url(target, self._target)):
+            from stepprof.remote.attach import recognise
+
+            try:
+                self._engine = recognise(target, **attachment.options)
+            except ConfigError as error:
+                what = f"what find = {shown(find)} gives is no engine that can be recorded"
+                raise EngineFailure(f"{what}: {error}", "unconfigured") from None
+            self._target = target
+        if self._engine.inside:
+            raise Inside(
+                "the engine's worker is the actor's own process; its work is in that process's own capture where the "
+                'actor is attached with kind="both" or "rank", and in none otherwise',
+                "unconfigured",
+            )
+
+    def _local(self, window: EngineWindow, *, make: bool = False) -> EngineWindow:
+        """The window with the folder that this host sees."""
+        if self._visible:
+            return window
+        local = replace(window, folder=self._run / step_folder(window.window.step), trace_dir=None)
+        if make:
+            try:
+                local.output.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise EngineFailure(
+                    f"{local.output} cannot be made on {socket.gethostname()}: {error.strerror}; "
+                    "attach with output_dir = a folder that the actor can write",
+                    "unconfigured",
+                ) from None
+        return local
+
+    def _on_loop(self, call: Callable[..., Any], *arguments: object) -> Any:
+        """Have the engine's driver do it. This is a thread of ours, which may wait as long as it takes."""
+        return remote_loop().submit(call(*arguments)).result()
+
+    def waits(self, verb: str, attachment: Attachment | None) -> float | None:
+        """How long a plain actor is held up by a call, while another thread does the work; None: it does the work itself, since a session's capture may be bound to its thread."""
+        known = attachment or self.attachment
+        if known is None or known.kind != "engine" or verb not in ("arm", "start", "stop", "abort"):
+            return None
+        return known.start_seconds if verb == "start" else known.stop_seconds
+
+    def _known(self, verb: str) -> Attachment:
+        if self.attachment is None:
+            raise Unknown(
+                f"the actor's process (pid {os.getpid()}) was not prepared: it has been restarted", "dead"
+            )
+        return self.attachment
+
+    def _facts(self) -> Facts:
+        engine = self._engine
+        return Facts(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            boot_id=boot_id(),
+            node_id=_node_id(),
+            plain=self.plain,
+            visible=self._visible,
+            kind=None if engine is None else engine.kind,
+            name=None if engine is None else engine.name,
+            workers=getattr(engine, "workers", None),
+            rank=None if self._follower is None else self._follower.rank,
+        )
+
+    # -- the process that started it may be gone: an engine's capture would then grow without bound
+
+    def _watch_over(self, window: EngineWindow) -> None:
+        attachment = self._known("start")
+        if attachment.max_seconds is None:
+            return
+        self._forgotten = threading.Timer(
+            attachment.max_seconds + GRACE_SECONDS, self._end_forgotten, (window,)
+        )
+        self._forgotten.daemon = True
+        self._forgotten.start()
+
+    def _unwatch(self) -> None:
+        if self._forgotten is not None:
+            self._forgotten.cancel()
+            self._forgotten = None
+
+    def _end_forgotten(self, window: EngineWindow) -> None:
+        from stepprof.log import logger
+
+        logger.warning("no stop came", step=window.window.step, role=window.window.role, pid=os.getpid())
+        with self.turn, contextlib.suppress(EngineFailure):
+            self.stop(window)
+
+
+# -- the entry
+
+_guests: dict[str, Guest] = {}
+_answers: dict[int, Answer | None] = {}
+_numbers = itertools.count(1)
+
+
+def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
+    """Run by the actor's ``__ray_call__``: do it, or have it done. Raises nothing."""
+    if verb == "answer":
+        return _answer(*arguments)
+    if verb == "leave":
+        return _leave(token, *arguments)
+    guest = _guests.setdefault(token, Guest())
+    act = getattr(guest, verb)
+    wait_seconds: float | None = 0.0
+    if _on_main_thread():
+        guest.plain = True
+        wait_seconds = guest.waits(verb, arguments[0] if verb == "arm" else None)
+    if verb == "arm":
+        arguments = (actor, *arguments)
+    if wait_seconds is None:
+        return _done(guest, act, arguments)
+    return _elsewhere(guest, act, arguments, wait_seconds)
+
+
+def _elsewhere(
+    guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...], wait_seconds: float
+) -> Answer:
+    """Have it done on a thread of its own, and wait that long for it."""
+    ticket = next(_numbers)
+    _answers[ticket] = None
+    over = threading.Event()
+
+    def work() -> None:
+        try:
+            _answers[ticket] = _done(guest, act, arguments)
+        except BaseException as error:  # noqa: BLE001 - who asks for the answer must not ask for ever
+            _answers[ticket] = Answer(
+                failure=EngineFailure(f"in the actor: {describe_error(error)}", "unknown")
+            )
+        over.set()
+
+    threading.Thread(target=work, name="stepprof-inside", daemon=True).start()
+    if wait_seconds:
+        over.wait(wait_seconds)
+    return _answer(ticket)
+
+
+def now(actor: object) -> tuple[int, str]:
+    """The wall clock of this process, and which machine's it is."""
+    return time.time_ns(), boot_id()
+
+
+def _done(guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...]) -> Answer:
+    try:
+        with guest.turn:
+            return Answer(act(*arguments))
+    except EngineFailure as failure:
+        if type(failure) not in (EngineFailure, Unknown, Inside):  # the other process may not know its class
+            failure = EngineFailure(describe_error(failure), failure.health, owes_stop=failure.owes_stop)
+        return Answer(failure=failure.with_traceback(None))
+    except Exception as error:  # noqa: BLE001 - it must not reach the actor; the other process tells of it
+        return Answer(
+            failure=EngineFailure(f"in the actor: {describe_error(error)}", owes_stop=act.__name__ == "start")
+        )
+
+
+def _leave(token: str, timeout: float) -> Answer:
+    """The end of an attachment. An engine that hangs keeps it from nothing: only a session has something to hand over."""
+    guest = _guests.pop(token, None)
+    if guest is None or guest.attachment is None or guest.attachment.kind == "engine":
+        return Answer([])
+    if _on_main_thread():
+        return _done(guest, guest.leave, (timeout,))
+    return _elsewhere(guest, guest.leave, (timeout,), 0.0)
+
+
+def _answer(ticket: int) -> Answer:
+    if ticket not in _answers:
+        return Answer(failure=Unknown("the actor was restarted while it was asked", "unknown"))
+    if _answers[ticket] is None:
+        return Answer(ticket=ticket)
+    return _answers.pop(ticket) or Answer()
+
+
+def _on_main_thread() -> bool:
+    """Whether calls run one after the other on the main thread, as in a plain actor."""
+    return threading.current_thread() is threading.main_thread()
+
+
+# -- looking around
+
+
+def _place(attachment: Attachment) -> tuple[Path, bool]:
+    """The run's folder on this host, and whether the other process sees it."""
+    if attachment.own_dir is not None:
+        return Path(attachment.own_dir) / attachment.run_id, False
+    run = Path(attachment.output_dir) / attachment.run_id
+    return run, bool(attachment.marker) and (run / attachment.marker).exists()
+
+
+def _node_id() -> str | None:
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    return str(ray.get_runtime_context().get_node_id())
