@@ -1,0 +1,246 @@
+"""A vLLM server, spoken to over HTTP: it has the routes of a profiler only if it was started with one.
+
+What only this module knows: what can be learnt of a server without changing it (``GET /start_profile`` is 405 where the route exists
+and 404 where it does not), and which of its answers mean what. Where its traces lie is not among that: ``trace_dir`` of the
+attachment says it, or the server itself if it runs in development mode on this host.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.log import logger
+from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.loop import in_thread
+from stepprof.remote.vllm_args import Settings
+from stepprof.remote.vllm_files import Session, TraceFolder, Workers, new_prefix
+from stepprof.remote.vllm_words import differences, outcome, start_arguments
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from stepprof.remote.base import Clock, EngineWindow
+    from stepprof.remote.httpclient import Client, Reply
+
+__all__ = ["VllmServer"]
+
+STOP_SECONDS = 3600.0
+"""How long a stop may take: a server that is given up on half-way has written its files all the same."""
+
+START_SECONDS = 600.0
+
+_PER_CAPTURE = (0, 32)
+"""The version from which on bounds and a prefix can be given with each start."""
+
+_BODY = frozenset({"profile_prefix", "delay_iterations", "max_iterations"})
+
+_NOT_TOLD = Settings(folder=None, profiler=None)
+
+_FRONT_END = (
+    "a server started without --profiler-config.ignore_frontend=true can crash when it is recorded, and this one does not say how it was started; "
+    "serve_args leaves the front end out"
+)
+
+
+class VllmServer:
+    """Speaks to a server.
+
+    Args:
+        client: sends the requests; has the address and the keys.
+    """
+
+    kind = "vllm"
+    inside = False
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._prefix = new_prefix()
+        self._place: TraceFolder | None = None
+        self._session: Session | None = None
+        self._known: frozenset[str] = frozenset()
+        self._settings = _NOT_TOLD
+        self._told: set[str] = set()
+        self.name = client.name
+        self.key = client.key
+        self.host: str | None = client.host
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def arm(self, window: EngineWindow) -> None:
+        """See that it answers, was started with a profiler, takes the bounds, and that its folder can be used."""
+        reply = await self._client.request("GET", "/start_profile")
+        if reply.status == 404:
+            raise self._unconfigured()
+        if reply.status != 405:
+            raise self._client.failure(reply, "GET /start_profile", "unreachable")
+        self.host = self._client.host
+        health = await self._client.request("GET", "/health")
+        if health.status == 503:
+            raise EngineFailure(f"the engine of the server {self.name} is dead: {health.text}", "dead")
+        self._known = await self._takes()
+        self._settings = await self._ask_settings()
+        start_arguments(window, self._settings, self._known, self._prefix)
+        for line in differences(window, self._settings):
+            self._tell("engine records as it was built", line)
+        folder = self._folder(window)
+        if folder is None:
+            self._place = None
+            self._tell("engine's traces stay where they are", self._elsewhere())
+            return
+        place = TraceFolder(folder, self.key, lambda: True)
+        await in_thread(place.prepare)
+        self._place = place
+        if self._settings.profiler is None and place.link is None:
+            self._tell("front-end profiler of vLLM not seen", _FRONT_END)
+
+    async def start(self, window: EngineWindow) -> None:
+        """Lead its folder to this window, and start it."""
+        place = self._place
+        given = start_arguments(window, self._settings, self._known, self._prefix)
+        if self._session is not None or (place is not None and await in_thread(lambda: place.left_open)):
+            logger.warning(
+                "capture left open", name=self.name, reason="begun for an earlier window and never stopped"
+            )
+            await self._leave()
+        session = Session(Path()) if place is None else await in_thread(place.begin, window)
+        try:
+            reply = await self._client.request("POST", "/start_profile", json=given, timeout=START_SECONDS)
+            if not reply.ok:
+                raise self._refused(reply, "start")
+        except EngineFailure as error:
+            if place is not None and not error.owes_stop:
+                await in_thread(place.end, session)
+            elif error.owes_stop:
+                self._session = session
+            raise
+        self._session = session
+
+    async def stop(self, window: EngineWindow) -> Stopped:
+        """Stop it, and take what it wrote, where that can be seen from here."""
+        session, place = self._session, self._place
+        if session is None:
+            raise EngineFailure("stop without start: nothing was sent to the server", "ok")
+        early = place is not None and bool(await in_thread(place.traces, session, self._prefix))
+        sent_ns, self._session = time.time_ns(), None
+        failure: EngineFailure | None = None
+        try:
+            reply = await self._client.request("POST", "/stop_profile", timeout=STOP_SECONDS)
+            if not reply.ok:
+                failure = self._refused(reply, "stop")
+        except EngineFailure as error:
+            failure = error
+        if place is None:
+            if failure is not None:
+                raise failure
+            return Stopped(partial=self._elsewhere())
+        brought = await in_thread(place.bring, session, window, self._prefix, Workers())
+        if failure is not None:
+            self._session = session  # it may still be open: the next start stops it first
+            if brought.artifacts:  # what a bound of its own had ended before
+                return Stopped(tuple(brought.artifacts), partial=str(failure))
+            raise failure
+        if self._client.same_host:
+            early = early or any(written < sent_ns for written in brought.written_ns)
+        return outcome(window, brought, Workers(), early=early, asleep=False, name=self.name)
+
+    async def abort(self) -> None:
+        """Stop whatever runs; what it wrote of a capture of ours is thrown away."""
+        await self._leave()
+        session, self._session = self._session, None
+        if self._place is not None and session is not None:
+            await in_thread(self._place.discard, session, self._prefix)
+
+    async def clock(self) -> Clock | None:
+        """Compare its clock with ours by what HTTP tells of it."""
+        from stepprof.remote.http import clock
+
+        return await clock(self._client)
+
+    # -- what can be learnt of it
+
+    async def _takes(self) -> frozenset[str]:
+        """What its start takes in a body. Older ones have none: what is sent is ignored."""
+        reply = await self._client.request("GET", "/version")
+        content = reply.json()
+        version = str(content.get("version", "")) if isinstance(content, dict) else ""
+        numbers = re.match(r"(\d+)\.(\d+)", version)
+        if numbers and (int(numbers[1]), int(numbers[2])) >= (0, 8):
+            return _BODY if (int(numbers[1]), int(numbers[2])) >= _PER_CAPTURE else frozenset()
+        described = await self._client.request("GET", "/openapi.json")  # built from source: 0.1.dev1
+        return frozenset(name for name in _BODY if f'"{name}"'.encode() in described.body)
+
+    async def _ask_settings(self) -> Settings:
+        """How it was started: it tells only in development mode (VLLM_SERVER_DEV_MODE)."""
+        reply = await self._client.request("GET", "/server_info?config_format=json")
+        content: Any = reply.json() if reply.ok else None
+        config = content.get("vllm_config") if isinstance(content, dict) else None
+        profiler = config.get("profiler_config") if isinstance(config, dict) else None
+        if not isinstance(profiler, dict):
+            return _NOT_TOLD
+        if profiler.get("profiler") == "torch" and profiler.get("ignore_frontend") is False:
+            raise EngineFailure(
+                f"the server {self.name} was started without ignore_frontend: vLLM's front-end profiler can crash it. Start it with "
+                "--profiler-config.ignore_frontend=true, as stepprof.remote.vllm.serve_args does",
+                "unconfigured",
+            )
+        return Settings.of_config(_Fields(profiler))
+
+    def _folder(self, window: EngineWindow) -> Path | None:
+        """Where its traces can be found from here; None: nobody said."""
+        if window.trace_dir is not None:
+            return window.trace_dir
+        if self._settings.folder and self._client.same_host:
+            return Path(self._settings.folder)
+        return None
+
+    # -- what it says
+
+    async def _leave(self) -> None:
+        reply = await self._client.request("POST", "/stop_profile", timeout=STOP_SECONDS)
+        if not reply.ok and reply.status != 404:
+            raise self._refused(reply, "stop")
+
+    def _refused(self, reply: Reply, verb: str) -> EngineFailure:
+        """The failure that an answer amounts to."""
+        doing = f"POST /{verb}_profile"
+        if reply.status == 404:
+            return self._unconfigured()
+        if reply.status == 409:
+            return EngineFailure(
+                f"somebody else records the server {self.name}: it answered 409 to {doing}; it is left alone. If nobody does (a job that died may "
+                f"have left it so), send POST {self.name}/stop_profile once",
+                "busy",
+            )
+        if "EngineDead" in reply.text or reply.status == 503:
+            return EngineFailure(f"the engine of the server {self.name} is dead: {reply.text}", "dead")
+        failure = self._client.failure(reply, doing)
+        failure.owes_stop = verb == "start" and reply.status >= 500
+        return failure
+
+    def _unconfigured(self) -> EngineFailure:
+        return EngineFailure(
+            f"the server {self.name} has no route /start_profile (404): it was started without a profiler, and it cannot be switched on later. Start "
+            "it with what stepprof.remote.vllm.serve_args(folder) returns (vllm serve … --profiler-config …; up to vLLM 0.12 with the "
+            "variables of environment(folder)) and attach it with trace_dir=folder/engine-1. A server of trl vllm-serve has no such route at all",
+            "unconfigured",
+        )
+
+    def _elsewhere(self) -> str:
+        return (
+            f"its traces are on {self.host}, in the torch_profiler_dir that the server was started with; attach(…, trace_dir=…) names the folder where "
+            "it can be seen from here"
+        )
+
+    def _tell(self, event: str, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.warning(event, name=self.name, reason=reason)
+
+
+class _Fields:
+    """A table with its keys as attributes."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        self.__dict__.update(table)

@@ -1,0 +1,112 @@
+"""The real vLLM on a CPU: what its tests share. They run in the environment of `nox -s vllm`, and are collected only when they are named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from vllm_driven import Live
+
+HERE = Path(__file__).parent
+
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whoever runs the other tests has no vLLM."""
+    named = [Path(argument.partition("::")[0]).resolve() for argument in config.invocation_params.args]
+    return None if any(path.is_relative_to(HERE.parent) for path in named if path.exists()) else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A warning of ours is an error; those of vLLM and what it imports are its own business."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.filterwarnings("error:::stepprof"), append=False)
+            item.add_marker(pytest.mark.filterwarnings("default"), append=False)
+            item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(
+                    pytest.mark.timeout(600)
+                )  # an engine is up after 15 s, on a machine that does nothing else
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_environment() -> None:
+    """Two cores are all there is: vLLM's processes bind none of them, and log no more than they must."""
+    os.environ.update(QUIET)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of the tiny model."""
+    import vllm_tiny
+
+    return vllm_tiny.model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def live(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Return an engine that was built to be recorded; one for all tests that leave it as it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from vllm_driven import Live
+
+        from stepprof.remote.vllm import engine_args
+
+        engine = Live(model, **engine_args(tmp_path_factory.mktemp("traces")))
+    yield engine
+    engine.close()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a script ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def check(self) -> Ran:
+        """Return this where the script ended well; else fail with all that it printed."""
+        assert self.returncode == 0, (
+            f"exit status {self.returncode}\n{self.stdout[-4000:]}\n{self.stderr[-8000:]}"
+        )
+        return self
+
+
+@pytest.fixture
+def run_vllm(tmp_path: Path, model: str) -> Callable[..., Ran]:
+    """Return a function that runs the text of a script in a process of its own: what it does may end it. It gets the model's path."""
+
+    def run(script: str, *arguments: str, timeout: float = 550, env: dict[str, str] | None = None) -> Ran:
+        path = tmp_path / f"script_{len(list(tmp_path.glob('script_*.py')))}.py"
+        path.write_text(textwrap.dedent(script))
+        paths = [str(HERE), (env or {}).get("PYTHONPATH", "")]
+        done = subprocess.run(
+            [sys.executable, str(path), model, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **QUIET, **(env or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run

@@ -1,0 +1,266 @@
+"""Engines that die, were built in other ways, or consist of several processes: each in a script of its own, since it may end the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Run = Callable[..., Any]
+
+HEAD = """
+import os, signal, sys, time, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+from vllm_driven import Live, Trace, make_window, on_remote, record
+from vllm_tiny import arguments
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.vllm import VllmEngine, engine_args
+
+model, here = sys.argv[1], Path.cwd()
+
+def refusal(work):
+    try:
+        on_remote(work)
+    except EngineFailure as error:
+        return error
+    raise AssertionError("not refused")
+
+def children(pid):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found.append(int(path.parent.name))
+    return found
+
+def command(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+def close(live):
+    for core in live.processes():
+        for worker in children(core.pid):
+            os.kill(worker, signal.SIGKILL)
+        core.kill()
+"""
+
+BY_HAND = """
+def main():
+    # As a user writes it from vLLM's own documentation: a plain folder, front end and stacks as they come.
+    plain = here / "plain"
+    plain.mkdir()
+    live = Live(model, profiler_config={"profiler": "torch", "torch_profiler_dir": str(plain)})
+    assert live.engine.profiler is not None
+    driver = VllmEngine(live.engine)
+    (plain / "rank0.1700000000000000000.pt.trace.json.gz").write_bytes(b"of another day")
+    (plain / "stepprof-other000_rank0.1700000000000000000.pt.trace.json.gz").write_bytes(b"of another engine")
+    for step, tokens in ((2, 3), (3, 4)):
+        window = make_window(here, step)
+        stopped = record(driver, window, lambda: live.generate(tokens))
+        assert live.engine.profiler is None  # started and stopped on two threads it ends this process
+        (artifact,) = stopped.artifacts
+        trace = Trace.read(window, artifact)
+        assert len(trace.forward) == tokens, trace.forward
+        assert any(event.get("cat") == "python_function" for event in trace.events)
+    assert {path.name for path in plain.iterdir() if path.name.endswith(".gz")} == {
+        "rank0.1700000000000000000.pt.trace.json.gz", "stepprof-other000_rank0.1700000000000000000.pt.trace.json.gz"
+    }
+
+    window = make_window(here, 4)
+    on_remote(driver.arm(window))
+    on_remote(driver.start(window))
+    live.generate(2)
+    (core,) = live.processes()
+    worker = next(pid for pid in children(core.pid) if b"spawn_main" in command(pid) or b"Worker" in command(pid))
+    os.kill(worker, signal.SIGKILL)
+    began = time.monotonic()
+    error = refusal(driver.stop(window))
+    assert error.health == "dead", error
+    assert "one of its processes has ended" in str(error), error
+    assert time.monotonic() - began < 60
+    for verb in (driver.arm, driver.start):
+        error = refusal(verb(make_window(here, 5)))
+        assert error.health == "dead", error
+    on_remote(driver.abort())
+    print("training goes on")
+
+if __name__ == "__main__":
+    main()
+"""
+
+SYNCHRONOUS = """
+from vllm import LLM, SamplingParams
+
+def main():
+    llm = LLM(**arguments(model, **engine_args(here / "traces")))
+    driver = VllmEngine(llm)
+    assert driver.loop is None and not driver.inside and driver.workers == 1
+    def generate(tokens):
+        llm.generate(["abc"], SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0), use_tqdm=False)
+    for step, tokens, options in ((2, 5, {}), (3, 3, {}), (4, 9, {"max_iterations": 2})):
+        window = make_window(here, step, **options)
+        stopped = record(driver, window, lambda: generate(tokens))
+        (artifact,) = stopped.artifacts
+        assert len(Trace.read(window, artifact).forward) == options.get("max_iterations", tokens)
+        assert stopped.capped_by == ("engine" if options else None)
+    llm.start_profile()
+    window = make_window(here, 5)
+    on_remote(driver.arm(window))
+    assert refusal(driver.start(window)).health == "busy"
+    llm.stop_profile()
+
+    window = make_window(here, 6, max_iterations=2)
+    on_remote(driver.arm(window))
+    on_remote(driver.start(window))
+    generate(5)
+    core = llm.llm_engine.engine_core.resources.engine_manager.processes[0]
+    orphans = children(core.pid)
+    core.kill()
+    stopped = None
+    try:
+        stopped = on_remote(driver.stop(window))
+    except EngineFailure as error:
+        raise AssertionError("what its own bound had ended is kept") from error
+    (artifact,) = stopped.artifacts
+    assert len(Trace.read(window, artifact).forward) == 2
+    assert "is dead" in stopped.partial, stopped
+    error = refusal(driver.arm(make_window(here, 7)))
+    assert error.health == "dead", error
+    for pid in orphans:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    print("training goes on")
+
+if __name__ == "__main__":
+    main()
+"""
+
+UNCONFIGURED = """
+def main():
+    live = Live(model)
+    driver = VllmEngine(live.engine, "policy")
+    error = refusal(driver.arm(make_window(here)))
+    assert error.health == "unconfigured"
+    print(error)
+    try:
+        live.run(live.engine.start_profile())
+    except Exception as own:
+        print(type(own).__name__, own)
+        live.run(live.engine.stop_profile()) if live.engine._profile_session_active else None
+    live.generate(2)
+    close(live)
+
+if __name__ == "__main__":
+    main()
+"""
+
+DATA_PARALLEL = """
+from stepprof.remote.vllm_files import _engine_of, _look
+
+def main():
+    live = Live(model, data_parallel_size=2, **engine_args(here / "traces"))
+    driver = VllmEngine(live.engine)
+    assert driver.workers == 2
+    cores = [process.pid for process in live.processes()]
+    live.generate(2, prompts=4)
+    pids = []
+    for step in (2, 3):
+        window = make_window(here, step)
+        stopped = record(driver, window, lambda: live.generate(3, prompts=4))
+        assert stopped.partial is None, stopped
+        assert sorted(path.name for path in window.output.iterdir()) == [
+            "dp-0-rank-0.trace.json.gz", "dp-1-rank-0.trace.json.gz"
+        ]
+        traces = [Trace.read(window, artifact) for artifact in stopped.artifacts]
+        assert [trace.stated["dp_rank"] for trace in traces] == [0, 1]
+        # every token of the four requests, in one engine or the other; none twice
+        assert sum(prompt for trace in traces for prompt, _ in trace.forward) == 4 * 3
+        assert sum(generated for trace in traces for _, generated in trace.forward) == 4 * 2
+        for trace, core in zip(traces, cores):
+            (pid,) = trace.pids
+            assert pid in children(core), "the file of the other engine"
+        pids.append([trace.pids for trace in traces])
+    assert pids[0] == pids[1]
+    window = make_window(here, 4, workers=frozenset({1}))
+    stopped = record(driver, window, lambda: live.generate(2, prompts=4))
+    assert [path.name for path in window.output.iterdir()] == ["dp-1-rank-0.trace.json.gz"]
+
+    # A server's processes are not known: vLLM's titles tell which engine wrote a file (here of a capture that nobody asked us for).
+    live.run(live.engine.start_profile())
+    live.generate(2, prompts=4)
+    live.run(live.engine.stop_profile())
+    idle = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir).parent / "idle"
+    found = [_look(path) for path in idle.glob("*.pt.trace.json.gz")]
+    assert {_engine_of(each, {}): {each.pid} for each in found} == dict(enumerate(pids[0]))
+    close(live)
+    print("told apart")
+
+if __name__ == "__main__":
+    main()
+"""
+
+IN_PROCESS = """
+import stepprof
+from vllm import LLM, SamplingParams
+
+def main():
+    llm = LLM(**arguments(model, **engine_args(here / "traces")))
+    driver = VllmEngine(llm)
+    assert driver.inside
+    stepprof.init({"steps": "2", "output_dir": str(here / "runs"), "backend": "torch"}, run_id="run")
+    stepprof.attach(llm, role="rollout")
+    for step in (1, 2, 3):
+        with stepprof.profile_step(step, role="rollout"):
+            llm.generate(["abc"], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    assert not llm.llm_engine._profile_session_active
+    stepprof.shutdown()
+    print("joined")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_an_engine_set_up_by_hand_is_recorded_and_its_death_is_told(run_vllm: Run) -> None:
+    """A plain folder: the new files are taken, those of others stay. A worker is killed while it records: dead, and training goes on."""
+    assert "training goes on" in run_vllm(HEAD + BY_HAND).check().stdout
+
+
+def test_a_synchronous_engine_and_the_death_of_its_core(run_vllm: Run) -> None:
+    """`LLM` is driven from a thread. What its own bound had written before the core was killed is kept, as partial."""
+    assert "training goes on" in run_vllm(HEAD + SYNCHRONOUS).check().stdout
+
+
+def test_an_engine_never_configured_is_refused_before_anything_is_sent(run_vllm: Run) -> None:
+    """The message says what is missing and what to write, and the engine still generates."""
+    out = run_vllm(HEAD + UNCONFIGURED).check().stdout
+    assert (
+        "the vLLM engine (policy) was built without a profiler that can be recorded: its profiler_config.profiler is None"
+        in out
+    )
+    assert "AsyncEngineArgs(…, **args), where args = stepprof.remote.vllm.engine_args(folder)" in out
+
+
+def test_the_files_of_two_data_parallel_engines_are_told_apart(run_vllm: Run) -> None:
+    """vLLM gives both the same name; each is found to be its engine's by the process that wrote it."""
+    assert "told apart" in run_vllm(HEAD + DATA_PARALLEL).check().stdout
+
+
+def test_an_engine_inside_this_process_is_joined_and_never_started(run_vllm: Run, tmp_path: Any) -> None:
+    """Two profilers in one process end it; its forward steps are in this process's own capture."""
+    import gzip
+    import json
+
+    ran = run_vllm(HEAD + IN_PROCESS, env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}).check()
+    assert "joined" in ran.stdout
+    step = tmp_path / "runs" / "run" / "step-000002"
+    (told,) = json.loads((step / "manifest" / "rollout-engines-rank-0.json").read_text())["engines"]
+    assert (told["status"], told["kind"], told["artifacts"]) == ("joined", "vllm", [])
+    with gzip.open(step / "rollout" / "rank-0.trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    forward = [event for event in events if event.get("name") == "vllm::unified_attention_with_output"]
+    assert len(forward) == 3 * 2  # three tokens, two layers

@@ -1,0 +1,286 @@
+"""A real engine beside a real session: ``init``, ``attach``, ``profile_step``, and what the manifest says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from vllm_driven import Trace, make_window
+
+import stepprof
+from stepprof.window import Artifact
+
+if TYPE_CHECKING:
+    from vllm_driven import Live
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Return a function that starts a session in which rollouts are recorded; it ends with the test."""
+
+    def begin(**config: Any) -> stepprof.Session:
+        rollout = {"ranks": "all", **config.pop("rollout", {})}
+        fixed = {
+            "steps": "2-3",
+            "output_dir": str(tmp_path),
+            "backend": "null",
+            "roles": {"rollout": rollout},
+        }
+        # the engine shares two cores with everything else here
+        slow = {"engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60}
+        return stepprof.init({**fixed, **slow, **config}, run_id="run")
+
+    yield begin
+    stepprof.shutdown()
+
+
+def told(tmp_path: Path, step: int = 2) -> list[dict[str, Any]]:
+    """What the manifest says of a step's engines."""
+    path = tmp_path / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return sorted(entries, key=lambda entry: entry["replica"])
+
+
+def placed(artifact: dict[str, Any]) -> str:
+    """Its name in the folder of replica 0."""
+    folder, _, name = artifact["path"].rpartition("/")
+    assert folder == "rollout/replica-0"
+    return str(name)
+
+
+def opened(tmp_path: Path, artifact: dict[str, Any], step: int = 2) -> Trace:
+    """A trace that a manifest names."""
+    window = make_window(tmp_path / "run", step)
+    return Trace.read(window, Artifact(**artifact))
+
+
+def test_two_steps_of_a_coroutine_on_the_engines_own_loop(
+    live: Live, recording: Callable[..., Any], tmp_path: Path
+) -> None:
+    """``async with`` there: every manifest is complete, and each trace has its window's forward steps and its own numbers in it."""
+    recording()
+    stepprof.attach(live.engine, role="rollout")
+
+    async def loop() -> None:
+        for step in range(1, 5):
+            async with stepprof.profile_step(step, role="rollout"):
+                await live.generating(step + 2)
+            async with stepprof.profile_step(step, role="actor"):
+                await live.generating(1, prompts=3)  # whose windows are not its business
+
+    live.run(loop())
+    stepprof.shutdown()
+    for step in (2, 3):
+        (entry,) = told(tmp_path, step)
+        assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
+        assert (entry["kind"], entry["name"], entry["replica"]) == ("vllm", "AsyncLLM", 0)
+        (artifact,) = entry["artifacts"]
+        assert placed(artifact) == "rank-0.trace.json.gz"
+        trace = opened(tmp_path, artifact, step)
+        assert trace.forward == [(3, 0), *[(0, 1)] * (step + 1)]
+        assert entry["start_unix_ns"] < trace.within_ns[0] < trace.within_ns[1] < entry["end_unix_ns"]
+        stated = {key: trace.stated[key] for key in ("run_id", "step", "role", "replica", "rank")}
+        assert stated == {"run_id": "run", "step": step, "role": "rollout", "replica": 0, "rank": 0}
+    assert not (tmp_path / "run" / "step-000001").exists()
+
+
+def test_a_synchronous_block_beside_the_engines_loop(
+    live: Live, recording: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A trainer's thread waits in ``with`` while the engine's loop, on another thread, answers."""
+    recording()
+    stepprof.attach(live.engine, role="rollout")
+    with stepprof.profile_step(2, role="rollout"):
+        assert stepprof.state().engines == {"rollout/0": "recording"}
+        live.generate(3)
+    stepprof.shutdown()
+    (entry,) = told(tmp_path)
+    assert entry["status"] == "complete"
+    assert len(opened(tmp_path, entry["artifacts"][0]).forward) == 3
+
+
+def test_a_synchronous_block_on_the_engines_loop_sends_nothing(
+    live: Live, recording: Callable[..., Any], tmp_path: Path
+) -> None:
+    """It would wait for itself: skipped, with what to write instead; the loop is not blocked."""
+    recording()
+    stepprof.attach(live.engine, role="rollout")
+
+    async def wrong() -> float:
+        began = time.monotonic()
+        with stepprof.profile_step(2, role="rollout"):
+            await live.generating(2)
+        return time.monotonic() - began
+
+    assert live.run(wrong()) < 30
+    assert not live.engine._profile_session_active
+    stepprof.shutdown()
+    (entry,) = told(tmp_path)
+    assert entry["status"] == "skipped"
+    assert "async with stepprof.profile_step" in entry["error"]
+
+
+def test_a_body_that_raises_stops_the_engine(
+    live: Live, recording: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The exception reaches the caller unchanged; the engine is stopped, its trace kept, and the manifest tells both."""
+    recording()
+    stepprof.attach(live.engine, role="rollout")
+    error = ValueError("a bad sample")
+
+    def rollout() -> None:
+        with stepprof.profile_step(2, role="rollout"):
+            live.generate(2)
+            raise error
+
+    with pytest.raises(ValueError, match="a bad sample") as caught:
+        rollout()
+    assert caught.value is error
+    assert not live.engine._profile_session_active
+    stepprof.shutdown()
+    (entry,) = told(tmp_path)
+    assert entry["status"] == "complete"
+    assert "a bad sample" in entry["body_error"]
+    assert len(opened(tmp_path, entry["artifacts"][0]).forward) == 2
+
+
+def test_a_cancelled_coroutine_leaves_no_capture(
+    live: Live, recording: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Cancelled while it waits for the start: the engine is stopped all the same, and records the next step."""
+    recording()
+    stepprof.attach(live.engine, role="rollout")
+
+    async def given_up() -> None:
+        async def body() -> None:
+            async with stepprof.profile_step(2, role="rollout"):
+                await asyncio.sleep(100)
+
+        task = asyncio.ensure_future(body())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+
+    live.run(given_up())
+    with stepprof.profile_step(3, role="rollout"):
+        live.generate(4)
+    stepprof.shutdown()
+    assert not live.engine._profile_session_active
+    (entry,) = told(tmp_path, 3)
+    assert entry["status"] == "complete"
+    assert len(opened(tmp_path, entry["artifacts"][0], 3).forward) == 4
+
+
+def test_a_stop_that_takes_too_long_still_brings_its_files(
+    live: Live, recording: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The body does not wait past the bound; the late answer is in the manifest in the end."""
+    session = recording(engine_stop_timeout_seconds=0.05)
+    stepprof.attach(live.engine, role="rollout")
+    window = stepprof.profile_step(2, role="rollout").start()
+    live.generate(40)
+    began = time.monotonic()
+    window.stop()
+    waited = time.monotonic() - began
+    deadline = time.monotonic() + 60
+    while told(tmp_path)[0]["status"] == "lost" and time.monotonic() < deadline:
+        session.background.round()
+        time.sleep(0.05)
+    (entry,) = told(tmp_path)
+    assert entry["status"] == "complete"
+    assert entry["stop_seconds"] > 0.05
+    assert waited < entry["stop_seconds"] + 5
+    assert len(opened(tmp_path, entry["artifacts"][0]).forward) == 40
+
+
+def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp_path: Path) -> None:
+    """The engine's own bound ends the capture: complete, capped by the engine, and the next step is recorded too."""
+    recording(rollout={"engine": {"max_iterations": 2}})
+    stepprof.attach(live.engine, role="rollout")
+    for step in (2, 3):
+        with stepprof.profile_step(step, role="rollout"):
+            live.generate(7)
+    stepprof.shutdown()
+    for step in (2, 3):
+        (entry,) = told(tmp_path, step)
+        assert (entry["status"], entry["capped_by"]) == ("complete", "engine")
+        assert len(opened(tmp_path, entry["artifacts"][0], step).forward) == 2
+
+
+MATRIX = [
+    # role options, ranks, device
+    pytest.param({}, "1", "cpu", id="cpu-nothing-extra-rank-1"),
+    pytest.param(
+        {"with_stack": True, "record_shapes": True}, "all", "cpu", id="cpu-stacks-and-shapes-all-ranks"
+    ),
+    pytest.param({}, "1", "cuda", id="cuda-nothing-extra-rank-1"),
+    pytest.param(
+        {"with_stack": True, "record_shapes": True}, "all", "cuda", id="cuda-stacks-and-shapes-all-ranks"
+    ),
+    pytest.param({}, "1", "npu", id="npu-nothing-extra-rank-1"),
+    pytest.param(
+        {"with_stack": True, "record_shapes": True}, "all", "npu", id="npu-stacks-and-shapes-all-ranks"
+    ),
+]
+
+TWO_WORKERS = """
+import json, os, signal, sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+import stepprof
+from vllm_driven import Live
+from stepprof.remote.vllm import engine_args
+
+def main():
+    model, options, ranks, here = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], Path.cwd()
+    live = Live(model, tensor_parallel_size=2, **engine_args(here / "traces", options))
+    stepprof.init(
+        {
+            "steps": "2", "output_dir": str(here), "backend": "null",
+            "engine_start_timeout_seconds": 100, "engine_stop_timeout_seconds": 100,
+            "roles": {"rollout": {"ranks": ranks, "engine": options}},
+        },
+        run_id="run",
+    )
+    stepprof.attach(live.engine, role="rollout")
+    for step in (1, 2, 3):
+        with stepprof.profile_step(step, role="rollout"):
+            live.generate(2)
+    stepprof.shutdown()
+    for core in live.processes():
+        core.kill()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(("options", "ranks", "device"), MATRIX)
+def test_step_2_of_an_engine_of_two_workers(
+    run_vllm: Callable[..., Any], tmp_path: Path, options: dict[str, Any], ranks: str, device: str
+) -> None:
+    """A tensor-parallel engine records all its workers; those that were asked for are kept, with what was asked for in them."""
+    if device != "cpu":
+        pytest.skip(
+            f"not run: no {device} device on the machines that run these tests, whose vLLM is the CPU's build"
+        )
+    run_vllm(TWO_WORKERS, json.dumps(options), ranks).check()
+    (entry,) = told(tmp_path)
+    assert (entry["status"], entry["error"]) == ("complete", None)
+    workers = [1] if ranks == "1" else [0, 1]
+    assert [placed(artifact) for artifact in entry["artifacts"]] == [
+        f"rank-{worker}.trace.json.gz" for worker in workers
+    ]
+    for worker, artifact in zip(workers, entry["artifacts"], strict=True):
+        trace = opened(tmp_path, artifact)
+        assert trace.stated["rank"] == worker
+        assert trace.forward == [(3, 0), (0, 1)]
+        shapes = any("Input Dims" in event.get("args", {}) for event in trace.events)
+        stacks = any(event.get("cat") == "python_function" for event in trace.events)
+        assert (shapes, stacks) == (bool(options), bool(options))
+    assert not (tmp_path / "run" / "step-000001").exists()

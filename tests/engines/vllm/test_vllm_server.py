@@ -1,0 +1,280 @@
+"""A real ``vllm serve`` follows the windows over HTTP, and every way it can refuse has its own words."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from vllm_driven import Trace, make_window, on_remote, record
+
+import stepprof
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.http import HttpKind
+from stepprof.remote.httpclient import Client
+from stepprof.remote.vllm import VllmServer, serve_args
+
+KEY = "sk-of-the-tests"
+
+
+class Serving:
+    """A server in a process group of its own, on a port of this host."""
+
+    def __init__(
+        self, model: str, log: Path, arguments: list[str], env: Mapping[str, str] | None = None
+    ) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        fixed = "--load-format dummy --dtype float32 --max-model-len 256 --max-num-seqs 8 --enforce-eager --gpu-memory-utilization 0.1"
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "vllm.entrypoints.openai.api_server",
+                    "--model",
+                    model,
+                    "--served-model-name",
+                    "tiny",
+                    *fixed.split(),
+                    "--kv-cache-memory-bytes",
+                    str(64 * 2**20),
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(self.port),
+                    *arguments,
+                ],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+        self._log = log
+
+    def wait(self) -> Serving:
+        """Return when it answers."""
+        deadline = time.monotonic() + 500
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self._log.read_text()[-4000:]
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                    return self
+            except OSError:
+                time.sleep(0.3)
+        raise TimeoutError(self._log.read_text()[-4000:])
+
+    def post(self, path: str, body: object = None) -> int:
+        """Send a request, as its user does."""
+        data = b"" if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data=data, headers=headers, method="POST")
+        with urllib.request.urlopen(request, timeout=100) as reply:
+            return int(reply.status)
+
+    def generate(self, tokens: int) -> None:
+        """Have one request answered."""
+        asked = {"model": "tiny", "prompt": "abc", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        assert self.post("/v1/completions", asked) == 200
+
+    def close(self) -> None:
+        """End it with its engine."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that the server and these tests share."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def servers(
+    model: str, traces: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Serving, Serving]]:
+    """Return two servers, started together: one that can be recorded and wants a key, and one that was never configured."""
+    logs = tmp_path_factory.mktemp("logs")
+    one = Serving(model, logs / "one", [*serve_args(traces), "--api-key", KEY], {"VLLM_SERVER_DEV_MODE": "1"})
+    other = Serving(model, logs / "other", [])
+    try:
+        yield one.wait(), other.wait()
+    finally:
+        one.close()
+        other.close()
+
+
+@pytest.fixture
+def server(servers: tuple[Serving, Serving]) -> Serving:
+    """Return the one that can be recorded."""
+    return servers[0]
+
+
+@pytest.fixture
+def driver(server: Serving) -> Iterator[VllmServer]:
+    """Return its driver; it is left without a capture."""
+    made = VllmServer(Client(server.url, api_key=KEY))
+    yield made
+    on_remote(made.abort())
+
+
+def test_two_steps_come_to_two_folders_without_a_restart(
+    server: Serving, driver: VllmServer, traces: Path, tmp_path: Path
+) -> None:
+    """Each folder has the forward steps of its window, and no others."""
+    for step, tokens in ((2, 4), (3, 7)):
+        server.generate(2)
+        window = make_window(tmp_path, step, trace_dir=traces / "engine-1")
+        stopped = record(driver, window, lambda tokens=tokens: server.generate(tokens))
+        assert stopped.partial is None
+        (artifact,) = stopped.artifacts
+        assert Trace.read(window, artifact).forward == [(3, 0), *[(0, 1)] * (tokens - 1)]
+    assert (traces / "engine-1" / "current").readlink() == Path("idle")
+    clock = on_remote(driver.clock())
+    assert (clock.host, clock.offset_ns) == (socket.gethostname(), 0)
+
+
+def test_its_folder_is_asked_for_in_development_mode(
+    server: Serving, driver: VllmServer, tmp_path: Path
+) -> None:
+    """On this host, a server that tells its settings needs no trace_dir."""
+    window = make_window(tmp_path)
+    (artifact,) = record(driver, window, lambda: server.generate(3)).artifacts
+    assert len(Trace.read(window, artifact).forward) == 3
+
+
+def test_bounds_go_with_the_start(server: Serving, driver: VllmServer, traces: Path, tmp_path: Path) -> None:
+    """Delay and maximum are the body of the request, from 0.32 on."""
+    window = make_window(tmp_path, trace_dir=traces / "engine-1", delay_iterations=1, max_iterations=3)
+    stopped = record(driver, window, lambda: server.generate(9))
+    (artifact,) = stopped.artifacts
+    assert Trace.read(window, artifact).forward == [(0, 1)] * 3
+    assert stopped.capped_by == "engine"
+
+
+def test_a_second_start_is_somebody_elses_and_left_alone(
+    server: Serving, driver: VllmServer, traces: Path, tmp_path: Path
+) -> None:
+    """409: busy, with what to do if nobody records."""
+    assert server.post("/start_profile") == 200
+    window = make_window(tmp_path, trace_dir=traces / "engine-1")
+    on_remote(driver.arm(window))
+    with pytest.raises(
+        EngineFailure, match="answered 409 to POST /start_profile; it is left alone"
+    ) as caught:
+        on_remote(driver.start(window))
+    assert caught.value.health == "busy"
+    assert KEY not in str(caught.value)
+    assert server.post("/stop_profile") == 200
+
+
+def test_without_its_folder_it_is_recorded_and_the_traces_stay(
+    server: Serving, driver: VllmServer, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outcome names the host that has them."""
+    monkeypatch.setattr(driver, "_folder", lambda window: None)
+    stopped = record(driver, make_window(tmp_path), lambda: server.generate(2))
+    assert stopped.artifacts == ()
+    assert stopped.partial is not None
+    assert f"its traces are on {socket.gethostname()}" in stopped.partial
+    left = [path for path in (traces / "engine-1" / "idle").iterdir() if path.name.endswith(".gz")]
+    assert left
+    for path in left:
+        path.unlink()
+
+
+def test_stop_without_start_is_refused_without_a_request(
+    server: Serving, driver: VllmServer, tmp_path: Path
+) -> None:
+    """Somebody else's capture would end."""
+    on_remote(driver.arm(make_window(tmp_path)))
+    with pytest.raises(EngineFailure, match="stop without start"):
+        on_remote(driver.stop(make_window(tmp_path)))
+
+
+def test_a_server_never_configured_says_how_to_start_it(
+    servers: tuple[Serving, Serving], tmp_path: Path
+) -> None:
+    """404: the route is not there. The message has the arguments that bring it."""
+    bare = VllmServer(Client(servers[1].url))
+    with pytest.raises(EngineFailure, match=r"has no route /start_profile \(404\)") as caught:
+        on_remote(bare.arm(make_window(tmp_path)))
+    assert caught.value.health == "unconfigured"
+    assert "stepprof.remote.vllm.serve_args(folder)" in str(caught.value)
+    servers[1].generate(2)
+
+
+def test_a_server_that_is_down_is_unreachable(tmp_path: Path) -> None:
+    """Nothing listens there."""
+    gone = VllmServer(Client("http://127.0.0.1:9"))
+    with pytest.raises(EngineFailure, match="is the server up") as caught:
+        on_remote(gone.arm(make_window(tmp_path)))
+    assert caught.value.health == "unreachable"
+
+
+def test_a_url_is_recognised_as_vllm_and_follows_the_windows(
+    servers: tuple[Serving, Serving], traces: Path, tmp_path: Path
+) -> None:
+    """Attached by its address alone, beside one that is down and one without a profiler: each has its outcome, and the body goes on."""
+    server, bare = servers
+    assert HttpKind().recognises(server.url)
+    stepprof.init(
+        {
+            "steps": "2-3",
+            "output_dir": str(tmp_path),
+            "backend": "null",
+            "roles": {"rollout": {"ranks": "all"}},
+        },
+        run_id="run",
+    )
+    try:
+        stepprof.attach(server.url, role="rollout", replica=0, trace_dir=traces / "engine-1", api_key=KEY)
+        stepprof.attach([bare.url, "http://127.0.0.1:9"], role="rollout", replica=1)
+        for step in (1, 2, 3):
+            with stepprof.profile_step(step, role="rollout"):
+                server.generate(step)
+    finally:
+        stepprof.shutdown()
+    for step in (2, 3):
+        folder = tmp_path / "run" / f"step-{step:06d}"
+        told = json.loads((folder / "manifest" / "rollout-engines-rank-0.json").read_text())["engines"]
+        told = {entry["replica"]: entry for entry in told}
+        assert [told[n]["status"] for n in range(3)] == ["complete", "failed", "failed"]
+        assert [told[n]["health"] for n in range(3)] == ["ok", "unconfigured", "unreachable"]
+        assert KEY not in json.dumps(told)
+        (artifact,) = told[0]["artifacts"]
+        assert artifact["path"] == "rollout/replica-0/rank-0.trace.json.gz"
+        assert told[0]["kind"] == "vllm"
+
+
+def test_a_server_that_dies_while_it_records_is_unreachable(
+    server: Serving, driver: VllmServer, traces: Path, tmp_path: Path
+) -> None:
+    """The last test of this server: it is killed. What it recorded went with it, and the driver says so."""
+    window = make_window(tmp_path, trace_dir=traces / "engine-1")
+    on_remote(driver.arm(window))
+    on_remote(driver.start(window))
+    server.close()
+    with pytest.raises(EngineFailure) as caught:
+        on_remote(driver.stop(window))
+    assert caught.value.health in ("unreachable", "dead")
+    with pytest.raises(EngineFailure):
+        on_remote(driver.arm(window))
+    driver.abort = _nothing  # type: ignore[method-assign]
+
+
+async def _nothing() -> None:
+    return

@@ -1,0 +1,237 @@
+"""Answers of a vLLM server that the real one of one version does not give when it is asked to: its failures, and other versions.
+
+The real server is recorded in `tests/engines/vllm/test_vllm_server.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from serving import serving
+from test_remote_vllm import STAMP, make_window, write_trace
+
+from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.remote.httpclient import Client
+from stepprof.remote.loop import remote_loop
+from stepprof.remote.vllm import VllmServer
+from stepprof.remote.vllm_args import lay_out
+
+READY = {
+    "GET /start_profile": 405,
+    "GET /health": 200,
+    "GET /version": {"version": "0.32.0"},
+    "POST /start_profile": 200,
+    "POST /stop_profile": 200,
+}
+
+
+@contextmanager
+def vllm(**changed: Any) -> Iterator[tuple[SimpleNamespace, VllmServer]]:
+    """A server that answers like vLLM but for what is changed, and its driver; names are written ``POST_stop_profile``."""
+    routes = {name.replace("_", " /", 1): answer for name, answer in changed.items()}
+    with serving({**READY, **routes}) as server:
+        yield server, VllmServer(Client(server.url))
+
+
+def run(work: Any) -> Any:
+    """Await it where stepprof does."""
+    return remote_loop().submit(work).result(20)
+
+
+def refusal(work: Any) -> EngineFailure:
+    """How it fails."""
+    with pytest.raises(EngineFailure) as caught:
+        run(work)
+    return caught.value
+
+
+def posts(server: SimpleNamespace) -> list[str]:
+    """What was begun and ended."""
+    return [asked.path for asked in server.asked if asked.method == "POST"]
+
+
+@pytest.fixture
+def window(tmp_path: Path) -> EngineWindow:
+    """Return a window whose engine writes where nobody said."""
+    return make_window(tmp_path)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Callable[..., EngineWindow]:
+    """Return a function that makes a window whose engine writes to a folder with a link; as many as are wanted of one folder."""
+    link = lay_out(tmp_path / "traces")
+
+    def made(**options: Any) -> EngineWindow:
+        return make_window(tmp_path, trace_dir=link.parent, **options)
+
+    return made
+
+
+class TestArm:
+    def test_a_dead_engine_behind_a_living_server(self, window: EngineWindow) -> None:
+        """Its health is 503: dead."""
+        with vllm(GET_health=(503, "EngineDeadError")) as (server, driver):
+            error = refusal(driver.arm(window))
+            assert error.health == "dead"
+            assert "EngineDeadError" in str(error)
+            assert not posts(server)
+
+    def test_something_else_that_answers(self, window: EngineWindow) -> None:
+        """Neither 404 nor 405 is an answer of vLLM."""
+        with vllm(GET_start_profile=(500, "a proxy")) as (_, driver):
+            error = refusal(driver.arm(window))
+            assert error.health == "unreachable"
+            assert "answered 500 to GET /start_profile: a proxy" in str(error)
+
+    def test_a_proxy_that_wants_a_key(self, window: EngineWindow) -> None:
+        """The remedy is in the message."""
+        with vllm(GET_start_profile=401) as (_, driver):
+            assert "say attach(…, api_key=…)" in str(refusal(driver.arm(window)))
+
+    def test_an_older_server_takes_no_bounds(self, tmp_path: Path) -> None:
+        """Before 0.32 they belong to its command line, which it does not tell."""
+        with vllm(GET_version={"version": "0.31.0"}) as (server, driver):
+            error = refusal(driver.arm(make_window(tmp_path, max_iterations=3)))
+            assert error.health == "unconfigured"
+            assert "this one does not say what it was started with" in str(error)
+            run(driver.arm(make_window(tmp_path)))
+            run(driver.start(make_window(tmp_path)))
+            assert server.asked[-1].json == {}
+
+    def test_a_server_built_from_source_is_asked_what_it_takes(self, tmp_path: Path) -> None:
+        """Its version says nothing; the description of its routes does."""
+        described = '{"StartProfileRequest": {"properties": {"profile_prefix": {}, "max_iterations": {}}}}'
+        with vllm(**{"GET_version": {"version": "0.1.dev1+gabc"}, "GET_openapi.json": (200, described)}) as (
+            server,
+            driver,
+        ):
+            window = make_window(tmp_path, max_iterations=3)
+            run(driver.arm(window))
+            run(driver.start(window))
+            body = server.asked[-1].json
+            assert body["max_iterations"] == 3
+            assert set(body) == {"max_iterations", "profile_prefix"}
+
+    def test_one_that_would_crash_is_not_started(self, window: EngineWindow) -> None:
+        """In development mode it tells that its front end is on."""
+        told = {"vllm_config": {"profiler_config": {"profiler": "torch", "ignore_frontend": False}}}
+        with vllm(**{"GET_server_info?config_format=json": told}) as (server, driver):
+            error = refusal(driver.arm(window))
+            assert error.health == "unconfigured"
+            assert "ignore_frontend=true" in str(error)
+            assert not posts(server)
+
+    def test_one_that_may_crash_is_warned_about_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A plain folder, and nothing is told: nobody knows whether the front end is on."""
+        with vllm() as (_, driver):
+            for _ in range(2):
+                run(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "plain")))
+        told = [line for line in caplog.messages if "ignore_frontend=true can crash" in line]
+        assert len(told) == 1
+
+
+class TestStart:
+    def test_a_capture_that_a_dead_job_left_is_stopped_first(
+        self, shared: Callable[..., EngineWindow]
+    ) -> None:
+        """The link still leads to its folder."""
+        with vllm() as (server, driver):
+            run(driver.arm(shared()))
+            run(driver.start(shared()))
+            again = VllmServer(Client(server.url))
+            run(again.arm(shared()))
+            run(again.start(shared()))
+            assert posts(server) == ["/start_profile", "/stop_profile", "/start_profile"]
+
+    @pytest.mark.parametrize(
+        ("answer", "health", "owes", "words"),
+        [
+            ((409, "active"), "busy", False, "send POST http"),
+            ((404, ""), "unconfigured", False, "serve_args(folder)"),
+            ((400, "a bad prefix"), "unknown", False, "a bad prefix"),
+            ((500, "boom"), "unknown", True, "answered 500 to POST /start_profile: boom"),
+            ((500, "EngineDeadError"), "dead", False, "is dead"),
+        ],
+    )
+    def test_each_refusal_has_its_words(
+        self, answer: Any, health: str, owes: bool, words: str, shared: Callable[..., EngineWindow]
+    ) -> None:
+        """What may have begun owes a stop, which an abort sends; what was refused leaves the link where it was."""
+        with vllm(POST_start_profile=answer) as (server, driver):
+            window = shared()
+            run(driver.arm(window))
+            error = refusal(driver.start(window))
+            assert (error.health, error.owes_stop) == (health, owes)
+            assert words in str(error)
+            assert window.trace_dir is not None
+            idle = (window.trace_dir / "current").readlink() == Path("idle")
+            assert idle is not owes
+            if owes:
+                run(driver.abort())
+                assert posts(server)[-1] == "/stop_profile"
+                assert (window.trace_dir / "current").readlink() == Path("idle")
+
+    def test_a_start_whose_answer_is_lost_owes_a_stop(self, window: EngineWindow) -> None:
+        """It may have begun."""
+
+        def lost(handler: Any) -> None:
+            handler.close_connection = True
+            handler.connection.close()
+
+        with vllm(POST_start_profile=lost) as (_, driver):
+            run(driver.arm(window))
+            assert refusal(driver.start(window)).owes_stop
+
+
+class TestStop:
+    def test_what_its_own_bound_had_written_is_kept(self, shared: Callable[..., EngineWindow]) -> None:
+        """The stop fails, and there is a file already: partial."""
+        with vllm(POST_stop_profile=(500, "EngineDeadError")) as (_, driver):
+            window = shared(max_iterations=2)
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert window.trace_dir is not None
+            write_trace(window.trace_dir / "current" / f"rank0.{STAMP}.pt.trace.json.gz")
+            stopped = run(driver.stop(window))
+            assert len(stopped.artifacts) == 1
+            assert "is dead" in stopped.partial
+
+    def test_a_stop_that_failed_is_sent_again_before_the_next_start(
+        self, shared: Callable[..., EngineWindow]
+    ) -> None:
+        """The server may still record."""
+        answers = iter([(500, "a bad moment"), 200])
+        with vllm(POST_stop_profile=lambda _: next(answers)) as (server, driver):
+            window = shared()
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert "a bad moment" in str(refusal(driver.stop(window)))
+            run(driver.start(window))
+            assert posts(server) == ["/start_profile", "/stop_profile", "/stop_profile", "/start_profile"]
+
+    def test_without_a_folder_its_failure_is_all_there_is(self, window: EngineWindow) -> None:
+        """Nothing can be looked for."""
+        with vllm(POST_stop_profile=(500, "boom")) as (_, driver):
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert "boom" in str(refusal(driver.stop(window)))
+
+    def test_an_abort_that_is_refused_says_so(self, window: EngineWindow) -> None:
+        """A route that is not there has nothing to end; a server that fails has."""
+        with vllm(POST_stop_profile=404) as (_, driver):
+            run(driver.abort())
+        with vllm(POST_stop_profile=(500, "boom")) as (_, driver):
+            assert "boom" in str(refusal(driver.abort()))
+
+    def test_its_clock_is_this_hosts(self, window: EngineWindow) -> None:
+        """Both ends of the connection are here."""
+        with vllm() as (_, driver):
+            run(driver.arm(window))
+            assert run(driver.clock()).offset_ns == 0
