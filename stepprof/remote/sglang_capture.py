@@ -1,0 +1,229 @@
+"""One SGLang engine's captures, from arm to stop, whatever the way it is spoken to.
+
+What only this module knows: the state of an engine that cannot be asked for it. SGLang answers a second start with success, throws the
+first capture away and writes into the first one's folder (and, since a range of its scheduler's is open then, into memory that torch has
+given back: see `stepprof.remote.sglang_stages`); it keeps a request armed whose steps did not come; a stop that it owes
+nobody is an error, and also what follows a capture that has ended by itself. So what was sent and not stopped is kept here, and a
+start that would come on top is refused before it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stepprof.log import logger
+from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.loop import in_thread
+from stepprof.remote.sglang_files import bring, discard, find, folder_of, is_whole, require_writable
+from stepprof.remote.sglang_request import Facts, Request
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+
+__all__ = ["Link", "SglangCapture"]
+
+UNANSWERED_SECONDS = 120.0
+"""How long the files of 0.4.6, which does not answer a stop, are waited for."""
+
+STAGES_SECONDS = 20.0
+"""How long the files of the later stages of a pipeline are waited for."""
+
+LOOK_SECONDS = 0.25
+
+
+class Link(Protocol):
+    """How an engine is spoken to: an object in this process, or a server."""
+
+    async def facts(self, window: EngineWindow) -> Facts:
+        """What the engine is. Raises EngineFailure where it must not be started."""
+
+    async def start(self, fields: Mapping[str, Any]) -> None:
+        """Send a start."""
+
+    async def stop(self) -> bool | None:
+        """Send a stop. True: it recorded; False: it says that it did not; None: it refused, and does not say why."""
+
+    def withdraw(self) -> bool:
+        """Take back a start that has not been sent yet; whether there was one."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A start that left: a stop is owed."""
+
+    window: EngineWindow
+    request: Request
+    folder: Path
+    doubtful: bool = False
+    """Whether it is over is not known: a stop failed, or a start was not answered."""
+
+
+class SglangCapture:
+    """Arm, start, stop and abort, over a link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._facts: Facts | None = None
+        self._sent: _Sent | None = None
+
+    @property
+    def workers(self) -> int | None:
+        """How many processes write a trace, once that is known."""
+        return None if self._facts is None else self._facts.workers
+
+    async def arm(self, window: EngineWindow) -> None:
+        """Everything that can be refused: the engine, the request, the folder."""
+        self._refuse_second("armed")
+        self._facts = await self._link.facts(window)
+        folder = folder_of(window)
+        Request.of(window, self._facts, folder)
+        await in_thread(require_writable, folder, "started")
+        await self._settle_doubts()
+
+    async def start(self, window: EngineWindow) -> None:
+        """Send the start: once it has left, it is kept until its stop has been answered."""
+        self._refuse_second("started")
+        if self._facts is None or (self._sent is not None and self._sent.doubtful):
+            await self.arm(window)
+        assert self._facts is not None
+        folder = folder_of(window)
+        request = Request.of(window, self._facts, folder)
+        await in_thread(require_writable, folder, "started")
+        self._sent = sent = _Sent(window, request, folder)
+        try:
+            await self._link.start(request.fields)
+        except EngineFailure as error:
+            if error.owes_stop:
+                sent.doubtful = True
+            else:
+                self._sent = None
+            raise
+        except Exception:
+            sent.doubtful = True
+            raise
+
+    async def stop(self, window: EngineWindow) -> Stopped:
+        """End the capture, and bring its files to the run."""
+        sent, facts = self._sent, self._facts
+        if sent is None or facts is None:
+            raise EngineFailure("stop without start: nothing was sent to the engine", "ok")
+        if self._link.withdraw():
+            self._sent = None
+            raise EngineFailure(
+                "the engine was not used while the window was open, and never before: nothing was sent to it",
+                "ok",
+            )
+        recorded = await self._send_stop(sent)
+        if not facts.answers:
+            await _until_whole(sent.folder, facts.workers, UNANSWERED_SECONDS)
+        elif facts.ranks > facts.tp:  # only the first stage of a pipeline is waited for
+            await _until_whole(sent.folder, facts.workers, STAGES_SECONDS)
+        brought = await in_thread(_bring, sent, facts)
+        if sent.request.by_stage and len(brought.stages) < 2:
+            await self._clear(sent, facts)
+        if not brought.artifacts and not brought.problems:
+            raise EngineFailure(_nothing(recorded, sent), "ok")
+        ended_itself = not recorded and sent.request.bound is not None
+        if not recorded and not ended_itself:
+            brought.problems.insert(0, "somebody else stopped it before the window ended")
+        return Stopped(
+            tuple(brought.artifacts),
+            capped_by="engine" if ended_itself else None,
+            partial="; ".join(brought.problems) or None,
+        )
+
+    async def abort(self) -> None:
+        """End whatever was sent and throw away what it brought; what had ended by itself is no failure."""
+        sent, facts = self._sent, self._facts
+        if sent is None or facts is None:
+            return
+        if not self._link.withdraw():
+            await self._send_stop(sent)
+            if sent.request.by_stage:
+                await self._clear(sent, facts)
+        self._sent = None
+        await in_thread(discard, sent.folder)
+
+    async def _send_stop(self, sent: _Sent) -> bool | None:
+        sent.doubtful = False
+        try:
+            await in_thread(require_writable, sent.folder, "stopped")
+            recorded = await self._link.stop()
+        except Exception as error:
+            sent.doubtful = True
+            if isinstance(error, EngineFailure) and error.health in ("dead", "unreachable"):
+                self._sent = None  # whoever answers there next has nothing of ours
+            raise
+        self._sent = None
+        return recorded
+
+    async def _settle_doubts(self) -> None:
+        """An earlier stop came to nothing: the engine may still record, and would take a start for a restart."""
+        if self._sent is not None:
+            logger.warning(
+                "earlier capture ended", name=self._name, reason=f"step {self._sent.window.window.step}"
+            )
+            await self.abort()
+
+    async def _clear(self, sent: _Sent, facts: Facts) -> None:
+        """Take back what a request left armed: a stage that did not come would be captured whenever it comes."""
+        scratch = sent.folder / ".clearing"
+        try:
+            await self._link.start(Request.clearing(facts, scratch).fields)
+            self._sent = _Sent(sent.window, Request.clearing(facts, scratch), scratch, doubtful=True)
+            await self._send_stop(self._sent)
+        except EngineFailure as error:
+            logger.warning("armed stage stays", name=facts.name, reason=str(error))
+        finally:
+            await in_thread(lambda: shutil.rmtree(scratch, ignore_errors=True))
+
+    def _refuse_second(self, what: str) -> None:
+        sent = self._sent
+        if sent is not None and not sent.doubtful:
+            raise EngineFailure(
+                f"{self._name} records step {sent.window.window.step} already; it was not {what}: SGLang would throw the first capture away",
+                "busy",
+            )
+
+    @property
+    def _name(self) -> str:
+        return "the engine" if self._facts is None else self._facts.name
+
+
+def _bring(sent: _Sent, facts: Facts) -> Any:
+    brought = bring(sent.folder, sent.window, facts, sent.request)
+    folder, shared = sent.folder, sent.window.trace_dir
+    while shared is not None and folder != shared:
+        try:
+            folder.rmdir()
+        except OSError:  # the first one that is not empty is where others are
+            break
+        folder = folder.parent
+    return brought
+
+
+def _nothing(recorded: bool | None, sent: _Sent) -> str:
+    if recorded:
+        return (
+            f"the stop has returned, and there is no trace in {sent.folder}: the engine sees another folder under that name; name one that "
+            "both see: attach(…, trace_dir=…)"
+        )
+    if sent.request.by_stage:
+        return "the engine ran no forward step while the window was open: there is no stage to record"
+    return "the engine says that it was not recording, and left no trace: somebody else stopped it, or it was started anew"
+
+
+async def _until_whole(folder: Path, workers: int, seconds: float) -> None:
+    """Wait for files that nobody announces."""
+    waited = 0.0
+    while waited < seconds:
+        found = await in_thread(find, folder)
+        if len(found) >= workers and all([await in_thread(is_whole, each.path) for each in found]):
+            return
+        await asyncio.sleep(LOOK_SECONDS)
+        waited += LOOK_SECONDS

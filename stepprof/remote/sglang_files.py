@@ -1,0 +1,263 @@
+"""What an SGLang engine leaves on disk: where it may write, which files are whose, and what they are called in the run.
+
+What only this module knows: SGLang finds out that it cannot write when it stops, and dies of it; so a folder is tried out by
+writing, before a start and again before a stop. Its ranks stand in the names of its files alone: inside, each replica of a
+data-parallel engine says that it is rank 0. And an Ascend engine writes folders where the others write files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepprof.log import logger
+from stepprof.remote.artifacts import adopt
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.sglang_stages import STAGES, cut
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.sglang_request import Facts, Request
+    from stepprof.window import Artifact
+
+__all__ = ["Brought", "Found", "bring", "discard", "find", "folder_of", "is_whole", "require_writable"]
+
+LEAST_BYTES = 1 << 29
+"""With less room on the disk no capture is begun: one that cannot be written ends the engine."""
+
+_NAME = re.compile(
+    r"-?TP-(?P<tp>\d+)(?:-DP-(?P<dp>\d+))?(?:-PP-(?P<pp>\d+))?(?:-EP-\d+)?"
+    r"(?:-(?:ForwardMode\.)?(?P<stage>EXTEND|DECODE|1|2))?\.trace\.json(?:\.gz)?$"
+)
+_STAGES = {
+    "EXTEND": "prefill",
+    "DECODE": "decode",
+    "1": "prefill",
+    "2": "decode",
+}  # in numbers by 0.4 on Python 3.11
+_ASCEND = "*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"
+_STEP = re.compile(rb"step\[(EXTEND|DECODE)\b")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One trace: a file of the engine's, and which of its processes wrote it."""
+
+    path: Path
+    tp: int
+    dp: int | None = None
+    pp: int = 0
+    stage: str | None = None
+    """``prefill`` or ``decode``; None: all stages."""
+
+    def rank(self, facts: Facts) -> int:
+        """The rank within its replica."""
+        return self.pp * facts.tp + self.tp
+
+    def worker(self, facts: Facts) -> int:
+        """The rank within the engine."""
+        return (self.dp or 0) * facts.ranks * (facts.replicas > 1) + self.rank(facts)
+
+    def name(self, facts: Facts) -> str:
+        """What it is called in the run, without a suffix."""
+        replica = "" if self.dp is None else f"dp-{self.dp}-"
+        stage = "" if self.stage is None else f".{self.stage}"
+        return f"{replica}rank-{self.rank(facts)}{stage}"
+
+
+@dataclass(slots=True)
+class Brought:
+    """What came of the files of one capture."""
+
+    artifacts: list[Artifact] = field(default_factory=list)
+    stages: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+
+def folder_of(window: EngineWindow) -> Path:
+    """Where the engine is told to write: its folder in the run, or one of its own in the folder that both hosts see."""
+    if window.trace_dir is None:
+        return window.output
+    run = str(window.metadata.get("run_id") or "run")
+    parts = (run, f"step-{window.window.step}", *window.stem.split("/"))
+    return window.trace_dir.joinpath("stepprof", *parts, str(window.window.occurrence))
+
+
+def require_writable(folder: Path, doing: str) -> None:
+    """Make the folder, write a file into it, and look for room.
+
+    Args:
+        folder: an absolute path.
+        doing: what would come next: ``started``.
+
+    Raises:
+        EngineFailure: it cannot be; nothing is to be sent then.
+    """
+    probe = folder / f".stepprof-probe-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"stepprof")
+        probe.unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+        raise EngineFailure(
+            f"{folder} cannot be written ({error.strerror or error}), and SGLang would kill its whole process over that; the engine was "
+            f"not {doing}. Make the folder writable, or name another one: attach(…, trace_dir=…)",
+            "unconfigured",
+        ) from error
+    if free < LEAST_BYTES and doing == "started":
+        raise EngineFailure(
+            f"the disk of {folder} has {free >> 20} MiB left, and SGLang kills its whole process when it cannot write its trace; the engine "
+            f"was not started. Free at least {LEAST_BYTES >> 20} MiB, or name another folder: attach(…, trace_dir=…)",
+            "unconfigured",
+        )
+
+
+def find(folder: Path) -> list[Found]:
+    """Every trace that the engine has written there."""
+    return [*_files(folder), *_ascend_folders(folder)]
+
+
+def _files(folder: Path) -> Iterator[Found]:
+    for path in sorted(folder.glob("*TP-*.trace.json*")):
+        match = _NAME.search(path.name)
+        if match is None or path.name.startswith((".", "merged-")):
+            continue
+        stage = match["stage"]
+        yield Found(
+            path,
+            tp=int(match["tp"]),
+            dp=None if match["dp"] is None else int(match["dp"]),
+            pp=int(match["pp"] or 0),
+            stage=None if stage is None else _STAGES[stage],
+        )
+
+
+def _ascend_folders(folder: Path) -> Iterator[Found]:
+    """torch_npu's: one folder for each process and capture, with its rank in the name of one of its files; in the order of time, a
+    second one of a rank is the second stage."""
+    by_rank: dict[int, list[Path]] = {}
+    for number, trace in enumerate(sorted(folder.glob(_ASCEND), key=lambda path: path.stat().st_mtime_ns)):
+        infos = [
+            re.fullmatch(r"profiler_info_(\d+)\.json", info.name)
+            for info in trace.parents[1].glob("profiler_info_*.json")
+        ]
+        ranks = [int(match[1]) for match in infos if match is not None]
+        alone = (trace.parents[1] / "profiler_info.json").exists()
+        by_rank.setdefault(ranks[0] if ranks else 0 if alone else number, []).append(trace)
+    for rank, traces in sorted(by_rank.items()):
+        staged = zip(traces, STAGES, strict=False) if len(traces) > 1 else ((traces[0], None),)
+        for trace, stage in staged:
+            yield Found(trace, tp=rank, stage=stage)
+
+
+def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) -> Brought:
+    """Make what the engine wrote the run's: each asked-for rank's file under its name, the others away. Blocks."""
+    brought = Brought()
+    seen: set[int] = set()
+    found = find(folder)
+    for each in found:
+        stage = each.stage or (_stage(each, found) if request.by_stage else None)
+        trace = Found(each.path, each.tp, each.dp, each.pp, stage)
+        worker = trace.worker(facts)
+        if stage is not None:
+            brought.stages.add(stage)
+        if window.workers is not None and worker not in window.workers:
+            each.path.unlink(missing_ok=True)
+            continue
+        seen.add(worker)
+        try:
+            brought.artifacts += _adopted(trace, window, facts, cut_it=request.cut)
+        except EngineFailure as error:
+            brought.problems.append(str(error))
+    asked = window.workers if window.workers is not None else frozenset(range(facts.workers))
+    missing = sorted(worker for worker in asked if worker not in seen)
+    if found and missing:
+        which = ", ".join(map(str, missing))
+        brought.problems.append(f"no trace of the engine's rank {which} of {facts.workers}")
+    return brought
+
+
+def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) -> list[Artifact]:
+    """The artifact of a trace; or those of its stages, in its place."""
+    states: dict[str, object] = {"rank": trace.worker(facts)}
+    if trace.dp is not None:
+        states["dp_rank"] = trace.dp
+    if trace.stage is not None:
+        states["stage"] = trace.stage
+    name = trace.name(facts)
+    whole = adopt(_own_copy(trace.path, window.output), window, name, **states)
+    if not cut_it:
+        return [whole]
+    path = window.folder / whole.path
+    try:
+        parts = cut(path)
+    except EngineFailure as error:
+        logger.warning("trace not cut", path=str(path), reason=str(error))
+        return [whole]
+    if not parts:
+        return [whole]
+    stages = [adopt(part, window, f"{name}.{stage}", **states, stage=stage) for stage, part in parts.items()]
+    path.unlink()
+    return stages
+
+
+def _own_copy(path: Path, output: Path) -> Path:
+    """An Ascend trace stays in its folder, beside tables that are read together with it."""
+    if path.name != "trace_view.json":
+        return path
+    copy = output / f"{path.parents[1].name}.json"
+    with contextlib.suppress(FileExistsError):
+        try:
+            copy.hardlink_to(path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            shutil.copyfile(path, copy)
+    return copy
+
+
+def _stage(trace: Found, others: Iterable[Found]) -> str | None:
+    """Which stage a window's end cut off: such a file does not say so in its name."""
+    same = {each.stage for each in others if (each.tp, each.dp, each.pp) == (trace.tp, trace.dp, trace.pp)}
+    if "prefill" in same:
+        return "decode"
+    with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(trace.path) as stream:
+        held = b""
+        while block := stream.read(_BLOCK):
+            match = _STEP.search(held + block)
+            if match is not None:
+                return _STAGES[match[1].decode()]
+            held = block[-32:]
+    return None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file can be read to its end: asked where nobody says that it is."""
+    try:
+        with gzip.open(path) as stream:
+            while stream.read(_BLOCK):
+                pass
+    except (OSError, EOFError, zlib.error):
+        return False
+    return True
+
+
+def discard(folder: Path) -> None:
+    """Throw away what the engine wrote there."""
+    for each in find(folder):
+        try:
+            each.path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.info("trace stays", path=str(each.path), reason=str(error))

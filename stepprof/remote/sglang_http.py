@@ -1,0 +1,183 @@
+"""SGLang's servers, spoken to over HTTP.
+
+What only this module knows: what a server tells of itself, and what its answers leave open. A refused stop is a bare 500, whether the
+capture has ended by itself, was never begun, or failed: what it wrote has to tell. And a server that dies of what it is asked takes its
+whole process with it, so that a folder is only named to it where it is known to be the same there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.remote.base import Clock, EngineFailure, Stopped
+from stepprof.remote.loop import in_thread
+from stepprof.remote.sglang_capture import SglangCapture
+from stepprof.remote.sglang_request import Facts
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.httpclient import Client, Reply
+
+__all__ = ["SglangServer"]
+
+START_SECONDS = 600.0
+STOP_SECONDS = 3600.0
+"""How long a stop may take: a server that is given up on half-way has written its files all the same."""
+
+_REQUESTS = ("ProfileReqInput", "ProfileReq")
+"""What the body of a start is called: before 0.5.15, and since."""
+
+
+class SglangServer:
+    """Speaks to a server.
+
+    Args:
+        client: sends the requests; has the address and the keys.
+    """
+
+    kind = "sglang"
+    inside = False
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._capture = SglangCapture(_ServerLink(client))
+        self.name = client.name
+        self.key = client.key
+        self.host: str | None = client.host
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def workers(self) -> int | None:
+        """How many ranks of its own it has, once it has said so."""
+        return self._capture.workers
+
+    async def arm(self, window: EngineWindow) -> None:
+        """See that it answers, and would survive what it is going to be asked for."""
+        await self._capture.arm(window)
+        self.host = self._client.host
+
+    async def start(self, window: EngineWindow) -> None:
+        """Begin."""
+        await self._capture.start(window)
+
+    async def stop(self, window: EngineWindow) -> Stopped:
+        """Stop, and bring its files to the run."""
+        return await self._capture.stop(window)
+
+    async def abort(self) -> None:
+        """Stop whatever was begun, and throw it away."""
+        await self._capture.abort()
+
+    async def clock(self) -> Clock | None:
+        """Compare its clock with ours by what HTTP tells of it."""
+        from stepprof.remote.http import clock
+
+        return await clock(self._client)
+
+
+class _ServerLink:
+    """Requests to a server."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._fields: frozenset[str] | None = None
+        self._version: str | None = None
+
+    async def facts(self, window: EngineWindow) -> Facts:
+        """Ask it what it is; refuse a folder that it may not have."""
+        told = await self._told()
+        version = str(told.get("version", ""))
+        if self._fields is None or version != self._version:  # it may have been started anew
+            self._fields, self._version = await self._takes(), version
+        if window.trace_dir is None:
+            await self._require_same_files(told)
+        return Facts.of(
+            self._client.name,
+            told,
+            version,
+            self._fields,
+            answers="with_stack" in self._fields,
+        )
+
+    async def start(self, fields: Mapping[str, Any]) -> None:
+        """``POST /start_profile``: answered when it records."""
+        reply = await self._client.request("POST", "/start_profile", json=dict(fields), timeout=START_SECONDS)
+        if not reply.ok:
+            raise self._refused(reply, "start")
+
+    async def stop(self) -> bool | None:
+        """``POST /stop_profile``: answered when the files are written."""
+        try:
+            reply = await self._client.request("POST", "/stop_profile", timeout=STOP_SECONDS)
+        except EngineFailure as error:
+            if await self._is_gone():
+                raise EngineFailure(
+                    f"{self._client.name} died while it was recording: {error}", "dead"
+                ) from error
+            raise
+        if reply.status == 500:
+            return None
+        if not reply.ok:
+            raise self._refused(reply, "stop")
+        return True
+
+    def withdraw(self) -> bool:
+        """What was sent cannot be taken back."""
+        return False
+
+    async def _told(self) -> Mapping[str, Any]:
+        """What it tells of itself; it asks its scheduler for that, so that a dead one shows."""
+        for path in ("/server_info", "/get_server_info"):
+            reply = await self._client.request("GET", path)
+            if reply.status != 404:
+                break
+        if not reply.ok:
+            raise self._client.failure(reply, f"GET {path}", "unreachable")
+        told = reply.json()
+        if not isinstance(told, dict):
+            raise EngineFailure(f"{self._client.name} is no SGLang server: {reply.text}", "unreachable")
+        return told
+
+    async def _takes(self) -> frozenset[str]:
+        """What the body of its start may hold: what it does not know, it leaves out without a word."""
+        reply = await self._client.request("GET", "/openapi.json")
+        described = reply.json() if reply.ok else None
+        schemas = described.get("components", {}).get("schemas", {}) if isinstance(described, dict) else {}
+        for name in _REQUESTS:
+            properties = schemas.get(name, {}).get("properties") if isinstance(schemas, dict) else None
+            if properties:
+                return frozenset(properties)
+        raise EngineFailure(
+            f"{self._client.name} does not say what its start takes (GET /openapi.json: {reply.status}); is it an SGLang server?",
+            "unconfigured",
+        )
+
+    async def _require_same_files(self, told: Mapping[str, Any]) -> None:
+        """Refuse a server that may not see the run's folder: it would be asked to write where it cannot."""
+        model = str(told.get("model_path") or "")
+        if not self._client.same_host:
+            reason = "runs on another host"
+        elif model.startswith("/") and not await in_thread(Path(model).exists):
+            reason = f"has other files than this host (its model {model} is not here): in a container, or behind a tunnel"
+        else:
+            return
+        raise EngineFailure(
+            f"{self._client.name} {reason}, and SGLang kills its whole process when it cannot write its trace: name a folder that both see: "
+            "attach(…, trace_dir=…)",
+            "unconfigured",
+        )
+
+    async def _is_gone(self) -> bool:
+        """Whether nothing listens there any more."""
+        try:
+            await self._client.request("GET", "/health", timeout=2.0)
+        except EngineFailure as error:
+            return error.health == "unreachable"
+        return False
+
+    def _refused(self, reply: Reply, verb: str) -> EngineFailure:
+        return self._client.failure(reply, f"POST /{verb}_profile")

@@ -1,0 +1,52 @@
+"""The real SGLang on a CPU: what its tests share. They run in the environment of `nox -s sglang`, and are collected only when they are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from sglang_host import Host
+
+HERE = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whoever runs the other tests has no SGLang."""
+    named = [Path(argument.partition("::")[0]).resolve() for argument in config.invocation_params.args]
+    return None if any(path.is_relative_to(HERE.parent) for path in named if path.exists()) else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """An engine takes its time."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(240))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of the tiny model."""
+    import sglang_tiny
+
+    return sglang_tiny.make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def host(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """Return the process that holds the engine of all tests that leave it as it is; its first window came before its first use."""
+    import sglang_scenarios
+    from sglang_host import Host
+
+    made = Host(
+        model,
+        tmp_path_factory.mktemp("host") / "log",
+        before=sglang_scenarios.first_window,
+        before_arguments=(tmp_path_factory.mktemp("first"),),
+    )
+    yield made
+    made.close()

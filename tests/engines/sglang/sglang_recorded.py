@@ -1,0 +1,145 @@
+"""Sessions beside an engine, in the process that holds it: what its windows leave on disk is looked at by the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from sglang_scenarios import generate
+
+import stepprof
+
+Plain = dict[str, Any]
+
+
+def begin(folder: Path, **config: Any) -> stepprof.Session:
+    """A session in which the rollouts of steps 2 and 3 are recorded."""
+    rollout = {"ranks": "all", **config.pop("rollout", {})}
+    fixed = {"steps": "2-3", "output_dir": str(folder), "backend": "null", "roles": {"rollout": rollout}}
+    # the engine shares two cores with everything else here
+    slow = {"engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60}
+    return stepprof.init({**fixed, **slow, **config}, run_id="run")
+
+
+def synchronous(engine: Any, folder: Path, config: Plain, steps: int = 4, prompts: int = 1) -> list[str]:
+    """A training loop as it is written for an ``Engine``."""
+    seen = []
+    begin(folder, **config)
+    stepprof.attach(engine, role="rollout")
+    for step in range(1, steps + 1):
+        with stepprof.profile_step(step, role="rollout"):
+            seen.append(str(stepprof.state().engines.get("rollout/0")))
+            generate(engine, step + 2, prompts)
+        with stepprof.profile_step(step, role="actor"):
+            generate(engine, 1)  # whose windows are not its business
+    stepprof.shutdown()
+    return seen
+
+
+def in_coroutines(engine: Any, folder: Path) -> Plain:
+    """``async with`` on the engine's loop, and a synchronous block there, which is wrong."""
+    begin(folder)
+    stepprof.attach(engine.tokenizer_manager, role="rollout")
+
+    async def one(tokens: int) -> None:
+        await engine.async_generate("abc", {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True})
+
+    async def loop() -> float:
+        async with stepprof.profile_step(2, role="rollout"):
+            await asyncio.gather(one(40), one(40))
+        began = time.monotonic()
+        with stepprof.profile_step(3, role="rollout"):
+            await one(2)
+        return time.monotonic() - began
+
+    seconds = engine.loop.run_until_complete(loop())
+    stepprof.shutdown()
+    return {"seconds": seconds}
+
+
+def body_that_raises(engine: Any, folder: Path) -> Plain:
+    """The exception of the body, as it reaches the caller."""
+    begin(folder)
+    stepprof.attach(engine, role="rollout")
+    error = ValueError("a bad sample")
+    try:
+        with stepprof.profile_step(2, role="rollout"):
+            generate(engine, 2)
+            raise error
+    except ValueError as caught:
+        unchanged = caught is error
+    stepprof.shutdown()
+    try:
+        engine.stop_profile()
+    except RuntimeError as refused:
+        return {"unchanged": unchanged, "stopped": "not in progress" in str(refused)}
+    return {"unchanged": unchanged, "stopped": False}
+
+
+def stop_that_takes_too_long(engine: Any, folder: Path) -> Plain:
+    """The caller goes on, and generates at once, while the stop is still to be answered."""
+    session = begin(folder, engine_stop_timeout_seconds=0.05)
+    stepprof.attach(engine, role="rollout")
+    window = stepprof.profile_step(2, role="rollout").start()
+    generate(engine, 40)
+    began = time.monotonic()
+    window.stop()
+    waited = time.monotonic() - began
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and stepprof.state().engines.get("rollout/0") != "idle":
+        generate(engine, 2)
+        session.background.round()
+        time.sleep(0.05)
+    stepprof.shutdown()
+    return {"waited": waited}
+
+
+def unwritable(engine: Any, folder: Path) -> None:
+    """The engine's folder of step 2 cannot be made; that of step 3 can."""
+    begin(folder / "run-of-two")
+    stepprof.attach(engine, role="rollout", trace_dir=folder / "file")
+    (folder / "file").write_text("in the way")
+    with stepprof.profile_step(2, role="rollout"):
+        generate(engine, 2)
+    (folder / "file").unlink()
+    with stepprof.profile_step(3, role="rollout"):
+        generate(engine, 2)
+    stepprof.shutdown()
+
+
+def scheduler_killed(engine: Any, folder: Path) -> Plain:
+    """It dies while it records. SGLang ends this process over that at the latest when the engine is used next: it is not."""
+    begin(folder)
+    stepprof.attach(engine, role="rollout")
+    window = stepprof.profile_step(2, role="rollout").start()
+    generate(engine, 2)
+    for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        if b"scheduler" in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(int(child), signal.SIGKILL)
+    began = time.monotonic()
+    window.stop()
+    seconds = time.monotonic() - began
+    with stepprof.profile_step(3, role="rollout"):
+        pass
+    stepprof.shutdown()
+    return {"seconds": seconds}
+
+
+def warm_up(engine: Any) -> None:
+    """The first use, so that its first window has all of its steps."""
+    generate(engine, 2)
+
+
+def raw_unwritable_stop(engine: Any, folder: Path) -> None:
+    """What SGLang itself makes of a folder that it cannot make. Returns only where it survives."""
+    (folder / "file").write_text("in the way")
+    engine.start_profile(
+        output_dir=str(folder / "file" / "below"), activities=["CPU"], with_stack=False, record_shapes=False
+    )
+    generate(engine, 2)
+    engine.stop_profile()
+    time.sleep(60)

@@ -1,0 +1,18 @@
+"""What every module of the stub answers with: a function that says what it stands for."""
+
+from collections.abc import Callable
+
+
+def absent(module: str) -> Callable[[str], object]:
+    """Return a module's ``__getattr__``."""
+
+    def get(name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(f"{module}.{name}")
+
+        def missing(*_: object, **__: object) -> None:
+            raise NotImplementedError(f"{module}.{name} is a stub: this environment has no torchvision")
+
+        return missing
+
+    return get

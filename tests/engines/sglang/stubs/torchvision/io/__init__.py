@@ -1,0 +1,17 @@
+"""`torchvision.io`, by name."""
+
+import enum
+
+from torchvision._absent import absent
+
+__getattr__ = absent(__name__)
+
+
+class ImageReadMode(enum.Enum):
+    """How an image is read."""
+
+    UNCHANGED = 0
+    GRAY = 1
+    GRAY_ALPHA = 2
+    RGB = 3
+    RGB_ALPHA = 4

@@ -1,0 +1,5 @@
+"""`torchvision.ops`, by name."""
+
+from torchvision._absent import absent
+
+__getattr__ = absent(__name__)

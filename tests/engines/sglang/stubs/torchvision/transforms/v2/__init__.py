@@ -1,0 +1,7 @@
+"""`torchvision.transforms.v2`, by name."""
+
+from torchvision._absent import absent
+from torchvision.transforms import InterpolationMode
+
+__all__ = ["InterpolationMode"]
+__getattr__ = absent(__name__)

@@ -1,0 +1,220 @@
+"""A real ``Engine`` follows the windows: what is in its traces, what is refused, and that it lives on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sglang_scenarios
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sglang_host import Host
+
+FILE = "rollout/replica-0/rank-0.trace.json.gz"
+PREFILL = "rollout/replica-0/rank-0.prefill.trace.json.gz"
+DECODE = "rollout/replica-0/rank-0.decode.trace.json.gz"
+
+
+def steps(tokens: int, prompts: int = 1) -> list[tuple[str, int]]:
+    """The forward steps of so many tokens for so many prompts."""
+    return [("EXTEND", prompts), *[("DECODE", prompts)] * (tokens - 1)]
+
+
+def forward(brought: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
+    """The forward steps of each file."""
+    return {path: trace["forward"] for path, trace in brought["traces"].items()}
+
+
+class TestWindows:
+    def test_two_steps_come_to_two_folders_without_a_restart(self, host: Host, tmp_path: Path) -> None:
+        """Each step's folder has the forward steps of its own window, and no others."""
+        first, second = host.run(sglang_scenarios.two_steps, tmp_path)
+        for brought, step, tokens in ((first, 2, 5), (second, 3, 9)):
+            assert forward(brought) == {FILE: steps(tokens)}
+            trace = brought["traces"][FILE]
+            began, ended = trace["within_ns"]
+            assert brought["body_ns"][0] < began < ended < brought["body_ns"][1]
+            assert trace["stated"] == {
+                "run_id": "test",
+                "step": step,
+                "role": "rollout",
+                "replica": 0,
+                "rank": 0,
+            }
+            assert (trace["stacks"], trace["shapes"]) == (False, False)
+            assert (brought["capped_by"], brought["partial"]) == (None, None)
+            assert brought["left"] == ["rank-0.trace.json.gz"]
+
+    def test_first_use_decides_the_loop(self, host: Host) -> None:
+        """An engine that was never used is not tied to a loop of ours: its start is sent with its first request, and the manifest says
+        that steps may be missing. The window after that has them all."""
+        brought = host.before
+        assert not brought["used_before"]
+        assert brought["left_unused"]
+        assert brought["is_its_own_loop"]
+        assert set(forward(brought["first"])[FILE]) <= {("EXTEND", 1), ("DECODE", 1)}
+        assert len(forward(brought["first"])[FILE]) >= 3
+        assert "never been used before" in brought["first"]["partial"]
+        assert forward(brought["second"]) == {FILE: steps(3)}
+        assert brought["second"]["partial"] is None
+
+    def test_window_without_work(self, host: Host, tmp_path: Path) -> None:
+        """A window in which the engine did nothing has a trace without forward steps."""
+        brought = host.run(sglang_scenarios.window_with, tmp_path, 0, {})
+        assert forward(brought) == {FILE: []}
+
+    def test_stacks_and_shapes_are_recorded_when_asked_for(self, host: Host, tmp_path: Path) -> None:
+        """Both are SGLang's defaults, and ours are neither."""
+        brought = host.run(
+            sglang_scenarios.window_with, tmp_path, 3, {"with_stack": True, "record_shapes": True}
+        )
+        trace = brought["traces"][FILE]
+        assert trace["forward"] == steps(3)
+        assert (trace["stacks"], trace["shapes"]) == (True, True)
+
+    @pytest.mark.parametrize("activities", [None, ["cpu"]])
+    def test_activities_that_are_there(
+        self, host: Host, tmp_path: Path, activities: list[str] | None
+    ) -> None:
+        """Those that were named, or those that there are."""
+        brought = host.run(sglang_scenarios.window_with, tmp_path, 2, {"activities": activities})
+        assert forward(brought) == {FILE: steps(2)}
+
+    def test_only_asked_for_workers_are_kept(self, host: Host, tmp_path: Path) -> None:
+        """What the asked-for rank did not write is told, and the others' files are gone."""
+        message = host.run(sglang_scenarios.other_worker, tmp_path)
+        assert "left no trace of the engine's rank 7" in message or "rank 7" in message
+
+
+class TestBounds:
+    def test_engine_ends_by_itself(self, host: Host, tmp_path: Path) -> None:
+        """A bound of three forward steps brings exactly three, and the manifest says who ended it."""
+        brought = host.run(sglang_scenarios.window_with, tmp_path, 8, {"max_iterations": 3})
+        assert forward(brought) == {FILE: steps(3)}
+        assert (brought["capped_by"], brought["partial"]) == ("engine", None)
+
+    def test_window_ends_before_its_bound(self, host: Host, tmp_path: Path) -> None:
+        """Then the window ended it, and nothing of the bound is left: the engine's later work is not recorded."""
+        brought = host.run(sglang_scenarios.window_with, tmp_path, 4, {"max_iterations": 50})
+        assert forward(brought) == {FILE: steps(4)}
+        assert brought["capped_by"] is None
+        assert brought["left_later"] == brought["left"]
+
+    def test_by_stage(self, host: Host, tmp_path: Path) -> None:
+        """Prefill and decode come in a file each, within the bound of both."""
+        options = {"max_iterations": 3, "by_stage": True}
+        brought = host.run(sglang_scenarios.window_with, tmp_path, 8, options)
+        assert forward(brought) == {PREFILL: [("EXTEND", 1)], DECODE: [("DECODE", 1)] * 2}
+        assert brought["traces"][DECODE]["stated"]["stage"] == "decode"
+        assert brought["capped_by"] == "engine"
+        assert brought["left_later"] == ["rank-0.decode.trace.json.gz", "rank-0.prefill.trace.json.gz"]
+
+    def test_by_stage_many_times(self, host: Host, tmp_path: Path) -> None:
+        """SGLang's own capture by stage ends its process within a few windows; ours does not."""
+        for number in range(12):
+            options = {"max_iterations": 4, "by_stage": True}
+            brought = host.run(sglang_scenarios.window_with, tmp_path / str(number), 6, options)
+            assert set(brought["traces"]) == {PREFILL, DECODE}
+
+    def test_stage_that_did_not_come(self, host: Host, tmp_path: Path) -> None:
+        """A window with nothing but prefill: the decode steps after it are not recorded."""
+        options = {"max_iterations": 2, "by_stage": True}
+        brought = host.run(sglang_scenarios.window_with, tmp_path, 1, options)
+        assert forward(brought) == {PREFILL: [("EXTEND", 1)]}
+        assert brought["left_later"] == ["rank-0.prefill.trace.json.gz"]
+
+    def test_no_stage_came(self, host: Host, tmp_path: Path) -> None:
+        """A window without work, by stage: one trace without forward steps."""
+        options = {"max_iterations": 2, "by_stage": True}
+        brought = host.run(sglang_scenarios.window_with, tmp_path, 0, options)
+        assert forward(brought) == {FILE: []}
+        assert brought["left_later"] == ["rank-0.trace.json.gz"]
+
+    def test_delay_is_refused(self, host: Host, tmp_path: Path) -> None:
+        """SGLang's start_step is a number of its own: a delay cannot be kept, and is not pretended."""
+        brought = host.run(sglang_scenarios.failure_of, tmp_path, 3, {"delay_iterations": 2})
+        assert "delay_iterations = 2 cannot be kept" in brought["message"]
+        assert brought["health"] == "unconfigured"
+        assert forward(brought["next"]) == {FILE: steps(2)}
+
+
+class TestState:
+    def test_second_start_is_refused_before_it_is_sent(self, host: Host, tmp_path: Path) -> None:
+        """The first capture has everything, the second one's folder nothing."""
+        brought = host.run(sglang_scenarios.second_start, tmp_path)
+        assert "records step 2 already" in brought["message"]
+        assert brought["health"] == "busy"
+        assert brought["armed"]["health"] == "busy"
+        assert forward(brought["first"]) == {FILE: [*steps(3), *steps(2)]}
+        assert brought["second_left"] == []
+
+    def test_stop_without_start(self, host: Host, tmp_path: Path) -> None:
+        """Refused without a call; SGLang's own words for it are those that the driver waits for."""
+        brought = host.run(sglang_scenarios.stop_without_start, tmp_path)
+        assert brought["message"].startswith("stop without start")
+        assert "not in progress" in brought["raw"]
+
+    def test_somebody_else_stops_it(self, host: Host, tmp_path: Path) -> None:
+        """What was recorded until then is kept, as partial."""
+        brought = host.run(sglang_scenarios.stopped_by_another, tmp_path)
+        assert forward(brought) == {FILE: steps(3)}
+        assert brought["partial"] == "somebody else stopped it before the window ended"
+
+    def test_what_somebody_else_left_armed_is_cleared(self, host: Host, tmp_path: Path) -> None:
+        """SGLang keeps a request armed whose step did not come; after a window of ours it is not."""
+        brought = host.run(sglang_scenarios.armed_by_another, tmp_path)
+        assert brought == {"trap": ["by-itself-TP-0.trace.json.gz"], "ours": [FILE], "after": []}
+
+    def test_abort(self, host: Host, tmp_path: Path) -> None:
+        """What was captured is thrown away, a second abort does nothing, and the engine records again."""
+        brought = host.run(sglang_scenarios.aborted, tmp_path)
+        assert brought["left"] == []
+        assert forward(brought["next"]) == {FILE: steps(2)}
+
+
+class TestWhatWouldKillIt:
+    def test_folder_that_cannot_be_made(self, host: Host, tmp_path: Path) -> None:
+        """Refused at arm; the engine lives, and records into the next folder."""
+        brought = host.run(sglang_scenarios.unwritable, tmp_path)
+        assert "cannot be written" in brought["message"]
+        assert brought["health"] == "unconfigured"
+        assert forward(brought["next"]) == {FILE: steps(2)}
+
+    def test_folder_that_is_lost_under_way(self, host: Host, tmp_path: Path) -> None:
+        """The stop is not sent as long as it would kill the engine; once the folder is back, it is, and the next window records."""
+        brought = host.run(sglang_scenarios.folder_lost_while_recording, tmp_path)
+        assert "was not stopped" in brought["message"]
+        assert "was not stopped" in brought["still"]["message"]
+        assert forward(brought["next"]) == {FILE: steps(2)}
+
+    @pytest.mark.parametrize("activities", [["cuda"], ["cpu", "cuda"], ["xpu"], ["privateuse1"]])
+    def test_activity_that_the_build_has_not(self, host: Host, tmp_path: Path, activities: list[str]) -> None:
+        """Refused with the names of those that there are."""
+        brought = host.run(sglang_scenarios.failure_of, tmp_path, 3, {"activities": activities})
+        assert f"runs on cpu, which cannot record {activities[-1]}" in brought["message"]
+        assert brought["health"] == "unconfigured"
+
+    def test_second_version_of_its_profiler(self, host: Host, tmp_path: Path) -> None:
+        """A variable of the environment that makes every start deadly is seen."""
+        brought = host.run(sglang_scenarios.with_environment, tmp_path, "SGLANG_PROFILE_V2", "1")
+        assert "SGLANG_PROFILE_V2" in brought["message"]
+        assert brought["health"] == "unconfigured"
+
+
+class TestLoops:
+    def test_tokenizer_manager_on_a_running_loop(self, host: Host, tmp_path: Path) -> None:
+        """Start and stop are answered on the loop that generates, with a request under way, and never block it."""
+        brought = host.run(sglang_scenarios.asynchronous, tmp_path)
+        assert brought["knows_loop"]
+        assert not brought["was_done"]
+        assert ("EXTEND", 1) in forward(brought)[FILE]
+        assert forward(brought)[FILE].count(("DECODE", 2)) >= 3
+        assert brought["ticks_while_stopping"] >= 5
+
+    def test_loop_that_stands_still_under_way(self, host: Host, tmp_path: Path) -> None:
+        """A start and a stop that are sent while another thread generates are answered although its loop stops running before."""
+        brought = host.run(sglang_scenarios.loop_stops_and_runs, tmp_path)
+        assert brought["failed"] == []
+        assert len(forward(brought)[FILE]) >= 10

@@ -1,0 +1,321 @@
+"""A real SGLang server follows the windows; and what servers answer otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang_driven import Trace, described, make_window, on_remote, record
+from sglang_server import ADMIN_KEY, KEY, Server, answering
+
+import stepprof
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.http import Client
+from stepprof.remote.sglang import SglangServer
+
+FILE = "rollout/replica-0/rank-0.trace.json.gz"
+STEPS = [("EXTEND", 1), ("DECODE", 1), ("DECODE", 1)]
+
+SAYS = {
+    "version": "0.5.23",
+    "device": "cpu",
+    "tp_size": 1,
+    "model_path": "a/model",
+    "internal_states": [],
+    "sleep_on_idle": True,
+}
+TAKES = (
+    "output_dir",
+    "num_steps",
+    "activities",
+    "with_stack",
+    "record_shapes",
+    "profile_by_stage",
+    "profile_id",
+)
+
+
+def schema(fields: tuple[str, ...] = TAKES, name: str = "ProfileReq") -> dict[str, Any]:
+    """What a server says of its start."""
+    return {"components": {"schemas": {name: {"properties": {key: {} for key in fields}}}}}
+
+
+def replies(**more: Any) -> dict[str, tuple[int, Any]]:
+    """A server that answers as SGLang does."""
+    return {
+        "GET /server_info": (200, {**SAYS, **more}),
+        "GET /openapi.json": (200, schema()),
+        "GET /health": (200, {}),
+        "POST /start_profile": (200, "Start profiling."),
+        "POST /stop_profile": (200, "Stop profiling."),
+    }
+
+
+@pytest.fixture(scope="module")
+def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the server of all tests that leave it as it is."""
+    made = Server(model, tmp_path_factory.mktemp("server") / "log")
+    try:
+        made.wait()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def driver(server: Server) -> SglangServer:
+    """Return a driver with the server's keys."""
+    return SglangServer(Client(server.url, KEY, ADMIN_KEY))
+
+
+def failure(work: Any) -> EngineFailure:
+    """What it fails with."""
+    with pytest.raises(EngineFailure) as caught:
+        on_remote(work)
+    return caught.value
+
+
+class TestServer:
+    def test_two_steps_come_to_two_folders(
+        self, server: Server, driver: SglangServer, tmp_path: Path
+    ) -> None:
+        """As with an engine of this process."""
+        for step in (2, 3):
+            window = make_window(tmp_path, step)
+            brought = described(window, record(driver, window, lambda: server.generate(3)))
+            assert {path: trace["forward"] for path, trace in brought["traces"].items()} == {FILE: STEPS}
+            assert brought["traces"][FILE]["stated"]["step"] == step
+            assert not brought["traces"][FILE]["stacks"]
+            assert brought["left"] == ["rank-0.trace.json.gz"]
+        assert (driver.kind, driver.name, driver.workers) == ("sglang", server.url, 1)
+
+    def test_ends_by_itself(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
+        """A server answers a stop after that with a bare 500: what it wrote tells."""
+        window = make_window(tmp_path, max_iterations=2)
+        brought = described(window, record(driver, window, lambda: server.generate(5)))
+        assert brought["traces"][FILE]["forward"] == STEPS[:2]
+        assert (brought["capped_by"], brought["partial"]) == ("engine", None)
+
+    def test_stop_without_a_capture(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
+        """Somebody stops it, and takes the file: the 500 that follows is a failure with that reason."""
+        window = make_window(tmp_path)
+        on_remote(driver.arm(window))
+        on_remote(driver.start(window))
+        server.ask("POST", "/stop_profile", key=ADMIN_KEY)
+        for path in window.output.iterdir():
+            path.unlink()
+        told = failure(driver.stop(window))
+        assert "was not recording" in str(told)
+        assert told.health == "ok"
+
+    @pytest.mark.parametrize("keys", [(), (KEY,)])
+    def test_wants_its_keys(self, server: Server, tmp_path: Path, keys: tuple[str, ...]) -> None:
+        """Without a key nothing is answered, without the admin key no start: both are told by name, and neither key is shown."""
+        driver = SglangServer(Client(server.url, *keys))
+        window = make_window(tmp_path)
+
+        async def begin() -> None:
+            await driver.arm(window)
+            await driver.start(window)
+
+        told = failure(begin())
+        assert told.health == "unconfigured"
+        assert "admin_key=…" in str(told)
+        assert KEY not in str(told)
+
+    def test_folder_that_cannot_be_made(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
+        """Refused at arm: the server lives."""
+        (tmp_path / "file").write_text("in the way")
+        told = failure(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "file")))
+        assert "cannot be written" in str(told)
+        server.generate(1)
+
+    def test_other_folder_of_both(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
+        """Files come from the folder that both see, and leave nothing there."""
+        window = make_window(tmp_path / "run", trace_dir=tmp_path / "shared")
+        brought = described(window, record(driver, window, lambda: server.generate(3)))
+        assert brought["traces"][FILE]["forward"] == STEPS
+        assert list((tmp_path / "shared").iterdir()) == []
+
+    def test_clock(self, driver: SglangServer, tmp_path: Path) -> None:
+        """It is this host's."""
+        on_remote(driver.arm(make_window(tmp_path)))
+        clock = on_remote(driver.clock())
+        assert (clock.offset_ns, clock.method) == (0, "same-host")
+
+
+class TestAnswers:
+    def test_is_down(self, tmp_path: Path) -> None:
+        """Nothing listens: told at arm."""
+        with answering({}) as (url, _):
+            pass
+        told = failure(SglangServer(Client(url)).arm(make_window(tmp_path)))
+        assert told.health == "unreachable"
+
+    def test_second_start_is_not_sent(self, tmp_path: Path) -> None:
+        """What the server is asked: one start with everything that it would take a default for, and one stop."""
+        with answering(replies()) as (url, asked):
+            driver, window = SglangServer(Client(url)), make_window(tmp_path)
+            on_remote(driver.arm(window))
+            on_remote(driver.start(window))
+            assert failure(driver.start(make_window(tmp_path, 3))).health == "busy"
+            told = failure(driver.stop(window))
+            posts = [each for each in asked if each[0] == "POST"]
+        assert [path for _, path, _ in posts] == ["/start_profile", "/stop_profile"]
+        assert posts[0][2] == {
+            "output_dir": str(window.output),
+            "activities": ["CPU"],
+            "with_stack": False,
+            "record_shapes": False,
+            "profile_by_stage": False,
+            "profile_id": "rollout-replica-0",
+        }
+        assert "there is no trace in" in str(told)
+
+    def test_older_server(self, tmp_path: Path) -> None:
+        """Its information is elsewhere, its body has another name, and its bound is one too short: it gets one more."""
+        answers = {
+            **replies(),
+            "GET /server_info": (404, {}),
+            "GET /get_server_info": (200, {**SAYS, "version": "0.5.3"}),
+            "GET /openapi.json": (200, schema(TAKES[:-1], "ProfileReqInput")),
+        }
+        with answering(answers) as (url, asked):
+            driver, window = SglangServer(Client(url)), make_window(tmp_path, max_iterations=4)
+            on_remote(driver.arm(window))
+            on_remote(driver.start(window))
+        (body,) = [content for method, _, content in asked if method == "POST"]
+        assert body["num_steps"] == 5
+        assert "profile_id" not in body
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"model_path": "/not/here"}, "in a container, or behind a tunnel"),
+            ({"device": "cuda"}, None),
+        ],
+    )
+    def test_folder_is_only_named_where_it_is_the_same(
+        self, tmp_path: Path, changes: dict[str, Any], message: str | None
+    ) -> None:
+        """A server that cannot see this host's files would die of the folder; with a folder that both see it is taken at its word."""
+        with answering(replies(**changes)) as (url, _):
+            driver = SglangServer(Client(url))
+            if message is None:
+                on_remote(driver.arm(make_window(tmp_path)))
+                return
+            assert message in str(failure(driver.arm(make_window(tmp_path))))
+            on_remote(driver.arm(make_window(tmp_path, trace_dir=tmp_path)))
+
+    @pytest.mark.parametrize(
+        ("path", "answer", "health", "message"),
+        [
+            ("GET /server_info", (503, "busy"), "unreachable", "503"),
+            ("GET /server_info", (200, ["what?"]), "unreachable", "no SGLang server"),
+            ("GET /openapi.json", (404, {}), "unconfigured", "does not say what its start takes"),
+        ],
+    )
+    def test_refused_at_arm(
+        self, tmp_path: Path, path: str, answer: tuple[int, Any], health: str, message: str
+    ) -> None:
+        """What is odd about a server is told before anything is sent."""
+        with answering({**replies(), path: answer}) as (url, asked):
+            told = failure(SglangServer(Client(url)).arm(make_window(tmp_path)))
+        assert (told.health, message in str(told)) == (health, True)
+        assert all(method == "GET" for method, _, _ in asked)
+
+    def test_start_is_refused(self, tmp_path: Path) -> None:
+        """Then nothing is owed, and the next window may start."""
+        with answering({**replies(), "POST /start_profile": (500, "Internal Server Error")}) as (url, asked):
+            driver, window = SglangServer(Client(url)), make_window(tmp_path)
+            on_remote(driver.arm(window))
+            told = failure(driver.start(window))
+            assert (told.owes_stop, "500" in str(told)) == (False, True)
+            on_remote(driver.abort())
+            on_remote(driver.arm(make_window(tmp_path, 3)))
+        assert [path for method, path, _ in asked if method == "POST"] == ["/start_profile"]
+
+    def test_start_that_is_not_answered_is_stopped(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whether it records is not known: the stop that is owed is sent, and a second one is not."""
+        monkeypatch.setattr("stepprof.remote.sglang_http.START_SECONDS", 0.3)
+        slow = {**replies(), "POST /start_profile": (200, lambda: time.sleep(1) or "at last")}
+        with answering(slow) as (url, asked):
+            driver, window = SglangServer(Client(url)), make_window(tmp_path)
+            on_remote(driver.arm(window))
+            assert failure(driver.start(window)).owes_stop
+            on_remote(driver.abort())
+            on_remote(driver.abort())
+        assert [path for method, path, _ in asked if method == "POST"] == ["/start_profile", "/stop_profile"]
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Iterator[None]:
+    """A session in which the rollouts of steps 2 and 3 are recorded."""
+    stepprof.init(
+        {
+            "steps": "2-3",
+            "output_dir": str(tmp_path),
+            "backend": "null",
+            "engine_start_timeout_seconds": 60,
+            "engine_stop_timeout_seconds": 60,
+            "roles": {"rollout": {"ranks": "all"}},
+        },
+        run_id="run",
+    )
+    yield
+    stepprof.shutdown()
+
+
+def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
+    """What the manifest says of a step's engines."""
+    path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return sorted(entries, key=lambda entry: entry["replica"])
+
+
+class TestRecorded:
+    @pytest.mark.usefixtures("recording")
+    def test_router_and_a_dead_replica(self, server: Server, tmp_path: Path) -> None:
+        """A router is replaced by its workers, which take its keys; one of two is dead, and the other records."""
+        listed = {"workers": [{"url": server.url, "is_healthy": True}, {"url": "http://127.0.0.1:9"}]}
+        with answering({"GET /workers": (200, listed)}) as (url, asked):
+            stepprof.attach(url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
+            for step in (1, 2):
+                with stepprof.profile_step(step, role="rollout"):
+                    server.generate(3)
+            stepprof.shutdown()
+            assert all(method == "GET" for method, _, _ in asked)
+        alive, dead = told(tmp_path)
+        assert (alive["status"], alive["kind"], alive["name"]) == ("complete", "sglang", server.url)
+        (artifact,) = alive["artifacts"]
+        assert Trace.read(tmp_path / "run" / "step-000002" / artifact["path"]).forward == STEPS
+        assert (dead["status"], dead["health"]) == ("failed", "unreachable")
+
+    @pytest.mark.usefixtures("recording")
+    def test_scheduler_is_killed_while_training_goes_on(self, server: Server, tmp_path: Path) -> None:
+        """The server dies of it. The window ends in a bounded time, the manifest says what became of the engine, and the next step's
+        window too. Comes last."""
+        stepprof.attach(server.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
+        done = []
+        with stepprof.profile_step(2, role="rollout"):
+            server.generate(2)
+            os.kill(server.scheduler(), signal.SIGKILL)
+            began = time.monotonic()
+        assert time.monotonic() - began < 60
+        with stepprof.profile_step(3, role="rollout"):
+            done.append(3)
+        stepprof.shutdown()
+        assert done == [3]
+        (entry,) = told(tmp_path, 2)
+        assert (entry["status"], entry["health"]) == ("lost", "dead")
+        assert "died while it was recording" in entry["error"]
+        (entry,) = told(tmp_path, 3)
+        assert (entry["status"], entry["health"]) == ("failed", "unreachable")

@@ -1,0 +1,190 @@
+"""A real engine beside a real session: ``init``, ``attach``, ``profile_step``, and what the manifest says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sglang_recorded
+from sglang_driven import Trace
+from sglang_host import Host, HostDiedError
+
+if TYPE_CHECKING:
+    pass
+
+PARALLEL = {"dp_size": 2}
+
+
+def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
+    """What the manifest says of a step's engines."""
+    path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return sorted(entries, key=lambda entry: entry["replica"])
+
+
+def opened(folder: Path, artifact: dict[str, Any], step: int = 2) -> Trace:
+    """A trace that a manifest names: as large and as full as it says."""
+    path = folder / "run" / f"step-{step:06d}" / artifact["path"]
+    trace = Trace.read(path)
+    assert (path.stat().st_size, len(trace.events)) == (artifact["bytes"], artifact["events"])
+    return trace
+
+
+def steps(tokens: int, prompts: int = 1) -> list[tuple[str, int]]:
+    """The forward steps of so many tokens."""
+    return [("EXTEND", prompts), *[("DECODE", prompts)] * (tokens - 1)]
+
+
+class TestSessions:
+    def test_two_steps_of_a_training_loop(self, host: Host, tmp_path: Path) -> None:
+        """Every manifest is complete, and each trace has its window's forward steps and its own numbers in it."""
+        seen = host.run(sglang_recorded.synchronous, tmp_path, {})
+        assert seen[1:3] == ["recording", "recording"]
+        for step in (2, 3):
+            (entry,) = told(tmp_path, step)
+            assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
+            assert (entry["kind"], entry["name"], entry["replica"]) == ("sglang", "Engine", 0)
+            (artifact,) = entry["artifacts"]
+            trace = opened(tmp_path, artifact, step)
+            assert trace.forward == steps(step + 2)
+            assert entry["start_unix_ns"] < trace.within_ns[0] < trace.within_ns[1] < entry["end_unix_ns"]
+            stated = {key: trace.stated[key] for key in ("run_id", "step", "role", "replica", "rank")}
+            assert stated == {"run_id": "run", "step": step, "role": "rollout", "replica": 0, "rank": 0}
+        assert not (tmp_path / "run" / "step-000001").exists()
+
+    def test_coroutines_on_the_engines_loop(self, host: Host, tmp_path: Path) -> None:
+        """``async with`` records there; a synchronous block would wait for itself, and is skipped with what to write instead."""
+        brought = host.run(sglang_recorded.in_coroutines, tmp_path)
+        (entry,) = told(tmp_path, 2)
+        assert entry["status"] == "complete"
+        assert ("DECODE", 2) in opened(tmp_path, entry["artifacts"][0]).forward
+        (entry,) = told(tmp_path, 3)
+        assert entry["status"] == "skipped"
+        assert "async with stepprof.profile_step" in entry["error"]
+        assert brought["seconds"] < 30
+
+    def test_body_that_raises(self, host: Host, tmp_path: Path) -> None:
+        """The exception reaches the caller unchanged; the engine is stopped, and the manifest tells both."""
+        assert host.run(sglang_recorded.body_that_raises, tmp_path) == {"unchanged": True, "stopped": True}
+        (entry,) = told(tmp_path)
+        assert entry["status"] == "complete"
+        assert "a bad sample" in entry["body_error"]
+        assert opened(tmp_path, entry["artifacts"][0]).forward == steps(2)
+
+    def test_auto_stop_is_a_legal_end(self, host: Host, tmp_path: Path) -> None:
+        """The engine's own bound ends the capture: complete, capped by the engine, and the next step is recorded too."""
+        host.run(sglang_recorded.synchronous, tmp_path, {"rollout": {"engine": {"max_iterations": 2}}})
+        for step in (2, 3):
+            (entry,) = told(tmp_path, step)
+            assert (entry["status"], entry["capped_by"]) == ("complete", "engine")
+            assert opened(tmp_path, entry["artifacts"][0], step).forward == steps(2)
+
+    def test_stop_that_takes_too_long_still_brings_its_files(self, host: Host, tmp_path: Path) -> None:
+        """The body does not wait past the bound, its next call to the engine works, and the late answer is in the manifest in the end."""
+        brought = host.run(sglang_recorded.stop_that_takes_too_long, tmp_path)
+        (entry,) = told(tmp_path)
+        assert entry["status"] == "complete"
+        assert entry["stop_seconds"] > 0.05
+        assert brought["waited"] < entry["stop_seconds"] + 5
+        assert opened(tmp_path, entry["artifacts"][0]).forward == steps(40)
+
+    def test_unwritable_folder(self, host: Host, tmp_path: Path) -> None:
+        """Told in the manifest; the process that holds the engine lives, and the next step is recorded."""
+        host.run(sglang_recorded.unwritable, tmp_path)
+        folder = tmp_path / "run-of-two"
+        (entry,) = told(folder, 2)
+        assert (entry["status"], entry["health"]) == ("failed", "unconfigured")
+        assert "cannot be written" in entry["error"]
+        (entry,) = told(folder, 3)
+        assert entry["status"] == "complete"
+        assert opened(folder, entry["artifacts"][0], 3).forward == steps(2)
+
+
+@pytest.fixture(scope="module")
+def pair(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """Return the process that holds an engine of two data-parallel replicas."""
+    made = Host(
+        model, tmp_path_factory.mktemp("pair") / "log", env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, **PARALLEL
+    )
+    yield made
+    made.close()
+
+
+MATRIX = [
+    # options of the engine, ranks, device
+    pytest.param({}, "1", "cpu", id="cpu-nothing-extra-rank-1"),
+    pytest.param(
+        {"with_stack": True, "record_shapes": True}, "all", "cpu", id="cpu-stacks-and-shapes-all-ranks"
+    ),
+    pytest.param({}, "1", "cuda", id="cuda-nothing-extra-rank-1"),
+    pytest.param(
+        {"with_stack": True, "record_shapes": True}, "all", "cuda", id="cuda-stacks-and-shapes-all-ranks"
+    ),
+    pytest.param({}, "1", "npu", id="npu-nothing-extra-rank-1"),
+    pytest.param(
+        {"with_stack": True, "record_shapes": True}, "all", "npu", id="npu-stacks-and-shapes-all-ranks"
+    ),
+]
+
+
+class TestTwoReplicasInOneEngine:
+    @pytest.mark.parametrize(("options", "ranks", "device"), MATRIX)
+    def test_step_2(
+        self,
+        request: pytest.FixtureRequest,
+        tmp_path: Path,
+        options: dict[str, Any],
+        ranks: str,
+        device: str,
+    ) -> None:
+        """Both are recorded, each says which it is, and those that were asked for are kept, with what was asked for in them."""
+        if device != "cpu":
+            pytest.skip(
+                f"not run: no {device} device on the machines that run these tests, whose SGLang runs on the CPU"
+            )
+        pair: Host = request.getfixturevalue("pair")
+        pair.run(sglang_recorded.warm_up)
+        pair.run(
+            sglang_recorded.synchronous,
+            tmp_path,
+            {"steps": "2", "rollout": {"ranks": ranks, "engine": options}},
+            2,
+            2,
+        )
+        (entry,) = told(tmp_path)
+        assert (entry["status"], entry["error"]) == ("complete", None)
+        workers = [1] if ranks == "1" else [0, 1]
+        assert [artifact["path"] for artifact in entry["artifacts"]] == [
+            f"rollout/replica-0/dp-{worker}-rank-0.trace.json.gz" for worker in workers
+        ]
+        for worker, artifact in zip(workers, entry["artifacts"], strict=True):
+            trace = opened(tmp_path, artifact)
+            assert (trace.stated["rank"], trace.stated["dp_rank"]) == (worker, worker)
+            assert (trace.has_stacks, trace.has_shapes) == (bool(options), bool(options))
+            assert trace.forward == steps(4)  # of two prompts, each has one
+
+    def test_what_sglang_makes_of_an_unwritable_folder(self, pair: Host, tmp_path: Path) -> None:
+        """It kills the process that holds the engine: what the refusal is for. Comes last."""
+        with pytest.raises(HostDiedError, match="exit status -9"):
+            pair.run(sglang_recorded.raw_unwritable_stop, tmp_path)
+
+
+class TestDeath:
+    def test_scheduler_is_killed_while_recording(self, host: Host, tmp_path: Path) -> None:
+        """The window ends in a bounded time, and training goes on as far as SGLang lets it: it ends the process that holds the engine.
+        The manifest says that the capture was lost in either case. Comes last."""
+        try:
+            brought = host.run(sglang_recorded.scheduler_killed, tmp_path)
+        except HostDiedError:
+            brought = None
+        (entry,) = told(tmp_path)
+        assert (entry["status"], entry["artifacts"]) == ("lost", [])
+        if brought is not None:
+            assert brought["seconds"] < 30
+            assert entry["health"] == "dead"
+            assert "has died" in entry["error"]
+            (entry,) = told(tmp_path, 3)
+            assert (entry["status"], entry["health"]) == ("failed", "dead")
