@@ -1,0 +1,54 @@
+"""Another machine's clock against ours, by asking an actor on it for the time: once for all the actors that it has."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from stepprof.remote.base import Clock, EngineFailure
+
+__all__ = ["Clocks", "ping_pong"]
+
+FRESH_SECONDS = 1.0
+"""For this long one measurement of a machine's clock serves all the actors on it."""
+
+
+class Clocks:
+    """Measurements that are fresh or under way, by the machine's boot id."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, asyncio.Future[Clock]]] = {}
+
+    async def of(self, machine: str, measure: Callable[[], Awaitable[Clock]]) -> Clock:
+        """The clock of a machine, measured if need be. Raises EngineFailure."""
+        began, measuring = self._known.get(machine, (0.0, None))
+        if measuring is None or time.monotonic() - began > FRESH_SECONDS:
+            measuring = asyncio.ensure_future(measure())
+            self._known[machine] = time.monotonic(), measuring
+        try:
+            return await asyncio.shield(measuring)
+        except (
+            EngineFailure
+        ):  # by way of another actor on that machine, which may be dead while this one is not
+            return await measure()
+
+
+async def ping_pong(host: str, ask: Callable[[], Awaitable[Sequence[Any]]], tries: int = 8) -> Clock:
+    """The offset of a clock that answers with its time: from the quickest of some round trips, wrong by half of that at most.
+
+    Args:
+        host: whose it is.
+        ask: returns an awaitable of the time there in nanoseconds, first of a tuple.
+    """
+    best: Clock | None = None
+    for _ in range(tries):
+        sent, began = time.time_ns(), time.perf_counter_ns()
+        there = (await ask())[0]
+        trip = time.perf_counter_ns() - began
+        if best is None or trip // 2 < best.error_ns:
+            best = Clock(host, there - (sent + trip // 2), trip // 2, "ping-pong")
+    if best is None:
+        raise ValueError(f"tries = {tries}: at least one round trip is needed")
+    return best
