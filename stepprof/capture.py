@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepprof.backends.base import Backend
     from stepprof.config import Policy
     from stepprof.export import ExportResult
+    from stepprof.remote.fanout import Bracket
     from stepprof.spans import Span
 
 __all__ = ["MAX_ANNOTATIONS", "Ending", "LeftOpen", "LocalCapture", "Ticket"]
@@ -67,6 +68,8 @@ class Ticket:
     captured: int = 0
     closed: bool = False
     refused: bool = False
+    bracket: Bracket | None = None
+    """The engines that follow the window."""
 
     def tell_error(self, error: BaseException) -> None:
         """Note the exception that left the body, beside the outcome; a window that was left open is partial."""

@@ -16,6 +16,7 @@ from stepprof.backends import make_backend
 from stepprof.backends.base import Busy
 from stepprof.capture import Ending, LocalCapture, Ticket
 from stepprof.errors import BackendError, StateError
+from stepprof.exporting import Exports
 from stepprof.hostmemory import available_and_total
 from stepprof.log import logger
 from stepprof.machine import TargetMachine, Turn
@@ -23,10 +24,10 @@ from stepprof.records import Origin, describe_error, tell
 from stepprof.window import WHOLE_STEP
 
 if TYPE_CHECKING:
-    from stepprof.backends.base import Backend, Export
+    from stepprof.backends.base import Backend
     from stepprof.background import Background
     from stepprof.config import Policy
-    from stepprof.export import Exporter, ExportResult
+    from stepprof.export import Exporter
     from stepprof.window import Outcome, Window
 __all__ = ["Capturer"]
 
@@ -55,18 +56,16 @@ class Capturer:
         self.role: str | None = None
         self.health = "ok"
         self.last_error: str | None = None
-        self.recorded: tuple[int, ...] = ()
-        self.exporting: dict[LocalCapture, str] = {}
         self.backend: Backend | None = None
         self._armed_key: object = None
-        self._recorded: set[int] = set()
         self._spent: set[Ticket] = set()
-        self._exporter = exporter
         self.post = background.post
         self.changed = changed
         self._backends: dict[object, Backend] = {}
         self._unavailable: dict[object, str] = {}
-        self._owed: dict[LocalCapture, Export] = {}
+        self.exports = Exports(
+            exporter, origin.rank, lambda window: self._holder(window.step, window.role), self.note, changed
+        )
 
     # -- what is there
 
@@ -113,6 +112,9 @@ class Capturer:
         backend = self._backends[_key(policy)]
         if self.machine.state == "armed":
             if self._armed_key == (step, _key(policy)):
+                if role is None and policy.capture_per != "role":
+                    # the window around those that went out before it: around the next ones, too, the whole step's comes first
+                    self._expect(step, None)
                 return
             self.to_idle(f"armed anew for step {step}")
         self.machine.check("arm")
@@ -196,11 +198,11 @@ class Capturer:
         try:
             self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
-            self._owed[capture] = capture.backend.stop(capture.place, capture.annotate())
+            self.exports.owe(capture, capture.backend.stop(capture.place, capture.annotate()))
             self._commit("done", window.step, window.role)
             self.backend = None
         except BaseException as error:
-            self._owed.pop(capture, None)
+            self.exports.forget(capture)
             reason = describe_error(error)
             self.to_idle(reason)
             self.note(reason, window)
@@ -213,7 +215,7 @@ class Capturer:
         capture.end(ended_ns, ending, left)
         capture.add_stall(time.perf_counter() - began)
         capture.save()
-        return lambda: self._export(capture), None
+        return lambda: self.exports.submit(capture), None
 
     def _post_stop(self, capture: LocalCapture, ending: Ending) -> None:
         """A stop from a thread that may not: the thread that may finds the request."""
@@ -282,58 +284,7 @@ class Capturer:
     @property
     def holds(self) -> bool:
         """Whether there is something that a sudden end would lose: a capture, or one that is not yet with the export."""
-        return self.machine.state in ("recording", "flushing") or bool(self._owed)
-
-    def submit_owed(self) -> None:
-        """At the end: exports that another thread is about to submit, or that an interrupt kept from being submitted."""
-        for capture in list(self._owed):
-            self._export(capture)
-
-    def _export(self, capture: LocalCapture) -> None:
-        with capture.submitting:  # whoever comes second waits, and finds it done
-            export = self._owed.get(capture)
-            if export is None:
-                return
-            label = self._holder(capture.window.step, capture.window.role)
-            self.exporting[capture] = label
-            self._exporter.submit(
-                label,
-                export,
-                self._export_mode(capture),
-                lambda result: self._exported(capture, result),
-                in_child=capture.exported_in_child,
-            )
-            self._owed.pop(capture, None)
-        self.changed()
-
-    @staticmethod
-    def _export_mode(capture: LocalCapture) -> str:
-        if capture.policy.export != "auto":
-            return capture.policy.export
-        try:
-            return capture.backend.export_mode()
-        except Exception as error:  # noqa: BLE001 - the capture is there: exporting it in place is always possible
-            logger.warning("export in place", backend=capture.backend.name, reason=describe_error(error))
-            return "inline"
-
-    def _exported(self, capture: LocalCapture, result: ExportResult) -> None:
-        window = capture.window
-        self.exporting.pop(capture, None)
-        if capture.exported(result):
-            self._recorded.add(window.step)
-            self.recorded = tuple(sorted(self._recorded))
-            size = sum(artifact.bytes for artifact in result.artifacts)
-            logger.info(
-                "exported",
-                step=window.step,
-                role=window.role,
-                rank=self.origin.rank,
-                bytes=size,
-                seconds=round(result.seconds, 3),
-            )
-        else:
-            self.note(f"export: {result.error}", window)
-        self.changed()
+        return self.machine.state in ("recording", "flushing") or self.exports.owed
 
     def _commit(self, trigger: str, step: int | None, role: str | None, *, reason: str | None = None) -> None:
         self.machine.commit(
@@ -346,6 +297,13 @@ class Capturer:
             reason=reason,
         )
         self.step, self.role = (None, None) if self.machine.state == "idle" else (step, role)
+
+    def _expect(self, step: int, role: str | None) -> None:
+        """Armed as before, but for another window of the step."""
+        if self.role != role:
+            self.role = role
+            self.machine.holder = self._holder(step, role)
+            self.changed()
 
     def _holder(self, step: int | None, role: str | None) -> str:
         return f"{role or WHOLE_STEP}/{self.origin.rank} of step {step}"

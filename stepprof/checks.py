@@ -178,10 +178,12 @@ def choice(*valid: str) -> Check:
     return check
 
 
-def names(valid: Collection[str], aliases: Mapping[str, str] | None = None) -> Check:
-    """Accept a non-empty list of names out of `valid`, each once."""
+def names(valid: Collection[str], aliases: Mapping[str, str] | None = None, *, empty: bool = False) -> Check:
+    """Accept a list of names out of `valid`, each once; one without any only where `empty` says so."""
 
     def check(value: object, key: str) -> tuple[str, ...]:
+        if empty and value in ([], ()):
+            return ()
         found = texts(value, key)
         for name in found:
             if name not in valid:

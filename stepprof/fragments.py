@@ -1,4 +1,4 @@
-"""One window's entry in a fragment, as a reader may rely on it.
+"""The entries of a fragment (windows, engines, clocks), as a reader may rely on them.
 
 A fragment comes from another process, perhaps of another version, perhaps over a disk that was full. So each entry gets every key with a type that no table or report stumbles over, and what had to
 be put right is told; a path that leaves the step's folder is never followed. Here, too, `lost` becomes what it means at this moment.
@@ -12,7 +12,7 @@ from typing import Any
 
 from stepprof.writer import is_alive
 
-__all__ = ["STATUSES", "read_window"]
+__all__ = ["STATUSES", "read_clock", "read_engine", "read_window"]
 
 STATUSES = ("complete", "joined", "partial", "skipped", "failed", "lost")
 _WINDOW: dict[str, Any] = {
@@ -36,56 +36,141 @@ _WINDOW: dict[str, Any] = {
     "artifacts": [],
     "capture": None,
 }
-_NUMBERS = (
-    "occurrence",
-    "world_size",
-    "start_unix_ns",
-    "end_unix_ns",
-    "wait_seconds",
-    "stall_seconds",
-    "export_seconds",
+_ENGINE: dict[str, Any] = {
+    "role": None,
+    "occurrence": 1,
+    "replica": None,
+    "kind": None,
+    "name": None,
+    "host": None,
+    "rank": None,
+    "status": None,
+    "health": None,
+    "error": None,
+    "body_error": None,
+    "start_unix_ns": None,
+    "end_unix_ns": None,
+    "start_seconds": None,
+    "stop_seconds": None,
+    "capped_by": None,
+    "artifacts": [],
+    "capture": None,
+}
+_CLOCK: dict[str, Any] = {"host": None, "offset_ns": None, "error_ns": None, "method": None}
+_NUMBERS = frozenset(
+    {
+        "occurrence",
+        "replica",
+        "world_size",
+        "start_unix_ns",
+        "end_unix_ns",
+        "wait_seconds",
+        "stall_seconds",
+        "export_seconds",
+        "start_seconds",
+        "stop_seconds",
+        "offset_ns",
+        "error_ns",
+    }
+)
+_TEXTS = frozenset(
+    {"kind", "name", "host", "health", "error", "body_error", "capped_by", "backend", "method"}
 )
 
 
 def read_window(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
     """A window with every key, none of a type that a reader would stumble over, and what was wrong with it."""
-    problems = []
-    window = {**_WINDOW, **entry}
-    for key in _NUMBERS:
-        value = window[key]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            problems.append(f"damaged: {key} = {value!r} is no number")
-            window[key] = _WINDOW[key]
-    if not isinstance(window["role"], str | None):
-        problems.append(f"damaged: role = {window['role']!r} is no name")
-        window["role"] = None
-    if not isinstance(window["rank"], int | str):
+    window, problems = _read(entry, _WINDOW)
+    if not _is_rank(window["rank"]):
         problems.append(f"damaged: rank = {window['rank']!r} is no rank")
         window["rank"] = "unknown"
-    if window["status"] not in STATUSES:
-        problems.append(f"damaged: status = {window['status']!r} is none of {', '.join(STATUSES)}")
-        window["status"] = "lost"
-    if not isinstance(window["capture"], dict | None):
-        problems.append(f"damaged: capture = {window['capture']!r} is no table")
-        window["capture"] = None
-    artifacts, window["artifacts"] = window["artifacts"], []
+    if window["status"] == "lost":
+        alive = _is_alive(writer)
+        if alive:
+            window["status"] = "recording" if window["end_unix_ns"] is None else "exporting"
+            window["error"] = None
+        elif alive is None:
+            _doubt(window, writer)
+    return window, problems
+
+
+def read_engine(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
+    """An engine's part of a window, in the same way; the writer is the process that drives it."""
+    engine, problems = _read(entry, _ENGINE)
+    if engine["rank"] is not None and not _is_rank(engine["rank"]):
+        problems.append(f"damaged: rank = {engine['rank']!r} is no rank")
+        engine["rank"] = None
+    # an engine that died in its stop is lost for good, however long the one that drove it lives
+    if engine["status"] == "lost" and engine["health"] != "dead":
+        alive = _is_alive(writer)
+        if alive:
+            engine["status"] = "recording" if engine["end_unix_ns"] is None else "flushing"
+            engine["error"] = None
+        elif alive is None:
+            _doubt(engine, writer)
+    return engine, problems
+
+
+def read_clock(entry: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
+    """A comparison of clocks; None where it compares nothing."""
+    clock = {**_CLOCK, **entry}
+    for key in ("offset_ns", "error_ns"):
+        if not _is_number(clock[key]):
+            return None, [f"damaged: a clock with {key} = {clock[key]!r}"]
+    if not isinstance(clock["host"], str):
+        return None, [f"damaged: a clock of host = {clock['host']!r}"]
+    return {**clock, "method": str(clock["method"])}, []
+
+
+def _read(entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What windows and engines have in common."""
+    problems = []
+    read = {**keys, **entry}
+    for key in keys:
+        value = read[key]
+        if key in _NUMBERS and value is not None and not _is_number(value):
+            problems.append(f"damaged: {key} = {value!r} is no number")
+            read[key] = keys[key]
+        if key in _TEXTS and not isinstance(value, str | None):
+            problems.append(f"damaged: {key} = {value!r} is no text")
+            read[key] = str(value)
+    if not isinstance(read["role"], str | None):
+        problems.append(f"damaged: role = {read['role']!r} is no name")
+        read["role"] = None
+    if read["status"] not in STATUSES:
+        problems.append(f"damaged: status = {read['status']!r} is none of {', '.join(STATUSES)}")
+        read["status"] = "lost"
+    if not isinstance(read["capture"], dict | None):
+        problems.append(f"damaged: capture = {read['capture']!r} is no table")
+        read["capture"] = None
+    artifacts, read["artifacts"] = read["artifacts"], []
     for artifact in artifacts if isinstance(artifacts, list) else [artifacts]:
         problem = _artifact_problem(artifact)
         if problem:
             problems.append(problem)
         else:
-            window["artifacts"].append({"kind": None, "events": None, **artifact})
-    if window["status"] == "lost":
-        alive = is_alive(writer) if isinstance(writer, dict) else None
-        if alive:
-            window["status"] = "recording" if window["end_unix_ns"] is None else "exporting"
-            window["error"] = None
-        elif alive is None:
-            host = writer.get("host") if isinstance(writer, dict) else None
-            window["error"] = (
-                f"{window['error'] or 'lost'} (or is still at it: that can be told on {host or 'its host'} alone)"
-            )
-    return window, problems
+            read["artifacts"].append({"kind": None, "events": None, **artifact})
+    return read, problems
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _is_alive(writer: object) -> bool | None:
+    return is_alive(writer) if isinstance(writer, dict) else None
+
+
+def _doubt(entry: dict[str, Any], writer: object) -> None:
+    """Whether what was written ahead is still true cannot be told from here."""
+    host = writer.get("host") if isinstance(writer, dict) else None
+    entry["error"] = (
+        f"{entry['error'] or 'lost'} (or is still at it: that can be told on {host or 'its host'} alone)"
+    )
 
 
 def _artifact_problem(artifact: object) -> str | None:

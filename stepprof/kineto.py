@@ -15,18 +15,24 @@ from __future__ import annotations
 import json
 import re
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from stepprof.kinetotext import (
+    EVENT,
+    blocks,
+    new_compressor,
+    sound_head,
+    whole_lines,
+    with_sound_names,
+)
 from stepprof.traceevents import encoded, events
 from stepprof.window import Annotation
 
 __all__ = ["Finished", "TraceFile", "TraceFileError", "escaped", "finish", "inspect", "marked"]
 
-_BLOCK = 1 << 22
 _HEAD_LIMIT = (
     1 << 26
 )  # metadata before the events: deviceProperties and the process groups of thousands of ranks are far below this
@@ -36,12 +42,6 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 # after the events nothing but plain values: the trace's name, in older versions the base time as well
 _END = re.compile(rb'\]\s*(?P<rest>(?:,\s*"\w+"\s*:\s*(?:"[^\n]*"|-?[\d.]+)\s*)+)\}\s*\Z')
 _TRACE_NAME = re.compile(rb'"traceName"\s*:\s*"[^\n]*?"(?=\s*(?:\}|,\s*"\w+"\s*:|\Z))')
-_METADATA = re.compile(rb'\s*"[^"\n]+": .+,\r?\n')
-_EVENT = b'"ph":'
-# a name that ends before its line does, or holds a backslash; where other keys follow on the line, as older Kinetos write it, nothing is touched
-_BROKEN_NAME = re.compile(
-    rb'(?P<key>"name": )"(?=[^"\\\n]*(?:\\|"(?!,?\r?\n|, "\w+": |\s+\})))(?P<name>[^\n]*)"(?P<comma>,?)(?=\r?\n)'
-)
 _MARK_PREFIX = "stepprof::"
 _MARK = re.compile(rb'"cpu_op"(,\s*"name":\s*")stepprof::(?=[^"])')
 _ESCAPE = re.compile(rb"&#(\d{1,7});")
@@ -140,12 +140,8 @@ def inspect(path: Path) -> TraceFile:
 
 
 def _head(file: BinaryIO) -> tuple[bytes, re.Match[bytes] | None]:
-    file.seek(0)
     head = b""
-    while len(head) < _HEAD_LIMIT:
-        block = file.read(_BLOCK)
-        if not block:
-            break
+    for block in blocks(file, 0, _HEAD_LIMIT):
         head += block
         opening = _EVENTS.search(head)
         if opening is not None:
@@ -176,7 +172,7 @@ def finish(
     shape = inspect(raw)
     total = 0
     with raw.open("rb") as source, final.open("xb") as target:
-        compressor = _compressor()
+        compressor = new_compressor()
         for block, count in _rewritten(
             source,
             shape,
@@ -205,11 +201,11 @@ def _rewritten(
 ) -> Iterator[tuple[bytes, int]]:
     """The new file in blocks, each with the number of events in it."""
     if shape.problem is not None:
-        for block in _lines(source, 0, shape.size):
-            yield block, block.count(_EVENT)
+        for block in whole_lines(blocks(source, 0, shape.size)):
+            yield block, block.count(EVENT)
         return
     source.seek(0)
-    yield _sound(source.read(shape.key_at)), 0
+    yield sound_head(source.read(shape.key_at)), 0
     yield b'"stepprof": ' + encoded(metadata) + b",\n    ", 0
     yield source.read(shape.events_at - shape.key_at), 0
     written = 0
@@ -218,55 +214,14 @@ def _rewritten(
         written += 1
     if written and not shape.empty:
         yield b",", 0
-    for block in _lines(source, shape.events_at, shape.end_at):
-        repaired = _BROKEN_NAME.sub(_repair, block)
+    for block in whole_lines(blocks(source, shape.events_at, shape.end_at)):
+        repaired = with_sound_names(block)
         if marks:
             repaired = _ESCAPE.sub(_unescape, _MARK.sub(rb'"user_annotation"\1', repaired))
-        yield repaired, repaired.count(_EVENT)
+        yield repaired, repaired.count(EVENT)
     source.seek(shape.end_at)
     trace_name = b'"traceName": ' + encoded(name)
     yield _TRACE_NAME.sub(lambda _: trace_name, source.read()), 0
-
-
-def _sound(head: bytes) -> bytes:
-    """What stands before the events, without the metadata that Kineto made invalid (a quotation mark in a value is enough); it stands on a line of its own."""
-
-    def is_json(text: bytes) -> bool:
-        try:
-            json.loads(text)
-        except ValueError:
-            return False
-        return True
-
-    if is_json(head + b'"":0}'):
-        return head
-    lines = head.splitlines(keepends=True)
-    kept = [line for line in lines if not _METADATA.fullmatch(line) or is_json(b"{%b}" % line.strip()[:-1])]
-    return b"".join(kept)
-
-
-def _lines(source: BinaryIO, start: int, end: int) -> Iterator[bytes]:
-    """The bytes from `start` to `end` in blocks that end where an event ends, or at least a line, so that no name is cut in two."""
-    source.seek(start)
-    left, rest = end - start, b""
-    while left > 0:
-        block = source.read(min(_BLOCK, left))
-        if not block:
-            break
-        left -= len(block)
-        cut = (block.rfind(b"\n  {\n") if b"\n  {\n" in block else block.rfind(b"\n")) + 1
-        if cut == 0:
-            rest += block
-            continue
-        yield rest + block[:cut]
-        rest = block[cut:]
-    if rest:
-        yield rest
-
-
-def _repair(match: re.Match[bytes]) -> bytes:
-    name = match["name"].decode("utf-8", "replace")
-    return match["key"] + encoded(name) + match["comma"]
 
 
 def _unescape(match: re.Match[bytes]) -> bytes:
@@ -274,12 +229,3 @@ def _unescape(match: re.Match[bytes]) -> bytes:
     if code > sys.maxunicode:
         return match[0]
     return json.dumps(chr(code), ensure_ascii=False)[1:-1].encode("utf-8", "replace")
-
-
-def _compressor() -> Any:
-    # level 1 of isal: 1.6 GB/s; zlib: 0.18 to 0.45 GB/s; torch's own way (level 9, line by line): 0.01
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.compressobj(1, zlib.DEFLATED, 31)
-    return isal_zlib.compressobj(1, isal_zlib.DEFLATED, 31)

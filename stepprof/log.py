@@ -15,12 +15,16 @@ import structlog
 __all__ = ["logger"]
 
 
+_standard = logging.getLogger("stepprof")
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+
+
 class _Logger:
     """Chooses the destination at each call."""
 
     def __init__(self) -> None:
         self._standard = structlog.wrap_logger(
-            logging.getLogger("stepprof"),
+            _standard,
             processors=[
                 structlog.stdlib.filter_by_level,
                 structlog.processors.format_exc_info,
@@ -34,6 +38,8 @@ class _Logger:
         return structlog.get_logger("stepprof") if structlog.is_configured() else self._standard
 
     def _say(self, level: str, event: str, fields: dict[str, object]) -> None:
+        if not structlog.is_configured() and not _standard.isEnabledFor(_LEVELS[level]):
+            return  # the same, said sooner: a thousand engines change their state four times in a window
         try:  # noqa: SIM105 - contextlib would be one more frame below a signal handler
             getattr(self._target(), level)(event, **fields)
         except Exception:  # noqa: BLE001, S110 - the application's own processor or stream refuses the line: there is nowhere to tell it, and it must not end a training loop

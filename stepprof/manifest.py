@@ -7,6 +7,7 @@ wrong becomes a finding beside the rest and stops nothing. A fragment that says 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.errors import ConfigError
-from stepprof.fragments import read_window
+from stepprof.fragments import read_clock, read_engine, read_window
 from stepprof.rundir import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
 
 __all__ = ["find_run", "is_run", "list_runs", "read_run", "read_spans", "read_step", "steps"]
@@ -84,8 +85,9 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
     """The manifest of a step, combined from its fragments.
 
     Returns:
-        schema_version, run_id, step, version, windows, engines, clocks, as the file format says; each window also has `fragment`, the file that told of it, and a status that is
-        `recording` or `exporting` while the process lives that is at it; and `findings`: a list of {fragment, problem} for what could not be read or does not agree.
+        schema_version, run_id, step, version, windows, engines, clocks, as the file format says; each window and engine also has `fragment`, the file that told of it, and a status that
+        is `recording` or `exporting` (of an engine `flushing`) while the process lives that is at it; and `findings`: a list of {fragment, problem} for what could not be read or does
+        not agree.
     """
     folder = path / step_folder(step) / MANIFEST
     manifest: dict[str, Any] = {
@@ -125,19 +127,24 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
         version = content.get("version")
         if version is not None and version not in versions:
             versions.append(version)
-        for key in ("windows", "engines", "clocks"):
-            for entry in _entries(content, key, partial(find, fragment=file.name)):
-                if key == "windows":
-                    window, problems = read_window(entry, content.get("writer"))
-                    manifest["windows"].append({**window, "fragment": file.name})
-                    for problem in problems:
-                        find(problem, file.name)
-                elif entry not in manifest[key]:
-                    manifest[key].append(entry)
+        told = partial(find, fragment=file.name)
+        for key, read in (("windows", read_window), ("engines", read_engine)):
+            for entry in _entries(content, key, told):
+                known, problems = read(entry, content.get("writer"))
+                manifest[key].append({**known, "fragment": file.name})
+                for problem in problems:
+                    told(problem)
+        for entry in _entries(content, "clocks", told):
+            clock, problems = read_clock(entry)
+            if clock is not None and clock not in manifest["clocks"]:
+                manifest["clocks"].append(clock)
+            for problem in problems:
+                told(problem)
     if len(versions) > 1:
         find(f"the ranks do not agree on the version: {', '.join(map(repr, versions))}")
     manifest["version"] = versions[0] if versions else None
     manifest["windows"].sort(key=_order)
+    manifest["engines"].sort(key=_order_of_engines)
     return manifest
 
 
@@ -232,6 +239,19 @@ def _order(window: Mapping[str, Any]) -> tuple[object, ...]:
         rank,
         window["occurrence"] or 1,
         window["start_unix_ns"] or 0,
+    )
+
+
+def _order_of_engines(engine: Mapping[str, Any]) -> tuple[object, ...]:
+    replica = engine["replica"]
+    return (
+        engine["role"] or "",
+        engine["occurrence"] or 1,
+        math.inf if replica is None else replica,
+        engine["kind"] or "",
+        engine["name"] or "",
+        engine["status"] == "joined",
+        engine["start_unix_ns"] or 0,
     )
 
 

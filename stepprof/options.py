@@ -119,7 +119,7 @@ class EngineOptions:
     """What an attached engine records of itself."""
 
     activities: Sequence[str] | None = None
-    """Which activities the engine records, such as ["cpu", "cuda"]; None: those that it has."""
+    """Which activities the engine records, such as ["cpu", "cuda"]; None or []: those that it has."""
     max_iterations: int | None = None
     """After how many forward steps the engine ends its capture by itself; None: when the window ends."""
     delay_iterations: int = 0
@@ -129,25 +129,19 @@ class EngineOptions:
     record_shapes: bool = False
     """Shapes of each op's inputs."""
     by_stage: bool = False
-    """One file for prefill and one for decode, where the engine can; needs max_iterations."""
+    """One file for prefill and one for decode, where the engine can; 32 forward steps unless max_iterations says otherwise."""
 
     def __post_init__(self) -> None:
-        """Check every field, and the combination that kills an engine."""
+        """Check every field."""
         settle(
             self,
             {
-                "activities": names(ACTIVITIES, _ACTIVITY_ALIASES),
+                "activities": names(ACTIVITIES, _ACTIVITY_ALIASES, empty=True),
                 "max_iterations": whole(1),
                 "delay_iterations": whole(0),
                 **dict.fromkeys(("with_stack", "record_shapes", "by_stage"), flag),
             },
         )
-        if self.by_stage and self.max_iterations is None:
-            raise ConfigError.at(
-                "by_stage",
-                True,
-                "needs max_iterations (an engine that profiles by stage without a bound dies); did you mean max_iterations = 32?",
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

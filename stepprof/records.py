@@ -106,15 +106,27 @@ class Fragment:
         origin: who writes.
         window: the window it is named after.
         post: has the writing done on another thread.
+        engines: it tells of engines that this process drives.
     """
 
-    def __init__(self, origin: Origin, window: Window, post: Callable[[Callable[[], object]], None]) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        window: Window,
+        post: Callable[[Callable[[], object]], None],
+        *,
+        engines: bool = False,
+    ) -> None:
         self._origin = origin
         self._window = window
         self._post = post
+        self._of_engines = engines
         self._lock = threading.Lock()
+        self._waiting = False
         self.claim: Claim | None = None
         self.windows: list[dict[str, Any]] = []
+        self.engines: list[dict[str, Any]] = []
+        self.clocks: list[dict[str, Any]] = []
 
     def write_ahead(self) -> Claim:
         """Claim the name, with what is known so far. Raises OSError."""
@@ -124,16 +136,23 @@ class Fragment:
     def _claim(self) -> Claim:
         if self.claim is None:
             self.claim = self._origin.run.claim(
-                self._window.step, self._window.role, self._origin.rank, self._content()
+                self._window.step,
+                self._window.role,
+                self._origin.rank,
+                self._content(),
+                engines=self._of_engines,
             )
         return self.claim
 
     def save(self) -> None:
-        """Write it soon, on another thread."""
-        self._post(self.write)
+        """Write it soon, on another thread; what changes until then is written with it."""
+        if not self._waiting:
+            self._waiting = True
+            self._post(self.write)
 
     def write(self) -> None:
         """Write it now; where that fails the log says so, since the manifest cannot."""
+        self._waiting = False
         try:
             with self._lock:
                 if self.claim is None:
@@ -160,9 +179,10 @@ class Fragment:
             "version": self._window.version,
             "writer": origin.writer,
             "windows": [dict(record) for record in self.windows],
-            "engines": [],
+            "engines": [dict(entry) for entry in list(self.engines)],
             "clocks": [
-                {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"}
+                {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"},
+                *self.clocks,
             ],
         }
 

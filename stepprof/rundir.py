@@ -13,6 +13,7 @@ of the same step) gets a number: `actor-rank-0.2.json` with `actor/rank-0.2…`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -43,6 +44,7 @@ RUN_FILE = "run.json"
 SPANS = "spans"
 MANIFEST = "manifest"
 WHOLE_STEP = "step"  # stands for the role in the names of a window without one
+INDENTED_ENGINES = 16
 _STEP_FOLDER = re.compile(r"step-(\d{6,})")
 
 
@@ -124,7 +126,15 @@ class RunDir:
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
 
-    def claim(self, step: int, role: str | None, rank: int | str, content: Mapping[str, object]) -> Claim:
+    def claim(
+        self,
+        step: int,
+        role: str | None,
+        rank: int | str,
+        content: Mapping[str, object],
+        *,
+        engines: bool = False,
+    ) -> Claim:
         """Take a place in a step for one target: its fragment, written ahead as `content`, and the stem of its artifacts.
 
         Folders that are missing are made, also where somebody has removed them meanwhile.
@@ -134,17 +144,17 @@ class RunDir:
             role: None for a window without one.
             rank: the global rank, or what a process without one is called.
             content: the first version of the fragment, JSON-able: what holds if this process is never heard of again.
+            engines: the fragment tells of the engines that this process drives, not of itself: `rollout-engines-rank-0.json`.
 
         Raises:
             OSError: it cannot be written.
         """
         folder = self.path / step_folder(step)
         name = role or WHOLE_STEP
-        target = f"rank-{_part(rank)}"
+        target = f"engines-rank-{_part(rank)}" if engines else f"rank-{_part(rank)}"
         manifest = folder / MANIFEST
         manifest.mkdir(parents=True, exist_ok=True)
-        # a role called like the folder of the fragments must not put its artifacts among them
-        artifacts = f"{name}-artifacts" if name.lower() == MANIFEST else name
+        artifacts = _artifacts_folder(name)
         (folder / artifacts).mkdir(exist_ok=True)
         wanted = manifest / f"{name}-{target}.json"
         data = _dump(content)
@@ -158,6 +168,52 @@ class RunDir:
             raise
         ending = "" if number == 1 else f".{number}"
         return Claim(folder, f"{artifacts}/{target}{ending}", suffixed(wanted, number))
+
+    def engine_folder(self, step: int, role: str, replica: int) -> tuple[Path, str]:
+        """A new and empty folder for the files of one engine: the step's folder, and the path below it (`rollout/replica-0`, then `replica-0.2`).
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        folder = self.path / step_folder(step)
+        above = folder / _artifacts_folder(role)
+        above.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            name = f"replica-{replica}" if number == 1 else f"replica-{replica}.{number}"
+            try:
+                (above / name).mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return folder, f"{above.name}/{name}"
+
+    def take_engine(self, step: int, role: str, key: str, occurrence: int) -> Mapping[str, object] | None:
+        """Be the one process that drives an engine in this window; None: it is this one, else who it is.
+
+        A claim whose writer is known to be dead is passed over.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        folder = self.path / step_folder(step) / MANIFEST
+        folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256(f"{role} {occurrence} {key}".encode()).hexdigest()[:16]
+        number = 1
+        while True:
+            path = folder / f".engine-{digest}.{number}"
+            if write_exclusively(path, _dump(writer_identity())):
+                return None
+            try:
+                holder = json.loads(path.read_bytes())
+            except (
+                OSError,
+                ValueError,
+            ):  # being written, or on a file system that shows it late: somebody has it
+                return {}
+            if not isinstance(holder, dict) or is_alive(holder) is not False:
+                return holder if isinstance(holder, dict) else {}
+            number += 1
 
     def spans_path(self, rank: int | str) -> Path:
         """A new and empty file for this rank's spans, ours alone: `spans/rank-0.000001.jsonl`, then `.000002`, …
@@ -210,10 +266,18 @@ class Claim:
             raise
 
 
+def _artifacts_folder(name: str) -> str:
+    """A role called like the folder of the fragments must not put its artifacts among them."""
+    return f"{name}-artifacts" if name.lower() == MANIFEST else name
+
+
 def _part(rank: int | str) -> str:
     """A rank as a part of a file name: a number, or the name of a process without one."""
     return str(rank) if isinstance(rank, int) else safe_name(rank) or "unnamed"
 
 
 def _dump(content: Mapping[str, object]) -> bytes:
-    return json.dumps(content, indent=1, default=str).encode()
+    """For people to read; with many engines on one line, which takes a tenth of the time."""
+    engines = content.get("engines")
+    many = isinstance(engines, list) and len(engines) > INDENTED_ENGINES
+    return json.dumps(content, indent=None if many else 1, default=str).encode()

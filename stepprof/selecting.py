@@ -31,10 +31,18 @@ class Selector:
         config: what is configured.
         identity: who this process is, as far as that is known.
         found: called when the rank becomes known later.
+        attached: whether windows of a role reach an engine or a rank elsewhere, whatever the rank of this process.
     """
 
-    def __init__(self, config: Config, identity: Identity, found: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        identity: Identity,
+        found: Callable[[], object],
+        attached: Callable[[str | None], bool] = lambda role: False,
+    ) -> None:
         self.identity = identity
+        self._attached = attached
         self.quiet: dict[str | None, tuple[int, int]] = {}
         """For each role: from which step on, and before which one, no window of it has anything to ask."""
         self._config = config
@@ -65,7 +73,7 @@ class Selector:
         if policy.steps.is_none or not policy.enabled:
             self.quiet[role] = ALWAYS_QUIET
             return None
-        if self.identity.final and not self.selects_rank(policy):
+        if self.identity.final and not self._concerns(role, policy):
             self.quiet[role] = ALWAYS_QUIET
             return None
         if step not in policy.steps:
@@ -75,7 +83,11 @@ class Selector:
             return None
         self._look_for_rank()
         policy = self.policy(role)
-        return policy if self.selects_rank(policy) else None
+        return policy if self._concerns(role, policy) else None
+
+    def _concerns(self, role: str | None, policy: Policy) -> bool:
+        """Whether anything is recorded from here: this process, or what is attached in it."""
+        return self.selects_rank(policy) or self._attached(role)
 
     def next_selected(self, step: int, role: str | None) -> float:
         """The next selected step after this one, as far as it matters for arming."""
@@ -93,7 +105,7 @@ class Selector:
             policy = self._config.policy(role)
             came = set().union(*self._came.values()) if role is None else self._came.get(role, set())
             missing = policy.steps.without(came)
-            if self.selects_rank(policy) and not missing.is_none and missing != told:
+            if self._concerns(role, policy) and not missing.is_none and missing != told:
                 yield role, missing
                 told = told or missing
 

@@ -7,38 +7,46 @@ one is the target's. `init` makes it, `shutdown` ends it, and between the two no
 from __future__ import annotations
 
 import asyncio
-import operator
+import concurrent.futures
+import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepprof import ending
+from stepprof.ahead import Ahead
 from stepprof.background import Background
 from stepprof.capture import LeftOpen, Ticket
 from stepprof.config import Config, Policy
 from stepprof.current import cell
 from stepprof.environment import Identity
-from stepprof.errors import ConfigError, StateError, StepprofError
+from stepprof.errors import ConfigError, StepprofError
 from stepprof.export import Exporter
 from stepprof.local import LocalTarget
 from stepprof.log import logger
-from stepprof.records import Origin, describe_error
+from stepprof.records import Origin
+from stepprof.refusal import Refusals
 from stepprof.rundir import RunDir
 from stepprof.selecting import Selector
 from stepprof.spans import Recorder, SpanFile
 from stepprof.status import State
 from stepprof.window import Window
 
+if TYPE_CHECKING:
+    from stepprof.remote.attach import Engine
+    from stepprof.remote.fanout import Bracket
+    from stepprof.remote.fleet import Fleet
+
 __all__ = ["EXPORT_SECONDS", "Session"]
 
 EXPORT_SECONDS = 120.0
 """How long the end of a run waits for its export jobs, unless `shutdown` is told otherwise."""
 
+ANNOUNCE_SECONDS = 0.2
+"""How long a recorded window waits until sessions elsewhere know its step: work that is sent to them next must not overtake it."""
+
 OWNER_SECONDS = 2.0
 """How long the end of a run waits for the thread that alone can stop a capture."""
-
-TOLD = 64
-"""Wrong steps and roles that a session tells of, each once; more would be a line per step."""
 
 
 class Session:
@@ -49,16 +57,19 @@ class Session:
         self._identity = identity
         self.run_id = None if run is None else run.run_id
         self.path = None if run is None else run.path
+        self.lent = False
+        """Made on behalf of another process that this one follows: what the code here asks of `init` afterwards is settled already."""
         self._closed = run is None
         if run is None:
             return
         self.last_step: int | None = None
-        self.selector = Selector(config, identity, self._rank_found)
+        self.fleet: Fleet | None = None
+        """What is attached in this process; None: nothing was."""
+        self.selector = Selector(config, identity, self._rank_found, self._attached)
         self.quiet = self.selector.quiet
         self.calm = True
         self._occurrences: dict[tuple[int, str | None], int] = {}
-        self._left_open: dict[tuple[int, str | None], Any] = {}
-        self._told: set[str] = set()
+        self.refusals = Refusals(lambda: self.rank, strict=config.strict)
         # reentrant: a signal handler may come in between
         self._publishing = threading.RLock()
         self.recorder = Recorder(keep=config.spans)
@@ -93,60 +104,157 @@ class Session:
         self.publish()
         ending.watch(self)
         cell.recorder = self.recorder
+        early = sys.modules.get("stepprof.remote.attach")
+        while early is not None and early.waiting:
+            self.attach(early.waiting.pop(0))
+
+    # -- what is attached
+
+    def attach(self, engine: Engine) -> None:
+        """From the next arm or window on, it takes part. Raises ConfigError where the configuration asks for ranks that it does not have."""
+        if self.fleet is None:
+            from stepprof.remote.fleet import Fleet
+
+            self.fleet = Fleet(self._origin, self.background.post, self.publish)
+        engine.join(self.fleet, self.selector.policy(engine.role))
+        self.fleet.add(engine)
+        self.quiet.clear()
+        self.publish()
+
+    def detach(self, engine: Engine) -> None:
+        """What it records is stopped; it takes no more part."""
+        if self.fleet is not None:
+            self.fleet.remove(engine)
+
+    def _attached(self, role: str | None) -> bool:
+        return self.fleet is not None and self.fleet.follows(role)
 
     # -- windows
 
     def enter(
-        self, step: int, role: str | None, version: int | str | None, waited_seconds: float
+        self, step: int, role: str | None, version: int | str | None, ahead: Ahead | None
     ) -> Ticket | None:
         """A window that may be selected comes in; its ticket, if it is."""
-        ticket: Ticket | None = self._guard(lambda: self._enter(step, role, version, waited_seconds))
+        ticket: Ticket | None = self._guard(lambda: self._enter(step, role, version, ahead))
         return ticket
 
     def _enter(
-        self, step: int, role: str | None, version: int | str | None, waited_seconds: float
+        self, step: int, role: str | None, version: int | str | None, ahead: Ahead | None
     ) -> Ticket | None:
         policy = self._select(step, role)
+        told = None if self.fleet is None else self.fleet.pass_by(step, role)
+        if told is not None and policy is not None and self.recorder.running_loop() is None:
+            concurrent.futures.wait([told], ANNOUNCE_SECONDS)
         if policy is None:
             if not self.calm:
                 self.local.pass_by(step)
             return None
-        window = self._window(step, role, version)
-        bound = max(policy.engine_stop_timeout_seconds - waited_seconds, 0.0)
-        return self.local.enter(window, policy, wait_seconds=bound, waited_seconds=waited_seconds)
+        bracket = None if ahead is None else ahead.take()
+        if ahead is not None and ahead.window is not None:
+            window = ahead.window
+        else:
+            window = self._window(step, role, version)
+            bracket = self._start_engines(window, policy)
+        waited = 0.0 if ahead is None else ahead.waited_seconds
+        try:
+            if self.selector.selects_rank(policy):
+                bound = max(policy.engine_stop_timeout_seconds - waited, 0.0)
+                ticket = self.local.enter(window, policy, wait_seconds=bound, waited_seconds=waited)
+            else:
+                ticket = Ticket(window=window, policy=policy, start_ns=time.perf_counter_ns())
+        except BaseException:
+            if bracket is not None:
+                bracket.send_stops(None)
+            raise
+        ticket.bracket = bracket
+        return ticket
 
-    async def handed_over(self, step: object, role: object) -> float:
-        """Before a selected window: wait, without blocking the event loop, until no other thread hands a capture over.
+    def _start_engines(self, window: Window, policy: Policy) -> Bracket | None:
+        """From synchronous code: starts are sent, and waited for where that blocks nobody's event loop."""
+        fleet = self.fleet
+        if fleet is None or not fleet.follows(window.role):
+            return None
+        loop = self.recorder.running_loop()
+        if loop is not None:
+            fleet.check_loop(window.role, loop, strict=self.config.strict)
+        bracket = fleet.begin(window, policy, refuse=loop)
+        try:
+            if loop is None:
+                bracket.wait_started()
+        except BaseException:
+            bracket.send_stops(None, partial="interrupted while the window came in")
+            raise
+        self.publish()
+        return bracket
 
-        Returns:
-            The seconds that took.
+    async def come_in(self, step: object, role: object, version: int | str | None) -> Ahead | None:
+        """Before a selected window of a coroutine: start its engines, and wait until no other thread hands a capture over.
+
+        Neither blocks the event loop. A coroutine that is cancelled here gets no exit, so that the engines are stopped at once.
         """
         if self.recorder.running_loop() is None:
-            return 0.0  # another library's event loop: what waits is the enter itself
-        number = self.step_number(step)
+            return None  # another library's event loop: what waits is the enter itself
+        if self.local.calm and self.fleet is None:
+            return None
+        number = self.refusals.step_number(step, self.last_step)
         if number is None or not (role is None or isinstance(role, str)):
-            return 0.0
+            return None
         policy: Policy | None = self._guard(lambda: self._select(number, role))
         if policy is None:
-            return 0.0
-        began = time.perf_counter()
-        bound = policy.engine_stop_timeout_seconds
-        while self.local.capturer.turn.taken and time.perf_counter() - began < bound:
-            await asyncio.sleep(0.005)
-        return time.perf_counter() - began
+            return None
+        fleet = self.fleet
+        ahead = Ahead()
+        try:
+            if fleet is not None and fleet.follows(role):
+                ahead.window = self._window(number, role, version)
+                told = fleet.pass_by(number, role)
+                if told is not None:
+                    await asyncio.wait([asyncio.wrap_future(told)], timeout=ANNOUNCE_SECONDS)
+                ahead.bracket = fleet.begin(ahead.window, policy)
+                await ahead.bracket.started()
+                self.publish()
+            began = time.perf_counter()
+            bound = policy.engine_stop_timeout_seconds
+            while self.local.capturer.turn.taken and time.perf_counter() - began < bound:
+                await asyncio.sleep(0.005)
+            ahead.waited_seconds = time.perf_counter() - began
+        except BaseException:
+            ahead.give_up("the coroutine was cancelled while its window came in")
+            raise
+        return ahead
+
+    def is_quiet(self, step: object, role: object) -> bool:
+        """Whether a window surely has nothing to wait for."""
+        quiet = self.quiet.get(role) if role is None or role.__class__ is str else None
+        return quiet is not None and isinstance(step, int) and quiet[0] <= step < quiet[1] and self.calm
 
     def next_selected(self, step: int, role: str | None) -> float:
         """The next selected step after this one, as far as it matters for arming."""
         return self.selector.next_selected(step, role)
 
     def exit(self, ticket: Ticket, error: BaseException | None, end_ns: int) -> None:
-        """A selected window goes out."""
-        self._guard(lambda: self.local.exit(ticket, error, end_ns))
+        """A selected window goes out: the stops of its engines are sent, then ours is done, then theirs are waited for."""
+        self._guard(lambda: self._exit(ticket, error, end_ns))
+
+    def _exit(self, ticket: Ticket, error: BaseException | None, end_ns: int) -> None:
+        bracket = ticket.bracket
+        if bracket is not None:
+            left_open = isinstance(error, LeftOpen)
+            bracket.send_stops(None if left_open else error, partial=str(error) if left_open else None)
+        try:
+            self.local.exit(ticket, error, end_ns)
+        finally:
+            if bracket is not None and self.recorder.running_loop() is None:
+                bracket.wait_stopped()
 
     def approach(self, step: int, role: str | None) -> None:
         """The step before a selected one is over in this role: arm for it."""
         policy = self.selector.policy(role)
-        if policy.enabled and step in policy.steps and self.selector.selects_rank(policy):
+        if not policy.enabled or step not in policy.steps:
+            return
+        if self.fleet is not None and self.fleet.follows(role):
+            self.fleet.arm(step, role, policy)
+        if self.selector.selects_rank(policy):
             self._guard(lambda: self.local.arm(step, role, policy))
 
     def _window(self, step: int, role: str | None, version: int | str | None) -> Window:
@@ -164,14 +272,12 @@ class Session:
         """What goes wrong in here is logged; it reaches the training loop only if ``strict``."""
         try:
             return act()
-        except StepprofError:
+        except Exception as error:
+            # whatever it is, it is ours: the training loop has nothing to do with it
             if self.config.strict:
                 raise
-            logger.warning("not recorded", exc_info=True)
-        except Exception:
-            if self.config.strict:
-                raise
-            logger.warning("internal error", exc_info=True)
+            event = "not recorded" if isinstance(error, StepprofError) else "internal error"
+            logger.warning(event, exc_info=True)
         finally:
             if not self._closed:
                 ending.after_act()
@@ -182,7 +288,7 @@ class Session:
         try:
             return self.selector.select(step, role)
         except ConfigError as error:
-            self._refuse_once(str(error))
+            self.refusals.refuse_once(str(error))
             return None
 
     def _rank_found(self) -> None:
@@ -191,62 +297,6 @@ class Session:
         self.local.capturer.machine.target = f"rank-{identity.rank}"
         self.publish()
 
-    # -- what is refused
-
-    def refuse(self, what: str, reason: str) -> None:
-        """Something illegal was asked for: told, and raised only if ``strict``."""
-        logger.warning("refused", what=what, rank=self.rank, reason=reason)
-        if self.config.strict:
-            raise StateError(f"{what}: {reason}")
-
-    def refuse_window(self, step: object, role: object, *, already_open: bool) -> None:
-        """A window that cannot be one."""
-        if already_open:
-            self.refuse("start", f"this window of step {step} is already open")
-        elif step is not None:
-            self._refuse_once(f"role = {role!r}: expected a name or None")
-
-    def _refuse_once(self, reason: str) -> None:
-        if self.config.strict or (reason not in self._told and len(self._told) < TOLD):
-            self._told.add(reason)
-            self.refuse("window", reason)
-
-    # -- windows left open by start()
-
-    def close_left_open(self, window: Any, role: object) -> None:
-        """The next start() of a role in this thread or task: what the one before left open is closed as partial."""
-        if not (role is None or isinstance(role, str)):
-            return
-        key = (self.recorder.task_id() or threading.get_ident(), role)
-        left = self._left_open.get(key)
-        if left is not None and left is not window and left._start:
-            left.stop(LeftOpen("the window was left open, and closed by the next start of its role"))
-        self._left_open[key] = window
-        window._key = key
-
-    def forget_left_open(self, window: Any) -> None:
-        """A window that start() opened was stopped."""
-        key: Any = getattr(window, "_key", None)
-        if self._left_open.get(key) is window:
-            self._left_open.pop(key, None)
-
-    def step_number(self, step: object) -> int | None:
-        """A step as a plain number: numpy's and torch's integers too. None, told once, for what is none."""
-        try:
-            number = self.last_step if step is None else int(operator.index(step))  # type: ignore[arg-type]
-        except Exception as error:  # noqa: BLE001 - a text, a tensor of two elements, what a step callable raised
-            what = (
-                f"what finds it raised {describe_error(step)}" if isinstance(step, Exception) else f"{error}"
-            )
-            self._refuse_once(f"step: expected a whole number: {what}")
-            return None
-        if number is None:
-            self._refuse_once("step = None: no step was entered in this process before")
-        elif number < 0:
-            self._refuse_once("step: a negative number; expected one from 0 on")
-            return None
-        return number
-
     # -- what shows
 
     def publish(self) -> None:
@@ -254,7 +304,8 @@ class Session:
         with self._publishing:
             capturer = self.local.capturer
             machine = capturer.machine
-            self.calm = self.local.calm
+            fleet = self.fleet
+            self.calm = self.local.calm and (fleet is None or fleet.calm)
             cell.state = State(
                 status=machine.state,
                 step=capturer.step,
@@ -262,9 +313,10 @@ class Session:
                 rank=self.rank,
                 backend=capturer.backend.name if capturer.backend is not None else None,
                 since=machine.since,
-                pending_exports=tuple(capturer.exporting.copy().values()),
+                engines={} if fleet is None else fleet.statuses(),
+                pending_exports=capturer.exports.pending,
                 last_error=capturer.last_error,
-                recorded_steps=capturer.recorded,
+                recorded_steps=capturer.exports.recorded,
             )
         ending.guard(capturer.holds)
 
@@ -288,11 +340,16 @@ class Session:
         self._closed = True
         bound = EXPORT_SECONDS if timeout is None else timeout
         deadline = time.monotonic() + bound
+        fleet = self.fleet
+        if fleet is not None:
+            fleet.send_stops(reason)
         self._guard(lambda: self.local.ask_owner(reason, min(bound / 2, OWNER_SECONDS)))
         if cell.session is self:
             cell.clear()
         self._guard(lambda: self.local.abort(reason, max(bound, 0.1)))
-        self._guard(self.local.capturer.submit_owed)
+        self._guard(self.local.capturer.exports.submit_all)
+        if fleet is not None:
+            fleet.close(reason, max(deadline - time.monotonic(), 0.0))
         if not self.exporter.wait(max(deadline - time.monotonic(), 0.0)):
             logger.warning("exports unfinished", exports=self.exporter.pending(), seconds=bound)
         for role, steps in self.selector.never_came():

@@ -65,11 +65,13 @@ class _Thread(threading.local):
 class Recorder:
     """Spans of this process, from any thread or task, while a session is on.
 
-    ``hook`` is None but while a selected window is open. ``keep`` False (``spans = false``) records nothing for the files.
+    ``hook`` is None but while a selected window is open. ``keep`` False (``spans = false``) records nothing for the files. What
+    started before it ``began`` is not of its session.
     """
 
     __slots__ = (
         "_dropped",
+        "began",
         "current_task",
         "hook",
         "is_compiling",
@@ -81,6 +83,7 @@ class Recorder:
     )
 
     def __init__(self, *, keep: bool = True, wake: Callable[[], None] = lambda: None) -> None:
+        self.began = perf_counter_ns()
         self.pending: deque[Span] = deque()
         self.keep = keep
         self.hook: Hook | None = None

@@ -58,7 +58,9 @@ def init(
     with _starting:
         session = cell.session
         if session is not None:
-            if session.config != settled:
+            if session.lent:
+                logger.info("init left to the process that this one follows", run_id=session.run_id)
+            elif session.config != settled:
                 raise ConfigError(_difference(session.config, settled))
             return session
         identity = find_identity(rank, world_size, os.environ)

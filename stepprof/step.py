@@ -18,6 +18,7 @@ from stepprof.status import State
 from stepprof.wrapping import decorate, refuse_undecorable
 
 if TYPE_CHECKING:
+    from stepprof.ahead import Ahead
     from stepprof.capture import Ticket
     from stepprof.session import Session
 
@@ -41,7 +42,7 @@ class StepWindow(Scope):
     _after: tuple[Ticket | None, float] | None
     """What is to do at the exit: the ticket of a selected window, and the next selected step, for which to arm."""
 
-    def __enter__(self, _waited: float = 0.0) -> StepWindow:
+    def __enter__(self, _ahead: Ahead | None = None) -> StepWindow:
         recorder = cell.recorder
         if recorder is None or recorder.is_compiling():
             return self
@@ -50,10 +51,10 @@ class StepWindow(Scope):
             return self
         step, role = self._step, self.role
         if step.__class__ is not int or step < 0:
-            step = session.step_number(step)
+            step = session.refusals.step_number(step, session.last_step)
         if step is None or self._start or not (role is None or role.__class__ is str):
             if self._start or step is None or not isinstance(role, str):
-                session.refuse_window(step, role, already_open=bool(self._start))
+                session.refusals.refuse_window(step, role, already_open=bool(self._start))
                 return self
             self.role = role = str.__str__(role)
         session.last_step = self.number = step
@@ -65,7 +66,7 @@ class StepWindow(Scope):
                 return self
         else:
             self._after = (
-                session.enter(step, role, self._version, _waited),
+                session.enter(step, role, self._version, _ahead),
                 session.next_selected(step, role),
             )
         self._thread = thread = recorder.thread.id
@@ -144,21 +145,28 @@ class StepWindow(Scope):
 
     async def __aenter__(self) -> StepWindow:
         session = cell.session
-        waited = 0.0
-        if session is not None and not session.calm:
-            waited = await session.handed_over(self._step, self.role)
-        return self.__enter__(waited)
+        if session is None or self._start or session.is_quiet(self._step, self.role):
+            return self.__enter__()
+        ahead = await session.come_in(self._step, self.role, self._version)
+        try:
+            return self.__enter__(ahead)
+        finally:
+            if ahead is not None:
+                ahead.give_up("its window was refused")
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        after = self._after if self._start > UNSEEN else None
         self.__exit__(exc_type, exc, traceback)
+        if after is not None and after[0] is not None and after[0].bracket is not None:
+            await after[0].bracket.stopped()
 
     def start(self) -> StepWindow:
         """Come in without a block; `stop` goes out."""
         session = _session()
         if session is not None:
-            session.close_left_open(self, self.role)
+            session.refusals.close_left_open(self, self.role, session.recorder.task_id())
         return self.__enter__()
 
     def stop(self, error: BaseException | None = None) -> None:
@@ -166,21 +174,24 @@ class StepWindow(Scope):
         session = _session()
         if session is not None:
             if not self._start:
-                session.refuse("stop", "this window is not open")
+                session.refusals.refuse("stop", "this window is not open")
                 return
-            session.forget_left_open(self)
+            session.refusals.forget_left_open(self)
         self.__exit__(None if error is None else type(error), error, None)
 
     async def astart(self) -> StepWindow:
         """`start` for a coroutine: never blocks its event loop while another thread hands a capture over."""
         session = _session()
         if session is not None:
-            session.close_left_open(self, self.role)
+            session.refusals.close_left_open(self, self.role, session.recorder.task_id())
         return await self.__aenter__()
 
     async def astop(self, error: BaseException | None = None) -> None:
-        """`stop` for a coroutine."""
+        """`stop` for a coroutine: waits for its engines without blocking the event loop."""
+        after = self._after if self._start > UNSEEN else None
         self.stop(error)
+        if after is not None and after[0] is not None and after[0].bracket is not None:
+            await after[0].bracket.stopped()
 
     def __call__(self, function: F) -> F:
         """Decorate a function: each call of it is a window."""

@@ -13,7 +13,22 @@ from stepprof.errors import ConfigError
 from stepprof.manifest import read_run, read_spans, read_step
 from stepprof.selection import Ranks
 
-__all__ = ["RegionTime", "StepSummary", "absent_ranks", "region_times", "summarize_step"]
+__all__ = [
+    "SESSIONS",
+    "RegionTime",
+    "StepSummary",
+    "absent_ranks",
+    "engine_label",
+    "region_times",
+    "summarize_step",
+    "told_once",
+    "untold",
+]
+
+SESSIONS = ("rank", "spans")
+"""Kinds that are sessions of other processes: they tell of themselves in windows of their own."""
+DRIVEN_ELSEWHERE = "driven by another process"
+"""How the entry of an engine begins its reason where the process that wrote it only attached the engine: another one tells of it."""
 
 Rank = int | str
 
@@ -30,6 +45,8 @@ class StepSummary:
     artifacts: int
     bytes: int
     findings: int
+    engines: Mapping[str, int] = field(default_factory=dict)
+    """How the captures of attached engines ended."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same, JSON-able; the keys are stable."""
@@ -60,7 +77,8 @@ def summarize_step(path: Path, step: int) -> StepSummary:
     """Count what the manifest of a step says."""
     manifest = read_step(path, step)
     windows = manifest["windows"]
-    artifacts = [artifact for window in windows for artifact in window["artifacts"]]
+    engines = told_once(manifest["engines"])
+    artifacts = [artifact for entry in [*windows, *engines] for artifact in entry["artifacts"]]
     return StepSummary(
         step=step,
         version=manifest["version"],
@@ -70,7 +88,44 @@ def summarize_step(path: Path, step: int) -> StepSummary:
         artifacts=len(artifacts),
         bytes=sum(artifact["bytes"] for artifact in artifacts),
         findings=len(manifest["findings"]),
+        engines=dict(Counter(engine["status"] for engine in engines)),
     )
+
+
+def told_once(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The engines, without the word of those processes that only say that another one drives it, where that one does tell."""
+    engines = list(engines)
+    known = {name for engine in engines if not _is_elsewhere(engine) for name in _names(engine)}
+    return [
+        engine for engine in engines if not (_is_elsewhere(engine) and known.intersection(_names(engine)))
+    ]
+
+
+def untold(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Engines that every process leaves to another one: one entry for each."""
+    left = {_names(engine): engine for engine in told_once(engines) if _is_elsewhere(engine)}
+    return list(left.values())
+
+
+def engine_label(engine: Mapping[str, Any]) -> str:
+    """What an engine is called in logs and tables.
+
+    >>> engine_label({"role": "rollout", "replica": 0, "occurrence": 1})
+    'rollout/0'
+    """
+    number = "?" if engine["replica"] is None else f"{engine['replica']:.0f}"
+    again = "" if engine["occurrence"] in (None, 1) else f" ({engine['occurrence']})"
+    return f"{engine['role'] or 'step'}/{number}{again}"
+
+
+def _is_elsewhere(engine: Mapping[str, Any]) -> bool:
+    return engine["status"] == "joined" and str(engine["error"]).startswith(DRIVEN_ELSEWHERE)
+
+
+def _names(engine: Mapping[str, Any]) -> tuple[tuple[object, ...], ...]:
+    """By what an engine is known again in another process's words: there its URL may be another one, or its number."""
+    which = (engine["role"], engine["occurrence"])
+    return ((*which, "name", engine["name"]), (*which, "replica", engine["replica"]))
 
 
 def region_times(path: Path, step: int) -> RegionTable:
@@ -94,12 +149,16 @@ def region_times(path: Path, step: int) -> RegionTable:
 
 
 def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Ranks that the configuration selects for a role of this step and that have no window in its manifest, one sentence per role."""
+    """Ranks that the configuration selects for a role of this step and that have no window in its manifest, one sentence per role.
+
+    Of a role that engines do, the ranks are those of the engines: whichever process opened its window, no other one is missing.
+    """
     config = read_run(path).get("config")
     if not isinstance(config, dict):
         return []
     sentences = []
-    roles = {window["role"] for window in manifest["windows"]}
+    of_engines = {engine["role"] for engine in manifest["engines"] if engine["kind"] not in SESSIONS}
+    roles = {window["role"] for window in manifest["windows"]} - of_engines
     for role in sorted(roles, key=lambda role: role or ""):
         windows = [window for window in manifest["windows"] if window["role"] == role]
         world = max((window["world_size"] or 0 for window in windows), default=0)

@@ -18,7 +18,7 @@ from typing import Any
 
 from stepprof.manifest import read_run, read_spans, read_step, steps
 from stepprof.rundir import MANIFEST, RUN_FILE, step_folder
-from stepprof.summary import absent_ranks
+from stepprof.summary import SESSIONS, absent_ranks, engine_label, told_once, untold
 
 __all__ = ["Problem", "Verification", "artifact_problem", "verify_run"]
 
@@ -44,6 +44,7 @@ class Verification:
 
     steps: int = 0
     windows: int = 0
+    engines: int = 0
     artifacts: int = 0
     bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -106,18 +107,26 @@ def artifact_problem(file: Path, size: int, kind: str | None) -> str | None:
 def _verify_step(path: Path, step: int, result: Verification) -> None:
     manifest = read_step(path, step)
     folder = path / step_folder(step)
-    windows = manifest["windows"]
+    windows, engines = manifest["windows"], told_once(manifest["engines"])
     result.steps += 1
     result.windows += len(windows)
+    result.engines += len(engines)
     for finding in manifest["findings"]:
         where = f"{folder.name}/{MANIFEST}/{finding['fragment'] or ''}"
         result.problems.append(Problem(step, where, finding["problem"]))
     for window in windows:
         _verify_window(folder, step, window, result)
+    for engine in engines:
+        _verify_engine(folder, step, engine, result)
+    for engine in untold(engines):
+        who = f"{folder.name}/{engine_label(engine)}"
+        result.problems.append(
+            Problem(step, who, f"is left to another process, and none tells of it: {engine['error']}")
+        )
     result.problems += [Problem(step, folder.name, sentence) for sentence in absent_ranks(path, manifest)]
     if not any(window["status"] in _WELL_ENDED for window in windows):
         result.problems.append(Problem(step, folder.name, "has no complete window"))
-    named = {artifact["path"] for window in windows for artifact in window["artifacts"]}
+    named = {artifact["path"] for entry in [*windows, *engines] for artifact in entry["artifacts"]}
     for file in _files(folder):
         if file.relative_to(folder).as_posix() not in named:
             result.notes.append(
@@ -127,22 +136,42 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
 
 def _verify_window(folder: Path, step: int, window: Mapping[str, Any], result: Verification) -> None:
     who = f"{folder.name}/{window['role'] or 'step'} rank {window['rank']}"
-    status, reason = window["status"], f": {window['error']}" if window["error"] else ""
-    if status in ("failed", "lost", "skipped"):
-        result.problems.append(Problem(step, who, f"{status}{reason}"))
-    elif status in ("recording", "exporting"):
-        result.notes.append(Problem(step, who, f"still {status}"))
-    elif status == "partial":
-        result.notes.append(Problem(step, who, f"partial{reason}"))
+    _verify_outcome(folder, step, who, window, result)
     if (
-        status in ("complete", "partial")
+        window["status"] in ("complete", "partial")
         and not window["artifacts"]
         and window["backend"] not in ("null", None)
     ):
-        result.problems.append(Problem(step, who, f"is {status} and names no artifact"))
-    if status == "joined" and not _capture_is_there(folder.parent, window["capture"]):
-        result.problems.append(Problem(step, who, f"joined a capture that is not there: {window['capture']}"))
-    for artifact in window["artifacts"]:
+        result.problems.append(Problem(step, who, f"is {window['status']} and names no artifact"))
+
+
+def _verify_engine(folder: Path, step: int, engine: Mapping[str, Any], result: Verification) -> None:
+    who = f"{folder.name}/{engine_label(engine)}"
+    _verify_outcome(folder, step, who, engine, result)
+    # a partial one may have left its files on its own host, and says so; ranks name theirs in their own windows
+    if engine["status"] == "complete" and not engine["artifacts"] and engine["kind"] not in SESSIONS:
+        result.problems.append(Problem(step, who, "is complete and names no artifact"))
+
+
+def _verify_outcome(
+    folder: Path, step: int, who: str, entry: Mapping[str, Any], result: Verification
+) -> None:
+    """What windows and engines have in common: how it ended, and the files that it names."""
+    status, reason = entry["status"], f": {entry['error']}" if entry["error"] else ""
+    if status in ("failed", "lost", "skipped"):
+        result.problems.append(Problem(step, who, f"{status}{reason}"))
+    elif status in ("recording", "exporting", "flushing"):
+        result.notes.append(Problem(step, who, f"still {status}"))
+    elif status == "partial":
+        result.notes.append(Problem(step, who, f"partial{reason}"))
+    # the null backend's captures leave nothing, and so do those that join them
+    if (
+        status == "joined"
+        and entry.get("backend") != "null"
+        and not _capture_is_there(folder.parent, entry["capture"])
+    ):
+        result.problems.append(Problem(step, who, f"joined a capture that is not there: {entry['capture']}"))
+    for artifact in entry["artifacts"]:
         result.artifacts += 1
         result.bytes += artifact["bytes"]
         problem = artifact_problem(folder / artifact["path"], artifact["bytes"], artifact["kind"])
@@ -158,6 +187,8 @@ def _capture_is_there(run: Path, capture: object) -> bool:
     if not isinstance(step, int) or not isinstance(stem, str) or ".." in stem:
         return False
     file = run / step_folder(step) / stem
+    if file.is_dir():  # an engine's own folder
+        return any(other.is_file() for other in file.iterdir())
     # "rank-1" is neither "rank-10.trace.json.gz" nor "rank-1.2.trace.json.gz"
     own = re.compile(re.escape(file.name) + r"\.(?!\d)")
     return file.parent.is_dir() and any(own.match(other.name) for other in file.parent.iterdir())

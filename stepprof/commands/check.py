@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
                 "checked": {
                     "steps": result.steps,
                     "windows": result.windows,
+                    "engines": result.engines,
                     "artifacts": result.artifacts,
                     "bytes": result.bytes,
                 },
@@ -48,9 +49,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"note     {_line(note)}")
     for problem in result.problems:
         print(f"PROBLEM  {_line(problem)}")
-    counts = (
-        f"{result.steps} steps, {result.windows} windows, {result.artifacts} artifacts, {size(result.bytes)}"
-    )
+    engines = f", {result.engines} engines" if result.engines else ""
+    counts = f"{result.steps} steps, {result.windows} windows{engines}, {result.artifacts} artifacts, {size(result.bytes)}"
     verdict = "ok" if result.ok else f"{len(result.problems)} problem{'s' * (len(result.problems) > 1)}"
     print(f"{verdict}: {counts} in {path}")
     return 0 if result.ok else 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stepprof.commands.common import add_json, add_run, chosen_run, output_dir, print_json
 from stepprof.manifest import list_runs, read_run, steps
-from stepprof.summary import StepSummary, summarize_step
+from stepprof.summary import summarize_step
 from stepprof.tables import size, table
 
 __all__ = ["add", "run"]
@@ -34,19 +36,20 @@ def run(args: argparse.Namespace) -> int:
     elif runs:
         print(
             table(
-                ["run", "world", "steps", "windows", "bytes", "path"],
+                ["run", "world", "steps", "windows", "engines", "bytes", "path"],
                 [
                     [
                         r["run_id"],
                         r["world_size"],
                         _shown(r["steps"]),
                         _counts(r["statuses"]),
+                        _counts(r["engines"]),
                         size(r["bytes"]),
                         r["path"],
                     ]
                     for r in runs
                 ],
-                "lrllr",
+                "lrlllr",
             )
         )
     else:
@@ -63,12 +66,13 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
     if summaries:
         print(
             table(
-                ["step", "version", "windows", "roles", "ranks", "artifacts", "bytes", "findings"],
+                ["step", "version", "windows", "engines", "roles", "ranks", "artifacts", "bytes", "findings"],
                 [
                     [
                         s.step,
                         s.version,
                         _counts(s.statuses),
+                        _counts(s.engines),
                         ", ".join(s.roles) or None,
                         _shown(s.ranks),
                         s.artifacts,
@@ -77,7 +81,7 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
                     ]
                     for s in summaries
                 ],
-                "rllllrrr",
+                "rlllllrrr",
             )
         )
     else:
@@ -93,17 +97,17 @@ def _describe(path: Path) -> dict[str, Any]:
         "path": str(path.absolute()),
         "world_size": content.get("world_size"),
         "steps": [summary.step for summary in summaries],
-        "statuses": _total(summaries),
+        "statuses": _total(summary.statuses for summary in summaries),
+        "engines": _total(summary.engines for summary in summaries),
         "bytes": sum(summary.bytes for summary in summaries),
     }
 
 
-def _total(summaries: list[StepSummary]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for summary in summaries:
-        for status, count in summary.statuses.items():
-            total[status] = total.get(status, 0) + count
-    return total
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(total)
 
 
 def _run_id(path: Path) -> str:

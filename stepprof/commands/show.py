@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.commands.engines import clocks_table, engine_notes, engines_table
 from stepprof.errors import ConfigError
 from stepprof.manifest import read_step, steps
 from stepprof.rundir import step_folder
@@ -57,18 +58,24 @@ def describe_step(path: Path, step: int) -> dict[str, Any]:
 
 
 def render_step(run_path: Path, step: int) -> str:
-    """A step as text: per rank and role what was recorded, where it lies, bytes, stall and export seconds; what is missing and why; seconds per region."""
+    """A step as text: per rank, role and engine what was recorded, where it lies, bytes, what it cost in seconds; what is missing and why; seconds per region."""
     path = Path(run_path)
     manifest = read_step(path, step)
     regions = region_times(path, step)
-    windows = manifest["windows"]
+    windows, engines = manifest["windows"], manifest["engines"]
     version = "" if manifest["version"] is None else f"  version {manifest['version']}"
     parts = [printable(f"run {manifest['run_id']}  step {step}{version}")]
     parts.append(_windows_table(windows) if windows else "no window is recorded")
-    artifacts = _artifacts_table(windows)
+    if engines:
+        parts.append(engines_table(engines))
+    artifacts = _artifacts_table([*windows, *engines])
     if artifacts:
         parts.append(f"in {path / step_folder(step)}:\n{artifacts}")
-    notes = [note for window in windows for note in _notes(window)] + absent_ranks(path, manifest)
+    clocks = clocks_table(manifest["clocks"])
+    if clocks:
+        parts.append(clocks)
+    notes = [note for window in windows for note in _notes(window)] + engine_notes(engines)
+    notes += absent_ranks(path, manifest)
     notes += [
         f"{finding['fragment'] or 'manifest'}: {finding['problem']}" for finding in manifest["findings"]
     ]
@@ -128,11 +135,11 @@ def _windows_table(windows: Sequence[Mapping[str, Any]]) -> str:
     return table(headers, rows, "lrllrrrrrrl")
 
 
-def _artifacts_table(windows: Sequence[Mapping[str, Any]]) -> str:
+def _artifacts_table(entries: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         ["  " + artifact["path"], artifact["kind"], size(artifact["bytes"])]
-        for window in windows
-        for artifact in window["artifacts"]
+        for entry in entries
+        for artifact in entry["artifacts"]
     ]
     return table(["  artifact", "kind", "bytes"], rows, "llr") if rows else ""
 
