@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from warm import Server, Warm
 from faulty import faulty, log, start  # noqa: F401 - fixtures
+from simulated import engine  # noqa: F401 - a fixture
 
 _LAUNCHER_PREFIXES = ("STEPPROF", "SLURM", "TORCHELASTIC", "RAY_")
 _LAUNCHER_VARIABLES = (
@@ -73,8 +75,28 @@ def run_script(tmp_path: Path) -> Callable[..., Ran]:
     return run
 
 
+WORKERS = 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the whole suite in two processes, unless `-n` says otherwise; what is named on the command line runs in one."""
+    if hasattr(config, "workerinput"):  # this is one of the two
+        return
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    option = config.option
+    if whole and getattr(option, "numprocesses", 0) is None and not option.usepdb and not option.collectonly:
+        option.numprocesses = WORKERS
+        option.dist = "loadscope"  # a class is not divided: its tests share what is dear to make
+        option.loadscopereorder = False  # the dearest are among the first
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to run without what the tests need: a missing package is no reason to skip. Whoever means to, deselects by marker."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # started in the background of a script: Ctrl-C would be ignored in each process of a test
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     deselected = config.getoption("markexpr")
     for package, marker in (("torch", "torch"), ("transformers", "demo"), ("ray", "ray")):
         if f"not {marker}" not in deselected and importlib.util.find_spec(package) is None:

@@ -74,6 +74,56 @@ def record(
     return claim
 
 
+def record_engine(run, replica=0, *, step=2, role="rollout", data=None, files=("rank-0",), **engine):
+    """One engine's entry with its files (or without one: data=b""), for `tell_engines`."""
+    data = gzip.compress(TRACE, mtime=0) if data is None else data
+    artifacts = []
+    if data:
+        folder, stem = run.engine_folder(step, role, replica)
+        for name in files:
+            path = f"{stem}/{name}.trace.json.gz"
+            (folder / path).write_bytes(data)
+            artifacts.append({"path": path, "kind": "trace", "bytes": len(data), "events": 3})
+    return {
+        "role": role,
+        "occurrence": 1,
+        "replica": replica,
+        "kind": "vllm",
+        "name": f"http://node-{replica}:8000",
+        "host": f"node-{replica}",
+        "status": "complete",
+        "health": "ok",
+        "error": None,
+        "body_error": None,
+        "start_unix_ns": 1_700_000_000_000_000_000,
+        "end_unix_ns": 1_700_000_001_500_000_000,
+        "start_seconds": 0.003,
+        "stop_seconds": 1.25,
+        "capped_by": None,
+        "artifacts": artifacts,
+        "capture": None,
+        **engine,
+    }
+
+
+def tell_engines(run, *engines, step=2, role="rollout", rank=0, writer=None, clocks=()):
+    """The fragment of the process that drives these engines; returns the claim."""
+    claim = run.claim(step, role, rank, {}, engines=True)
+    claim.write(
+        {
+            "schema_version": 1,
+            "run_id": run.run_id,
+            "step": step,
+            "version": None,
+            "writer": writer or ended_writer(),
+            "windows": [],
+            "engines": list(engines),
+            "clocks": [{"host": "h", "offset_ns": 0, "error_ns": 50, "method": "local"}, *clocks],
+        }
+    )
+    return claim
+
+
 def write_spans(run, rank, *spans):
     """A file of spans with its header."""
     header = {"schema_version": 1, "kind": "spans", "run_id": run.run_id, "rank": rank, "host": "h", "pid": 7}

@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -51,6 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.timeout(300)
 class TestSuite:
     def test_document_says_where_it_was_made(self, whole: dict[str, Any]) -> None:
         """The JSON holds the versions, the machine and that it was a trial run."""

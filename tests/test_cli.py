@@ -120,7 +120,7 @@ class TestLs:
     def test_runs(self, a_run, output_dir, capsys):
         """One line each, the newest last."""
         lines = printed(capsys, "ls").splitlines()
-        assert lines[0].split() == ["run", "world", "steps", "windows", "bytes", "path"]
+        assert lines[0].split() == ["run", "world", "steps", "windows", "engines", "bytes", "path"]
         assert lines[1].split()[:5] == ["r", "2", "2", "2", "complete"]
         assert lines[1].endswith(str(output_dir / "r"))
 
@@ -131,7 +131,7 @@ class TestLs:
         assert run["steps"] == [2]
         assert run["statuses"] == {"complete": 2}
         assert run["bytes"] > 0
-        assert set(run) == {"run_id", "path", "world_size", "steps", "statuses", "bytes"}
+        assert set(run) == {"run_id", "path", "world_size", "steps", "statuses", "engines", "bytes"}
 
     def test_steps(self, a_run, capsys):
         """One line for each step of a run."""
@@ -140,7 +140,7 @@ class TestLs:
             record(a_run, step=step)
         lines = printed(capsys, "ls", "r").splitlines()
         assert lines[2].split()[:4] == ["2", "5", "2", "complete"]
-        assert lines[3].split()[:7] == ["10", "-", "1", "failed", "step", "driver", "0"]
+        assert lines[3].split()[:8] == ["10", "-", "1", "failed", "-", "step", "driver", "0"]
         assert "2, 10, 11, …, 15, (7)" in printed(capsys, "ls")
 
     def test_steps_for_a_program(self, a_run, capsys):
@@ -320,7 +320,7 @@ class TestCheck:
         assert "no step is recorded here" in printed(capsys, "check", str(tmp_path), status=1)
         content = as_json(capsys, "check", str(tmp_path), status=1)
         assert content["ok"] is False
-        assert content["checked"] == {"steps": 0, "windows": 0, "artifacts": 0, "bytes": 0}
+        assert content["checked"] == {"steps": 0, "windows": 0, "engines": 0, "artifacts": 0, "bytes": 0}
         assert content["problems"][0] == {"step": None, "where": "run.json", "problem": "missing or damaged"}
 
     def test_for_a_program(self, a_run, capsys):

@@ -151,7 +151,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"torch": {"all_threads": True}, "roles": {"a": {"torch": {"profile_memory": True}}}},
         "roles.a.torch.all_threads = true: torch cannot record all threads together with profile_memory",
     ),
-    ({"engine": {"by_stage": True}}, "engine.by_stage = true: needs max_iterations"),
     ({"capture_per": "region"}, 'capture_per = "region": needs regions; write regions = ["update_actor"]'),
     (
         {"capture_per": "region", "regions": ["a"], "join_steps": True},
@@ -350,6 +349,7 @@ class TestPlainData:
 
     def test_none_in_a_mapping_is_as_if_absent(self) -> None:
         """A null from YAML leaves the default, so that a cap is never lost by it."""
+        assert Config.from_mapping({"engine": {"activities": []}}).engine.activities == ()
         assert Config.from_mapping({"max_seconds": None, "torch": {"activities": None}}) == Config()
 
 

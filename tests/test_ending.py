@@ -176,11 +176,10 @@ class TestSignals:
             When(sys.argv[1], lambda: os.kill(os.getpid(), int(sys.argv[2])))
             with profile_step(2, role="actor"):
                 work()
-            time.sleep(30)
+            time.sleep(300)
             """,
             moment,
             str(int(number)),
-            timeout=20,
         )
         assert ran.returncode == -number
         window = warm.window()
@@ -201,9 +200,8 @@ class TestSignals:
             with profile_step(2, role="actor"):
                 work()
                 logging.getLogger("app").warning("loss 0.5")
-                time.sleep(30)
+                time.sleep(300)
             """,
-            timeout=20,
         )
         assert ran.returncode == -signal.SIGTERM
         assert ran.stderr.index("loss 0.5") < ran.stderr.index("SIGTERM while recording")
@@ -225,10 +223,9 @@ class TestSignals:
                     thread.start()
                     thread.join()
                 os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(30)
+                time.sleep(300)
             """,
             str(ended),
-            timeout=20,
         )
         assert ran.returncode == -signal.SIGTERM
         assert (warm.window()["status"], warm.window()["capped_by"]) == ("complete", "max_seconds")
@@ -288,13 +285,12 @@ class TestSignals:
         ran = warm.run(
             """
             stepprof.init()
-            When("SIGTERM while recording", lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(30)))
+            When("SIGTERM while recording", lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(300)))
             with profile_step(2, role="actor"):
                 work()
                 os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(30)
+                time.sleep(300)
             """,
-            timeout=10,
         )
         assert ran.returncode == -signal.SIGTERM
         assert warm.window()["status"] == "lost"
@@ -310,15 +306,14 @@ class TestSignals:
                 os.kill(os.getpid(), signal.SIGTERM)
             inside = sys.argv[1] == "True"
             stepprof.init()
-            When("to=flushing", lambda: (inside and terminate(), time.sleep(30)))
+            When("to=flushing", lambda: (inside and terminate(), time.sleep(300)))
             with profile_step(2, role="actor"):
                 work()
                 if not inside:
                     terminate()
-            time.sleep(30)
+            time.sleep(300)
             """,
             str(inside),
-            timeout=10,
         )
         assert ran.returncode == -signal.SIGTERM
         assert warm.window()["status"] == "lost"

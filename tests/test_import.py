@@ -115,6 +115,35 @@ class TestPublicNames:
         with pytest.raises(AttributeError, match="module 'stepprof' has no attribute 'profil_step'"):
             stepprof.profil_step  # noqa: B018
 
+    def test_after_init_it_is_a_module_like_any_other(self, run_script) -> None:
+        """`init`, also one that is switched off, leaves nothing to load, so that CPython specialises `stepprof.region`; every name, and a reload, work on."""
+        run_script(
+            """
+            import dis, importlib, pickle, sys, stepprof
+            from stepprof import Config
+            assert "structlog" not in sys.modules
+            stepprof.init()
+            from stepprof import errors, profile_step, TorchOptions
+            assert set(stepprof.__all__) <= set(vars(stepprof)) and stepprof.Config is Config
+            assert pickle.loads(pickle.dumps(stepprof.region)) is stepprof.region
+            try:
+                stepprof.profil_step
+            except AttributeError as error:
+                assert str(error) == "module 'stepprof' has no attribute 'profil_step'"
+            def use():
+                for _ in range(1000):
+                    with stepprof.region("r"):
+                        pass
+            sys.settrace(None)  # a traced function is not specialised, and its coverage is of no interest
+            use()
+            if sys.version_info >= (3, 11):
+                assert "LOAD_ATTR_MODULE" in {one.opname for one in dis.get_instructions(use, adaptive=True)}
+            assert importlib.reload(stepprof).Config is Config
+            stepprof.init()
+            stepprof.shutdown()
+            """
+        ).check()
+
     def test_functions_have_examples(self) -> None:
         """Each public function and block shows how it is used."""
         for name in ("bind", "counter", "mark", "profile_step", "region", "shutdown", "state", "tick"):

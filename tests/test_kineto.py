@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepprof import kineto
+from stepprof import kineto, kinetotext
 from stepprof.kineto import TraceFileError, escaped, finish, inspect, marked
 from stepprof.traceevents import encoded
 from stepprof.window import Annotation
@@ -186,7 +186,7 @@ class TestFinish:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """No event, name or count is lost where one block ends and the next begins, however small the blocks."""
-        monkeypatch.setattr(kineto, "_BLOCK", 301)
+        monkeypatch.setattr(kinetotext, "_BLOCK", 301)
         names = [f'n"{i}' if i % 3 else marked(f"m{i}") for i in range(200)]
         done, written = finished(tmp_path, classic(*names), note(), marks=True)
         events = json.loads(written)["traceEvents"]
@@ -195,7 +195,7 @@ class TestFinish:
 
     def test_a_line_longer_than_a_block(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A file without line breaks is passed on whole."""
-        monkeypatch.setattr(kineto, "_BLOCK", 64)
+        monkeypatch.setattr(kinetotext, "_BLOCK", 64)
         _, written = finished(tmp_path, COMPACT.replace("\n", ""))
         assert len(json.loads(written)["traceEvents"]) == 1
 

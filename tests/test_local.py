@@ -193,7 +193,7 @@ class TestWindows:
     def test_a_ticket_closes_once(self, start, log) -> None:
         """Two threads that stop the same window at once: the second one touches nothing."""
         session = start(steps="2-3")
-        ticket = session.enter(2, None, None, 0.0)
+        ticket = session.enter(2, None, None, None)
         session.exit(ticket, None, time.perf_counter_ns())
         second = profile_step(3).start()
         session.exit(ticket, None, time.perf_counter_ns())
@@ -415,6 +415,18 @@ class TestArming:
             ("recording", "flushing"),
             ("flushing", "idle"),
         ]
+
+    @pytest.mark.parametrize(("per", "role"), [("step", None), ("role", "actor")])
+    def test_armed_for_the_window_that_comes_next(self, start, per, role) -> None:
+        """The state names the window that will open the capture: the whole step's, where one is around the others and may open it."""
+        start(steps="2", capture_per=per)
+        with profile_step(1):
+            with profile_step(1, role="actor"):
+                pass
+            assert (stepprof.state().status, stepprof.state().role) == ("armed", "actor")
+        assert (stepprof.state().status, stepprof.state().role) == ("armed", role)
+        assert control.calls == ["arm"]
+        assert cell.session.local.capturer.machine.holder == f"{role or 'step'}/0 of step 2"
 
     def test_the_first_step_of_all_arms_at_its_enter(self, start) -> None:
         """Where no step came before the selected one."""

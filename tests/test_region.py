@@ -116,6 +116,19 @@ class TestBlock:
             stepprof.shutdown()
         assert spans_of(second) == []
 
+    def test_a_block_of_a_former_session(self, start) -> None:
+        """A block that was entered under one session is no span of the next, also when it is used a second time."""
+        first = start(backend="null")
+        across, again = region("across"), region("again")
+        with across, again:
+            stepprof.shutdown()
+            second = start(backend="null", run_id="second")
+        with again:
+            stepprof.shutdown()
+        with again:
+            third = start(backend="null", run_id="third")
+        assert [spans_of(session, kind="region") for session in (first, second, third)] == [[], [], []]
+
     def test_spans_switched_off(self, start) -> None:
         """With `spans = false` no file is made, and windows and regions work on."""
         session = start(backend="null", spans=False, steps="9")

@@ -140,9 +140,9 @@ def assert_stacks_nest(events) -> int:
 
 
 class TestTraces:
-    def test_what_nests_and_what_does_not(self, run_script, tmp_path) -> None:
+    def test_what_nests_and_what_does_not(self, warm, tmp_path) -> None:
         """Synchronous regions are annotations of their thread, what awaits or yields is an interval of its own with its real length, and no stack is broken."""
-        run_script(BEGIN + MIXED + END, timeout=110).check()
+        warm.run(BEGIN + MIXED + END, timeout=110).check()
         events = trace(tmp_path)
         assert assert_stacks_nest(events) > 100
         ranges: dict = {}
@@ -172,9 +172,9 @@ class TestTraces:
         [queue] = [event for event in events if event["name"] == "queue_length"]
         assert (queue["ph"], queue["args"]) == ("C", {"value": 17})
 
-    def test_regions_that_outlive_their_capture(self, run_script, tmp_path) -> None:
+    def test_regions_that_outlive_their_capture(self, warm, tmp_path) -> None:
         """Regions of another thread that end during the next capture, and one that ends after the last, leave the process and both traces whole."""
-        run_script(BEGIN + OPEN_AT_THE_END + END, timeout=110).check()
+        warm.run(BEGIN + OPEN_AT_THE_END + END, timeout=110).check()
         for step, name in ((2, "held 0"), (3, "around the end")):
             events = trace(tmp_path, step)
             assert_stacks_nest(events)

@@ -146,7 +146,7 @@ class TestRay:
             "import json, os, pathlib, sys, ray\n"
             "from stepprof.runid import agree_on_run\n"
             "look = lambda: agree_on_run(pathlib.Path(sys.argv[1]), run_id=None, world_size=None, environ={}).run_id\n"
-            "ray.init(num_cpus=1, include_dashboard=False, logging_level='ERROR')\n"
+            "ray.init('local', num_cpus=1, include_dashboard=False, logging_level='ERROR')\n"
             "print(json.dumps([look(), ray.get(ray.remote(look).remote())]))\n"
         )
         environ = {

@@ -170,8 +170,8 @@ class TestRank:
         assert [line for line in log if line["event"] == "selected steps never came"] == []
 
     @pytest.mark.torch
-    def test_torch_distributed_comes_up_later(self, run_script) -> None:
-        """The rank is asked for again at the first selected step."""
+    def test_torch_distributed_comes_up_later(self, run_script, warm) -> None:
+        """The rank is asked for again at the first selected step, also where torch itself was there at `init`."""
         script = """
             import json, os, sys, tempfile
             import stepprof
@@ -196,9 +196,9 @@ class TestRank:
         """
         ran = run_script(script, "1")
         assert "1 ['step-rank-1.json', 'step-rank-1.json', 'step-rank-1.json']" in ran.stdout, ran.stderr
-        ran = run_script(script, "0")
+        ran = warm.run(script, "0")
         assert "1 []" in ran.stdout, ran.stderr
-        ran = run_script(script, "0-7")
+        ran = warm.run(script, "0-7")
         assert "ranks that do not exist" in ran.stderr
         assert "there is no rank 2 in a world of 2" in ran.stderr
 
@@ -325,6 +325,12 @@ class TestSteps:
         session = start(steps="all", capture_per="role")
         loop(range(1000))
         assert len(session._occurrences) <= 257
+
+    def test_a_session_that_follows_another_process_is_not_argued_with(self, start) -> None:
+        """The code of an actor may call `init` itself, later and otherwise configured: what it follows stands, and nothing raises."""
+        session = start(steps="2")
+        session.lent = True
+        assert stepprof.init({"steps": "9"}) is session
 
     def test_what_breaks_inside_stays_inside(self, start, log, monkeypatch) -> None:
         """Say, a torch that is in pieces: it is logged, and the loop goes on; strict raises."""

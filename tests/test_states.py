@@ -33,6 +33,7 @@ from hypothesis.stateful import (
 
 import stepprof
 from stepprof import profile_step
+from stepprof.ahead import Ahead
 from stepprof.backends.base import Busy
 from stepprof.config import Config
 from stepprof.errors import BackendError
@@ -411,7 +412,7 @@ class Sequences(RuleBasedStateMachine):
     def _give_up_waiting(self, step) -> None:
         entered = self._selected(step, "rollout")
         event = "enter, selected, the hand-over does not end in time"
-        (outcome,) = self._happens([event], lambda: entered.window.__enter__(3600.0))
+        (outcome,) = self._happens([event], lambda: entered.window.__enter__(Ahead(3600.0)))
         self.expected[entered.key], self.body_errors[entered.key] = outcome, None
         entered.leave()
 
@@ -496,7 +497,7 @@ class Sequences(RuleBasedStateMachine):
         held = 0 if capturer.capture is None else len(capturer.capture.open)
         assert held <= len(self.open)
         assert len(capturer._spent) <= MOST_OPEN + 1
-        assert capturer.exporting == {}
+        assert capturer.exports.pending == ()
         assert self.session.local.watch.tickets == []
 
     def teardown(self) -> None:

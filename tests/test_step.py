@@ -222,7 +222,7 @@ class TestRefusals:
             thread.start()
         for thread in threads:
             thread.join()
-        assert session._left_open == {}
+        assert session.refusals._left_open == {}
         assert len(spans_of(session, "rollout")) == 4000
 
 

@@ -85,7 +85,7 @@ OPTIONS = {"all": "TorchOptions()", "bound": "TorchOptions(all_threads=False, tr
 
 
 @pytest.fixture(scope="module", autouse=True)
-def warm() -> None:
+def warmed_up() -> None:
     """Pay torch's slow imports once."""
     TorchBackend().arm()
 
@@ -590,9 +590,9 @@ class TestDevices:
 
 class TestForeignProfilers:
     @pytest.mark.parametrize("options", ["all", "bound"])
-    def test_before_ours(self, run_script: Callable[..., Any], options: str) -> None:
+    def test_before_ours(self, warm: Any, options: str) -> None:
         """A profiler that runs or is prepared, in any thread, by either of torch's classes, makes us busy and is not touched."""
-        ran = run_script(
+        ran = warm.run(
             PRELUDE
             + f"""
 backend = TorchBackend({OPTIONS[options]})
@@ -636,9 +636,9 @@ print("end")
         ).check()
         assert ran.stdout == "end\n"
 
-    def test_inside_ours(self, run_script: Callable[..., Any]) -> None:
+    def test_inside_ours(self, warm: Any) -> None:
         """A profiler that starts inside our capture wins: theirs is whole, ours says it failed, and the next one records."""
-        ran = run_script(
+        ran = warm.run(
             PRELUDE
             + """
 backend = TorchBackend()
@@ -681,9 +681,9 @@ print("end")
         ).check()
         assert ran.stdout == "end\n"
 
-    def test_inside_a_bound_one(self, run_script: Callable[..., Any]) -> None:
+    def test_inside_a_bound_one(self, warm: Any) -> None:
         """The same on the thread of a bound capture. After one on another thread this thread cannot record again, and says so; the process lives."""
-        ran = run_script(
+        ran = warm.run(
             PRELUDE
             + """
 backend = TorchBackend(TorchOptions(all_threads=False))
@@ -730,9 +730,9 @@ class TestThreadsAndEnds:
             found.append(len(named(trace_of(place, artifacts[0]), "aten::add_")))
         assert found == [3] * 5
 
-    def test_the_owner_of_a_bound_capture_is_gone(self, run_script: Callable[..., Any]) -> None:
+    def test_the_owner_of_a_bound_capture_is_gone(self, warm: Any) -> None:
         """A capture whose thread has ended can be aborted from any other, and the process records again."""
-        ran = run_script(
+        ran = warm.run(
             PRELUDE
             + """
 backend = TorchBackend(TorchOptions(profile_memory=True))
@@ -798,9 +798,9 @@ class TestProbe:
         ).check()
         assert remedy in ran.stdout
 
-    def test_an_older_torch(self, run_script: Callable[..., Any]) -> None:
+    def test_an_older_torch(self, warm: Any) -> None:
         """Where torch knows none of the newer parts, captures are bound to their thread, and ranges are the documented ones."""
-        ran = run_script(
+        ran = warm.run(
             PRELUDE
             + """
 import torch._C._profiler as parts

@@ -28,7 +28,7 @@ class TestVerifyRun:
         assert result.ok
         assert result.notes == []
         assert (result.steps, result.windows, result.artifacts) == (1, 2, 2)
-        assert result.bytes == 2 * len(gzip.compress(TRACE))
+        assert result.bytes == 2 * len(gzip.compress(TRACE, mtime=0))
 
     def test_an_empty_directory(self, tmp_path):
         """Nothing to check is a failure."""
@@ -96,6 +96,14 @@ class TestVerifyRun:
             "step-000003/actor rank 4",
         ]
 
+    def test_joined_windows_of_the_null_backend(self, tmp_path):
+        """Its captures leave nothing: a Ray driver's windows overlap without a file."""
+        run = make_run(tmp_path)
+        record(run, role=None, data=b"", backend="null")
+        capture = {"step": 2, "stem": "step/rank-0"}
+        record(run, rank="driver", data=b"", backend="null", status="joined", capture=capture)
+        assert verify_run(run.path).problems == []
+
     def test_findings_of_manifests_and_spans(self, tmp_path):
         """Damage that the reader steps over is a problem here."""
         run = make_run(tmp_path)
@@ -148,12 +156,12 @@ class TestArtifactProblem:
         ("name", "data", "kind"),
         [
             ("a.trace.json", TRACE, "torch-trace"),
-            ("a.trace.json.gz", gzip.compress(TRACE), "torch-trace"),
+            ("a.trace.json.gz", gzip.compress(TRACE, mtime=0), "torch-trace"),
             ("a.json", b'{"x": 1}', "report"),
             ("a.json", b"[1]", None),
             ("a.json", b'[{"name": "x"}]', "torch-trace"),
             ("a.pickle", b"\x80", "torch-memory"),
-            ("a.sqlite.gz", gzip.compress(b"x" * 3_000_000), "nsys"),
+            ("a.sqlite.gz", gzip.compress(b"x" * 3_000_000, mtime=0), "nsys"),
         ],
     )
     def test_whole(self, tmp_path, name, data, kind):
@@ -169,8 +177,8 @@ class TestArtifactProblem:
             ("a.trace.json", b"{}", "has no traceEvents"),
             ("a.trace.json", b"1", "has no traceEvents"),
             ("a.trace.json", b"[" * 100_000, "is no JSON: "),
-            ("a.trace.json.gz", gzip.compress(TRACE)[:-4], "is damaged: "),
-            ("a.trace.json.gz", gzip.compress(TRACE)[:-8] + b"\0" * 8, "is damaged: CRC"),
+            ("a.trace.json.gz", gzip.compress(TRACE, mtime=0)[:-4], "is damaged: "),
+            ("a.trace.json.gz", gzip.compress(TRACE, mtime=0)[:-8] + b"\0" * 8, "is damaged: CRC"),
             ("a.trace.json.gz", TRACE, "is damaged: Not a gzipped file"),
             ("a.trace.json.gz", b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 30, "is damaged: "),
         ],
