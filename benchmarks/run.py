@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.calls import measure_calls
+from benchmarks.engine_windows import measure_engine_windows
+from benchmarks.fanout import measure_actors, measure_fanout
 from benchmarks.figures import Row
 from benchmarks.memory import measure_memory
 from benchmarks.report import document, table
@@ -23,6 +25,9 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "calls": lambda given: measure_calls(quick=given.quick),
     "starting": lambda given: (measure_starting(quick=given.quick), {}),
     "memory": lambda given: (measure_memory(quick=given.quick), {}),
+    "fanout": lambda given: (measure_fanout(quick=given.quick), {}),
+    "actors": lambda given: measure_actors(quick=given.quick),
+    "engines": lambda given: measure_engine_windows(quick=given.quick),
     "training": lambda given: measure_training(quick=given.quick),
     "window": lambda given: measure_window(quick=given.quick, rounds=given.rounds),
 }
