@@ -14,7 +14,9 @@ ROOT = Path(__file__).parent.parent
 class TestPackages:
     def test_every_folder_of_the_package_is_listed(self) -> None:
         """A folder with modules that pyproject.toml does not list would be missing from the wheel."""
-        (listed,) = re.findall(r"^packages = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+        (listed,) = re.findall(
+            r"^packages = \[(.*?)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL
+        )
         package = Path(next(iter(stepprof.__path__)))
         folders = {path.parent for path in package.rglob("*.py")}
         names = {".".join(("stepprof", *folder.relative_to(package).parts)) for folder in folders}

@@ -101,6 +101,13 @@ class Entries:
     def now(self, target: EngineTarget, place: EngineWindow, options: EngineOptions) -> EngineWindow:
         """What a driver is given for a place: with all that is known of the window by now."""
         window = self._window
+        if (
+            place.window == window
+            and place.options is options
+            and place.workers == target.workers
+            and place.metadata.get("engine") == target.driver.kind
+        ):
+            return place
         return replace(
             place,
             window=window,

@@ -134,7 +134,8 @@ class Bracket:
             recording.task = asyncio.ensure_future(target.record(recording, window))
             recording.task.add_done_callback(self._answered)
             self._unanswered += 1
-        self._entries.write_soon()  # as lost, while the starts are under way
+        await asyncio.sleep(0)  # the starts are on their way: from here on there is time
+        self._entries.write_soon()  # as lost
         waiting = [recording.started for _, recording in self._recordings]
         if waiting:
             await asyncio.wait(waiting, timeout=max(deadline - time.monotonic(), 0.0))

@@ -1,0 +1,250 @@
+"""What a report says: the stable schema of ``stepprof report --json``, and what the terminal and the page are drawn from.
+
+Seconds are relative to ``start_unix_ns`` of the report where they are points in time (``at``, ``start``, ``end``), lengths of time otherwise. A field that is None, or a list that is
+empty, is not known from what was recorded: never zero.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Headline", "Idle", "Memory", "Op", "Overhead", "Overlap", "PhaseSkew", "ProcessTime", "Report",
+    "Rollout", "Sample", "SourceInfo", "TimeOf",
+]  # fmt: skip
+
+SCHEMA_VERSION = 1
+
+
+class SourceInfo(msgspec.Struct, frozen=True):
+    """One trace or span file that the report is made from, or a capture that brought none."""
+
+    label: str
+    kind: str
+    path: str | None
+    role: str | None
+    rank: int | str | None
+    replica: int | None
+    host: str | None
+    status: str | None
+    """The outcome in the manifest; None for a trace that stepprof did not record."""
+    events: int
+    bytes: int | None
+    alignment: str
+    offset_ns: int
+    error_ns: int | None
+
+
+class Headline(msgspec.Struct, frozen=True):
+    """A finding as a sentence, the costliest first."""
+
+    text: str
+    topic: str
+    """``straggler``, ``tail``, ``idle``, ``overlap``, ``overhead``, ``memory``, ``coverage``, …"""
+    seconds: float | None = None
+    """What it costs of the step, where that can be said: what the order is by."""
+
+
+class Bar(msgspec.Struct, frozen=True, array_like=True):
+    """One stretch of a row: a window, a region, an engine's phase."""
+
+    start: float
+    seconds: float
+    name: str
+    role: str | None
+    depth: int
+
+
+class GanttRow(msgspec.Struct, frozen=True):
+    """One process over the step."""
+
+    label: str
+    host: str | None
+    kind: str
+    bars: list[Bar]
+    busy: list[tuple[float, float]] = []
+    """Where its device or its threads worked, merged to a few hundred stretches of (start, seconds)."""
+
+
+class ProcessTime(msgspec.Struct, frozen=True):
+    """Seconds of one process."""
+
+    label: str
+    seconds: float
+    calls: int = 1
+    end: float | None = None
+
+
+class TimeOf(msgspec.Struct, frozen=True):
+    """Time of a role (``region`` None) or of a region within it."""
+
+    role: str | None
+    region: str | None
+    seconds: float
+    """On the clock: the union over all processes."""
+    share: float
+    """Of the step's wall time."""
+    per_process: list[ProcessTime]
+
+
+class PhaseSkew(msgspec.Struct, frozen=True):
+    """A phase that several ranks go through: who came last, and what the others waited."""
+
+    role: str | None
+    region: str | None
+    straggler: str
+    """The process that ended last."""
+    spread: float
+    """Last end minus the first end."""
+    behind_median: float
+    waited: list[ProcessTime]
+    """How long each of the others was done before the last one."""
+    significant: bool
+    """Whether the spread exceeds what the clocks may be wrong by."""
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """How one process spent the step: ``busy`` plus the causes of idleness are its wall time."""
+
+    label: str
+    wall: float
+    busy: float
+    causes: dict[str, float]
+    """``rollout`` (waits for generation), ``collective`` (waits inside one), ``host`` (the device waits for the host), ``flush`` (the profiler), ``other_role``, ``unknown``."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One sample that was bound with ``stepprof.bind(sample=…)``: its seconds by what it did."""
+
+    sample: str
+    start: float
+    end: float
+    seconds: dict[str, float]
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """One engine's generation: batch size over time, and the tail."""
+
+    label: str
+    iterations: int
+    seconds: float
+    peak_batch: float
+    mean_batch: float
+    below_half: float
+    """Share of the phase below half of the peak batch."""
+    tail: float
+    """Seconds at the end below half of the peak batch."""
+    curve: list[tuple[float, float]]
+    """(at, batch size), at most a few hundred points, each holding until the next."""
+    samples: list[Sample] = []
+    """The longest ones, longest first."""
+
+
+class Overlap(msgspec.Struct, frozen=True):
+    """Communication and computation of one process."""
+
+    label: str
+    device: str
+    """``gpu``, ``npu`` or ``cpu``."""
+    compute: float
+    communication: float
+    overlapped: float
+    exposed: float
+    """Communication that nothing overlaps."""
+    busy_share: float | None
+    """Of the device, over the capture."""
+
+
+class Op(msgspec.Struct, frozen=True):
+    """An operator or kernel, over all sources."""
+
+    name: str
+    kind: str
+    """``op`` or ``kernel``."""
+    calls: int
+    seconds: float
+    self_seconds: float
+    share: float
+    """Of all self time of its kind."""
+    per_process: list[ProcessTime] = []
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """The highest point of a process's memory."""
+
+    label: str
+    device: str
+    peak_bytes: int
+    at: float | None
+
+
+class Overhead(msgspec.Struct, frozen=True):
+    """What recording cost a process: ``stall`` held it up, ``export`` ran beside it, ``wait`` was for an earlier hand-over."""
+
+    label: str
+    stall: float | None
+    wait: float | None
+    export: float | None
+    start: float | None = None
+    """An engine's start call."""
+    stop: float | None = None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What is wrong with what the report is made from."""
+
+    source: str | None
+    problem: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One step."""
+
+    run_id: str
+    step: int
+    start_unix_ns: int
+    seconds: float
+    clock: str
+    """How the sources came onto one clock, in a sentence."""
+    clock_error_ns: int | None
+    schema_version: int = SCHEMA_VERSION
+    stepprof: str = ""
+    version: int | str | None = None
+    headlines: list[Headline] = []
+    sources: list[SourceInfo] = []
+    gantt: list[GanttRow] = []
+    roles: list[TimeOf] = []
+    regions: list[TimeOf] = []
+    skew: list[PhaseSkew] = []
+    idle: list[Idle] = []
+    rollout: list[Rollout] = []
+    overlap: list[Overlap] = []
+    ops: list[Op] = []
+    kernels: list[Op] = []
+    memory: list[Memory] = []
+    overhead: list[Overhead] = []
+    findings: list[Finding] = []
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What one thing took in A and in B."""
+
+    what: str
+    topic: str
+    """``step``, ``role``, ``region``, ``op``, ``kernel``, ``rollout``."""
+    a: float
+    b: float
+    noise: float | None
+    """How far equal work differs between processes of A or of B, in seconds; None: one process only, not known."""
+    significant: bool
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Two steps, or two runs: what got slower, and what faster; the largest change first."""
+
+    a: str
+    b: str
+    schema_version: int = SCHEMA_VERSION
+    headlines: list[Headline] = []
+    changes: list[Change] = []
+    findings: list[Finding] = []
