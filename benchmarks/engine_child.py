@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,10 @@ async def _alternate(
 
     for number in range(1, rounds + 2):
         await timed("detached", generate)
-        await timed("bare", lambda step=number: bare(step))  # type: ignore[misc]
+        await timed("bare", partial(bare, number))
         attached = stepprof.attach(engine)
         await timed("attached", generate)
-        await timed("stepprof", lambda step=number: window(step))  # type: ignore[misc]
+        await timed("stepprof", partial(window, number))
         stepprof.detach(attached)
         await asyncio.sleep(0.2)
     return {name: samples[1:] for name, samples in found.items()}

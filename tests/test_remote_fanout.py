@@ -67,6 +67,17 @@ class TestWindow:
         assert entry.start_unix_ns < entry.end_unix_ns
         assert shown({"rollout/0": "armed"})
 
+    def test_a_driver_knows_how_long_it_is_waited_for(self, recording, engine):
+        """The role's own bounds come with the window."""
+        one, session = engine(), recording(rollout={"engine_start_timeout_seconds": 3})
+        stepprof.attach(one, role="rollout")
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        bounds = session.config.policy("rollout")
+        [window] = one.windows
+        assert window.start_seconds == bounds.engine_start_timeout_seconds == 3
+        assert window.stop_seconds == bounds.engine_stop_timeout_seconds
+
     def test_other_windows_reach_no_engine(self, recording, engine):
         """A window without a role, of another role or of a step that is not selected starts nothing."""
         one, session = engine(), recording()

@@ -71,6 +71,10 @@ class EngineWindow:
     """Which of the engine's own ranks are asked for; None: all."""
     trace_dir: Path | None = None
     """A folder that the engine's host and this one share; None: they share the run directory, as far as anybody knows."""
+    start_seconds: float = 5.0
+    """How long whoever opened the window waits for the answer to a start."""
+    stop_seconds: float = 60.0
+    """How long they wait for the answer to a stop."""
 
     def is_at(self, other: EngineWindow) -> bool:
         """Whether it is the same window with the same folder; what it is called may have become known only later."""

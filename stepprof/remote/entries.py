@@ -17,6 +17,7 @@ from stepprof.remote.base import EngineWindow
 from stepprof.window import WHOLE_STEP, Window
 
 if TYPE_CHECKING:
+    from stepprof.config import Policy
     from stepprof.remote.engine import EngineTarget
 
 __all__ = ["LOST", "RANKS", "Entries", "remove_folder"]
@@ -98,12 +99,12 @@ class Entries:
         self._waiting = False
         self.fragment.save()
 
-    def now(self, target: EngineTarget, place: EngineWindow, options: EngineOptions) -> EngineWindow:
+    def now(self, target: EngineTarget, place: EngineWindow, policy: Policy) -> EngineWindow:
         """What a driver is given for a place: with all that is known of the window by now."""
         window = self._window
         if (
             place.window == window
-            and place.options is options
+            and place.options is policy.engine
             and place.workers == target.workers
             and place.metadata.get("engine") == target.driver.kind
         ):
@@ -111,7 +112,7 @@ class Entries:
         return replace(
             place,
             window=window,
-            options=options,
+            options=policy.engine,
             metadata={
                 "run_id": self._origin.run.run_id,
                 "step": window.step,
@@ -123,6 +124,8 @@ class Entries:
             },
             workers=target.workers,
             trace_dir=target.trace_dir,
+            start_seconds=policy.engine_start_timeout_seconds,
+            stop_seconds=policy.engine_stop_timeout_seconds,
         )
 
     # blocking: called on a thread

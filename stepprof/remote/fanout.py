@@ -220,7 +220,7 @@ class Bracket:
             for target in targets:
                 place = known[id(target)]
                 if place is not None:
-                    windows.append(self._entries.now(target, place, self._policy.engine))
+                    windows.append(self._entries.now(target, place, self._policy))
                     if reserve:
                         target.reserve(windows[-1])
         return windows

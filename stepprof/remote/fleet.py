@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import StateError
@@ -182,7 +183,7 @@ class Fleet:
         for engine in self.engines:
             for target in engine.targets if engine.follows(role) else ():
                 if target.armed is not None and target.armed.window.step <= step:
-                    self.post(lambda window=target.armed: remove_folder(window))  # type: ignore[misc]
+                    self.post(partial(remove_folder, target.armed))
                     target.disarm(f"step {step} never came")
 
     def begin(

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
-from stepprof.current import cell
 from stepprof.remote.base import Clock, Stopped
 from stepprof.remote.sglang_capture import SglangCapture
 from stepprof.remote.sglang_http import SglangServer
-from stepprof.remote.sglang_link import PATIENCE, ObjectLink
+from stepprof.remote.sglang_link import ObjectLink
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineDriver, EngineWindow
@@ -45,8 +44,7 @@ class SglangKind:
         name = options.pop("name", None)
         options = {key: value for key, value in options.items() if key not in ("kind", "find")}
         check_options(options, (), "an SGLang engine")
-        driver: Any = SglangEngine(target, None if name is None else str(name))
-        return driver  # type: ignore[no-any-return]
+        return cast("EngineDriver", SglangEngine(target, None if name is None else str(name)))
 
 
 class SglangEngine:
@@ -85,7 +83,8 @@ class SglangEngine:
 
     async def start(self, window: EngineWindow) -> None:
         """Begin. An engine that was never used begins with its first request."""
-        self._link.patience = _patience(window)
+        # its loop is left alone before the caller goes on
+        self._link.patience = (MARGIN * window.start_seconds, MARGIN * window.stop_seconds)
         await self._capture.start(window)
 
     async def stop(self, window: EngineWindow) -> Stopped:
@@ -105,18 +104,6 @@ class SglangEngine:
     async def clock(self) -> Clock | None:
         """It runs on this host."""
         return Clock(socket.gethostname(), 0, 0, "same-host")
-
-
-def _patience(window: EngineWindow) -> tuple[float, float]:
-    """How long the caller waits for a start and for a stop, less a margin: its loop is left alone before it goes on."""
-    session = cell.session
-    if session is None:
-        return PATIENCE
-    policy = session.config.policy(window.window.role)
-    return (
-        MARGIN * policy.engine_start_timeout_seconds,
-        MARGIN * policy.engine_stop_timeout_seconds,
-    )
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -97,14 +97,11 @@ class SglangCapture:
         self._sent = sent = _Sent(window, request, folder)
         try:
             await self._link.start(request.fields)
-        except EngineFailure as error:
-            if error.owes_stop:
-                sent.doubtful = True
-            else:
+        except Exception as error:
+            if isinstance(error, EngineFailure) and not error.owes_stop:
                 self._sent = None
-            raise
-        except Exception:
-            sent.doubtful = True
+            else:  # it may have arrived
+                sent.doubtful = True
             raise
 
     async def stop(self, window: EngineWindow) -> Stopped:

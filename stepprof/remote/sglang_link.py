@@ -64,7 +64,8 @@ class ObjectLink:
         if loop is not None:
             return loop
         for task in tuple(getattr(self._manager, "asyncio_tasks", None) or ()):  # 0.4.6
-            return task.get_loop()  # type: ignore[no-any-return]
+            first: asyncio.AbstractEventLoop = task.get_loop()
+            return first
         own = self._own_loop  # made inside a running loop, it will be used there
         return own if own is not None and own.is_running() else None
 

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stepprof.log import logger
 from stepprof.remote.base import Clock, EngineFailure, Stopped
@@ -56,8 +56,7 @@ class VllmKind:
         name = options.pop("name", None)
         options = {key: value for key, value in options.items() if key not in ("kind", "find")}
         check_options(options, (), "a vLLM engine")
-        driver: Any = VllmEngine(target, None if name is None else str(name))
-        return driver  # type: ignore[no-any-return]
+        return cast("EngineDriver", VllmEngine(target, None if name is None else str(name)))
 
 
 class VllmEngine:
