@@ -34,7 +34,6 @@ from stepprof.window import Window
 
 if TYPE_CHECKING:
     from stepprof.remote.attach import Engine
-    from stepprof.remote.fanout import Bracket
     from stepprof.remote.fleet import Fleet
 
 __all__ = ["EXPORT_SECONDS", "Session"]
@@ -154,7 +153,10 @@ class Session:
             window = ahead.window
         else:
             window = self._window(step, role, version)
-            bracket = self._start_engines(window, policy)
+            if self.fleet is not None and self.fleet.follows(role):
+                bracket = self.fleet.enter(
+                    window, policy, self.recorder.running_loop(), strict=self.config.strict
+                )
         waited = 0.0 if ahead is None else ahead.waited_seconds
         try:
             if self.selector.selects_rank(policy):
@@ -168,24 +170,6 @@ class Session:
             raise
         ticket.bracket = bracket
         return ticket
-
-    def _start_engines(self, window: Window, policy: Policy) -> Bracket | None:
-        """From synchronous code: starts are sent, and waited for where that blocks nobody's event loop."""
-        fleet = self.fleet
-        if fleet is None or not fleet.follows(window.role):
-            return None
-        loop = self.recorder.running_loop()
-        if loop is not None:
-            fleet.check_loop(window.role, loop, strict=self.config.strict)
-        bracket = fleet.begin(window, policy, refuse=loop)
-        try:
-            if loop is None:
-                bracket.wait_started()
-        except BaseException:
-            bracket.send_stops(None, partial="interrupted while the window came in")
-            raise
-        self.publish()
-        return bracket
 
     async def come_in(self, step: object, role: object, version: int | str | None) -> Ahead | None:
         """Before a selected window of a coroutine: start its engines, and wait until no other thread hands a capture over.

@@ -25,7 +25,8 @@ from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.vllm import VllmEngine, VllmKind, engine_args
 from stepprof.remote.vllm_args import Settings, environment, lay_out
-from stepprof.remote.vllm_files import Brought, TraceFolder, Workers, new_prefix
+from stepprof.remote.vllm_files import Brought, Workers, bring
+from stepprof.remote.vllm_folder import TraceFolder, new_prefix
 from stepprof.remote.vllm_words import differences, outcome
 from stepprof.window import Window
 
@@ -82,7 +83,7 @@ def bring(
     session = place.begin(made)
     for name, what in names.items():
         write_trace(link / name, **what)
-    brought = place.bring(session, made, "stepprof-mine", workers or Workers())
+    brought = bring(place, session, made, "stepprof-mine", workers or Workers())
     assert not brought.problems
     return [Path(artifact.path).name.removesuffix(".trace.json.gz") for artifact in brought.artifacts]
 
@@ -220,7 +221,7 @@ class TestFolder:
         prefix, other = new_prefix(), new_prefix()
         write_trace(plain / f"{prefix}_rank0.{STAMP}.pt.trace.json.gz")
         write_trace(plain / f"{other}_rank0.{STAMP}.pt.trace.json.gz")
-        brought = place.bring(session, window, prefix, Workers())
+        brought = bring(place, session, window, prefix, Workers())
         assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
         assert len(list(plain.iterdir())) == 2
 
@@ -239,7 +240,7 @@ class TestFolder:
         """Two actors that were given the same arguments: the second one is told."""
         link = lay_out(tmp_path)
         script = (
-            "import sys; from pathlib import Path; from stepprof.remote.vllm_files import TraceFolder\n"
+            "import sys; from pathlib import Path; from stepprof.remote.vllm_folder import TraceFolder\n"
             "TraceFolder(Path(sys.argv[1]), 'object:1', lambda: True).prepare(); print('held', flush=True); input()"
         )
         holder = subprocess.Popen(
@@ -265,7 +266,7 @@ class TestFolder:
         write_trace(link / f"rank0.{STAMP}.pt.trace.json.gz")
         (link / f"rank1.{STAMP}.pt.trace.json.gz").write_bytes(b"\x1f\x8b\x08\x00cut off")
         (link / "rank0.profiler_out.txt").write_text("a table")
-        brought = place.bring(session, window, "stepprof-mine", Workers(width=2, groups=1))
+        brought = bring(place, session, window, "stepprof-mine", Workers(width=2, groups=1))
         assert len(brought.artifacts) == 1
         (problem,) = brought.problems
         assert f"rank1.{STAMP}.pt.trace.json.gz" in problem

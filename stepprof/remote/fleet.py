@@ -137,17 +137,6 @@ class Fleet:
             if hasattr(target.driver, "announce")
         ]
 
-    def check_loop(self, role: str | None, loop: object, *, strict: bool) -> None:
-        """A synchronous block on a running event loop: its engines are not waited for, and those that live on it cannot answer at all.
-
-        Raises:
-            StateError: one of them lives on it, and ``strict``.
-        """
-        for engine in self.engines:
-            for target in engine.targets if engine.follows(role) else ():
-                if target.driver.loop is loop and strict:
-                    raise StateError(f"{target.label}: {OWN_LOOP}")
-
     # -- windows
 
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
@@ -185,6 +174,35 @@ class Fleet:
                 if target.armed is not None and target.armed.window.step <= step:
                     self.post(partial(remove_folder, target.armed))
                     target.disarm(f"step {step} never came")
+
+    def enter(
+        self, window: Window, policy: Policy, loop: asyncio.AbstractEventLoop | None, *, strict: bool
+    ) -> Bracket:
+        """A window of synchronous code: its starts are sent, and waited for where that blocks nobody's event loop.
+
+        Args:
+            window: the window.
+            policy: what holds for its role.
+            loop: the event loop that the caller blocks; engines that live on it cannot answer, and are skipped.
+            strict: raise for such an engine.
+
+        Raises:
+            StateError: an engine lives on ``loop``, and ``strict``.
+        """
+        if loop is not None and strict:
+            for engine in self.engines:
+                for target in engine.targets if engine.follows(window.role) else ():
+                    if target.driver.loop is loop:
+                        raise StateError(f"{target.label}: {OWN_LOOP}")
+        bracket = self.begin(window, policy, refuse=loop)
+        try:
+            if loop is None:
+                bracket.wait_started()
+        except BaseException:
+            bracket.send_stops(None, partial="interrupted while the window came in")
+            raise
+        self._publish()
+        return bracket
 
     def begin(
         self, window: Window, policy: Policy, *, refuse: asyncio.AbstractEventLoop | None = None

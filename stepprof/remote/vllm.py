@@ -20,7 +20,8 @@ from stepprof.log import logger
 from stepprof.remote.base import Clock, EngineFailure, Stopped
 from stepprof.remote.loop import in_thread, on_loop
 from stepprof.remote.vllm_args import Settings, engine_args, environment, serve_args
-from stepprof.remote.vllm_files import Session, TraceFolder, Workers, new_prefix
+from stepprof.remote.vllm_files import Workers, bring
+from stepprof.remote.vllm_folder import Session, TraceFolder, new_prefix
 from stepprof.remote.vllm_http import VllmServer
 from stepprof.remote.vllm_words import died, differences, outcome, start_arguments
 
@@ -213,13 +214,13 @@ class VllmEngine:
         except EngineFailure as error:
             if self._dead:
                 self._session = None  # else it may still be open: the next start stops it first
-            brought = await in_thread(place.bring, session, window, self._prefix, self._processes())
+            brought = await in_thread(bring, place, session, window, self._prefix, self._processes())
             if brought.artifacts:  # what a bound of its own had ended before
                 return Stopped(tuple(brought.artifacts), partial=str(error))
             raise
         self._session = None
         workers = self._processes()
-        brought = await in_thread(place.bring, session, window, self._prefix, workers)
+        brought = await in_thread(bring, place, session, window, self._prefix, workers)
         early = early or any(written < sent_ns for written in brought.written_ns)
         asleep = brought.steps == 0 and await self._is_asleep()
         return outcome(window, brought, workers, early=early, asleep=asleep, name=self.name)

@@ -16,7 +16,8 @@ from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
 from stepprof.remote.vllm_args import Settings
-from stepprof.remote.vllm_files import Session, TraceFolder, Workers, new_prefix
+from stepprof.remote.vllm_files import Workers, bring
+from stepprof.remote.vllm_folder import Session, TraceFolder, new_prefix
 from stepprof.remote.vllm_words import differences, outcome, start_arguments
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class VllmServer:
             if failure is not None:
                 raise failure
             return Stopped(partial=self._elsewhere())
-        brought = await in_thread(place.bring, session, window, self._prefix, Workers())
+        brought = await in_thread(bring, place, session, window, self._prefix, Workers())
         if failure is not None:
             self._session = session  # it may still be open: the next start stops it first
             if brought.artifacts:  # what a bound of its own had ended before

@@ -1,0 +1,201 @@
+"""The folder that a vLLM engine writes its traces to, and how it is retargeted while the engine lives.
+
+vLLM cannot be told another folder once it runs, so that its folder is a link (`stepprof.remote.vllm_args` makes it): led to a place of its own for each
+window, and to an idle one between them. One engine alone may do that, by a lock that the kernel releases with its process. Everything blocks: it is called
+on a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepprof.log import logger
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.vllm_args import IDLE, LINK
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+
+__all__ = ["Session", "TraceFolder", "new_prefix"]
+
+PREFIX = "stepprof-"
+
+_TRACE = re.compile(r"\.pt\.trace\.json(?:\.gz)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One capture, as its files go: where they come to, and what lay there before."""
+
+    folder: Path
+    before: frozenset[str] = frozenset()
+    link: Path | None = None
+
+
+class TraceFolder:
+    """Where an engine writes, as it is seen from here.
+
+    Args:
+        path: the engine's ``torch_profiler_dir``, or the folder of it that both hosts share.
+        owner: which engine it is; only one may retarget a link.
+        alive: whether the engine still is; what a dead one has claimed is free again.
+    """
+
+    def __init__(self, path: Path, owner: str, alive: Callable[[], bool]) -> None:
+        link = path / LINK
+        self.path = link if link.is_symlink() else path
+        self._owner = owner
+        self._alive = alive
+
+    @property
+    def link(self) -> Path | None:
+        """The link that can be retargeted; None: a plain folder."""
+        return self.path if self.path.is_symlink() else None
+
+    def prepare(self) -> None:
+        """Make what is missing, and see that files can be made there. Raises EngineFailure."""
+        try:
+            if not os.path.lexists(self.path):
+                self._make()
+            elif self.link is not None:
+                (self.path.parent / IDLE).mkdir(exist_ok=True)
+                _claim(self.path, self._owner, self._alive)
+            if not os.access(self.path.parent if self.link else self.path, os.W_OK | os.X_OK):
+                raise PermissionError(13, "not writable")
+        except OSError as error:
+            raise EngineFailure(
+                f"the folder of the engine's traces, {self.path}, cannot be used: {error.strerror or error}; it has to be a folder that the "
+                "engine's host and this one can both write to (trace_dir names it where the two see it under different paths)",
+                "unconfigured",
+            ) from error
+
+    def _make(self) -> None:
+        """It was named on another host, or long ago: vLLM would make a plain folder of it."""
+        if self.path.name == LINK:
+            (self.path.parent / IDLE).mkdir(parents=True, exist_ok=True)
+            self.path.symlink_to(IDLE)
+            _claim(self.path, self._owner, self._alive)
+        else:
+            self.path.mkdir(parents=True)
+
+    @property
+    def left_open(self) -> bool:
+        """Whether a capture of ours was begun and never ended, by this process or one that died: the link still leads to its folder."""
+        return self.link is not None and self.path.readlink().name != IDLE
+
+    def begin(self, window: EngineWindow) -> Session:
+        """Have what is written from now on come to a place that is this window's alone, as far as the folder allows."""
+        link = self.link
+        if link is None:
+            return Session(self.path, frozenset(_names(self.path)))
+        what = window.window
+        stem = f"step-{what.step}.{what.name}-{window.replica}"
+        for number in itertools.count(1):
+            folder = link.parent / f"{stem}.{number}"
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+        _retarget(link, folder.name)
+        return Session(folder, link=link)
+
+    def end(self, session: Session) -> None:
+        """After its files were taken: the link leads to the idle folder again; what the engine left besides traces goes."""
+        if session.link is None:
+            return
+        if session.link.is_symlink() and session.link.readlink().name == session.folder.name:
+            _retarget(session.link, IDLE)
+        for name in _names(session.folder):
+            if "profiler_out" in name:
+                (session.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what could not be adopted stays, with its folder
+            session.folder.rmdir()
+
+    def discard(self, session: Session, prefix: str) -> None:
+        """Throw away what a capture of ours has left."""
+        for path in self.traces(session, prefix):
+            path.unlink(missing_ok=True)
+        self.end(session)
+
+    def traces(self, session: Session, prefix: str) -> list[Path]:
+        """The traces of a capture that are there by now: of engines that share a plain folder, those with our prefix."""
+        names = [
+            name
+            for name in _names(session.folder)
+            if name not in session.before and _TRACE.search(name) and "async_llm" not in name
+        ]
+        own = [name for name in names if name.startswith(prefix)]
+        chosen = own or [name for name in names if not name.startswith(PREFIX)]
+        return [session.folder / name for name in sorted(chosen)]
+
+
+def new_prefix() -> str:
+    """What the names of one engine's files begin with, where its version lets them: engines that share a folder are told apart by it."""
+    return f"{PREFIX}{uuid.uuid4().hex[:8]}"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+def _retarget(link: Path, target: str) -> None:
+    """Lead a link somewhere else, in one step: the engine never finds it missing."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+_claims: dict[Path, tuple[int, str, Callable[[], bool]]] = {}
+_claiming = threading.Lock()
+
+
+def _claim(link: Path, owner: str, alive: Callable[[], bool]) -> None:
+    """Be the only one to retarget a link, until this process ends. Raises EngineFailure: another living engine has it."""
+    with _claiming:
+        held = _claims.get(link)
+        if held is not None:
+            descriptor, other, still_alive = held
+            if other != owner and still_alive():
+                raise EngineFailure(_shared(link), "unconfigured")
+            _claims[link] = (descriptor, owner, alive)
+            return
+        descriptor = os.open(link.parent / ".owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise EngineFailure(_shared(link), "unconfigured") from None
+        except OSError as error:  # a file system without locks: the rule is the user's to keep
+            logger.debug("folder not locked", path=str(link.parent), reason=str(error))
+        _claims[link] = (descriptor, owner, alive)
+
+
+def _shared(link: Path) -> str:
+    return (
+        f"another engine, in this process or another one, retargets {link} too, so that their traces would be mixed up: call "
+        "stepprof.remote.vllm.engine_args once for each engine, and give each server a folder of its own"
+    )
+
+
+def _forget_in_child() -> None:
+    """A forked child shares the lock, not the engine."""
+    for descriptor, _, _ in _claims.values():
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _claims.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
