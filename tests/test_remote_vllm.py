@@ -69,7 +69,7 @@ def write_trace(
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
-def bring(
+def brought_as(
     folder: Path,
     names: dict[str, dict[str, Any]],
     workers: Workers | None = None,
@@ -111,14 +111,14 @@ class TestNames:
     def test_the_rank_is_in_the_name(self, name: str, tmp_path: Path) -> None:
         """From 0.32 back to 0.12, on a device and on a CPU, compressed or not."""
         names = {name.format(rank, STAMP): {"pid": 100 - rank} for rank in (0, 1)}
-        assert bring(tmp_path, names) == ["rank-0", "rank-1"]
+        assert brought_as(tmp_path, names) == ["rank-0", "rank-1"]
 
     def test_the_oldest_versions_say_it_in_the_trace(self, tmp_path: Path) -> None:
         """0.8.5 names its files after the host and the process only."""
         names = {
             f"node_{pid}.{STAMP}.pt.trace.json.gz": {"pid": pid, "rank": 1 - pid % 2} for pid in (10, 11)
         }
-        assert sorted(bring(tmp_path, names)) == ["rank-0", "rank-1"]
+        assert sorted(brought_as(tmp_path, names)) == ["rank-0", "rank-1"]
         stated = kept(tmp_path, "rank-0")
         assert stated["stepprof"] == {"step": 2, "rank": 0}
         assert stated["traceEvents"][0]["pid"] == 11
@@ -126,7 +126,7 @@ class TestNames:
     def test_without_any_rank_the_order_of_the_processes_counts(self, tmp_path: Path) -> None:
         """Workers are started in the order of their ranks."""
         names = {f"node_{pid}.{STAMP}.pt.trace.json.gz": {"pid": pid} for pid in (900, 1000)}
-        assert sorted(bring(tmp_path, names)) == ["rank-0", "rank-1"]
+        assert sorted(brought_as(tmp_path, names)) == ["rank-0", "rank-1"]
         first = kept(tmp_path, "rank-0")
         assert first["traceEvents"][0]["pid"] == 900
 
@@ -136,7 +136,7 @@ class TestNames:
             f"rank0.{STAMP}.pt.trace.json.gz": {},
             f"node_7.async_llm.{STAMP}.pt.trace.json.gz": {},
         }
-        assert bring(tmp_path, names) == ["rank-0"]
+        assert brought_as(tmp_path, names) == ["rank-0"]
 
     def test_data_parallel_engines_elsewhere_are_told_apart_by_their_processes(self, tmp_path: Path) -> None:
         """Same names, other process: numbered in the order of the processes, the same in each window."""
@@ -144,7 +144,7 @@ class TestNames:
             f"rank{rank}.{int(STAMP) + pid}.pt.trace.json.gz": {"pid": pid}
             for pid, rank in ((210, 0), (211, 1), (205, 0), (206, 1))
         }
-        assert bring(tmp_path, names) == ["dp-0-rank-0", "dp-0-rank-1", "dp-1-rank-0", "dp-1-rank-1"]
+        assert brought_as(tmp_path, names) == ["dp-0-rank-0", "dp-0-rank-1", "dp-1-rank-0", "dp-1-rank-1"]
         first = kept(tmp_path, "dp-0-rank-0")
         assert first["traceEvents"][0]["pid"] == 205
 
@@ -158,7 +158,7 @@ class TestNames:
                 for pid in (first, second)
             }
             workers = Workers(cores=[second, os.getpid()], width=1, groups=2)
-            assert bring(tmp_path, names, workers) == ["dp-0-rank-0", "dp-1-rank-0"]
+            assert brought_as(tmp_path, names, workers) == ["dp-0-rank-0", "dp-1-rank-0"]
         finally:
             for sleeper in sleepers:
                 sleeper.communicate(b"\n")
@@ -171,7 +171,7 @@ class TestNames:
             f"dp{group}_pp0_tp0_dcp0_ep{group}_rank0.{STAMP}.pt.trace.json.gz": {"pid": 300 - group}
             for group in (0, 1)
         }
-        assert bring(tmp_path, names) == ["dp-0-rank-0", "dp-1-rank-0"]
+        assert brought_as(tmp_path, names) == ["dp-0-rank-0", "dp-1-rank-0"]
 
     def test_a_worker_of_a_group_is_counted_through(self, tmp_path: Path) -> None:
         """The engine's own rank 3 of two times two workers is worker 1 of the second."""
@@ -179,7 +179,7 @@ class TestNames:
             f"rank{rank}.{int(STAMP) + pid}.pt.trace.json.gz": {"pid": pid}
             for pid, rank in ((205, 0), (206, 1), (210, 0), (211, 1))
         }
-        assert bring(tmp_path, names, asked=frozenset({3})) == ["dp-1-rank-1"]
+        assert brought_as(tmp_path, names, asked=frozenset({3})) == ["dp-1-rank-1"]
 
 
 class TestFolder:
