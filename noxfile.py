@@ -119,6 +119,13 @@ def ray(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def viewers(session: nox.Session) -> None:
+    """Look at timelines and reports with what people look at them with: Perfetto's trace processor in Node, and Chromium."""
+    session.install("-c", "constraints.txt", "-e", ".[torch,core-tests,open]")
+    run_tests(session, "tests/viewers")
+
+
+@nox.session(python="3.11")
 def bench_vllm(session: nox.Session) -> None:
     """Measure what a window adds to a real vLLM."""
     install_vllm(session)
@@ -134,7 +141,9 @@ def bench_sglang(session: nox.Session) -> None:
 
 def run_tests(session: nox.Session, *arguments: str) -> None:
     """Run tests in the session's own environment, and measure what they cover."""
-    session.run("python", "-m", "coverage", "run", "-m", "pytest", *arguments, *session.posargs)
+    # sessions that run beside each other each remember their own failures
+    memory = f"cache_dir={Path(session.virtualenv.location) / 'pytest_cache'}"
+    session.run("python", "-m", "coverage", "run", "-m", "pytest", "-o", memory, *arguments, *session.posargs)
 
 
 def install_vllm(session: nox.Session) -> None:
