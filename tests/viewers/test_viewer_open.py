@@ -1,0 +1,54 @@
+"""`stepprof open` in a real browser: the bundled viewer loads the timeline from it, with no other host in play."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chromium import chromium
+
+SLICES = """(async () => {
+    if (typeof app === "undefined" || !app.trace) return 0;
+    const result = await app.trace.engine.query("select count(*) as n from slice");
+    return Number(result.firstRow({n: 0}).n);
+})()"""
+
+
+@contextmanager
+def opened(*arguments: str) -> Iterator[str]:
+    """The command, running; gives the address that it printed, and ends it by Ctrl-C."""
+    command = [sys.executable, "-m", "stepprof", "open", "--no-browser", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            lines = [process.stdout.readline() for _ in range(3)]
+            yield re.findall(r"http://\S+", "".join(lines))[0]
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
+def test_the_viewer_shows_the_slices_and_asks_nobody_else(tmp_path: Path) -> None:
+    """A trace of 1,000 slices is in the viewer's own trace processor, drawn on the page; every address it got an answer from is ours."""
+    events = [
+        {"ph": "X", "name": f"slice {number}", "pid": 1, "tid": 1, "ts": number * 10, "dur": 5}
+        for number in range(1000)
+    ]
+    trace = tmp_path / "steps.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    with opened(str(trace)) as url, chromium() as page:
+        page.goto(url)
+        assert page.wait_for(SLICES) == len(events)
+        title = page.wait_for("document.title.includes('steps') && document.title")
+        origin = url.partition("/#")[0]
+        answered = set(page.answered)
+    assert "steps.json.gz" in title
+    assert {address for address in answered if not address.startswith((origin, "data:", "blob:"))} == set()
+    assert any(address.endswith("steps.json.gz") for address in answered)
