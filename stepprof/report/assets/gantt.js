@@ -1,0 +1,444 @@
+// The Gantt chart: rows of processes over the step, on one canvas that is as large as what is seen of it.
+// Bars narrower than a pixel are added up to how much of the pixel they cover, so that a million of them neither hide nor invent anything.
+
+const LABELS = 168, AXIS = 24, OVERVIEW = 24, HEAD = AXIS + OVERVIEW + 6;
+
+class Gantt {
+  constructor(report, gantt, marked) {
+    this.data = gantt;
+    this.total = report.seconds;
+    this.from = 0;
+    this.to = report.seconds;
+    this.match = null;
+    this.marked = marked;
+    this.canvas = el("canvas", { role: "img", "aria-label": `Timeline of ${gantt.rows.length} processes over ${seconds(report.seconds)}; the tables below hold its figures` });
+    this.spacer = el("div");
+    this.box = el("div", { class: "gantt", id: "gantt", tabindex: 0 }, this.canvas, this.spacer);
+    const few = gantt.rows.length <= 10;
+    this.compact = gantt.rows.length > 28 ? 15 : 22;
+    for (const row of gantt.rows) row.open = few || row.kind === "spans" || marked.has(row.label);
+    this.layout();
+    this.listen();
+    responsive(this.box, width => { this.width = width; this.draw(); });
+  }
+
+  layout() {
+    let y = 4;
+    let host = null;
+    for (const row of this.data.rows) {
+      if (host !== null && row.host !== host) y += 5;
+      host = row.host;
+      row.y = y;
+      row.height = row.open ? Math.max(1, row.lanes.length) * 17 + (row.busy.to > row.busy.from ? 8 : 0) + 5 : this.compact;
+      y += row.height;
+    }
+    this.rowsHeight = y + 4;
+  }
+
+  get whole() { return HEAD + this.rowsHeight; }
+
+  request() {
+    if (this.waiting) return;
+    this.waiting = requestAnimationFrame(() => { this.waiting = 0; this.draw(); });
+  }
+
+  x(at) { return LABELS + ((at - this.from) / (this.to - this.from)) * (this.width - LABELS); }
+  at(x) { return this.from + ((x - LABELS) / (this.width - LABELS)) * (this.to - this.from); }
+
+  show(from, to) {
+    const least = Math.min(this.total, Math.max(this.total * 1e-6, 2e-6));
+    const span = Math.min(this.total, Math.max(least, to - from));
+    this.from = Math.min(Math.max(0, from), this.total - span);
+    this.to = this.from + span;
+    this.request();
+  }
+
+  zoom(factor, around = (this.from + this.to) / 2) {
+    this.show(around - (around - this.from) * factor, around + (this.to - around) * factor);
+  }
+
+  pan(shareOfView) {
+    const by = (this.to - this.from) * shareOfView;
+    this.show(this.from + by, this.to + by);
+  }
+
+  find(text) {
+    const wanted = text.trim().toLowerCase();
+    this.match = wanted ? this.data.names.map(name => name.toLowerCase().includes(wanted)) : null;
+    this.request();
+  }
+
+  unfold(open) {
+    for (const row of this.data.rows) row.open = open;
+    this.layout();
+    this.request();
+  }
+
+  // ---- drawing
+
+  palette() {
+    const style = getComputedStyle(document.documentElement);
+    const read = name => style.getPropertyValue(name).trim();
+    this.colours = { ink: read("--ink"), ink2: read("--ink2"), ink3: read("--ink3"), line: read("--line"), grid: read("--grid"), panel: read("--panel"), sunk: read("--sunk"), busy: read("--busy"), exposed: read("--exposed"), accent: read("--accent"), barInk: read("--bar-ink") };
+    this.shades = this.data.roles.map(role => shadesOf(read(roleColour(role)), this.colours.panel));
+  }
+
+  draw() {
+    if (!this.width) return;
+    this.palette();
+    const printed = this.printing;
+    const height = printed ? this.whole : Math.min(this.whole, 660);
+    const ratio = Math.min(3, Math.max(1, devicePixelRatio || 1));
+    if (this.canvas.width !== Math.round(this.width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
+      this.canvas.width = Math.round(this.width * ratio);
+      this.canvas.height = Math.round(height * ratio);
+      this.canvas.style.width = `${this.width}px`;
+      this.canvas.style.height = `${height}px`;
+    }
+    this.spacer.style.height = `${this.whole - height}px`;
+    const ctx = this.ctx = this.canvas.getContext("2d");
+    ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+    ctx.fillStyle = this.colours.panel;
+    ctx.fillRect(0, 0, this.width, height);
+    ctx.textBaseline = "middle";
+    const scroll = printed ? 0 : this.box.scrollTop, marks = ticks(this.from, this.to, (this.width - LABELS) / 110);
+    ctx.strokeStyle = this.colours.grid;
+    ctx.lineWidth = 1;
+    ctx.beginPath();
+    for (const at of marks) { const x = Math.round(this.x(at)) + 0.5; ctx.moveTo(x, HEAD); ctx.lineTo(x, height); }
+    ctx.stroke();
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(0, HEAD, this.width, height - HEAD);
+    ctx.clip();
+    ctx.translate(0, HEAD - scroll);
+    for (const row of this.data.rows) if (row.y + row.height > scroll && row.y < scroll + height - HEAD) this.drawRow(ctx, row);
+    ctx.restore();
+    this.drawHead(ctx, marks, height);
+    this.canvas.dataset.painted = "yes";
+  }
+
+  drawHead(ctx, marks, height) {
+    const { ink3, line, sunk, accent } = this.colours;
+    this.overview = this.overview || roleIntervals(this.data);
+    const scale = (this.width - LABELS) / this.total, lanes = Math.max(1, this.overview.size), each = (OVERVIEW - 4) / lanes;
+    ctx.fillStyle = sunk;
+    ctx.fillRect(LABELS, 0, this.width - LABELS, OVERVIEW);
+    let lane = 0;
+    for (const [role, intervals] of this.overview) {
+      ctx.fillStyle = this.shades[this.data.roles.indexOf(role)][2];
+      for (const [from, to] of intervals) ctx.fillRect(LABELS + from * scale, 2 + lane * each, Math.max(0.7, (to - from) * scale), Math.max(1, each - 1));
+      lane += 1;
+    }
+    if (this.to - this.from < this.total * 0.9999) {
+      const a = LABELS + this.from * scale, b = LABELS + this.to * scale;
+      ctx.globalAlpha = 0.62;
+      ctx.fillStyle = this.colours.panel;
+      ctx.fillRect(LABELS, 0, a - LABELS, OVERVIEW);
+      ctx.fillRect(b, 0, this.width - b, OVERVIEW);
+      ctx.globalAlpha = 1;
+      ctx.strokeStyle = accent;
+      ctx.strokeRect(a + 0.5, 0.5, Math.max(2, b - a - 1), OVERVIEW - 1);
+    }
+    ctx.fillStyle = ink3;
+    ctx.font = font(11);
+    ctx.textAlign = "left";
+    ctx.fillText("whole step", 2, OVERVIEW / 2);
+    ctx.textAlign = "center";
+    const shown = this.to - this.from;
+    for (const at of marks) {
+      const x = this.x(at);
+      if (x > LABELS + 14 && x < this.width - 18) ctx.fillText(moment(at, marks.step), x, OVERVIEW + AXIS / 2 + 3);
+    }
+    ctx.textAlign = "left";
+    if (shown < this.total * 0.9999) ctx.fillText(`${seconds(shown)} shown`, 2, OVERVIEW + AXIS / 2 + 3);
+    ctx.strokeStyle = line;
+    ctx.beginPath();
+    ctx.moveTo(0, HEAD - 0.5);
+    ctx.lineTo(this.width, HEAD - 0.5);
+    ctx.stroke();
+    if (this.cursor !== undefined && this.cursor >= LABELS) {
+      ctx.strokeStyle = ink3;
+      ctx.setLineDash([3, 3]);
+      ctx.beginPath();
+      ctx.moveTo(Math.round(this.cursor) + 0.5, OVERVIEW);
+      ctx.lineTo(Math.round(this.cursor) + 0.5, height);
+      ctx.stroke();
+      ctx.setLineDash([]);
+    }
+    if (this.selection) {
+      const [a, b] = this.selection.map(at => this.x(at)).sort((p, q) => p - q);
+      ctx.globalAlpha = 0.16;
+      ctx.fillStyle = accent;
+      ctx.fillRect(a, OVERVIEW, b - a, height - OVERVIEW);
+      ctx.globalAlpha = 1;
+      ctx.fillStyle = this.colours.ink;
+      ctx.textAlign = "center";
+      ctx.fillText(seconds(Math.abs(this.selection[1] - this.selection[0])), (a + b) / 2, HEAD + 12);
+      ctx.textAlign = "left";
+    }
+  }
+
+  drawRow(ctx, row) {
+    const { ink, ink2, exposed, grid } = this.colours;
+    const small = row.height < 18, middle = row.open ? row.y + 11 : row.y + row.height / 2;
+    ctx.textAlign = "left";
+    ctx.font = font(small ? 10.5 : 12);
+    ctx.fillStyle = row.open ? ink : ink2;
+    if (this.hovered === row) { ctx.fillStyle = grid; ctx.fillRect(0, row.y, LABELS - 8, row.height); ctx.fillStyle = ink; }
+    ctx.fillText(`${row.open ? "\u25be" : "\u25b8"}`, 3, middle + 0.5);
+    ctx.fillText(fitted(ctx, row.label, LABELS - 34), 16, middle + 0.5);
+    if (this.marked.has(row.label)) {
+      ctx.fillStyle = exposed;
+      ctx.beginPath();
+      ctx.arc(LABELS - 14, middle, 3.2, 0, 7);
+      ctx.fill();
+    }
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(LABELS, row.y, this.width - LABELS, row.height);
+    ctx.clip();
+    const has = row.busy.to > row.busy.from;
+    if (row.open) {
+      row.lanes.forEach((lane, depth) => this.drawLane(ctx, lane, row.y + 2 + depth * 17, 15, Math.min(2, depth + 1), true));
+      if (has) this.drawBusy(ctx, row.busy, row.y + row.lanes.length * 17 + 3, 5);
+    } else {
+      const strip = has ? 3 : 0;
+      row.lanes.forEach((lane, depth) => {
+        const inset = depth === 0 ? 0 : Math.min(depth, 3) - 1;
+        this.drawLane(ctx, lane, row.y + 1 + inset, row.height - 2 - strip - inset, Math.min(2, depth), false);
+      });
+      if (has) this.drawBusy(ctx, row.busy, row.y + row.height - 4, 2.5);
+    }
+    ctx.restore();
+  }
+
+  // The first bar of a lane that can reach into view: lanes are sorted by start, and bars of one lane overlap rarely; the longest bounds how far back one may begin.
+  first(from, to, start, length, seen) {
+    const { columns, tick, origin } = this.data;
+    if (seen.longest === undefined) {
+      seen.longest = 0;
+      for (let i = from; i < to; i++) seen.longest = Math.max(seen.longest, columns[length][i]);
+    }
+    const earliest = (this.from - origin) / tick - seen.longest;
+    let low = from, high = to;
+    while (low < high) { const middle = (low + high) >> 1; if (columns[start][middle] < earliest) low = middle + 1; else high = middle; }
+    return low;
+  }
+
+  drawLane(ctx, lane, y, height, shade, named) {
+    const { columns: { start, length, name, role }, tick, origin, names } = this.data;
+    const scale = ((this.width - LABELS) / (this.to - this.from)) * tick, offset = LABELS - ((this.from - origin) / tick) * scale / 1;
+    let pixel = -1, covered = 0, widest = 0, colour = "";
+    const flush = () => {
+      if (covered > 0) { ctx.globalAlpha = Math.min(1, 0.2 + covered * 0.8); ctx.fillStyle = colour; ctx.fillRect(pixel, y, 1, height); ctx.globalAlpha = 1; }
+      covered = widest = 0;
+    };
+    if (named) ctx.font = font(11);
+    for (let i = this.first(lane.from, lane.to, "start", "length", lane); i < lane.to; i++) {
+      const a = offset + start[i] * scale, wide = length[i] * scale, b = a + wide;
+      if (a > this.width) break;
+      if (b < LABELS) continue;
+      const off = this.match && !this.match[name[i]];
+      const paint = this.shades[role[i]][variant(shade, name[i])];
+      if (wide >= 1.5) {
+        flush();
+        pixel = -1;
+        ctx.globalAlpha = off ? 0.16 : 1;
+        ctx.fillStyle = paint;
+        const left = Math.max(a, LABELS - 4), right = Math.min(b, this.width + 4), gap = right - left > 4 ? 1 : 0;
+        if (height > 9 && right - left > 6) { ctx.beginPath(); ctx.roundRect(left, y, right - left - gap, height, 2.5); ctx.fill(); }
+        else ctx.fillRect(left, y, Math.max(0.8, right - left - gap), height);
+        if (named && right - left > 26) {
+          ctx.fillStyle = this.shades[role[i]].ink[variant(shade, name[i])];
+          ctx.fillText(fitted(ctx, names[name[i]], right - Math.max(left, LABELS) - 10), Math.max(left, LABELS) + 5, y + height / 2 + 0.5);
+        }
+        ctx.globalAlpha = 1;
+      } else if (!off) {
+        const at = Math.floor(a);
+        if (at !== pixel) { flush(); pixel = at; }
+        covered += Math.max(wide, 0.02);
+        if (wide >= widest) { widest = wide; colour = paint; }
+      }
+    }
+    flush();
+  }
+
+  drawBusy(ctx, busy, y, height) {
+    const { columns: { busy_start: start, busy_length: length }, tick, origin } = this.data;
+    const scale = ((this.width - LABELS) / (this.to - this.from)) * tick, offset = LABELS - ((this.from - origin) / tick) * scale;
+    const cover = new Float32Array(Math.ceil(this.width) + 2);
+    for (let i = this.first(busy.from, busy.to, "busy_start", "busy_length", busy); i < busy.to; i++) {
+      const a = Math.max(LABELS, offset + start[i] * scale), b = Math.min(this.width, offset + (start[i] + length[i]) * scale);
+      if (a > this.width) break;
+      if (b <= a) continue;
+      const first = Math.floor(a), last = Math.floor(b);
+      if (first === last) { cover[first] += b - a; continue; }
+      cover[first] += first + 1 - a;
+      for (let p = first + 1; p < last; p++) cover[p] += 1;
+      cover[last] += b - last;
+    }
+    ctx.fillStyle = this.colours.busy;
+    for (let p = LABELS; p < cover.length; p++) {
+      if (cover[p] <= 0.01) continue;
+      let end = p;
+      while (end < cover.length && Math.abs(cover[end] - cover[p]) < 0.04) end++;
+      ctx.globalAlpha = Math.min(1, 0.12 + cover[p] * 0.88);
+      ctx.fillRect(p, y, end - p, height);
+      p = end - 1;
+    }
+    ctx.globalAlpha = 1;
+  }
+
+  // ---- what is under the pointer
+
+  rowAt(y) {
+    const inside = y - HEAD + this.box.scrollTop;
+    return y < HEAD ? null : this.data.rows.find(row => inside >= row.y && inside < row.y + row.height) || null;
+  }
+
+  barAt(row, x, y) {
+    const { columns: { start, length }, tick, origin } = this.data;
+    const inside = y - HEAD + this.box.scrollTop - row.y, at = (this.at(x) - origin) / tick;
+    const slack = ((this.to - this.from) / (this.width - LABELS) / tick) * 1.5;
+    const lanes = row.open ? [Math.floor((inside - 2) / 17)] : row.lanes.map((_, depth) => row.lanes.length - 1 - depth);
+    for (const depth of lanes) {
+      const lane = row.lanes[depth];
+      if (!lane) continue;
+      let best = -1;
+      for (let i = this.first(lane.from, lane.to, "start", "length", lane); i < lane.to && start[i] <= at + slack; i++)
+        if (start[i] + length[i] >= at - slack && (best < 0 || length[i] > length[best] || start[best] + length[best] < at)) best = i;
+      if (best >= 0) return { index: best, depth };
+    }
+    return null;
+  }
+
+  describe(event, row, x, y) {
+    const found = x >= LABELS ? this.barAt(row, x, y) : null;
+    if (!found) return [row.label, [["host", row.host || NOTHING], ["at", seconds(this.at(Math.max(LABELS, x)))]], x < LABELS ? (row.open ? "Click to fold" : "Click to unfold") : "nothing recorded here"];
+    const { columns: { start, length, name, role }, tick, origin, names, roles } = this.data, i = found.index;
+    return [names[name[i]], [
+      ["took", seconds(length[i] * tick)], ["from", seconds(origin + start[i] * tick)], ["to", seconds(origin + (start[i] + length[i]) * tick)],
+      ["role", roles[role[i]] || "step"], ["process", row.label], ["host", row.host || NOTHING]]];
+  }
+
+  listen() {
+    const { canvas, box } = this;
+    let held = null;
+    const local = event => { const area = canvas.getBoundingClientRect(); return [event.clientX - area.left, event.clientY - area.top]; };
+    canvas.addEventListener("pointerdown", event => {
+      const [x, y] = local(event);
+      if (event.button !== 0) return;
+      held = { x, y, from: this.from, to: this.to, moved: false, mode: x < LABELS ? "label" : y < OVERVIEW ? "overview" : event.shiftKey || y < HEAD ? "select" : "pan" };
+      if (held.mode === "overview") this.center(x);
+      canvas.setPointerCapture(event.pointerId);
+      box.focus({ preventScroll: true });
+    });
+    canvas.addEventListener("pointermove", event => {
+      const [x, y] = local(event);
+      this.cursor = x;
+      if (held) {
+        held.moved = held.moved || Math.abs(x - held.x) > 3;
+        if (held.mode === "overview") this.center(x);
+        else if (held.moved && held.mode === "select") this.selection = [this.at(Math.max(LABELS, held.x)), this.at(Math.max(LABELS, x))];
+        else if (held.moved && held.mode === "pan") {
+          canvas.classList.add("drag");
+          const by = ((held.x - x) / (this.width - LABELS)) * (held.to - held.from);
+          this.show(held.from + by, held.to + by);
+        }
+        hideTip();
+        this.request();
+        return;
+      }
+      const row = this.rowAt(y);
+      this.hovered = x < LABELS ? row : null;
+      canvas.classList.toggle("pick", x < LABELS && row !== null);
+      if (row) showTip(event, ...this.describe(event, row, x, y)); else hideTip();
+      this.request();
+    });
+    const release = event => {
+      if (!held) return;
+      const [, y] = local(event), row = this.rowAt(y);
+      canvas.classList.remove("drag");
+      if (held.mode === "label" && !held.moved && row) { row.open = !row.open; this.layout(); }
+      if (held.mode === "select" && this.selection) this.show(...this.selection.sort((a, b) => a - b));
+      this.selection = null;
+      held = null;
+      this.request();
+    };
+    canvas.addEventListener("pointerup", release);
+    canvas.addEventListener("pointercancel", release);
+    canvas.addEventListener("pointerleave", () => { this.cursor = undefined; this.hovered = null; hideTip(); this.request(); });
+    canvas.addEventListener("dblclick", event => { if (local(event)[0] >= LABELS) this.show(0, this.total); });
+    canvas.addEventListener("wheel", event => {
+      const [x] = local(event);
+      if (event.ctrlKey || event.metaKey) { event.preventDefault(); this.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.008), this.at(Math.max(LABELS, x))); }
+      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) { event.preventDefault(); this.pan(event.deltaX / (this.width - LABELS)); }
+    }, { passive: false });
+    box.addEventListener("scroll", () => this.request());
+    box.addEventListener("keydown", event => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const keys = { ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), a: () => this.pan(-0.2), d: () => this.pan(0.2), "+": () => this.zoom(0.7), "=": () => this.zoom(0.7), w: () => this.zoom(0.7), "-": () => this.zoom(1 / 0.7), s: () => this.zoom(1 / 0.7), 0: () => this.show(0, this.total), Home: () => this.show(0, this.total) };
+      if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+    });
+    addEventListener("themechange", () => this.request());
+    addEventListener("beforeprint", () => { this.printing = true; this.width = Math.min(this.width, 1000); this.draw(); });
+    addEventListener("afterprint", () => { this.printing = false; this.width = this.box.clientWidth; this.draw(); });
+  }
+
+  center(x) {
+    const at = ((x - LABELS) / (this.width - LABELS)) * this.total, half = (this.to - this.from) / 2;
+    this.show(at - half, at + half);
+  }
+}
+
+const font = size => `${size}px Inter, "SF Pro Text", system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif`;
+
+// Neighbouring names of one role differ in shade: the deepest level has two.
+const variant = (shade, name) => (shade === 2 ? 2 + (name % 2) : shade);
+
+// From the faint ground of a window to the full colour of what is innermost, with the ink that can be read on each.
+function shadesOf(colour, ground) {
+  const top = rgb(colour), under = rgb(ground);
+  const shades = [0.26, 0.5, 0.92, 0.7].map(part => top.map((value, i) => Math.round(value * part + under[i] * (1 - part))));
+  const texts = shades.map(shade => `rgb(${shade.join(" ")})`);
+  texts.ink = shades.map(([r, g, b]) => (0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) > 0.22 ? "#0d1118" : "#ffffff"));
+  return texts;
+}
+
+const linear = value => ((value / 255 + 0.055) / 1.055) ** 2.4;
+const rgb = hex => [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
+
+const fits = new Map();
+
+function fitted(ctx, text, room) {
+  if (room < 12) return "";
+  const key = `${ctx.font}|${text}`;
+  if (!fits.has(key)) { if (fits.size > 20000) fits.clear(); fits.set(key, ctx.measureText(text).width); }
+  const wide = fits.get(key);
+  if (wide <= room) return text;
+  const keep = Math.floor((text.length * room) / wide) - 1;
+  return keep < 2 ? "" : `${text.slice(0, keep)}…`;
+}
+
+function ganttPart(report, gantt) {
+  if (!gantt.rows.length) return null;
+  const marked = new Set(report.skew.filter(phase => phase.significant).slice(0, 1).map(phase => phase.straggler));
+  const chart = new Gantt(report, gantt, marked);
+  const button = (text, label, act) => el("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
+  let open = false;
+  const unfold = button("Unfold all", "Unfold or fold all rows", event => { open = !open; chart.unfold(open); event.target.textContent = open ? "Fold all" : "Unfold all"; });
+  const roles = [...roleIntervals(gantt).keys()];
+  const busy = gantt.columns.busy_start.length > 0;
+  return part("timeline", "Timeline", `What each of ${plural(gantt.rows.length, "process", "processes")} was doing, on one clock.`,
+    el("div", { class: "card" },
+      el("div", { class: "tools" },
+        el("div", { class: "zoom" }, button("+", "Zoom in", () => chart.zoom(0.5)), button(MINUS, "Zoom out", () => chart.zoom(2)), button("Whole step", "Show the whole step", () => chart.show(0, chart.total))),
+        unfold,
+        el("input", { type: "search", placeholder: "Find a region", "aria-label": "Find a region", oninput: event => chart.find(event.target.value) }),
+        el("div", { class: "grow" }),
+        legend([...roles.map(role => [role, `var(${roleColour(role)})`]), ...(busy ? [["device or threads at work", "var(--busy)", "thin"]] : []), ...(marked.size ? [["ended last", "var(--exposed)"]] : [])])),
+      chart.box,
+      el("p", { class: "hint" }, "Drag to move, ", el("kbd", null, "Ctrl"), " + wheel to zoom, ", el("kbd", null, "Shift"), " + drag to zoom into a stretch, double-click for the whole step; with the keyboard: arrows, ", el("kbd", null, "+"), " ", el("kbd", null, MINUS), " ", el("kbd", null, "0"), ". Click a process to unfold it."),
+      gantt.left_out ? el("p", { class: "note" }, `${plural(gantt.left_out, "bar")} of the shortest are left out here to keep the page small; the merged timeline has them all.`) : null));
+}

@@ -1,0 +1,105 @@
+// Puts the page together: what is asked first comes first.
+
+const TOPICS = { straggler: ["ranks", "--exposed"], tail: ["rollout", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
+
+// `ids`: the parts that the page has.
+function headlines(list, total, ids) {
+  if (!list.length) return null;
+  return el("ol", { class: "heads", id: "headlines" }, list.map(headline => {
+    const [target, colour] = TOPICS[headline.topic] || [null, "--accent"], cost = headline.seconds;
+    return el("li", { style: { "--topic": `var(${colour})` } },
+      el("div", { class: "cost num" }, cost === null ? "" : seconds(cost), cost !== null && total ? el("i", null, el("b", { style: { width: `${Math.min(100, (cost / total) * 100)}%` } })) : null),
+      el("div", { class: "text" }, capital(headline.text)),
+      ids.has(target) ? el("a", { class: "chip", href: `#${target}` }, headline.topic) : el("span", { class: "chip" }, headline.topic));
+  }));
+}
+
+const capital = text => (/^[a-z]+[ ']/.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
+
+function tile(name, value, unit, text) {
+  return el("div", { class: "tile" }, el("div", { class: "k" }, name), el("div", { class: "v num" }, value, unit ? el("small", null, ` ${unit}`) : null), text ? el("div", { class: "s" }, text) : null);
+}
+
+function tiles(report) {
+  const list = [tile("The step took", ...split(seconds(report.seconds)), `${plural(report.gantt.rows.length, "process", "processes")} on ${plural(new Set(report.gantt.rows.map(row => row.host)).size, "host")}`)];
+  const role = most(report.roles, time => time.seconds);
+  if (role) list.push(tile("Longest role", ...split(seconds(role.seconds)), `${role.role || "step"}, ${share(role.share)} of the step`));
+  const tail = most(report.rollout, rollout => rollout.tail);
+  if (tail) list.push(tile("Rollout's tail", ...split(seconds(tail.tail)), `${tail.label} below half of its peak batch`));
+  const skew = most(report.skew.filter(phase => phase.significant), phase => phase.behind_median);
+  if (skew) list.push(tile("Slowest rank", ...split(`+${seconds(skew.behind_median)}`), `${skew.straggler} in ${skew.region || skew.role || "the step"}`));
+  const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
+  if (busy !== null) list.push(tile("At work", share(busy), null, "of the step, mean over processes"));
+  const stalls = report.overhead.map(cost => cost.stall).filter(stall => stall !== null);
+  if (stalls.length) list.push(tile("Recording held up", ...split(seconds(mean(stalls))), "per process, on average"));
+  return el("div", { class: "tiles" }, list);
+}
+
+const split = text => { const at = text.lastIndexOf(" "); return at < 0 ? [text, null] : [text.slice(0, at), text.slice(at + 1)]; };
+
+function logo() {
+  return svg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" },
+    svg("rect", { x: 0, y: 1.5, width: 10, height: 3.4, rx: 1.2, fill: "var(--c0)" }), svg("rect", { x: 4.5, y: 6.3, width: 6.5, height: 3.4, rx: 1.2, fill: "var(--c3)" }), svg("rect", { x: 7.5, y: 11.1, width: 8.5, height: 3.4, rx: 1.2, fill: "var(--c1)" }));
+}
+
+function theme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let choice = null;
+  try { choice = localStorage.getItem("stepprof-theme"); } catch { /* a page from a file may have no storage: then it follows the system */ }
+  const buttons = [["auto", "Auto"], ["light", "Light"], ["dark", "Dark"]].map(([name, title]) => el("button", { type: "button", onclick: () => choose(name) }, title));
+  const names = ["auto", "light", "dark"];
+  function apply() {
+    const now = choice === "dark" || (choice !== "light" && dark.matches) ? "dark" : "light";
+    document.documentElement.dataset.theme = now;
+    buttons.forEach((button, at) => button.setAttribute("aria-pressed", String(names[at] === (choice || "auto"))));
+    dispatchEvent(new Event("themechange"));
+  }
+  function choose(name) {
+    choice = name === "auto" ? null : name;
+    try { if (choice) localStorage.setItem("stepprof-theme", choice); else localStorage.removeItem("stepprof-theme"); } catch { /* as above */ }
+    apply();
+  }
+  dark.addEventListener("change", apply);
+  let before = null;
+  addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; });
+  addEventListener("afterprint", () => { document.documentElement.dataset.theme = before; dispatchEvent(new Event("themechange")); });
+  apply();
+  return el("div", { class: "switch", role: "group", "aria-label": "Colours" }, buttons);
+}
+
+function reportPage(report, gantt) {
+  report.gantt = gantt;
+  for (const role of roleIntervals(gantt).keys()) roleColour(role);
+  const when = new Date(report.start_unix_ns / 1e6);
+  const started = isNaN(when) ? null : when.toISOString().replace("T", " ").slice(0, 19) + " UTC";
+  document.title = `Step ${report.step} of ${report.run_id} · stepprof`;
+  const parts = [rolesPart(report, gantt), ganttPart(report, gantt), rolloutPart(report), skewPart(report), idlePart(report), overlapPart(report), operationsPart(report), costPart(report), sourcesPart(report)].filter(Boolean);
+  const hero = el("section", { class: "hero" },
+    el("div", { class: "eyebrow" }, el("span", null, "Run ", el("b", null, report.run_id)), el("span", null, "Step ", el("b", null, String(report.step))),
+      report.version !== null ? el("span", null, "Version ", el("b", null, String(report.version))) : null, started ? el("span", null, "Began ", el("b", null, started)) : null),
+    el("h1", null, `Where did step ${report.step} go?`), tiles(report), headlines(report.headlines, report.seconds, new Set(parts.map(node => node.id))));
+  return [hero, ...parts, el("footer", null, el("span", null, `stepprof ${report.stepprof}`.trim()), el("span", null, `report schema ${report.schema_version}`), el("span", null, "Seconds count from the step's first record. What is not known is left out, never zero."))];
+}
+
+function comparisonPage(comparison) {
+  document.title = `${comparison.a} against ${comparison.b} · stepprof`;
+  return [
+    el("section", { class: "hero" }, el("div", { class: "eyebrow" }, el("span", null, "A ", el("b", null, comparison.a)), el("span", null, "B ", el("b", null, comparison.b))),
+      el("h1", null, "What changed from A to B?"), headlines(comparison.headlines, null, new Set()),
+      comparison.findings.length ? el("ul", { class: "warns" }, comparison.findings.map(finding => el("li", null, finding.source ? [el("b", null, finding.source), ": "] : null, finding.problem))) : null),
+    ...comparisonParts(comparison)];
+}
+
+async function main() {
+  const table = await decode();
+  const content = table.kind === "report" ? reportPage(table.content, table.gantt) : comparisonPage(table.content);
+  const links = content.filter(node => node.id && node.matches("section")).map(node => el("a", { href: `#${node.id}` }, node.querySelector("h2").textContent));
+  document.getElementById("bar").append(el("a", { class: "brand", href: "#main" }, logo(), "stepprof"), el("nav", { "aria-label": "Parts of the report" }, links), theme());
+  document.getElementById("main").replaceChildren(...content);
+  document.documentElement.dataset.ready = "yes";
+}
+
+main().catch(error => {
+  document.getElementById("main").replaceChildren(el("p", { class: "note" }, `This page cannot be drawn: ${error && error.message}. A browser of 2023 or later is needed; the same figures are in report.json.`));
+  throw error;
+});

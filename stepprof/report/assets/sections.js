@@ -1,0 +1,143 @@
+// The parts of the report below its headlines, each from one list of the schema; an empty list has no part.
+
+const CAUSES = [
+  ["busy", "at work", "var(--busy)"], ["rollout", "waits for the rollout", "var(--wait)"], ["collective", "waits in a collective", "var(--collective)"],
+  ["other_role", "another role runs", "var(--other)"], ["host", "device waits for the host", "var(--host)"], ["flush", "the profiler", "var(--flush)"], ["unknown", "not known", "var(--unknown)"]];
+
+function rolesPart(report, gantt) {
+  if (!report.roles.length) return null;
+  return part("roles", "Where the time went", "The roles of the step on the clock. Seconds are those in which any process was in the role; roles may run side by side.",
+    el("div", { class: "card" }, ribbon(report, gantt)));
+}
+
+function rolloutPart(report) {
+  const engines = [...report.rollout].sort((a, b) => b.tail - a.tail);
+  if (!engines.length) return null;
+  const cards = engines.map(rollout => el("div", { class: "card" },
+    el("h3", null, rollout.label),
+    el("p", { class: "sub" }, `${seconds(rollout.seconds)} of generation · peak batch ${count(rollout.peak_batch)}, mean ${count(rollout.mean_batch)} · `,
+      el("b", null, `${share(rollout.below_half)} below half of the peak`), ` · tail ${seconds(rollout.tail)}`),
+    tailCurve(rollout),
+    rollout.samples.length ? [el("h3", { style: { margin: "16px 0 6px" } }, "Longest samples"), sampleBars(rollout.samples)] : null));
+  const shown = 4, rest = cards.slice(shown);
+  const more = el("button", { class: "more", type: "button", onclick: () => { more.replaceWith(); grid.append(...rest); } }, `Show ${plural(rest.length, "more engine")}`);
+  const grid = el("div", { class: "cards" }, cards.slice(0, shown));
+  return part("rollout", "Rollout", "How many requests each engine worked on at once. A long tail is a few long samples that keep an engine, and everyone who waits for it, from going on.",
+    grid, rest.length ? el("div", { class: "under" }, more) : null);
+}
+
+function skewPart(report) {
+  if (!report.skew.length) return null;
+  const phases = [...report.skew].sort((a, b) => b.significant - a.significant || b.spread - a.spread).slice(0, 8);
+  return part("ranks", "Ranks", "Who ended a phase when. A dot is a process and how long it was done before the last one, which the others wait for at the next collective.",
+    el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `The ${phases.length} largest of ${report.skew.length} phases.`) : null));
+}
+
+function idlePart(report) {
+  if (!report.idle.length) return null;
+  const items = report.idle.map(idle => ({ label: idle.label, total: idle.wall, parts: { ...idle.causes, busy: idle.busy } }));
+  const known = new Set(CAUSES.map(([key]) => key));
+  const extra = [...new Set(report.idle.flatMap(idle => Object.keys(idle.causes)))].filter(key => !known.has(key)).map((key, at) => [key, key, `var(--c${at % PALETTE})`]);
+  const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
+  return part("idle", "Work and waiting", `How each process spent the step, and why it did not work as far as the data says. On average they were at work for ${share(busy)} of it.`,
+    el("div", { class: "card" }, stacked(items, [...CAUSES, ...extra])));
+}
+
+function overlapPart(report) {
+  if (!report.overlap.length) return null;
+  const items = report.overlap.map(overlap => ({
+    label: overlap.label, total: overlap.compute + overlap.exposed,
+    parts: { compute: Math.max(0, overlap.compute - overlap.overlapped), overlapped: overlap.overlapped, exposed: overlap.exposed } }));
+  const exposed = mean(report.overlap.map(overlap => overlap.exposed)), hidden = sum(report.overlap.map(overlap => overlap.overlapped)) / (sum(report.overlap.map(overlap => overlap.communication)) || 1);
+  const busy = report.overlap.map(overlap => overlap.busy_share).filter(value => value !== null);
+  const device = [...new Set(report.overlap.map(overlap => overlap.device.toUpperCase()))].join(", ");
+  return part("overlap", "Communication and compute", `${share(hidden)} of the communication ran beside computation; ${seconds(exposed)} per process did not, on average.${busy.length ? ` ${device} busy for ${share(mean(busy))} of its capture.` : ""}`,
+    el("div", { class: "card" }, stacked(items, [["compute", "computes alone", "var(--compute)"], ["overlapped", "both at once", "var(--overlap)"], ["exposed", "communicates alone", "var(--exposed)"]])));
+}
+
+function operationsPart(report) {
+  const opColumns = [
+    { title: "name", value: op => op.name, node: op => el("span", { class: "mono" }, op.name), kind: "name" },
+    { title: "calls", number: true, value: op => op.calls, text: op => count(op.calls) },
+    { title: "total", number: true, value: op => op.seconds, text: op => seconds(op.seconds) },
+    { title: "self", number: true, value: op => op.self_seconds, text: op => seconds(op.self_seconds) },
+    { title: "of all", number: true, value: op => op.share, text: op => share(op.share) },
+    { title: "", value: op => op.share, meter: op => op.share / largest(op.kind), colour: op => (op.kind === "kernel" ? "--c2" : "--c1") }];
+  const largest = kind => Math.max(1e-12, ...(kind === "kernel" ? report.kernels : report.ops).map(op => op.share));
+  const top = Math.max(1e-12, ...report.regions.map(time => time.seconds));
+  const regionColumns = [
+    { title: "role", value: time => time.role || "step", node: roleCell },
+    { title: "region", value: time => time.region, kind: "name" },
+    { title: "on the clock", number: true, value: time => time.seconds, text: time => seconds(time.seconds) },
+    { title: "of the step", number: true, value: time => time.share, text: time => share(time.share) },
+    { title: "", value: time => time.seconds, meter: time => time.seconds / top, colour: time => roleColour(time.role) },
+    { title: "processes", number: true, value: time => time.per_process.length, text: time => count(time.per_process.length) },
+    { title: "calls", number: true, value: time => sum(time.per_process.map(process => process.calls)), text: time => count(sum(time.per_process.map(process => process.calls))) },
+    { title: "mean", number: true, value: time => mean(time.per_process.map(process => process.seconds)), text: time => seconds(mean(time.per_process.map(process => process.seconds))) },
+    { title: "longest", number: true, value: time => longest(time).seconds, text: time => seconds(longest(time).seconds) },
+    { title: "where", value: time => longest(time).label }];
+  const longest = time => most(time.per_process, process => process.seconds) || { label: null, seconds: null };
+  const tables = [
+    ["Regions", report.regions, () => dataTable(regionColumns, report.regions, { sort: 2, find: true })],
+    ["Operators", report.ops, () => dataTable(opColumns, report.ops, { sort: 3, find: true })],
+    ["Kernels", report.kernels, () => dataTable(opColumns, report.kernels, { sort: 3, find: true })],
+  ].filter(([, list]) => list.length);
+  if (!tables.length) return null;
+  return part("operations", "What took the time", "Regions by the clock; operators and kernels by self time, which leaves out what they call, added up over all processes.", tabbed(tables));
+}
+
+function tabbed(tables) {
+  const holder = el("div"), tabs = el("div", { class: "tabs", role: "tablist" });
+  const panels = tables.map(([title, , make], at) => {
+    const panel = el("div", { role: "tabpanel", hidden: at > 0, "aria-label": title }, make());
+    const tab = el("button", { type: "button", role: "tab", "aria-selected": at === 0, onclick: () => {
+      for (const other of tabs.children) other.setAttribute("aria-selected", other === tab);
+      for (const other of panels) other.hidden = other !== panel;
+    } }, title);
+    tab.setAttribute("aria-selected", String(at === 0));
+    tabs.append(tab);
+    return panel;
+  });
+  holder.append(...panels);
+  addEventListener("beforeprint", () => { for (const panel of panels) panel.hidden = false; });
+  addEventListener("afterprint", () => { [...tabs.children].forEach((tab, at) => { panels[at].hidden = tab.getAttribute("aria-selected") !== "true"; }); });
+  return el("div", { class: "card long" }, tables.length > 1 ? tabs : el("h3", null, tables[0][0]), holder);
+}
+
+function costPart(report) {
+  const { memory, overhead } = report;
+  if (!memory.length && !overhead.length) return null;
+  const highest = Math.max(1, ...memory.map(peak => peak.peak_bytes));
+  const cards = [];
+  if (memory.length) cards.push(el("div", { class: "card" }, el("h3", null, "Memory peaks"), dataTable([
+    { title: "process", value: peak => peak.label }, { title: "device", value: peak => peak.device },
+    { title: "peak", number: true, value: peak => peak.peak_bytes, text: peak => bytes(peak.peak_bytes) },
+    { title: "", value: peak => peak.peak_bytes, meter: peak => peak.peak_bytes / highest, colour: () => "--c6" },
+    { title: "at", number: true, value: peak => peak.at, text: peak => seconds(peak.at) }], memory, { sort: 2, shown: 8 })));
+  if (overhead.length) {
+    const wants = key => overhead.some(cost => cost[key] !== null && cost[key] !== undefined && cost[key] > 0);
+    const columns = [["stall", "held up"], ["wait", "waited"], ["export", "export"], ["start", "start"], ["stop", "stop"]].filter(([key]) => wants(key));
+    cards.push(el("div", { class: "card" }, el("h3", null, "What recording cost"),
+      el("p", { class: "sub" }, "“Held up” is what the step lost; the export ran beside it."),
+      dataTable([{ title: "process", value: cost => cost.label }, ...columns.map(([key, title]) => ({ title, number: true, value: cost => cost[key], text: cost => seconds(cost[key]) }))], overhead, { sort: columns.length ? 1 : null, shown: 8 })));
+  }
+  return part("cost", "Memory, and the cost of looking", null, el("div", { class: "cards" }, cards));
+}
+
+function sourcesPart(report) {
+  const columns = [
+    { title: "source", value: source => source.label, kind: "name" },
+    { title: "host", value: source => source.host },
+    { title: "status", value: source => source.status, node: source => (source.status && !["complete", "joined"].includes(source.status) ? el("span", { class: "bad" }, source.status) : source.status || NOTHING) },
+    { title: "events", number: true, value: source => source.events, text: source => count(source.events) },
+    { title: "bytes", number: true, value: source => source.bytes, text: source => bytes(source.bytes) },
+    { title: "clock", value: source => source.alignment },
+    { title: "offset", number: true, value: source => source.offset_ns, text: source => (source.offset_ns ? seconds(source.offset_ns / 1e9) : "0") },
+    { title: "± error", number: true, value: source => source.error_ns, text: source => (source.error_ns === null ? "unknown" : source.error_ns ? seconds(source.error_ns / 1e9) : "0") },
+    { title: "file", value: source => source.path, node: source => el("span", { class: "mono" }, source.path || NOTHING) }];
+  const error = report.clock_error_ns === null ? "" : ` Points in time of different hosts are right within ${seconds(report.clock_error_ns / 1e9)}.`;
+  return part("sources", "What this is made from", `${report.clock}${error}`,
+    report.findings.length ? el("ul", { class: "warns" }, report.findings.slice(0, 50).map(finding => el("li", null, finding.source ? [el("b", null, finding.source), ": "] : null, finding.problem)),
+      report.findings.length > 50 ? el("li", null, `and ${report.findings.length - 50} more, in report.json`) : null) : null,
+    report.sources.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, dataTable(columns, report.sources, { shown: 8, find: true })) : null);
+}

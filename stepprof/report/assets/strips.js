@@ -1,0 +1,102 @@
+// What is compared between processes: stacked shares, and who ended when.
+
+const MOST_ROWS = 14; // more processes than that become columns
+
+// items: [{label, total, parts: {key: seconds}}]; kinds: [[key, title, colour]]. What the parts leave of the total stays empty.
+function stacked(items, kinds) {
+  const used = kinds.filter(([key]) => items.some(item => item.parts[key] > 0));
+  const box = el("div");
+  const largest = Math.max(...items.map(item => item.total)) || 1;
+  responsive(box, width => {
+    box.replaceChildren(items.length <= MOST_ROWS ? rows(items, used, largest, width) : columns(items, used, largest, width));
+  });
+  return [box, legend(used.map(([, title, colour]) => [title, colour]))];
+}
+
+function describe(item, kinds) {
+  return [item.label, [
+    ...kinds.filter(([key]) => item.parts[key] > 0).map(([key, title, colour]) => [title, `${seconds(item.parts[key])} · ${share(item.parts[key] / item.total)}`, colour]),
+    ["in all", seconds(item.total)]]];
+}
+
+function rows(items, kinds, largest, width) {
+  const left = Math.min(width * 0.34, 18 + 7 * Math.max(...items.map(item => item.label.length))), step = 26;
+  const scale = (width - left - 64) / largest;
+  return svg("svg", { class: "chart", height: items.length * step + 4, viewBox: `0 0 ${width} ${items.length * step + 4}`, role: "img", "aria-label": "Seconds of each process" },
+    items.map((item, index) => {
+      let x = left;
+      const y = index * step;
+      return hover(svg("g", null,
+        svg("rect", { class: "hit", x: 0, y, width, height: step }),
+        svg("text", { class: "label", x: left - 12, y: y + 17, "text-anchor": "end" }, shorten(item.label, (left - 18) / 6.6)),
+        svg("rect", { x, y: y + 4, width: item.total * scale, height: 17, fill: "var(--sunk)", rx: 3 }),
+        kinds.map(([key, , colour]) => {
+          const wide = (item.parts[key] || 0) * scale, piece = svg("rect", { x, y: y + 4, width: Math.max(0, wide - (wide > 3 ? 1 : 0)), height: 17, fill: colour, rx: wide > 4 ? 2 : 0 });
+          x += wide;
+          return piece;
+        }),
+        svg("text", { x: left + item.total * scale + 8, y: y + 17 }, seconds(item.total))), () => describe(item, kinds));
+    }));
+}
+
+function columns(items, kinds, largest, width) {
+  const left = 46, top = 8, height = 232, bottom = height - 26, step = (width - left) / items.length;
+  const gap = step > 5 ? Math.min(3, step * 0.2) : 0, y = value => bottom - (value / largest) * (bottom - top);
+  const every = Math.ceil(46 / step);
+  const marks = ticks(0, largest, 4);
+  return svg("svg", { class: "chart", height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Seconds of each process, a column each" },
+    marks.map(value => [
+      svg("line", { class: "grid", x1: left, x2: width, y1: y(value), y2: y(value) }),
+      svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, moment(value, marks.step))]),
+    items.map((item, index) => {
+      let at = 0;
+      const x = left + index * step;
+      return hover(svg("g", null,
+        kinds.map(([key, , colour]) => {
+          const value = item.parts[key] || 0;
+          const piece = svg("rect", { x: x + gap / 2, width: Math.max(0.5, step - gap), y: y(at + value), height: Math.max(0, y(at) - y(at + value)), fill: colour });
+          at += value;
+          return piece;
+        }),
+        svg("rect", { class: "hit", x, y: top, width: step, height: bottom - top })), () => describe(item, kinds));
+    }),
+    svg("line", { class: "base", x1: left, x2: width, y1: bottom, y2: bottom }),
+    items.map((item, index) => (index % every ? null : svg("text", { x: left + (index + 0.5) * step, y: height - 8, "text-anchor": "middle" }, brief(item.label)))));
+}
+
+// The number by which a process is told from the others of its kind.
+function brief(label) {
+  const number = /(\d+)(?: \(\d+\))?$/.exec(label);
+  return number ? number[0] : shorten(label, 8);
+}
+
+// One line per phase, one dot per process: how long it was done before the last one.
+function skewStrips(phases) {
+  const box = el("div");
+  const largest = Math.max(...phases.map(phase => Math.max(phase.spread, ...phase.waited.map(process => process.seconds)))) || 1;
+  responsive(box, width => {
+    const left = Math.min(width * 0.3, 250), right = 128, step = 46, height = phases.length * step + 30;
+    const x = before => width - right - (before / largest) * (width - left - right - 8);
+    const marks = ticks(0, largest, Math.max(2, (width - left - right) / 110));
+    const bottom = phases.length * step;
+    box.replaceChildren(svg("svg", { class: "chart", height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Who ended when, phase by phase" },
+      marks.map(before => [
+        svg("line", { class: "grid", x1: x(before), x2: x(before), y1: 2, y2: bottom }),
+        svg("text", { x: x(before), y: height - 10, "text-anchor": "middle" }, before === 0 ? "last one ends" : `${MINUS}${moment(before, marks.step)}`)]),
+      phases.map((phase, index) => {
+        const y = index * step + step / 2, colour = `var(${roleColour(phase.role)})`, soft = phase.significant ? 1 : 0.35;
+        return svg("g", null,
+          svg("text", { class: "strong", x: 0, y: y - 3 }, shorten(phase.region || phase.role || "step", left / 7.4)),
+          svg("text", { x: 0, y: y + 13 }, shorten(`${phase.region ? `${phase.role || "step"} · ` : ""}${phase.significant ? "last" : "within the clocks' error, last"}: ${phase.straggler}`, left / 6.2)),
+          svg("line", { class: "base", x1: x(largest), x2: x(0), y1: y, y2: y }),
+          phase.waited.map(process => hover(
+            svg("circle", { cx: x(process.seconds), cy: y, r: 4.5, fill: colour, "fill-opacity": 0.42 * soft, stroke: colour, "stroke-opacity": 0.7 * soft, "stroke-width": 0.8 }),
+            () => [process.label, [["done before the last", seconds(process.seconds)]]])),
+          hover(svg("circle", { cx: x(0), cy: y, r: 6.5, fill: "var(--exposed)", "fill-opacity": soft, stroke: "var(--panel)", "stroke-width": 1.5 }),
+            () => [phase.straggler, [["behind the first", seconds(phase.spread)], ["behind the median", seconds(phase.behind_median)]], "ended last"]),
+          svg("text", { class: "strong", x: width - right + 16, y: y - 3 }, seconds(phase.spread)),
+          svg("text", { x: width - right + 16, y: y + 13 }, `${seconds(phase.behind_median)} to median`));
+      })));
+  });
+  return box;
+}
