@@ -18,7 +18,7 @@ from stepprof.errors import ConfigError
 from stepprof.fragments import read_clock, read_engine, read_window
 from stepprof.rundir import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
 
-__all__ = ["find_run", "is_run", "list_runs", "read_run", "read_spans", "read_step", "steps"]
+__all__ = ["find_run", "is_run", "list_runs", "read_clocks", "read_run", "read_spans", "read_step", "steps"]
 
 SCHEMA_VERSION = 1
 _SPANS_FILE = re.compile(r"rank-(.+)\.(\d+)\.jsonl")
@@ -146,6 +146,39 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
     manifest["windows"].sort(key=_order)
     manifest["engines"].sort(key=_order_of_engines)
     return manifest
+
+
+def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
+    """By which clock each fragment of a step was written, and with which others that one was compared.
+
+    Returns:
+        {fragment, host, boot_id, clocks} of each: the writer's host and boot (None where it does not say), and its comparisons, as the file format says. What cannot be read is left out:
+        `read_step` tells of it.
+    """
+    folder = path / step_folder(step) / MANIFEST
+    try:
+        files = sorted(file for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
+    except OSError:
+        return []
+    written = []
+    for file in files:
+        content, _ = _load(file)
+        if content is None or content.get("schema_version") != SCHEMA_VERSION:
+            continue
+        writer = content.get("writer")
+        who = {key: writer.get(key) for key in ("host", "boot_id")} if isinstance(writer, dict) else {}
+        read = [read_clock(entry)[0] for entry in _entries(content, "clocks", lambda problem: None)]
+        written.append(
+            {
+                "fragment": file.name,
+                **{
+                    key: value if isinstance(value := who.get(key), str) else None
+                    for key in ("host", "boot_id")
+                },
+                "clocks": [clock for clock in read if clock is not None],
+            }
+        )
+    return written
 
 
 def read_spans(

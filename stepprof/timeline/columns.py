@@ -1,0 +1,161 @@
+"""Growing columns: what readers put a Source together from."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.timeline.model import Counters, Flows, Indices, Instants, Slices, Times
+
+__all__ = ["CounterColumns", "FlowColumns", "InstantColumns", "Interned", "SliceColumns"]
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Interned(dict[Key, int], Generic[Key]):
+    """Numbers for keys in the order in which they first come; looking a known one up is a plain subscription.
+
+    >>> names = Interned()
+    >>> names["a"], names["b"], names["a"], list(names)
+    (0, 1, 0, ['a', 'b'])
+    """
+
+    def __missing__(self, key: Key) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class _Columns:
+    """Parts of columns of equal length, joined at the end; a column of arguments is kept only where `args` says so."""
+
+    def __init__(self, columns: int, args: bool = False) -> None:
+        self._parts: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(columns)]
+        self._args: list[bytes | None] | None = [] if args else None
+
+    def _add(self, *columns: Sequence[int] | npt.NDArray[np.generic]) -> None:
+        for parts, column in zip(self._parts, columns, strict=True):
+            parts.append(column if isinstance(column, np.ndarray) else np.array(column, dtype=np.int32))
+
+    def _joined(self, column: int, dtype: type[np.generic]) -> npt.NDArray[np.generic]:
+        parts = self._parts[column]
+        joined = np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+        parts.clear()
+        return joined
+
+    def _times(self, column: int) -> Times:
+        return self._joined(column, np.int64)  # type: ignore[return-value]
+
+    def _indices(self, column: int) -> Indices:
+        return self._joined(column, np.int32)  # type: ignore[return-value]
+
+
+class SliceColumns(_Columns):
+    """Slices as they come; times are on whatever clock the reader works in until `built`."""
+
+    def __init__(self, args: bool) -> None:
+        super().__init__(5, args)
+
+    def add(
+        self,
+        start: Times,
+        duration: Times,
+        name: Sequence[int] | Indices,
+        category: Sequence[int] | Indices,
+        track: Sequence[int] | Indices,
+        args: Sequence[bytes | None] | None = None,
+    ) -> None:
+        """Take some slices; without `args` they have none."""
+        self._add(start, duration, name, category, track)
+        if self._args is not None:
+            self._args.extend([None] * len(start) if args is None else args)
+
+    def built(self, shift_ns: int) -> Slices:
+        """Return all of them, `shift_ns` later."""
+        start, duration = self._times(0) + shift_ns, self._times(1)
+        return Slices(start, duration, self._indices(2), self._indices(3), self._indices(4), self._args)
+
+
+class InstantColumns(_Columns):
+    """Instants as they come."""
+
+    def __init__(self, args: bool) -> None:
+        super().__init__(4, args)
+
+    def add(
+        self,
+        time: Times,
+        name: Sequence[int],
+        category: Sequence[int],
+        track: Sequence[int],
+        args: Sequence[bytes | None] | None = None,
+    ) -> None:
+        """Take some instants; without `args` they have none."""
+        self._add(time, name, category, track)
+        if self._args is not None:
+            self._args.extend([None] * len(time) if args is None else args)
+
+    def built(self, shift_ns: int) -> Instants:
+        """Return all of them, `shift_ns` later."""
+        time = self._times(0) + shift_ns
+        return Instants(time, self._indices(1), self._indices(2), self._indices(3), self._args)
+
+
+class CounterColumns(_Columns):
+    """Values of counters as they come."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def add(self, time: Times, value: npt.NDArray[np.float64], track: Sequence[int] | Indices) -> None:
+        """Take some values."""
+        self._add(time, value, track)
+
+    def built(self, shift_ns: int) -> Counters:
+        """Return all of them, `shift_ns` later."""
+        time = self._times(0) + shift_ns
+        return Counters(time, self._joined(1, np.float64), self._indices(2))  # type: ignore[arg-type]
+
+
+class FlowColumns(_Columns):
+    """Ends of arrows as they come (which arrow, when, where, and whether it begins, goes on or ends there), until `built` puts the ends together."""
+
+    BEGIN, STEP, END = range(3)
+
+    def __init__(self) -> None:
+        super().__init__(5)
+        self.unpaired = 0
+        """Ends without a beginning and beginnings without an end: a capture that begins or ends between the two leaves them."""
+
+    def add(
+        self,
+        time: Times,
+        track: Sequence[int],
+        arrow: Sequence[int],
+        category: Sequence[int],
+        phase: Sequence[int],
+    ) -> None:
+        """Take some ends; those with one `arrow` belong together."""
+        self._add(time, track, arrow, category, phase)
+
+    def built(self, shift_ns: int) -> Flows:
+        """Return arrows: each step and end from the latest beginning or step of its arrow before it."""
+        time, track, arrow = self._times(0), self._indices(1), self._indices(2)
+        category, phase = self._indices(3), self._indices(4)
+        order = np.lexsort((phase, time, arrow))
+        time, track, arrow, category, phase = (
+            column[order] for column in (time, track, arrow, category, phase)
+        )
+        # the latest one to leave from at or before each place: of its own arrow, or there is none
+        place = np.arange(len(time))
+        leaving = np.maximum.accumulate(np.where(phase != self.END, place, -1)) if len(time) else place
+        before = np.where(phase == self.END, leaving, np.concatenate((leaving[:1] * 0 - 1, leaving[:-1])))
+        to = np.flatnonzero((phase != self.BEGIN) & (before >= 0) & (arrow[before] == arrow))
+        origin = before[to]
+        self.unpaired = int(np.count_nonzero(phase != self.BEGIN)) - len(to)
+        left = np.zeros(len(time), np.bool_)
+        left[origin] = True
+        self.unpaired += int(np.count_nonzero((phase == self.BEGIN) & ~left))
+        return Flows(time[origin] + shift_ns, track[origin], time[to] + shift_ns, track[to], category[to])

@@ -1,0 +1,63 @@
+"""The one way from an input to a source: what every writer and analysis calls, in whatever process it works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stepprof.timeline.find import Input
+from stepprof.timeline.kineto import read
+from stepprof.timeline.model import Alignment, Source
+from stepprof.timeline.raw import Limits, TraceStream
+from stepprof.timeline.spanfiles import read_spans_of
+
+__all__ = ["ALL", "assumed_for", "load"]
+
+ALL = "*"
+"""The name in `assume` that stands for every source without an anchor."""
+
+
+def load(
+    wanted: Input,
+    *,
+    args: bool,
+    assume: Mapping[str, int] | None = None,
+    limits: Limits | None = None,
+) -> Source:
+    """Read one input onto the common clock.
+
+    Args:
+        wanted: which, from `find`.
+        args: keep the arguments of slices and instants.
+        assume: what is added to the times of a source [ns], by its path, file name, host or label; `ALL`: of every one that has no anchor.
+        limits: how much of a file is read at most.
+
+    Returns:
+        The source. A file that cannot be read gives one without events, and its findings say why; nothing is raised for it.
+    """
+    assume = assume or {}
+    alignment = wanted.alignment
+    named = assumed_for(wanted, assume)
+    if named is not None:
+        alignment = Alignment("assumed", -named, None)
+    if wanted.origin.kind == "spans":
+        source = read_spans_of(wanted.paths, wanted.step, wanted.origin, alignment, args=args)
+    else:
+        stream = TraceStream(Path(wanted.paths[0]), limits)
+        base = assume.get(ALL) if named is None else named
+        source = read(stream, wanted.origin, alignment, args=args, base_ns=base)
+    if source.alignment.method == "unmeasured":
+        where = f"its host {wanted.origin.host}" if wanted.origin.host else "its host, which is not known,"
+        source.findings.append(
+            f"{where} was never compared with another one: placed by its own wall clock, and by how much that is wrong is not known"
+        )
+    return source
+
+
+def assumed_for(wanted: Input, assume: Mapping[str, int]) -> int | None:
+    """What `assume` says of this source by name; None: nothing."""
+    origin = wanted.origin
+    for name in (origin.path, Path(wanted.paths[0]).name, origin.label, origin.host):
+        if name is not None and name in assume:
+            return assume[name]
+    return None

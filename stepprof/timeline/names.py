@@ -1,0 +1,75 @@
+"""How engines, frameworks and torch name their trace files, and what a file states about itself: whose trace it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stepprof.timeline.model import Origin
+from stepprof.timeline.raw import read_header
+
+__all__ = ["is_trace_name", "origin_of_file", "worker_of"]
+
+_OTHERS = re.compile(
+    r"(?:report|run|config|profiler_info\S*|profiler_metadata|timeline[^/]*|tokenizer\S*)\.json(?:\.gz)?"
+)
+_SGLANG = re.compile(r"-TP-(\d+)")
+_RANK = re.compile(r"(?:^|[^a-z])rank[-_]?(\d+)", re.IGNORECASE)
+_HANDLER = re.compile(r"(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
+"""torch.profiler.tensorboard_trace_handler: host_pid.nanoseconds.pt.trace.json"""
+
+
+def is_trace_name(name: str) -> bool:
+    """Whether a JSON file of a folder is worth a look."""
+    return not name.startswith(".") and _OTHERS.fullmatch(name) is None
+
+
+def worker_of(name: str) -> int | None:
+    """The rank in a file's name.
+
+    >>> worker_of("rank-3.decode.trace.json.gz"), worker_of("1690-TP-1-DP-0.trace.json.gz"), worker_of("trace.json")
+    (3, 1, None)
+    """
+    match = _RANK.search(name) or _SGLANG.search(name)
+    return int(match[1]) if match else None
+
+
+def origin_of_file(path: Path, shown: str) -> Origin:
+    """Whose trace a file is that no manifest tells of."""
+    header, _ = read_header(path)
+    handler = _HANDLER.fullmatch(path.name)
+    host = header.get("host_name")
+    if not isinstance(host, str):
+        host = handler["host"] if handler else None
+    pid = int(handler["pid"]) if handler and len(handler["pid"]) < 12 else None
+    told = header.get("stepprof")
+    if isinstance(told, dict):
+        return _of_ours(told, shown, host, pid)
+    distributed = header.get("distributedInfo")
+    rank = worker_of(path.name)
+    stated = distributed.get("rank") if isinstance(distributed, dict) else None
+    if rank is None and isinstance(stated, int):
+        rank = stated
+    return Origin("trace", shown, None, rank, None, host, pid)
+
+
+def _of_ours(told: dict[str, object], shown: str, host: str | None, pid: int | None) -> Origin:
+    def text(key: str) -> str | None:
+        value = told.get(key)
+        return value if isinstance(value, str) else None
+
+    def number(key: str) -> int | None:
+        value = told.get(key)
+        return value if isinstance(value, int) else None
+
+    rank = told.get("rank")
+    return Origin(
+        "engine" if "replica" in told else "rank",
+        shown,
+        text("role"),
+        rank if isinstance(rank, int | str) else None,
+        number("replica"),
+        text("host") or host,
+        number("pid") or pid,
+        number("occurrence") or 1,
+    )

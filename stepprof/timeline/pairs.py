@@ -1,0 +1,148 @@
+"""Beginnings and ends put together: asynchronous events (by their id), and the B and E of threads (by their nesting)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepprof.timeline.columns import InstantColumns, Interned, SliceColumns
+from stepprof.timeline.raw import Event
+from stepprof.timeline.tracks import Rows
+
+__all__ = ["Pairs"]
+
+_Open = tuple[Event, int]
+
+
+class _Args(msgspec.Struct):
+    """What says of one of our own events whose it is."""
+
+    sample: Any = None
+
+
+class _Id(msgspec.Struct):
+    local: str | int | None = None
+    global_: str | int | None = msgspec.field(default=None, name="global")
+
+
+_args = msgspec.json.Decoder(_Args)
+_id = msgspec.json.Decoder(_Id)
+_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Pairs:
+    """What has begun and not ended, and what to do when it does."""
+
+    def __init__(
+        self,
+        names: Interned[str],
+        categories: Interned[str],
+        rows: Rows,
+        slices: SliceColumns,
+        instants: InstantColumns,
+    ) -> None:
+        self._names, self._categories, self._rows = names, categories, rows
+        self._slices, self._instants = slices, instants
+        self._open: dict[tuple[object, ...], list[_Open]] = {}
+        self._ended = 0
+        self._unended = 0
+        self._latest = 0
+        self._rows_done: list[tuple[int, int, int, int, int, bytes | None]] = []
+
+    def take(self, events: list[Event], times: list[int]) -> None:
+        """Take events with their times, in the order of the file."""
+        if times:
+            self._latest = max(self._latest, *times) if self._latest else max(times)
+        # a file need not be sorted; of one moment the order of the file counts
+        for number in sorted(range(len(events)), key=times.__getitem__):
+            event, at = events[number], times[number]
+            phase = event.ph
+            if phase in "n":
+                self._instants.add(
+                    np.array([at], dtype=np.int64),
+                    [self._names[event.name]],
+                    [self._categories[event.cat]],
+                    [self._track(event)],
+                    [bytes(event.args) or None],
+                )
+            elif phase in "TpP":  # a step of what has begun: told by no viewer
+                continue
+            elif phase in "bSB":
+                self._open.setdefault(_key(event), []).append((event, at))
+            else:
+                begun = self._open.get(_key(event))
+                if begun:
+                    self._done(*begun.pop(), at)
+                else:
+                    self._ended += 1
+        self._flush()
+
+    def finish(self) -> None:
+        """What never ended lasts until the last that is known."""
+        for begun in self._open.values():
+            for event, at in begun:
+                self._unended += 1
+                self._done(event, at, max(at, self._latest))
+        self._open.clear()
+        self._flush()
+
+    def findings(self) -> list[str]:
+        """What could not be put together."""
+        findings = []
+        if self._unended:
+            findings.append(
+                f"{self._unended} events never end: they are shown until the last time that is known"
+            )
+        if self._ended:
+            findings.append(f"{self._ended} ends without a beginning passed over")
+        return findings
+
+    def _done(self, event: Event, start: int, end: int) -> None:
+        self._rows_done.append(
+            (
+                start,
+                end - start,
+                self._names[event.name],
+                self._categories[event.cat],
+                self._track(event),
+                bytes(event.args) or None,
+            )
+        )
+
+    def _flush(self) -> None:
+        if not self._rows_done:
+            return
+        start, duration, name, category, track, args = zip(*self._rows_done, strict=True)
+        self._slices.add(
+            np.array(start, dtype=np.int64), np.array(duration, dtype=np.int64), name, category, track, args
+        )
+        self._rows_done.clear()
+
+    def _track(self, event: Event) -> int:
+        if event.ph == "B":
+            return self._rows.keys["thread", event.pid, event.tid]
+        if event.cat == "stepprof" and b'"sample"' in bytes(event.args):
+            try:
+                sample = _args.decode(event.args).sample
+            except _ERRORS:
+                sample = None
+            if isinstance(sample, str | int | float):
+                return self._rows.keys["sample", event.pid, str(sample)]
+        return self._rows.keys["async", event.pid, event.cat or "async"]
+
+
+def _key(event: Event) -> tuple[object, ...]:
+    if event.ph in "BE":
+        return ("thread", event.pid, event.tid)
+    number: object = event.id
+    where: object = None
+    if number is None:
+        try:
+            told = _id.decode(event.id2)
+        except _ERRORS:
+            told = _Id()
+        number = told.local if told.global_ is None else told.global_
+        where = event.pid if told.global_ is None else None
+    return (event.cat, number, where, event.scope)

@@ -1,0 +1,352 @@
+"""The events of a trace file as they stand in it, typed, batch by batch: no file is ever held as a whole, and none is too damaged to be read as far as it is whole.
+
+Read are Chrome's JSON traces, compressed or not: a table with ``traceEvents`` (what stands beside them is the header, wherever it is in the file), or nothing but an array of events, closed or not.
+
+A batch ends where the text up to there decodes as an array; a border that lies within an event or a string never does, so that none is cut in two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from stepprof.kinetotext import sound_head
+from stepprof.timeline.inflate import BLOCK, blocks
+from stepprof.timeline.salvage import BORDER, DECODE_ERRORS, salvage
+from stepprof.timeline.times import FLOAT_EXACT_US
+
+__all__ = ["Event", "Limits", "RawTrace", "TraceStream", "read_header", "read_raw"]
+
+NOTHING = Raw(b"")
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_HEAD_LIMIT = 64 << 20
+_PEEK = 1 << 18
+_CUTS = 8
+"""So many borders are tried before more text is asked for."""
+
+
+class Event(Struct, gc=False):
+    """One event, with what any reader or writer here needs of it. ``ts`` and ``dur`` are microseconds: a number where a float is exact, else the text of one."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: float | str = 0.0
+    dur: float | str = 0.0
+    id: int | str | None = None
+    args: Raw = NOTHING
+    id2: Raw = NOTHING
+    bp: str = ""
+    s: str = ""
+    scope: str = ""
+
+
+class _ExactEvent(Struct, gc=False):
+    """The same with its times as they are written."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: Raw = NOTHING
+    dur: float | str = 0.0
+    id: int | str | None = None
+    args: Raw = NOTHING
+    id2: Raw = NOTHING
+    bp: str = ""
+    s: str = ""
+    scope: str = ""
+
+    def event(self) -> Event:
+        text = bytes(self.ts).decode("utf-8", "replace").strip('"') or 0.0
+        return Event(
+            self.ph, self.name, self.cat, self.pid, self.tid, text, self.dur, self.id, self.args, self.id2, self.bp, self.s, self.scope
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a file is read at most, so that no file can take the machine: what is beyond is left out, and told."""
+
+    inflated_bytes: int = 32 << 30
+    """Of text, uncompressed."""
+    events: int = 100_000_000
+    event_bytes: int = 64 << 20
+    """Of one event: a larger one is passed over."""
+
+
+@dataclass(slots=True)
+class RawTrace:
+    """A whole file."""
+
+    header: dict[str, object]
+    """The top level without the events."""
+    events: list[Event]
+    findings: list[str]
+
+
+def read_raw(path: Path, *, limits: Limits | None = None) -> RawTrace:
+    """Read a whole file; what is wrong with it is in the findings, and nothing is raised."""
+    stream = TraceStream(path, limits=limits)
+    events = [event for batch in stream for event in batch]
+    return RawTrace(stream.header, events, stream.findings)
+
+
+def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
+    """Read what stands before the events of a file, and what is wrong with that; for a look at many files."""
+    stream = TraceStream(path)
+    stream.head()
+    return stream.header, stream.findings
+
+
+@dataclass(slots=True)
+class TraceStream:
+    """A file in batches of events, each of some 16 MB of text. The header is whole once the last batch has been taken.
+
+    Args:
+        path: the file.
+        limits: how much is read of it at most.
+    """
+
+    path: Path
+    limits: Limits | None = None
+    header: dict[str, object] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    bytes: int = 0
+    """Uncompressed, read so far."""
+    _damaged: int = 0
+    _exact: bool = False
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        """Yield the batches; once."""
+        limits = self.limits or Limits()
+        left = limits.events
+        for batch in self._batches(limits):
+            if len(batch) > left:
+                yield batch[:left]
+                self.findings.append(f"holds more than {limits.events} events: the rest is left out")
+                break
+            left -= len(batch)
+            yield batch
+        if self._damaged:
+            self.findings.append(f"{self._damaged} damaged event{'s' * (self._damaged > 1)} passed over")
+
+    def head(self) -> None:
+        """Read the header alone, as far as it stands before the events."""
+        self._head(blocks(self.path, _HEAD_LIMIT, self.findings, _PEEK))
+
+    def _batches(self, limits: Limits) -> Iterator[list[Event]]:
+        source = self._counted(
+            blocks(self.path, limits.inflated_bytes, self.findings, min(BLOCK, limits.event_bytes))
+        )
+        text = self._head(source)
+        if text is None:
+            return
+        wanted = 0
+        for block in source:
+            text += block
+            if len(text) < wanted:
+                continue
+            taken, events, ended = self._take(text)
+            if events:
+                yield events
+            text = text[taken:]
+            if ended:
+                yield from self._end(text + b"".join(source))
+                return
+            wanted = 0
+            if not taken:
+                wanted = len(text) + BLOCK
+                if len(text) > limits.event_bytes:
+                    border = BORDER.search(text)
+                    text = text[border.end() :] if border else text[-1:]
+                    self._damaged += 1
+        yield from self._end(text)
+
+    def _counted(self, source: Iterator[bytes]) -> Iterator[bytes]:
+        for block in source:
+            self.bytes += len(block)
+            yield block
+
+    def _head(self, source: Iterator[bytes]) -> bytes | None:
+        """What follows the bracket that opens the events; the header is filled with what stands before it."""
+        head, searched = b"", 0
+        for block in source:
+            head += block
+            start = head[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+            if start[:1] == b"[":
+                return head[head.index(b"[") + 1 :]
+            if start and start[:1] != b"{":
+                self.findings.append(f"is no trace: it begins with {start[:20]!r}")
+                return None
+            for opening in _EVENTS.finditer(head, searched):
+                if self._understand(head[: opening.start()], opening):
+                    return head[opening.end() :]
+            searched = max(0, len(head) - 256)
+            if len(head) > _HEAD_LIMIT:
+                break
+        if not head.strip():
+            self.findings.append("is empty")
+        else:
+            self.findings.append(f"has no traceEvents in its first {len(head)} bytes")
+        return None
+
+    def _understand(self, head: bytes, opening: re.Match[bytes]) -> bool:
+        """Take in what stands before the events; False where that is not the top level."""
+        try:
+            self.header.update(_table(head + b'"":0}'))
+        except DECODE_ERRORS:
+            pass
+        else:
+            return True
+        try:
+            self.header.update(_table(sound_head(head) + b'"":0}'))
+        except (*DECODE_ERRORS, ValueError):
+            base = _BASE.search(head)
+            if base is None and head.count(b"{") - head.count(b"}") > 1:
+                return False
+            if base is not None:
+                self.header["baseTimeNanoseconds"] = int(base[1])
+        self.findings.append("what it states about itself before its events is no JSON: that was left out")
+        return True
+
+    def _take(self, text: bytes) -> tuple[int, list[Event], bool]:
+        """Decode up to the last border: how many bytes that took, the events, and whether the array ends there."""
+        for cut in _cuts(text):
+            piece = text[: cut + 1]
+            try:
+                return self._after(text, cut), self._decode(b"[%b]" % piece), False
+            except DECODE_ERRORS as error:
+                message = str(error)
+            trailing = _TRAILING.search(message)
+            if trailing is not None:  # the array has ended, and what follows are other keys
+                return 0, [], True
+            if "truncated" not in message:
+                saved = salvage(piece, self._decode, _loosely)
+                self._damaged += saved.damaged
+                return self._after(text, cut), saved.events, False
+        return 0, [], False
+
+    @staticmethod
+    def _after(text: bytes, cut: int) -> int:
+        border = BORDER.match(text, cut)
+        return border.end() if border else cut + 1
+
+    def _decode(self, text: bytes) -> list[Event]:
+        if not self._exact:
+            events: list[Event] = _events.decode(text)
+            self._exact = any(
+                type(event.ts) is float and not -FLOAT_EXACT_US < event.ts < FLOAT_EXACT_US
+                for event in events
+            )
+            if not self._exact:
+                return events
+        return [event.event() for event in _exact_events.decode(text)]
+
+    def _end(self, text: bytes) -> Iterator[list[Event]]:
+        """What is left when the file has been read: the last events, and the keys behind them."""
+        text = text.strip()
+        cut = next(_cuts(text), None)
+        if cut is not None and cut > len(text) // 2:  # so that the many are decoded once, and the few twice
+            taken, events, _ = self._take(text)
+            if events:
+                yield events
+            text = text[taken:]
+        try:
+            events = self._decode(b"[" + text)
+            rest = b""
+        except DECODE_ERRORS as error:
+            trailing = _TRAILING.search(str(error))
+            if trailing is None:
+                yield from self._broken_end(text)
+                return
+            end = int(trailing[1]) - 1
+            rest = text[end - 1 :]
+            events = self._decode((b"[" + text)[:end])
+        yield events
+        if not rest.strip(b"} \r\n\t"):
+            return
+        try:
+            self.header.update(_table(b'{"":0' + rest))
+        except DECODE_ERRORS:
+            self.findings.append("what it states about itself after its events is no JSON: that was left out")
+
+    def _broken_end(self, text: bytes) -> Iterator[list[Event]]:
+        body = text.rstrip().rstrip(b",")
+        if body.endswith(b"}") and not body.endswith(b"]}"):
+            try:
+                events = self._decode(b"[%b]" % body)
+            except DECODE_ERRORS:
+                pass
+            else:
+                yield events
+                self._break_off()
+                return
+        saved = salvage(text, self._decode, _loosely)
+        yield saved.events
+        self._damaged += saved.damaged - saved.last_damaged
+        self._break_off()
+
+    def _break_off(self) -> None:
+        self.findings.append(f"breaks off after {self.bytes} bytes: the events before that were kept")
+
+
+_events = msgspec.json.Decoder(list[Event])
+_exact_events = msgspec.json.Decoder(list[_ExactEvent])
+
+
+def _cuts(text: bytes) -> Iterator[int]:
+    """Offsets of closing braces behind which another event seems to begin, the last first."""
+    end, found = len(text), 0
+    while found < _CUTS:
+        end = text.rfind(b"}", 0, end)
+        if end < 0:
+            return
+        if BORDER.match(text, end):
+            found += 1
+            yield end
+
+
+def _table(text: bytes) -> dict[str, object]:
+    content: Any = msgspec.json.decode(text)
+    content.pop("", None)
+    content.pop("traceEvents", None)
+    return content if isinstance(content, dict) else {}
+
+
+def _loosely(text: bytes) -> Event | None:
+    """An event whose fields have other types than they should: what cannot be a name, a number or an id is left out."""
+    try:
+        fields: Any = msgspec.json.decode(text)
+    except DECODE_ERRORS:
+        return None
+    if not isinstance(fields, dict) or not isinstance(fields.get("ph"), str):
+        return None
+    event = Event(fields["ph"])
+    for key in ("name", "cat", "bp", "s", "scope"):
+        if isinstance(fields.get(key), str | int | float):
+            setattr(event, key, str(fields[key]))
+    for key in ("pid", "tid", "id"):
+        value = fields.get(key)
+        if isinstance(value, str | int | float):
+            setattr(event, key, value if isinstance(value, str | int) else str(value))
+    for key in ("ts", "dur"):
+        value = fields.get(key, 0.0)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return None
+        setattr(event, key, value if isinstance(value, str) else repr(value))
+    for key in ("args", "id2"):
+        if key in fields:
+            setattr(event, key, Raw(msgspec.json.encode(fields[key])))
+    return event

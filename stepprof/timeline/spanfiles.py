@@ -1,0 +1,238 @@
+"""Span files: the regions, windows, marks and counters of every step, from stepprof's own rolling files to a Source per process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumns, Interned, SliceColumns
+from stepprof.timeline.model import Alignment, Origin, Source, Track, TrackKind
+
+__all__ = ["SpanFiles", "read_spans_of", "span_files"]
+
+_NAME = re.compile(r"rank-(.+)\.(\d+)\.jsonl")
+_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_LONGEST_LINE = 16 << 20
+LARGEST_NS = 2**62
+
+
+class _Header(msgspec.Struct):
+    kind: str = ""
+    rank: int | str | None = None
+    host: str | None = None
+    pid: int | None = None
+
+
+class _Span(msgspec.Struct, gc=False):
+    name: str
+    kind: str
+    start: int
+    dur: int
+    thread: int = 0
+    task: int | None = None
+    step: int | None = None
+    role: str | None = None
+    value: float | None = None
+    attrs: Raw = Raw(b"")
+    error: bool = False
+
+
+class _Bound(msgspec.Struct):
+    sample: Any = None
+
+
+_header = msgspec.json.Decoder(_Header)
+_span = msgspec.json.Decoder(_Span)
+_bound = msgspec.json.Decoder(_Bound)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanFiles:
+    """The rolling files of one process, in order."""
+
+    rank: int | str
+    host: str | None
+    pid: int | None
+    files: tuple[Path, ...]
+
+
+def span_files(folder: Path) -> list[SpanFiles]:
+    """The span files in a folder, those of one process together; in the order of the ranks, a driver first."""
+    groups: dict[tuple[int | str, str | None, int | None], list[tuple[int, Path]]] = {}
+    try:
+        files = [file for file in folder.iterdir() if _NAME.fullmatch(file.name)]
+    except OSError:
+        return []
+    for file in files:
+        match = _NAME.fullmatch(file.name)
+        if match is None:  # pragma: no cover - asked above
+            continue
+        rank: int | str = int(match[1]) if match[1].isdecimal() else match[1]
+        told = _Header()
+        try:
+            with file.open("rb") as lines:
+                told = _header.decode(lines.readline(_LONGEST_LINE))
+        except (OSError, *_ERRORS):
+            pass
+        groups.setdefault((rank if told.rank is None else told.rank, told.host, told.pid), []).append(
+            (int(match[2]), file)
+        )
+    ordered = sorted(
+        groups.items(),
+        key=lambda item: (not isinstance(item[0][0], str), str(item[0][0]).zfill(12), item[1][0][0]),
+    )
+    return [
+        SpanFiles(rank, host, pid, tuple(file for _, file in sorted(files)))
+        for (rank, host, pid), files in ordered
+    ]
+
+
+def read_spans_of(
+    paths: Sequence[str], step: int | None, origin: Origin, alignment: Alignment, *, args: bool
+) -> Source:
+    """Read the spans of one process.
+
+    A span lies on the track of its thread; of a coroutine, which others may overlap, on the track of all of those. One that is bound to a sample lies on the track of that sample as well.
+
+    Args:
+        paths: the files of one process.
+        step: spans of this step alone; None: all.
+        origin: whose they are.
+        alignment: how its host's clock is brought onto the common one.
+        args: keep attributes (with the step, the role and the kind) as arguments.
+    """
+    reader = _Reader(args)
+    for path in paths:
+        reader.read(Path(path), step)
+    return reader.source(origin, alignment)
+
+
+class _Reader:
+    def __init__(self, args: bool) -> None:
+        self.args = args
+        self.names: Interned[str] = Interned()
+        self.categories: Interned[str] = Interned()
+        self.tracks: Interned[tuple[TrackKind, str]] = Interned()
+        self.slices: list[tuple[int, int, int, int, int, bytes | None]] = []
+        self.instants: list[tuple[int, int, int, int, bytes | None]] = []
+        self.counters: list[tuple[int, float, int]] = []
+        self.findings: list[str] = []
+        self.main: int | None = None
+
+    def read(self, path: Path, step: int | None) -> None:
+        marks = None if step is None else (f'"step":{step}'.encode(), f'"step": {step}'.encode())
+        damaged = 0
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b"")):
+                    if number == 0 and b'"kind": "spans"' in line:
+                        continue
+                    if marks and not any(mark in line for mark in marks):
+                        continue
+                    try:
+                        span = _span.decode(line)
+                    except _ERRORS:
+                        # a last line that is not whole: its process was writing it, or was killed
+                        damaged += line.endswith(b"\n")
+                        continue
+                    if step is None or span.step == step:
+                        damaged += not self._take(span)
+        except OSError as error:
+            self.findings.append(f"{path.name} cannot be read: {error.strerror or error}")
+        if damaged:
+            self.findings.append(f"{damaged} damaged line{'s' * (damaged > 1)} of {path.name} passed over")
+
+    def _take(self, span: _Span) -> bool:
+        if not 0 <= span.start < LARGEST_NS or not 0 <= span.dur < LARGEST_NS:
+            return False
+        if span.kind == "counter":
+            if span.value is not None:
+                self.counters.append((span.start, span.value, self.tracks["counter", span.name]))
+            return True
+        name, category = self.names[span.name], self.categories[span.kind]
+        place: tuple[TrackKind, str] = (
+            ("thread", str(span.thread)) if span.task is None else ("async", "tasks")
+        )
+        args = self._args(span) if self.args else None
+        tracks = [self.tracks[place]]
+        if b'"sample"' in (attributes := bytes(span.attrs)):
+            try:
+                sample = _bound.decode(attributes).sample
+            except _ERRORS:
+                sample = None
+            if isinstance(sample, str | int | float) and not isinstance(sample, bool):
+                tracks.append(self.tracks["sample", str(sample)])
+        for track in tracks:
+            if span.kind == "mark":
+                self.instants.append((span.start, name, category, track, args))
+            else:
+                self.slices.append((span.start, span.dur, name, category, track, args))
+        if self.main is None and span.kind == "window":
+            self.main = span.thread
+        return True
+
+    @staticmethod
+    def _args(span: _Span) -> bytes:
+        """The attributes, and before them whose span it is; an attribute of the same name is the user's and wins."""
+        attributes = bytes(span.attrs).strip()
+        fields: dict[str, object] = {"step": span.step, "role": span.role, "kind": span.kind}
+        if span.error:
+            fields["error"] = True
+        common = {
+            key: value
+            for key, value in fields.items()
+            if value is not None and f'"{key}"'.encode() not in attributes
+        }
+        text = msgspec.json.encode(common)
+        if len(attributes) <= 2:
+            return text
+        return attributes if text == b"{}" else text[:-1] + b", " + attributes[1:]
+
+    def source(self, origin: Origin, alignment: Alignment) -> Source:
+        shift = -alignment.offset_ns
+        slices, instants, counters = SliceColumns(self.args), InstantColumns(self.args), CounterColumns()
+        if self.slices:
+            start, duration, name, category, track, args = zip(*self.slices, strict=True)
+            slices.add(_int64(start), _int64(duration), name, category, track, args)
+        if self.instants:
+            time, name, category, track, args = zip(*self.instants, strict=True)
+            instants.add(_int64(time), name, category, track, args)
+        if self.counters:
+            time, value, track = zip(*self.counters, strict=True)
+            counters.add(_int64(time), np.array(value, dtype=np.float64), track)
+        return Source(
+            origin,
+            alignment,
+            list(self.names),
+            list(self.categories),
+            list(self._tracks()),
+            slices.built(shift),
+            instants.built(shift),
+            counters.built(shift),
+            FlowColumns().built(shift),
+            self.findings,
+        )
+
+    def _tracks(self) -> Iterable[Track]:
+        for number, (kind, key) in enumerate(self.tracks):
+            if kind == "thread":
+                main = key == str(self.main)
+                yield Track(
+                    kind,
+                    "main thread" if main else f"thread {key}",
+                    (kind, key),
+                    0 if main else 1000 + number,
+                )
+            else:
+                yield Track(kind, key, (key,) if kind == "sample" else (kind, key), 1_000_000 + number)
+
+
+def _int64(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
