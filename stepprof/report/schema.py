@@ -101,6 +101,9 @@ class PhaseSkew(msgspec.Struct, frozen=True):
     """How long each of the others was done before the last one."""
     significant: bool
     """Whether the spread exceeds what the clocks may be wrong by."""
+    basis: str = "end"
+    """``end``: by when the processes finished the phase. ``collectives``: by how long each stood in the phase's collectives until the straggler came; `spread` is then the longest
+    wait less the straggler's own, and needs no clock."""
 
 
 class Idle(msgspec.Struct, frozen=True):

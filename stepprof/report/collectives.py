@@ -1,0 +1,175 @@
+"""Collectives: what is communication by its name, and who waited for whom inside.
+
+In a collective that synchronises, nobody leaves before the last one has come. So the calls of the ranks are matched by their order, and each rank's wait is what its call took longer than the
+shortest one: the last to arrive waits least. That needs no clock. The clocks, where they are known, only confirm that the calls belong together: every rank's must still run when the last one
+begins. Where they do not (the ranks are of different groups, a call is missing), nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.report.intervals import EMPTY, Intervals, Times
+
+__all__ = [
+    "MOST_CALLS",
+    "Calls",
+    "Peer",
+    "Waiting",
+    "is_device_communication",
+    "is_host_communication",
+    "match",
+]
+
+MOST_CALLS = 50_000
+"""Calls of one source that travel; of a source with more, none do."""
+TOLERANCE_NS = 2_000_000
+"""How far a rank's call may end before the last one begins, beyond the clocks' errors: the ends of a barrier of one host spread by up to a millisecond."""
+CONFIRMED = 0.95
+"""The share of calls that must overlap for ranks to be taken for one group."""
+
+_DEVICE = re.compile(
+    r"nccl|\brccl|hccl|hcom_|mscclpp|nvshmem|deep_?ep|cross_device_reduce|(one|two)_shot_all|multimem_all"
+    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
+    re.IGNORECASE,
+)
+_HOST = re.compile(r"(gloo|mpi|ucc|xccl|oneccl|hccl|nccl):", re.IGNORECASE)
+_SYNCHRONISES = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|cross_device_reduce", re.IGNORECASE
+)
+
+
+def is_device_communication(name: str) -> bool:
+    """Whether a kernel moves data between ranks, by its name.
+
+    >>> is_device_communication("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    True
+    >>> is_device_communication("void at::native::reduce_kernel<512, 1>(...)")
+    False
+    """
+    return _DEVICE.search(name) is not None
+
+
+def is_host_communication(name: str) -> bool:
+    """Whether an annotation on a thread is a collective of a host library (``gloo:all_reduce``)."""
+    return _HOST.match(name) is not None
+
+
+class Calls(msgspec.Struct, frozen=True):
+    """The collectives of one source that synchronise, by start; times in nanoseconds, packed."""
+
+    names: list[str] = []
+    name: bytes = b""
+    start: bytes = b""
+    duration: bytes = b""
+    left_out: int = 0
+    """How many there are, where there are too many."""
+
+    @classmethod
+    def collect(cls, names: list[str], name: npt.NDArray[np.int32], start: Times, duration: Times) -> Calls:
+        """Of the communication of a source, what synchronises."""
+        synchronises = np.array([_SYNCHRONISES.search(text) is not None for text in names], bool)
+        chosen = np.flatnonzero(synchronises[name]) if len(name) else np.zeros(0, np.intp)
+        if len(chosen) > MOST_CALLS:
+            return cls(left_out=len(chosen))
+        chosen = chosen[np.argsort(start[chosen], kind="stable")]
+        used, where = np.unique(name[chosen], return_inverse=True)
+        return cls(
+            names=[names[at] for at in used.tolist()],
+            name=where.astype("<i4").tobytes(),
+            start=start[chosen].astype("<i8").tobytes(),
+            duration=duration[chosen].astype("<i8").tobytes(),
+        )
+
+    def by_name(self) -> dict[str, tuple[Times, Times]]:
+        """Starts and durations of each name, in order."""
+        name = np.frombuffer(self.name, "<i4")
+        start, duration = (
+            np.frombuffer(data, "<i8").astype(np.int64) for data in (self.start, self.duration)
+        )
+        return {text: (start[name == at], duration[name == at]) for at, text in enumerate(self.names)}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One process among those that may be in one group; `error_ns` is None where nobody knows how wrong its clock is."""
+
+    label: str
+    calls: Calls
+    error_ns: int | None = 0
+    host: str | None = None
+    """Clocks of one host agree."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What one process waited inside collectives for the last one to come, and what it made others wait."""
+
+    matched: int = 0
+    waited_ns: int = 0
+    caused_ns: int = 0
+    """The longest wait of each call that it came last to."""
+    when: Intervals = field(default_factory=lambda: EMPTY)
+
+
+def match(peers: Sequence[Peer]) -> dict[str, Waiting]:
+    """Who waited for whom, by label; empty where the calls cannot be matched.
+
+    Args:
+        peers: the processes that may be in one group: those of one role.
+    """
+    waiting: dict[str, Waiting] = defaultdict(Waiting)
+    calls: dict[str, list[tuple[Peer, Times, Times]]] = defaultdict(list)
+    for peer in peers:
+        for name, (start, duration) in peer.calls.by_name().items():
+            calls[name].append((peer, start, duration))
+    for entries in calls.values():
+        for group in _groups(entries):
+            _settle(group, waiting)
+    return dict(waiting)
+
+
+def _groups(entries: list[tuple[Peer, Times, Times]]) -> list[list[tuple[Peer, Times, Times]]]:
+    """The entries, parted into those whose calls overlap one by one."""
+    groups: list[list[tuple[Peer, Times, Times]]] = []
+    for entry in entries:
+        for group in groups:
+            if _together(group[0], entry):
+                group.append(entry)
+                break
+        else:
+            groups.append([entry])
+    return [group for group in groups if len(group) > 1]
+
+
+def _together(one: tuple[Peer, Times, Times], other: tuple[Peer, Times, Times]) -> bool:
+    (peer, start, duration), (peer2, start2, duration2) = one, other
+    allowed = TOLERANCE_NS
+    if peer.host is None or peer.host != peer2.host:
+        if peer.error_ns is None or peer2.error_ns is None:
+            return False
+        allowed += peer.error_ns + peer2.error_ns
+    if len(start) != len(start2):
+        return False
+    overlap = np.minimum(start + duration, start2 + duration2) - np.maximum(start, start2)
+    return bool((overlap >= -allowed).mean() >= CONFIRMED)
+
+
+def _settle(group: list[tuple[Peer, Times, Times]], waiting: dict[str, Waiting]) -> None:
+    took = np.stack([duration for _, _, duration in group])
+    waits = took - took.min(axis=0)
+    last = took.argmin(axis=0)
+    longest = waits.max(axis=0)
+    for row, (peer, start, _) in enumerate(group):
+        of = waiting[peer.label]
+        of.matched += len(start)
+        of.waited_ns += int(waits[row].sum())
+        of.caused_ns += int(longest[last == row].sum())
+        of.when = of.when | Intervals.union(start, start + waits[row])

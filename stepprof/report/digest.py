@@ -1,0 +1,297 @@
+"""What one source says of a step, small enough to travel: from millions of events to some kilobytes.
+
+A digest is made where the trace lies (in a worker process, on another host) and combined where the report is made. Sums are exact; sets of intervals are reduced to a bound of stretches by closing
+their narrowest gaps, and how much that was is stated beside them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from stepprof.report.choosing import Chosen, Indices
+from stepprof.report.collectives import Calls
+from stepprof.report.intervals import Intervals
+from stepprof.report.ops import OpTable, count_kernels, count_ops
+from stepprof.report.rollout import Batches, Samples, collect_batches, collect_samples
+from stepprof.timeline.iterations import BATCH_SIZE
+from stepprof.timeline.model import Alignment, Counters, Instants, Origin, Slices, Source
+
+__all__ = ["Digest", "MemoryPeak", "RegionTotal", "Window", "Work", "digest"]
+
+MOST_STRETCHES = 4096
+REGION_STRETCHES = 64
+MOST_REGIONS = 500
+_MEMORY = "memory"
+
+
+class Window(msgspec.Struct, frozen=True, array_like=True):
+    """One window of ``profile_step``; nanoseconds on the common clock."""
+
+    role: str | None
+    start: int
+    end: int
+
+
+class RegionTotal(msgspec.Struct, frozen=True):
+    """One region (or window, or annotation) of one source."""
+
+    name: str
+    role: str | None
+    calls: int
+    covered: int
+    """Nanoseconds in which any call ran: calls that overlap count once."""
+    first: int
+    last: int
+    """Start of the first call, end of the last one."""
+    when: bytes
+    """Packed intervals, at most `REGION_STRETCHES`."""
+
+
+class MemoryPeak(msgspec.Struct, frozen=True, array_like=True):
+    """The highest value of a counter of memory."""
+
+    device: str
+    peak: int
+    at: int
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a source's device did, or its threads where no device was traced; nanoseconds, packed intervals."""
+
+    device: str
+    """``gpu``, ``npu`` or ``cpu``."""
+    compute: int
+    communication: int
+    overlapped: int
+    busy: int
+    computing: bytes
+    """When it computed, copies of a device included."""
+    communicating: bytes
+    closed: int
+    """Nanoseconds of gaps that the two sets of intervals above count as busy."""
+
+
+class Digest(msgspec.Struct, frozen=True):
+    """One source and one step."""
+
+    origin: Origin
+    alignment: Alignment
+    events: int
+    start: int | None = None
+    """First start and last end of anything in the step; None: there is nothing."""
+    end: int | None = None
+    windows: list[Window] = []
+    regions: list[RegionTotal] = []
+    work: Work | None = None
+    calls: Calls = Calls()
+    ops: OpTable = OpTable()
+    kernels: OpTable = OpTable()
+    batches: Batches | None = None
+    samples: Samples | None = None
+    memory: list[MemoryPeak] = []
+    findings: list[str] = []
+    path: str | None = None
+    bytes: int | None = None
+    status: str | None = None
+    """Its outcome in the manifest."""
+
+
+def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
+    """Reduce a source to what a report needs of it.
+
+    Args:
+        source: as it was read, with args where it is a span file: its slices' args say their role.
+        bounds: of the step, in nanoseconds of the source's own clock; what lies outside is left out. None: all of it is of the step.
+    """
+    if bounds is not None:
+        offset = source.alignment.offset_ns
+        source = _within(source, bounds[0] - offset, bounds[1] - offset)
+    slices, counters = source.slices, source.counters
+    columns = (source.instants.time, counters.time, slices.start, slices.start + slices.duration)
+    times = [column for column in columns if len(column)]
+    events = len(slices) + len(source.instants) + len(counters)
+    if not times:
+        return Digest(source.origin, source.alignment, events, findings=source.findings)
+    chosen = Chosen(source)
+    calls, ops, device = chosen.communication, chosen.ops, chosen.device
+    regions, problems = _regions(source, chosen)
+    return Digest(
+        origin=source.origin,
+        alignment=source.alignment,
+        events=events,
+        start=min(int(column.min()) for column in times),
+        end=max(int(column.max()) for column in times),
+        windows=[
+            Window(role, start, start + duration)
+            for role, start, duration in zip(
+                chosen.roles(chosen.windows),
+                slices.start[chosen.windows].tolist(),
+                slices.duration[chosen.windows].tolist(),
+                strict=True,
+            )
+        ],
+        regions=regions,
+        work=_work(source, chosen),
+        calls=Calls.collect(source.names, slices.name[calls], slices.start[calls], slices.duration[calls]),
+        ops=count_ops(
+            source.names, slices.name[ops], slices.track[ops], slices.start[ops], slices.duration[ops]
+        ),
+        kernels=count_kernels(source.names, slices.name[device], slices.duration[device]),
+        batches=_batches(source, chosen),
+        samples=_samples(source, chosen),
+        memory=_memory(source),
+        findings=[*source.findings, *problems],
+    )
+
+
+def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[str]]:
+    """The regions by name and role, those that took longest first."""
+    slices, which = source.slices, chosen.regions
+    if not len(which):
+        return [], []
+    numbers: dict[str | None, int] = {}
+    roles = np.array([numbers.setdefault(role, len(numbers)) for role in chosen.roles(which)], np.int64)
+    key = roles * len(source.names) + slices.name[which]
+    order = np.argsort(key, kind="stable")
+    which, key = which[order], key[order]
+    edges = np.concatenate((np.flatnonzero(np.diff(key, prepend=-1)), [len(key)])).tolist()
+    spelled = list(numbers)
+    totals = []
+    for low, high in itertools.pairwise(edges):
+        mine = which[low:high]
+        start = slices.start[mine]
+        end = start + slices.duration[mine]
+        when = Intervals.union(start, end)
+        role, name = divmod(int(key[low]), len(source.names))
+        totals.append(
+            RegionTotal(
+                name=source.names[name],
+                role=spelled[role],
+                calls=high - low,
+                covered=when.total,
+                first=int(start.min()),
+                last=int(end.max()),
+                when=when.coarse(REGION_STRETCHES)[0].pack(),
+            )
+        )
+    totals.sort(key=lambda total: (-total.covered, total.first))
+    if len(totals) > MOST_REGIONS:
+        left = len(totals) - MOST_REGIONS
+        return totals[:MOST_REGIONS], [f"{left} regions with other names, each of them shorter, are left out"]
+    return totals, []
+
+
+def _work(source: Source, chosen: Chosen) -> Work | None:
+    """When the device, or without one the threads, computed and communicated."""
+    computing, communicating = (
+        _union(source.slices, which) for which in (chosen.computation, chosen.communication)
+    )
+    busy = _union(source.slices, chosen.device) if len(chosen.device) else computing | communicating
+    if not len(busy):
+        return None
+    other = busy - communicating  # copies as well: the device is not idle meanwhile
+    coarse, closed = other.coarse(MOST_STRETCHES)
+    coarse_calls, closed_calls = communicating.coarse(MOST_STRETCHES)
+    return Work(
+        device=_device(source) if len(chosen.device) else "cpu",
+        compute=computing.total,
+        communication=communicating.total,
+        overlapped=(computing & communicating).total,
+        busy=busy.total,
+        computing=coarse.pack(),
+        communicating=coarse_calls.pack(),
+        closed=closed + closed_calls,
+    )
+
+
+def _union(slices: Slices, which: Indices) -> Intervals:
+    start = slices.start[which]
+    return Intervals.union(start, start + slices.duration[which])
+
+
+def _device(source: Source) -> str:
+    return "npu" if any("npu" in category.lower() for category in source.categories) else "gpu"
+
+
+def _batches(source: Source, chosen: Chosen) -> Batches | None:
+    """Of the worker with the most iterations: a merged file has those of all workers of an engine, which go the same steps."""
+    counters = source.counters
+    which = _counters(source, lambda name: name.endswith(BATCH_SIZE))
+    steps = source.slices.track[chosen.on("iterations")]
+    if not len(which) or not len(steps):
+        return None
+    busiest = which[counters.track[which] == np.bincount(counters.track[which]).argmax()]
+    return collect_batches(counters.time[busiest], counters.value[busiest], int(np.bincount(steps).max()))
+
+
+def _samples(source: Source, chosen: Chosen) -> Samples | None:
+    """The samples on tracks of their own."""
+    slices, which = source.slices, chosen.on("sample")
+    return collect_samples(
+        [track.name for track in source.tracks],
+        source.names,
+        sample=slices.track[which],
+        name=slices.name[which],
+        start=slices.start[which],
+        duration=slices.duration[which],
+    )
+
+
+def _counters(source: Source, fits: Callable[[str], bool]) -> Indices:
+    wanted = np.array([track.kind == "counter" and fits(track.name) for track in source.tracks], bool)
+    return np.flatnonzero(wanted[source.counters.track]) if len(source.counters) else np.zeros(0, np.intp)
+
+
+def _memory(source: Source) -> list[MemoryPeak]:
+    """The highest point of each counter of memory."""
+    counters = source.counters
+    which = _counters(source, lambda name: name.startswith(_MEMORY))
+    peaks = []
+    for track in np.unique(counters.track[which]).tolist():
+        mine = which[counters.track[which] == track]
+        top = int(mine[np.argmax(counters.value[mine])])
+        device = source.tracks[track].name.removeprefix(_MEMORY).strip()
+        peaks.append(MemoryPeak(device, int(counters.value[top]), int(counters.time[top])))
+    return peaks
+
+
+def _within(source: Source, start: int, end: int) -> Source:
+    """The part of a source between two times, slices cut to it."""
+    slices, instants, counters = source.slices, source.instants, source.counters
+    ends = slices.start + slices.duration
+    kept = np.flatnonzero((ends >= start) & (slices.start <= end))
+    moments = np.flatnonzero((instants.time >= start) & (instants.time <= end))
+    values = np.flatnonzero((counters.time >= start) & (counters.time <= end))
+    if len(kept) < len(slices) or not len(slices) or slices.start.min() < start or ends.max() > end:
+        begin = np.maximum(slices.start[kept], start)
+        args = slices.args
+        slices = Slices(
+            begin,
+            np.minimum(ends[kept], end) - begin,
+            slices.name[kept],
+            slices.category[kept],
+            slices.track[kept],
+            None if args is None else [args[at] for at in kept.tolist()],
+        )
+    return Source(
+        source.origin,
+        source.alignment,
+        source.names,
+        source.categories,
+        source.tracks,
+        slices,
+        Instants(
+            instants.time[moments],
+            instants.name[moments],
+            instants.category[moments],
+            instants.track[moments],
+        ),
+        Counters(counters.time[values], counters.value[values], counters.track[values]),
+        source.flows,
+        source.findings,
+        source.metadata,
+    )

@@ -1,0 +1,190 @@
+"""The findings as sentences, the costliest first: what a manager reads, and what an engineer looks at next.
+
+A sentence is only made of what stands out; each has a bound below which nobody would act on it. Seconds are those of the step that would be won if the cause went away, as far as that can be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stepprof.report.schema import (
+    Headline,
+    Idle,
+    Memory,
+    Overhead,
+    Overlap,
+    PhaseSkew,
+    Report,
+    Rollout,
+)
+
+__all__ = ["headlines", "seconds_text"]
+
+WORTH_SAYING = 0.01
+"""Of the step's wall time."""
+LONG_TAIL = 0.25
+"""Share of the rollout below half of its peak batch."""
+_CAUSES = {
+    "rollout": "waiting for the rollout",
+    "collective": "waiting inside collectives",
+    "host": "with the device waiting for its host",
+    "flush": "held up by the profiler",
+    "other_role": "while other roles worked",
+    "unknown": "for no cause that was recorded",
+}
+
+
+def headlines(report: Report) -> list[Headline]:
+    """What stands out in a report, but for its own headlines."""
+    least = report.seconds * WORTH_SAYING
+    found = [
+        *_stragglers(report.skew, least),
+        *_tails(report.rollout),
+        *_idleness(report.idle, least),
+        *_exposed(report.overlap, least),
+        *_overheads(report.overhead, least),
+        *_memory(report.memory),
+        *_coverage(report),
+    ]
+    found.sort(key=lambda headline: -(headline.seconds or 0.0))
+    return [*_where(report), *found]
+
+
+def seconds_text(seconds: float) -> str:
+    """A length of time for a sentence.
+
+    >>> [seconds_text(value) for value in (83.4, 1.84, 0.0421, 0.0000034)]
+    ['83 s', '1.8 s', '42 ms', '3 us']
+    """
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} us"
+
+
+def _where(report: Report) -> list[Headline]:
+    """Where the step went, by role."""
+    roles = sorted((time for time in report.roles if time.role is not None), key=lambda time: -time.seconds)
+    if not roles or not report.seconds:
+        return []
+    parts = ", ".join(f"{time.role} {time.share:.0%}" for time in roles[:5])
+    return [Headline(f"the step took {seconds_text(report.seconds)}: {parts}", "step", report.seconds)]
+
+
+def _phase(role: str | None, region: str | None) -> str:
+    if region is None:
+        return role or "the step"
+    return region if role is None or role == region else f"{region} ({role})"
+
+
+def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
+    found = []
+    told: set[tuple[str, str | None]] = set()
+    for row in rows:
+        if not row.significant or row.behind_median < least or (row.straggler, row.role) in told:
+            continue
+        phase = _phase(row.role, row.region)
+        if row.basis == "collectives":
+            most = row.waited[0]
+            text = f"the ranks of {phase} waited for {row.straggler} inside collectives, {most.label} for {seconds_text(most.seconds)}"
+        else:
+            told.add((row.straggler, row.role))
+            others = row.waited[0].label if len(row.waited) == 1 else "the others"
+            text = f"{row.straggler} finished {seconds_text(row.behind_median)} after {others} in {phase}"
+            if len(row.waited) == 1:
+                text = f"{row.straggler} finished {seconds_text(row.spread)} after {others} in {phase}"
+        found.append(Headline(text, "straggler", row.behind_median))
+    return found
+
+
+def _tails(rollouts: Sequence[Rollout]) -> list[Headline]:
+    found = []
+    whole = next((row for row in rollouts if row.label == ALL_ENGINES), None)
+    engines = [row for row in rollouts if row.iterations]
+    for row in [whole] if whole else engines[:1] or rollouts[:1]:
+        if row.below_half >= LONG_TAIL:
+            text = f"generation ran below half of its peak batch for {row.below_half:.0%} of the rollout"
+            if row.tail > 0:
+                text += f", the last {seconds_text(row.tail)} without a break"
+            found.append(Headline(text, "tail", row.below_half * row.seconds))
+    samples = [(sample, row) for row in rollouts for sample in row.samples]
+    if samples:
+        sample, row = max(samples, key=lambda pair: pair[0].end - pair[0].start)
+        took = sample.end - sample.start
+        if took >= 0.5 * row.seconds and sample.seconds and row.below_half >= LONG_TAIL:
+            name = max(sample.seconds, key=lambda name: sample.seconds[name])
+            share = sample.seconds[name] / took if took else 0.0
+            text = (
+                f"the longest sample, {sample.sample}, took {seconds_text(took)}, {share:.0%} of it in {name}"
+            )
+            found.append(Headline(text, "tail", None))
+    return found
+
+
+ALL_ENGINES = "all engines"
+"""What the sum of several engines' batches is called."""
+
+
+def _idleness(rows: Sequence[Idle], least: float) -> list[Headline]:
+    """The largest known cause over all processes, and the process that is idle most."""
+    if not rows:
+        return []
+    found = []
+    causes = {
+        cause for row in rows for cause in row.causes if cause not in ("flush", "unknown", "collective")
+    }
+    for cause in sorted(causes):
+        seconds = sum(row.causes.get(cause, 0.0) for row in rows) / len(rows)
+        wall = sum(row.wall for row in rows) / len(rows)
+        if seconds >= 10 * least:
+            who = rows[0].label if len(rows) == 1 else f"{len(rows)} processes"
+            mean = "" if len(rows) == 1 else " on average"
+            text = f"{who} stood idle for {seconds / wall:.0%} of the step{mean}, {_CAUSES[cause]}"
+            found.append(Headline(text, "idle", seconds))
+    return found
+
+
+def _exposed(rows: Sequence[Overlap], least: float) -> list[Headline]:
+    found = []
+    exposed = sum(row.exposed for row in rows)
+    communication = sum(row.communication for row in rows)
+    if rows and exposed / len(rows) >= least:
+        text = f"{exposed / communication:.0%} of the communication is not overlapped by computation: {seconds_text(exposed / len(rows))} per process"
+        found.append(Headline(text, "overlap", exposed / len(rows)))
+    devices = [row for row in rows if row.device != "cpu" and row.busy_share is not None]
+    if devices:
+        share = sum(row.busy_share or 0.0 for row in devices) / len(devices)
+        text = f"the {devices[0].device.upper()}s were busy for {share:.0%} of what was captured"
+        found.append(Headline(text, "busy", None))
+    return found
+
+
+def _overheads(rows: Sequence[Overhead], least: float) -> list[Headline]:
+    held = [((row.stall or 0.0) + (row.wait or 0.0), row.label) for row in rows]
+    seconds, label = max(held, default=(0.0, ""))
+    if seconds < least or not seconds:
+        return []
+    return [
+        Headline(f"the recording itself held {label} up for {seconds_text(seconds)}", "overhead", seconds)
+    ]
+
+
+def _memory(rows: Sequence[Memory]) -> list[Headline]:
+    devices = [row for row in rows if not row.device.startswith("cpu")] or list(rows)
+    if not devices:
+        return []
+    top = max(devices, key=lambda row: row.peak_bytes)
+    where = f" on {top.device}" if top.device else ""
+    return [
+        Headline(f"{top.label} reached {top.peak_bytes / 2**30:.1f} GiB{where}, the highest peak", "memory")
+    ]
+
+
+def _coverage(report: Report) -> list[Headline]:
+    """What is missing from the report: a table does not show what is not there."""
+    without = [source for source in report.sources if source.status is not None and not source.events]
+    if not without:
+        return []
+    names = ", ".join(source.label for source in without[:3]) + (", …" if len(without) > 3 else "")
+    return [Headline(f"{len(without)} of {len(report.sources)} sources have no events: {names}", "coverage")]

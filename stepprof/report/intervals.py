@@ -1,0 +1,188 @@
+"""Arithmetic on sets of intervals: unions, what two sets share, and which slice is whose child. Everything is vectorised: a trace has millions of slices.
+
+An `Intervals` is sorted, disjoint and without empty parts, so that its length is a plain sum and two of them are compared in one sweep. Times are integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["EMPTY", "Intervals", "depths", "nesting_order", "self_times"]
+
+Times = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervals:
+    """A set of points in time, as half-open stretches from `start` to `end`."""
+
+    start: Times
+    end: Times
+
+    @classmethod
+    def union(cls, start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
+        """What any of some intervals covers, in whatever order they come.
+
+        >>> Intervals.union([5, 0, 2], [6, 3, 4]).pairs()
+        [(0, 4), (5, 6)]
+        """
+        start, end = np.asarray(start, np.int64), np.asarray(end, np.int64)
+        real = end > start
+        if not real.all():
+            start, end = start[real], end[real]
+        if not len(start):
+            return EMPTY
+        if (start[1:] < start[:-1]).any():
+            order = np.argsort(start)
+            start, end = start[order], end[order]
+        reach = np.maximum.accumulate(end)
+        begins = np.flatnonzero(start[1:] > reach[:-1]) + 1
+        first = np.concatenate(([0], begins))
+        last = np.concatenate((begins - 1, [len(start) - 1]))
+        return cls(start[first], reach[last])
+
+    @classmethod
+    def one(cls, start: int, end: int) -> Intervals:
+        """One stretch; nothing where it is empty."""
+        return cls(np.array([start], np.int64), np.array([end], np.int64)) if end > start else EMPTY
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Intervals:
+        """What `pack` made."""
+        both = np.frombuffer(data, "<i8").astype(np.int64)
+        half = len(both) // 2
+        return cls(both[:half], both[half:])
+
+    def pack(self) -> bytes:
+        """As bytes, for a way through JSON."""
+        return np.concatenate((self.start, self.end)).astype("<i8").tobytes()
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def total(self) -> int:
+        """Nanoseconds."""
+        return int((self.end - self.start).sum())
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Each stretch, as Python's integers."""
+        return list(zip(self.start.tolist(), self.end.tolist(), strict=True))
+
+    def __or__(self, other: Intervals) -> Intervals:
+        return Intervals.union(
+            np.concatenate((self.start, other.start)), np.concatenate((self.end, other.end))
+        )
+
+    def __and__(self, other: Intervals) -> Intervals:
+        return self._where(other, 3)
+
+    def __sub__(self, other: Intervals) -> Intervals:
+        return self._where(other, 1)
+
+    def _where(self, other: Intervals, level: int) -> Intervals:
+        """Where the sum of 1 inside `self` and 2 inside `other` is `level`."""
+        if not len(self) or not len(other):
+            return self if level == 1 else EMPTY
+        times = np.concatenate((self.start, self.end, other.start, other.end))
+        steps = np.repeat(np.array([1, -1, 2, -2]), [len(self), len(self), len(other), len(other)])
+        order = np.argsort(times, kind="stable")
+        times = times[order]
+        levels = np.cumsum(steps[order])
+        at = np.flatnonzero((levels[:-1] == level) & (times[1:] > times[:-1]))
+        return Intervals.union(times[at], times[at + 1])
+
+    def clip(self, start: int, end: int) -> Intervals:
+        """What lies between two times.
+
+        >>> Intervals.union([0, 5], [3, 9]).clip(2, 6).pairs()
+        [(2, 3), (5, 6)]
+        """
+        low, high = np.maximum(self.start, start), np.minimum(self.end, end)
+        real = high > low
+        return Intervals(low[real], high[real])
+
+    def coarse(self, most: int) -> tuple[Intervals, int]:
+        """At most so many stretches, the narrowest gaps closed, and how many nanoseconds of gaps that were.
+
+        >>> coarse, closed = Intervals.union([0, 2, 9], [1, 3, 10]).coarse(2)
+        >>> coarse.pairs(), closed
+        ([(0, 3), (9, 10)], 1)
+        """
+        if len(self) <= most:
+            return self, 0
+        gaps = self.start[1:] - self.end[:-1]
+        open_gaps = np.sort(np.argpartition(gaps, len(gaps) - most + 1)[len(gaps) - most + 1 :])
+        first = np.concatenate(([0], open_gaps + 1))
+        last = np.concatenate((open_gaps, [len(self) - 1]))
+        coarse = Intervals(self.start[first], self.end[last])
+        return coarse, coarse.total - self.total
+
+
+EMPTY = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def nesting_order(track: npt.NDArray[np.integer], start: Times, end: Times) -> Indices:
+    """The order in which slices open: by track, then by time, the longer one first where two begin together."""
+    if not len(start):
+        return np.zeros(0, np.intp)
+    low = int(start.min())
+    bits = max(int(start.max()) - low, 1).bit_length()
+    if bits + int(track.max()).bit_length() >= 63:
+        return np.lexsort((-end, start, track))
+    key = (track.astype(np.int64) << bits) | (start - low)
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    same = np.zeros(len(key) + 1, bool)
+    same[1:-1] = key[1:] == key[:-1]
+    tied = np.flatnonzero(same[1:] | same[:-1])
+    if len(tied):
+        which = order[tied]
+        order[tied] = which[np.lexsort((-end[which], key[tied]))]
+    return order
+
+
+def depths(track: npt.NDArray[np.integer], start: Times, end: Times) -> npt.NDArray[np.int32]:
+    """How many slices of its track are open where each one begins. Slices in nesting order, none of them empty."""
+    if not len(start):
+        return np.zeros(0, np.int32)
+    ranks = np.cumsum(np.concatenate(([0], track[1:] != track[:-1])))
+    low = int(start.min())
+    span = int(end.max()) - low + 1
+    if span.bit_length() + int(ranks[-1]).bit_length() >= 63:  # a damaged file: its times lie centuries apart
+        both, where = np.unique(np.concatenate((start, end)), return_inverse=True)
+        start, end, low, span = where[: len(start)], where[len(start) :], 0, len(both)
+    base = ranks.astype(np.int64) * span - low
+    ended = np.searchsorted(np.sort(base + end), base + start, side="right")
+    return (np.arange(len(start)) - ended).astype(np.int32)
+
+
+def self_times(track: npt.NDArray[np.integer], start: Times, duration: Times) -> Times:
+    """Nanoseconds of each slice that none of its children covers, in the order of the arguments.
+
+    A child that outlives its parent counts against the parent as long as that lasts. Where slices of a track overlap without nesting otherwise, a slice is at most charged to one
+    of those that were open: no time is negative.
+    """
+    own = duration.astype(np.int64, copy=True)
+    real = np.flatnonzero(duration > 0)
+    if len(real) < 2:
+        return own
+    end = start + duration
+    order = real[nesting_order(track[real], start[real], end[real])]
+    start, end, track = start[order], end[order], track[order]
+    depth = depths(track, start, end)
+    count = len(order)
+    by_depth = np.argsort(depth.astype(np.uint16) if depth.max() < 65536 else depth, kind="stable")
+    keys = depth[by_depth].astype(np.int64) * count + by_depth
+    children = by_depth[int(np.searchsorted(depth[by_depth], 1)) :]
+    wanted = (depth[children].astype(np.int64) - 1) * count + children
+    parents = by_depth[np.searchsorted(keys, wanted) - 1]
+    shared = np.minimum(end[children], end[parents]) - start[children]
+    shared[(shared < 0) | (track[parents] != track[children])] = 0
+    covered = np.bincount(parents, weights=shared, minlength=count).astype(np.int64)
+    own[order] = np.maximum(own[order] - covered, 0)
+    return own

@@ -1,0 +1,188 @@
+"""From sources to processes: which traces and spans are of one process, what it is called in every table, and which windows it went through.
+
+One process has a span file and a trace per capture; they are one by host and process id. An engine's workers, and files that nobody knows the process of, are rows of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepprof.report.digest import Digest, RegionTotal, Window
+from stepprof.report.intervals import EMPTY, Intervals
+from stepprof.timeline.model import Origin
+
+__all__ = ["Process", "gather", "unsure_ns"]
+
+
+@dataclass(slots=True)
+class Process:
+    """One process over the step, from all that is known of it."""
+
+    label: str
+    kind: str
+    host: str | None
+    digests: list[Digest]
+    windows: list[Window] = field(default_factory=list)
+    told: list[Mapping[str, Any]] = field(default_factory=list)
+    """Its windows in the manifest."""
+
+    @property
+    def origin(self) -> Origin:
+        """Of its first source."""
+        return self.digests[0].origin
+
+    @property
+    def regions(self) -> list[RegionTotal]:
+        """From its spans, which have them all; without spans, from its traces."""
+        spans = [digest for digest in self.digests if digest.origin.kind == "spans"]
+        return [region for digest in spans or self.digests for region in digest.regions]
+
+    @property
+    def offset_ns(self) -> int:
+        """Its own clock minus the common one."""
+        return self.digests[0].alignment.offset_ns
+
+    @property
+    def error_ns(self) -> int | None:
+        """How wrong its place on the common clock may be."""
+        return self.digests[0].alignment.error_ns
+
+    def in_role(self, role: str | None) -> Intervals:
+        """When it was in a window of a role."""
+        return union(window for window in self.windows if window.role == role)
+
+    def working(self) -> tuple[Intervals, Intervals, int]:
+        """When it computed, when it communicated, and how many nanoseconds of gaps these two hold."""
+        computing, communicating, closed = EMPTY, EMPTY, 0
+        for digest in self.digests:
+            if digest.work is not None:
+                computing |= Intervals.unpack(digest.work.computing)
+                communicating |= Intervals.unpack(digest.work.communicating)
+                closed += digest.work.closed
+        return computing, communicating, closed
+
+    def generating(self) -> Intervals:
+        """When an engine's worker had sequences to generate."""
+        busy = EMPTY
+        for digest in self.digests:
+            if digest.batches is not None:
+                curve = digest.batches.curve()
+                at = curve.value > 0
+                busy |= Intervals.union(curve.time[:-1][at], curve.time[1:][at])
+        return busy
+
+
+def union(windows: Iterable[Window]) -> Intervals:
+    """What any of some windows covers."""
+    windows = list(windows)
+    return Intervals.union([window.start for window in windows], [window.end for window in windows])
+
+
+def unsure_ns(one: Process, other: Process) -> int | None:
+    """How wrong a comparison of two processes' times may be; None: nobody knows."""
+    if one is other or (one.host is not None and one.host == other.host):
+        return 0
+    if one.error_ns is None or other.error_ns is None:
+        return None
+    return one.error_ns + other.error_ns
+
+
+def gather(digests: Sequence[Digest], windows: Sequence[Mapping[str, Any]]) -> list[Process]:
+    """The processes, as people order them: the driver, ranks, engines, whatever else.
+
+    Args:
+        digests: of all sources.
+        windows: of the manifests.
+    """
+    grouped: dict[tuple[object, ...], list[Digest]] = defaultdict(list)
+    for digest in digests:
+        grouped[_key(digest.origin)].append(digest)
+    told: dict[tuple[object, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for window in windows:
+        told[_of_session(window["host"], window["pid"], window["rank"])].append(window)
+    processes = []
+    for key, group in grouped.items():
+        origin = group[0].origin
+        process = Process("", _kind(group), origin.host, group, told=told.get(key, []))
+        process.windows = _windows(process)
+        processes.append(process)
+    processes.sort(key=_order)
+    for process in processes:
+        process.label = _label(process)
+    _distinguish(processes)
+    return processes
+
+
+def _key(origin: Origin) -> tuple[object, ...]:
+    if origin.kind in ("rank", "spans"):
+        return _of_session(origin.host, origin.pid, origin.rank)
+    if origin.kind == "engine":
+        return ("engine", origin.role, origin.replica, origin.rank, origin.host, origin.pid)
+    return ("trace", origin.path)
+
+
+def _of_session(host: object, pid: object, rank: object) -> tuple[object, ...]:
+    return ("rank", rank) if pid is None else ("process", host, pid)
+
+
+def _kind(group: Sequence[Digest]) -> str:
+    kinds = {digest.origin.kind for digest in group}
+    return "rank" if "rank" in kinds or "spans" in kinds else group[0].origin.kind
+
+
+def _windows(process: Process) -> list[Window]:
+    """From its spans, else from the manifest, whose times are by its own clock."""
+    windows = [window for digest in process.digests for window in digest.windows]
+    if windows:
+        return windows
+    offset = process.offset_ns
+    return [
+        Window(window["role"], int(window["start_unix_ns"]) - offset, int(window["end_unix_ns"]) - offset)
+        for window in process.told
+        if window["start_unix_ns"] is not None and window["end_unix_ns"] is not None
+    ]
+
+
+def _order(process: Process) -> tuple[object, ...]:
+    origin = process.origin
+    rank = origin.rank
+    kinds = ("rank", "engine", "trace")
+    return (
+        rank != "driver",
+        kinds.index(process.kind),
+        origin.role or "" if process.kind != "rank" else "",
+        -1 if origin.replica is None else origin.replica,
+        isinstance(rank, str),
+        rank if isinstance(rank, int) else 0,
+        str(rank),
+        origin.path,
+    )
+
+
+def _label(process: Process) -> str:
+    origin = process.origin
+    if process.kind != "rank":
+        return origin.label
+    roles = {window.role for window in process.windows if window.role is not None}
+    roles = roles or {digest.origin.role for digest in process.digests if digest.origin.role is not None}
+    return Origin("rank", origin.path, role=roles.pop() if len(roles) == 1 else None, rank=origin.rank).label
+
+
+def _distinguish(processes: Sequence[Process]) -> None:
+    """Two processes of one name are told apart by host, then by process id, then by path."""
+    tells: tuple[Callable[[Process], object], ...] = (
+        lambda process: process.host,
+        lambda process: process.origin.pid,
+        lambda process: process.origin.path,
+    )
+    for tell in tells:
+        same: dict[str, list[Process]] = defaultdict(list)
+        for process in processes:
+            same[process.label].append(process)
+        for group in same.values():
+            if len({tell(process) for process in group}) > 1:
+                for process in group:
+                    process.label = f"{process.label} ({tell(process)})"
