@@ -1,0 +1,59 @@
+"""Seconds, shares and causes as a reader says them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+__all__ = ["causes", "seconds", "share"]
+
+_CAUSES = {
+    "rollout": "rollout",
+    "collective": "collective",
+    "other_role": "other role",
+    "host": "host-bound",
+    "flush": "profiler",
+    "unknown": "unknown",
+}
+
+
+def seconds(value: float | None) -> str:
+    """A length of time to three digits.
+
+    >>> seconds(None), seconds(0), seconds(123.4), seconds(1.234), seconds(0.0123), seconds(-4.2e-6)
+    ('-', '0 s', '123 s', '1.23 s', '12.3 ms', '-4.20 µs')
+    """
+    if value is None:
+        return "-"
+    size = abs(value)
+    if size == 0:
+        return "0 s"
+    if size >= 99.95:
+        return f"{value:,.0f} s"
+    for unit, one in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if size >= one * 0.9995:
+            scaled = value / one
+            digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
+            return f"{scaled:.{digits}f} {unit}"
+    return f"{value * 1e9:.0f} ns"
+
+
+def share(value: float) -> str:
+    """A part of a whole in per cent.
+
+    >>> share(0.412), share(0.0042), share(0)
+    ('41 %', '0.4 %', '0 %')
+    """
+    percent = value * 100
+    return f"{percent:.1f} %" if percent and abs(percent) < 1 else f"{percent:.0f} %"
+
+
+def causes(found: Iterable[Mapping[str, float]]) -> dict[str, str]:
+    """The causes of idleness that occur, each with its heading; those that are known first, in their order.
+
+    >>> causes([{"unknown": 1.0, "rollout": 2.0}, {"meteor": 0.5, "flush": 0.0}])
+    {'rollout': 'rollout', 'unknown': 'unknown', 'meteor': 'meteor'}
+    """
+    there = dict.fromkeys(cause for each in found for cause, value in each.items() if value > 0)
+    return {cause: heading for cause, heading in _CAUSES.items() if cause in there} | {
+        cause: cause for cause in there if cause not in _CAUSES
+    }
