@@ -78,15 +78,16 @@ def _derive(real: Path, path: Path, ranks: int, *, cuda: bool) -> None:
     for rank in range(ranks):
         for file in sorted((real / "spans").glob(f"rank-{rank % REAL_RANKS}.*.jsonl")):
             header, _, spans = file.read_text(encoding="utf-8").partition("\n")
-            header = json.dumps({**json.loads(header), "run_id": path.name, "rank": rank})
+            told = json.loads(header)
+            told |= {"run_id": path.name, "rank": rank, "pid": _pid(told["pid"], rank)}
             name = file.name.replace(f"-{rank % REAL_RANKS}.", f"-{rank}.")
-            (path / "spans" / name).write_text(f"{header}\n{spans}", encoding="utf-8")
+            (path / "spans" / name).write_text(f"{json.dumps(told)}\n{spans}", encoding="utf-8")
     events: dict[str, int] = {}
     for fragment in sorted((real / step / "manifest").glob("*.json")):
         content = _read(fragment)
         rank = content["windows"][0]["rank"]
         for copy in range(rank, ranks, REAL_RANKS):
-            told = {**content, "run_id": path.name, "windows": []}
+            derived = {**content, "run_id": path.name, "windows": []}
             for window in content["windows"]:
                 artifacts = []
                 for artifact in window["artifacts"]:
@@ -103,9 +104,15 @@ def _derive(real: Path, path: Path, ranks: int, *, cuda: bool) -> None:
                     count = events.get(artifact["path"], artifact["events"])
                     size = target.stat().st_size
                     artifacts.append({**artifact, "path": relative, "bytes": size, "events": count})
-                told["windows"].append({**window, "rank": copy, "world_size": ranks, "artifacts": artifacts})
-            _write(path / step / "manifest" / fragment.name.replace(f"-{rank}.", f"-{copy}."), told)
+                own = {"rank": copy, "pid": _pid(window["pid"], copy), "world_size": ranks}
+                derived["windows"].append({**window, **own, "artifacts": artifacts})
+            _write(path / step / "manifest" / fragment.name.replace(f"-{rank}.", f"-{copy}."), derived)
     _state(path, {"real_ranks": min(ranks, REAL_RANKS), "ranks": ranks, "cuda_shaped": cuda})
+
+
+def _pid(pid: int, rank: int) -> int:
+    """That of the real rank, and one of its own for each copy."""
+    return pid + 10_000_000 * (rank // REAL_RANKS)
 
 
 def _shape(source: Path, target: Path) -> int:
