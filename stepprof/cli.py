@@ -25,6 +25,7 @@ COMMANDS = {
     "show": "show a step: what was recorded, where it lies, what recording cost, time per region",
     "check": "check artifacts against manifests; fails where anything is missing",
     "open": "show the timeline of a step in a browser",
+    "report": "say where a step went: in the terminal, as JSON, as a page; compare two steps or runs",
     "doctor": "say what can record on this machine, and what stands in the way",
 }
 EXIT_STATUS = "exit status: 0 all is well, 1 a problem was found, 2 the command could not be carried out"

@@ -1,0 +1,93 @@
+"""What the commands that read traces have in common: which sources are meant, how a clock is given by hand, how far the work is."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal, InvalidOperation
+
+from stepprof.commands.common import add_output_dir
+from stepprof.errors import ConfigError
+
+__all__ = ["add_sources", "add_work", "assumed", "progress_bar", "require_extra"]
+
+EVERY_SOURCE = "*"
+_NEEDED = ("numpy", "msgspec", "rich", "isal")
+_FURTHEST = Decimal(2**63) / 10**9
+
+
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """RUN…, --output-dir and --step."""
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="a run id, the path of a run, of a step's folder, of a folder of traces or of a trace; several folders of one run, copied from nodes that share no disk, are read as one; by default the newest run",
+    )
+    add_output_dir(parser)
+    parser.add_argument("--step", type=int, metavar="N", help="the step; by default the last one recorded")
+
+
+def add_work(parser: argparse.ArgumentParser) -> None:
+    """--assume-offset and --workers."""
+    parser.add_argument(
+        "--assume-offset",
+        action="append",
+        default=[],
+        metavar="[NAME=]SECONDS",
+        help="what is added to the times of a source, named by its path, file, host or label; without a name: of every trace that does not say when its time 0 was",
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes at most; by default as many as processors"
+    )
+
+
+def assumed(texts: Sequence[str]) -> dict[str, int]:
+    """What --assume-offset says, in nanoseconds, under the name of the source; `*` for every one.
+
+    Raises:
+        ConfigError: no number of seconds, or one that no clock shows.
+
+    >>> assumed(["node-3=-1.5", "1700000000.000000001"])
+    {'node-3': -1500000000, '*': 1700000000000000001}
+    """
+    offsets = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            value = Decimal(number)
+        except InvalidOperation:
+            value = Decimal("NaN")
+        if not value.is_finite() or abs(value) >= _FURTHEST:
+            raise ConfigError(
+                f'--assume-offset "{text}": no number of seconds; the nearest: {name or "NAME"}=0, or a time like 1700000000.25'
+            )
+        offsets[name or EVERY_SOURCE] = round(value * 10**9)
+    return offsets
+
+
+def require_extra() -> None:
+    """Raise ConfigError where what reads traces is not installed."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"reading traces needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: pip install 'stepprof[report]'"
+        )
+
+
+@contextlib.contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr where that is a terminal, moved by calls with (done, all); None where nobody would see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

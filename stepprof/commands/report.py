@@ -1,0 +1,174 @@
+"""`stepprof report`: where a step went, in the terminal, as JSON, and as a page. `stepprof report A B`: what changed between two."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepprof.commands.common import output_dir
+from stepprof.commands.reading import add_sources, add_work, assumed, progress_bar, require_extra
+from stepprof.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stepprof.report.schema import Comparison, Report
+    from stepprof.timeline.find import Found
+
+__all__ = ["add", "run"]
+
+_THERE = "there"  # --html and --json without a file
+_COMPARISON = "comparison"
+Chosen = tuple[list[str], int | None]
+"""The paths of one run, and the step of it that is meant."""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Say what `report` takes."""
+    parser = subparsers.add_parser(
+        "report",
+        help="say where a step went",
+        description="Say where a step went: print it, and write report.html and report.json into the step's folder. Two runs, or RUN:STEP twice, are compared: A before, B after.",
+    )
+    add_sources(parser)
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        const=_THERE,
+        metavar="FILE",
+        help="write the page there, and nothing that is not asked for; without a FILE into the step's folder",
+    )
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=_THERE,
+        metavar="FILE",
+        help="write the JSON (schema_version 1) there, and nothing that is not asked for; without a FILE print it instead of text",
+    )
+    add_work(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Report or compare; 0."""
+    require_extra()
+    html, json = _file(args.html, "--html", ".html"), _file(args.json, "--json", ".json")
+    if args.workers is not None and args.workers < 1:
+        raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")
+    sides = _sides(args.runs, args.step, output_dir(args))
+    content: Report | Comparison
+    if len(sides) == 1:
+        content, folder = _analysed(args, sides[0])
+        stem = "report"
+    else:
+        from stepprof.report.compare import compare
+
+        before, _ = _analysed(args, sides[0])
+        after, folder = _analysed(args, sides[1])
+        content, stem = compare(before, after), _COMPARISON
+    _give(content, folder, stem, html, json)
+    return 0
+
+
+def _give(content: Report | Comparison, folder: Path, stem: str, html: str | None, json: str | None) -> None:
+    """Print and write what is asked for; where nothing is: text, and both files of a report."""
+    from stepprof.report.page import render
+    from stepprof.report.store import dump, write
+
+    unasked = html is None and json is None and stem != _COMPARISON
+    written = []
+    if html is not None or unasked:
+        path = folder / f"{stem}.html" if html in (None, _THERE) else Path(str(html))
+        write(path, render(content).encode())
+        written.append(path)
+    if json not in (None, _THERE) or unasked:
+        path = folder / f"{stem}.json" if json is None else Path(str(json))
+        write(path, dump(content))
+        written.append(path)
+    if json == _THERE:
+        sys.stdout.write(dump(content).decode())
+        return
+    _show(content)
+    for path in written:
+        print(path)
+
+
+def _show(content: Report | Comparison) -> None:
+    from rich.console import Console
+
+    from stepprof.report.schema import Report
+    from stepprof.report.terminal import print_comparison, print_report
+
+    # into a file or a pipe a table must not break where a terminal would
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False, width=None if sys.stdout.isatty() else 120)  # fmt: skip
+    if isinstance(content, Report):
+        print_report(content, console)
+    else:
+        print_comparison(content, console)
+    console.print()
+
+
+def _analysed(args: argparse.Namespace, chosen: Chosen) -> tuple[Report, Path]:
+    """The report of one step, and the folder where what is made of it goes."""
+    from stepprof.report.analyse import analyse
+
+    found = _found(args, chosen)
+    with progress_bar("reading traces") as progress:
+        report = analyse(found, workers=args.workers, progress=progress, assume=assumed(args.assume_offset))
+    return report, Path() if found.folder is None else found.folder
+
+
+def _found(args: argparse.Namespace, chosen: Chosen) -> Found:
+    from stepprof.timeline.find import find
+
+    paths, step = chosen
+    return find(paths, output_dir=output_dir(args), step=step)
+
+
+def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:
+    """The one step that is meant, or the two. Paths of one run and one step belong together: its parts from several nodes."""
+    sides: dict[tuple[str, int | None], Chosen] = {}
+    for text in runs:
+        path, wanted = _split(text, step)
+        sides.setdefault((_run_of(path, folder), wanted), ([], wanted))[0].append(path)
+    if len(sides) > 2:
+        names = ", ".join(name if number is None else f"{name}:{number}" for name, number in sides)
+        raise ConfigError(f"RUN: {len(sides)} different ones ({names}); one is reported on, two are compared")
+    return list(sides.values()) or [([], step)]
+
+
+def _split(text: str, step: int | None) -> tuple[str, int | None]:
+    """`RUN:STEP` as its parts; what exists under the whole name is meant as it stands."""
+    path, colon, number = text.rpartition(":")
+    if not colon or not path or not number.isdecimal() or Path(text).exists():
+        return text, step
+    if step is not None and step != int(number):
+        raise ConfigError(f'--step = {step}: "{text}" names another one; leave one of them out')
+    return path, int(number)
+
+
+def _run_of(path: str, folder: Path) -> str:
+    """By what two paths are of one run: its id; of anything else the place itself."""
+    from stepprof.manifest import find_run, is_run, read_run
+    from stepprof.rundir import step_number
+
+    place = Path(path)
+    if place.is_file():
+        return str(place.resolve().parent)
+    if place.is_dir() and step_number(place.resolve().name) is not None and is_run(place.resolve().parent):
+        found = place.resolve().parent
+        return f"{read_run(found).get('run_id', found.name)} {place.resolve().name}"
+    try:
+        found = find_run(folder, path)
+    except ConfigError:
+        return str(place.resolve())  # `find` says what is wrong with it
+    return str(read_run(found).get("run_id", found.resolve() if not is_run(found) else found.name))
+
+
+def _file(given: str | None, option: str, ending: str) -> str | None:
+    """A file that is named like what goes into it: `--json RUN` would otherwise take the run for one."""
+    if given in (None, _THERE) or str(given).endswith(ending):
+        return given
+    raise ConfigError(
+        f'{option} "{given}": no name of a file that ends in {ending}; the nearest: {option} {given}{ending}; if it is a run, put it before {option}'
+    )
