@@ -79,22 +79,26 @@ def _phase(role: str | None, region: str | None) -> str:
 
 
 def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
+    """Of each process and role the phase that it was latest in."""
     found = []
     told: set[tuple[str, str | None]] = set()
     for row in rows:
-        if not row.significant or row.behind_median < least or (row.straggler, row.role) in told:
+        seconds = row.behind_median
+        if not row.significant or seconds < least:
             continue
         phase = _phase(row.role, row.region)
         if row.basis == "collectives":
             most = row.waited[0]
-            text = f"the ranks of {phase} waited for {row.straggler} inside collectives, {most.label} for {seconds_text(most.seconds)}"
+            text = f"inside the collectives of {phase}, {most.label} waited {seconds_text(most.seconds)}, mostly for {row.straggler}"
+        elif (row.straggler, row.role) in told:
+            continue
         else:
             told.add((row.straggler, row.role))
             others = row.waited[0].label if len(row.waited) == 1 else "the others"
-            text = f"{row.straggler} finished {seconds_text(row.behind_median)} after {others} in {phase}"
-            if len(row.waited) == 1:
-                text = f"{row.straggler} finished {seconds_text(row.spread)} after {others} in {phase}"
-        found.append(Headline(text, "straggler", row.behind_median))
+            text = f"{row.straggler} finished {seconds_text(seconds)} after {others} in {phase}"
+            if row.began_later is not None and row.began_later > seconds / 4:
+                text += f", having begun {seconds_text(row.began_later)} later"
+        found.append(Headline(text, "straggler", seconds))
     return found
 
 

@@ -97,6 +97,7 @@ class PhaseSkew(msgspec.Struct, frozen=True):
     spread: float
     """Last end minus the first end."""
     behind_median: float
+    """How far it was behind the median of the others."""
     waited: list[ProcessTime]
     """How long each of the others was done before the last one."""
     significant: bool
@@ -104,6 +105,8 @@ class PhaseSkew(msgspec.Struct, frozen=True):
     basis: str = "end"
     """``end``: by when the processes finished the phase. ``collectives``: by how long each stood in the phase's collectives until the straggler came; `spread` is then the longest
     wait less the straggler's own, and needs no clock."""
+    began_later: float | None = None
+    """How much later than the median of the others it began: so much of its being late is not of this phase."""
 
 
 class Idle(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from stepprof.report.collectives import Peer, Waiting, match
@@ -22,37 +23,47 @@ Phase = tuple[str | None, str | None]
 
 def end_skew(processes: Sequence[Process]) -> list[PhaseSkew]:
     """For each role and region that several processes went through: the last one to finish its last call, the widest spread first."""
-    ends: dict[Phase, dict[str, tuple[int, Process]]] = defaultdict(dict)
+    phases: dict[Phase, dict[str, _Part]] = defaultdict(dict)
     for process in processes:
         for window in process.windows:
-            _reach(ends[window.role, None], window.end, process)
+            _extend(phases[window.role, None], _Part(process, window.start, window.end))
         for region in process.regions:
-            _reach(ends[region.role, region.name], region.last, process)
-    rows = [_row(phase, list(entries.values())) for phase, entries in ends.items() if len(entries) > 1]
+            _extend(phases[region.role, region.name], _Part(process, region.first, region.last))
+    rows = [_row(phase, list(parts.values())) for phase, parts in phases.items() if len(parts) > 1]
     rows.sort(key=lambda row: (not row.significant, -row.spread))
     return rows[:MOST_PHASES]
 
 
-def _reach(entries: dict[str, tuple[int, Process]], end: int, process: Process) -> None:
-    known = entries.get(process.label)
-    if known is None or end > known[0]:
-        entries[process.label] = (end, process)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One process in a phase, from the start of its first call to the end of its last one."""
+
+    process: Process
+    first: int
+    last: int
 
 
-def _row(phase: Phase, entries: list[tuple[int, Process]]) -> PhaseSkew:
-    entries.sort(key=lambda entry: -entry[0])
-    last, straggler = entries[0]
-    first, earliest = entries[-1]
-    unsure = unsure_ns(straggler, earliest)
-    spread = last - first
+def _extend(parts: dict[str, _Part], part: _Part) -> None:
+    known = parts.get(part.process.label)
+    if known is not None:
+        part = _Part(part.process, min(known.first, part.first), max(known.last, part.last))
+    parts[part.process.label] = part
+
+
+def _row(phase: Phase, parts: list[_Part]) -> PhaseSkew:
+    parts.sort(key=lambda part: -part.last)
+    straggler, earliest = parts[0], parts[-1]
+    unsure = unsure_ns(straggler.process, earliest.process)
+    spread = straggler.last - earliest.last
     return PhaseSkew(
         role=phase[0],
         region=phase[1],
-        straggler=straggler.label,
+        straggler=straggler.process.label,
         spread=spread / 1e9,
-        behind_median=(last - median(end for end, _ in entries)) / 1e9,
-        waited=[ProcessTime(process.label, (last - end) / 1e9) for end, process in entries[:0:-1]],
+        behind_median=(straggler.last - median(part.last for part in parts[1:])) / 1e9,
+        waited=[ProcessTime(part.process.label, (straggler.last - part.last) / 1e9) for part in parts[:0:-1]],
         significant=unsure is not None and spread > unsure,
+        began_later=(straggler.first - median(part.first for part in parts[1:])) / 1e9,
     )
 
 
@@ -86,7 +97,7 @@ def collective_skew(waits: Mapping[str | None, Mapping[str, Waiting]]) -> list[P
             if label != straggler
         ]
         others.sort(key=lambda time: -time.seconds)
-        middle = median(waiting.waited_ns for waiting in by_label.values())
+        middle = median(waiting.waited_ns for label, waiting in by_label.items() if label != straggler)
         rows.append(
             PhaseSkew(
                 role=role,

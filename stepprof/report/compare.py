@@ -1,0 +1,147 @@
+"""Two steps, or two runs: what got slower and what faster, and whether that is more than noise.
+
+The noise of a figure is how far equal work differs between processes that did it: twice the standard deviation over the processes of A or of B, whichever is larger. It says nothing of how far one
+process differs from one step to the next; so a change within it is surely none, and one beyond it is worth a look. Operators and kernels are compared by their self time per process, since
+two runs may have recorded different numbers of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import stdev
+
+from stepprof.report.headlines import seconds_text
+from stepprof.report.schema import Change, Comparison, Finding, Headline, Op, Report, TimeOf
+
+__all__ = ["compare"]
+
+MOST_CHANGES = 200
+MOST_HEADLINES = 8
+WORTH_SAYING = 0.01
+"""Of the step: a smaller change is no headline, and a smaller part that only one of the two has is no finding."""
+
+
+def compare(a: Report, b: Report) -> Comparison:
+    """What B took longer for than A, and shorter.
+
+    Args:
+        a: the report of one step: what is compared with.
+        b: that of another one, of the same run or of another.
+    """
+    changes = [
+        Change("step", "step", a.seconds, b.seconds, None, significant=False),
+        *_times(a.roles, b.roles, "role"),
+        *_times(a.regions, b.regions, "region"),
+        *_ops(a.ops, b.ops, "op"),
+        *_ops(a.kernels, b.kernels, "kernel"),
+        *_rollouts(a, b),
+    ]
+    changes.sort(key=lambda change: -abs(change.b - change.a))
+    return Comparison(
+        a=_name(a),
+        b=_name(b),
+        headlines=list(_headlines(a, b, changes)),
+        changes=changes[:MOST_CHANGES],
+        findings=list(_findings(a, b)),
+    )
+
+
+def _name(report: Report) -> str:
+    return f"{report.run_id} step {report.step}"
+
+
+def _change(what: str, topic: str, times: tuple[float, float], noise: float | None) -> Change:
+    significant = noise is not None and abs(times[1] - times[0]) > noise
+    return Change(what, topic, times[0], times[1], noise, significant)
+
+
+def _noise(*sides: Sequence[float]) -> float | None:
+    """Twice the standard deviation over processes; None where no side has two."""
+    known = [2 * stdev(side) for side in sides if len(side) > 1]
+    return max(known, default=None)
+
+
+def _what(time: TimeOf) -> str:
+    if time.region is None:
+        return time.role or "the whole step"
+    return time.region if time.role is None else f"{time.role}: {time.region}"
+
+
+def _times(a: Iterable[TimeOf], b: Iterable[TimeOf], topic: str) -> Iterable[Change]:
+    before = {_what(time): time for time in a}
+    for after in b:
+        known = before.get(_what(after))
+        if known is not None:
+            noise = _noise(
+                [time.seconds for time in known.per_process], [time.seconds for time in after.per_process]
+            )
+            yield _change(_what(after), topic, (known.seconds, after.seconds), noise)
+
+
+def _ops(a: Iterable[Op], b: Iterable[Op], topic: str) -> Iterable[Change]:
+    before = {op.name: op for op in a}
+    for after in b:
+        known = before.get(after.name)
+        if known is not None and known.per_process and after.per_process:
+            sides = [[time.seconds for time in op.per_process] for op in (known, after)]
+            means = (sum(sides[0]) / len(sides[0]), sum(sides[1]) / len(sides[1]))
+            yield _change(after.name, topic, means, _noise(*sides))
+
+
+def _rollouts(a: Report, b: Report) -> Iterable[Change]:
+    before = {row.label: row for row in a.rollout}
+    engines = [[row.seconds for row in report.rollout if row.iterations] for report in (a, b)]
+    tails = [[row.tail for row in report.rollout if row.iterations] for report in (a, b)]
+    for after in b.rollout:
+        known = before.get(after.label)
+        if known is not None:
+            yield _change(after.label, "rollout", (known.seconds, after.seconds), _noise(*engines))
+            yield _change(f"{after.label}: tail", "rollout", (known.tail, after.tail), _noise(*tails))
+
+
+def _headlines(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Headline]:
+    difference = b.seconds - a.seconds
+    if abs(difference) < WORTH_SAYING * a.seconds:
+        text = f"the step took {seconds_text(b.seconds)}, as long as before"
+    else:
+        text = f"the step took {_than(a.seconds, b.seconds)}"
+    yield Headline(text, "step", abs(difference))
+    told = 0
+    for change in changes:
+        difference = abs(change.b - change.a)
+        if change.topic == "step" or difference < WORTH_SAYING * a.seconds or told == MOST_HEADLINES:
+            continue
+        if not change.significant and change.noise is not None:
+            continue
+        told += 1
+        noise = (
+            "how much of that is noise is not known: one process"
+            if change.noise is None
+            else f"equal work differs by {seconds_text(change.noise)} between processes"
+        )
+        yield Headline(f"{change.what} took {_than(change.a, change.b)}; {noise}", change.topic, difference)
+
+
+def _than(before: float, after: float) -> str:
+    more = f"{abs(after / before - 1):.0%} " if before > 0 else ""
+    return f"{more}{'longer' if after > before else 'shorter'}: {seconds_text(before)} before, {seconds_text(after)} now"
+
+
+def _findings(a: Report, b: Report) -> Iterable[Finding]:
+    """What cannot be compared: parts of one of them alone, and different numbers of processes."""
+    names: list[Mapping[str, TimeOf]] = [
+        {_what(time): time for time in (*report.roles, *report.regions)} for report in (a, b)
+    ]
+    for here, there, report, other in ((names[0], names[1], a, b), (names[1], names[0], b, a)):
+        for what, time in here.items():
+            if what not in there and time.share >= WORTH_SAYING:
+                yield Finding(
+                    _name(report), f"{what} took {seconds_text(time.seconds)} and is not in {_name(other)}"
+                )
+    for what, time in names[0].items():
+        counts = len(time.per_process), len(names[1][what].per_process) if what in names[1] else 0
+        if time.region is None and counts[1] and counts[0] != counts[1]:
+            yield Finding(None, f"{what}: {counts[0]} processes in A, {counts[1]} in B")
+    for report in (a, b):
+        if report.findings:
+            yield Finding(_name(report), f"{len(report.findings)} findings of its own: it may be incomplete")
