@@ -65,6 +65,7 @@ class SliceColumns(_Columns):
         name: Sequence[int] | Indices,
         category: Sequence[int] | Indices,
         track: Sequence[int] | Indices,
+        *,
         args: Sequence[bytes | None] | None = None,
     ) -> None:
         """Take some slices; without `args` they have none."""
@@ -90,6 +91,7 @@ class InstantColumns(_Columns):
         name: Sequence[int],
         category: Sequence[int],
         track: Sequence[int],
+        *,
         args: Sequence[bytes | None] | None = None,
     ) -> None:
         """Take some instants; without `args` they have none."""
@@ -146,7 +148,11 @@ class FlowColumns(_Columns):
         category, phase = self._indices(3), self._indices(4)
         order = np.lexsort((phase, time, arrow))
         time, track, arrow, category, phase = (
-            column[order] for column in (time, track, arrow, category, phase)
+            time[order],
+            track[order],
+            arrow[order],
+            category[order],
+            phase[order],
         )
         # the latest one to leave from at or before each place: of its own arrow, or there is none
         place = np.arange(len(time))

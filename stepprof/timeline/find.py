@@ -25,6 +25,7 @@ __all__ = ["Found", "Input", "find"]
 
 TRACES = (".json", ".json.gz")
 WITHOUT_TRACE = ("joined",)
+UNMEASURED = Alignment("unmeasured", 0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Input:
     bytes: int
     status: str | None = None
     """The outcome in the manifest; None where there is none."""
-    alignment: Alignment = Alignment("unmeasured", 0, None)
+    alignment: Alignment = UNMEASURED
     """How its host's clock comes onto the common one."""
     step: int | None = None
     """Of spans: those of this step alone."""
@@ -152,11 +153,12 @@ def _from_runs(found: Found, runs: Sequence[Path], step: int) -> None:
             )
         found.run_id = str(manifest["run_id"])
         found.manifests.append(manifest)
-        found.findings += [(finding["fragment"], f"{finding['problem']}") for finding in manifest["findings"]]
+        found.findings += [(finding["fragment"], finding["problem"]) for finding in manifest["findings"]]
         told += [{**entry, "fragment": mark + entry["fragment"]} for entry in read_clocks(run, step)]
-        for each, fragment in [*_windows(found, run, step, manifest), *_engines(found, run, step, manifest)]:
-            gathered.append((each, mark + fragment))
-        gathered += [(each, None) for each in span_inputs(run, step)]
+        for each, written in [*_windows(found, run, step, manifest), *_engines(found, run, step, manifest)]:
+            gathered.append((each, mark + written))
+        for each in span_inputs(run, step):
+            gathered.append((each, None))
     found.findings += [(None, sentence) for sentence in _absent(runs, found.manifests)]
     unique = {each.paths: (each, fragment) for each, fragment in reversed(gathered)}
     gathered = list(reversed(unique.values()))
@@ -242,8 +244,8 @@ def _artifacts(
             entry["fragment"],
         )
     if entry["status"] not in ("complete", *WITHOUT_TRACE):
-        error = f": {entry['error']}" if entry["error"] else ""
-        found.findings.append((label, f"{entry['status']}{error}"))
+        reason = f": {entry['error']}" if entry["error"] else ""
+        found.findings.append((label, f"{entry['status']}{reason}"))
 
 
 def span_inputs(run: Path, step: int) -> Iterable[Input]:

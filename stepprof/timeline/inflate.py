@@ -13,10 +13,11 @@ from isal import isal_zlib
 
 __all__ = ["blocks"]
 
-BLOCK = 16 << 20
+BLOCK = 2 << 20
 _READ = 1 << 20
 _GZIP = b"\x1f\x8b"
 _WHOLE_MEMBER = 31  # window bits: gzip, with its checksum
+_DAMAGED: Any = isal_zlib.error
 
 
 def blocks(path: Path, limit: int, findings: list[str], block: int = BLOCK) -> Iterator[bytes]:
@@ -64,7 +65,7 @@ def _gunzip(source: Iterator[bytes], findings: list[str], block: int) -> Iterato
                 began = False
             try:
                 piece = stream.decompress(data, block - held)
-            except isal_zlib.error as error:
+            except _DAMAGED as error:
                 if parts:
                     yield b"".join(parts)
                 findings.append(f"is damaged as gzip ({error}): what comes before the damage is kept")

@@ -21,7 +21,7 @@ from stepprof.timeline.model import Alignment, Origin, Source
 from stepprof.timeline.pairs import Pairs
 from stepprof.timeline.raw import Event, RawTrace, TraceStream
 from stepprof.timeline.times import nanoseconds
-from stepprof.timeline.tracks import DEVICE, DEVICE_ANNOTATIONS, Rows
+from stepprof.timeline.tracks import Rows
 
 __all__ = ["anchor_of", "empty", "read"]
 
@@ -120,9 +120,9 @@ class _Reader:
         if len(complete) == len(batch):
             return
         rest: dict[str, list[Event]] = {}
-        for event in batch:
-            if event.ph != "X":
-                rest.setdefault(event.ph, []).append(event)
+        others = [event for event in batch if event.ph != "X"]
+        for event in others:
+            rest.setdefault(event.ph, []).append(event)
         for event in rest.pop("M", ()):
             self.rows.name(event)
         self._flow([event for phase in "stf" for event in rest.pop(phase, ())])
@@ -130,7 +130,7 @@ class _Reader:
         self._instant([event for phase in "iIR" for event in rest.pop(phase, ())])
         paired = {phase for phase in rest if phase in _DURATIONS or phase in _ASYNC}
         if paired:
-            self._paired([event for event in batch if event.ph in paired])
+            self._paired([event for event in others if event.ph in paired])
         for phase in rest.keys() - paired:
             self.unknown[phase] = self.unknown.get(phase, 0) + len(rest[phase])
 
@@ -151,12 +151,12 @@ class _Reader:
         if len(duration) and duration.min() < 0:
             self.negative += int(np.count_nonzero(duration < 0))
             duration = np.maximum(duration, 0)
-        names, categories, keys = self.names, self.categories, self.rows.keys
-        name = [names[event.name] for event in events]
-        category = [categories[event.cat] for event in events]
-        kinds = _KINDS
-        track = [keys[kinds.get(event.cat, "thread"), event.pid, event.tid] for event in events]
-        self.slices.add(start, duration, name, category, track, self._kept(events))
+        names, categories, places = self.names, self.categories, self.rows.places
+        name = np.array([names[event.name] for event in events], dtype=np.int32)
+        category = np.array([categories[event.cat] for event in events], dtype=np.int32)
+        place = np.array([places[event.pid, event.tid] for event in events], dtype=np.int32)
+        track = self.rows.of_places(place, category, self.categories)
+        self.slices.add(start, duration, name, category, track, args=self._kept(events))
         self.iterations.take(np.array(name, dtype=np.int32), np.array(track, dtype=np.int32), start, duration)
 
     def _kept(self, events: list[Event]) -> list[bytes | None] | None:
@@ -214,7 +214,7 @@ class _Reader:
             [self.names[event.name] for event in events],
             [self.categories[event.cat] for event in events],
             [self.rows.keys["thread", event.pid, event.tid] for event in events],
-            self._kept(events),
+            args=self._kept(events),
         )
 
     def _allocations(self, events: Sequence[tuple[Event, int]]) -> None:
@@ -299,9 +299,6 @@ class _Reader:
         if self.flows.unpaired:
             source.metadata["unpaired_flows"] = self.flows.unpaired
         return source
-
-
-_KINDS = dict.fromkeys(DEVICE, "stream") | dict.fromkeys(DEVICE_ANNOTATIONS, "annotations")
 
 
 def empty(

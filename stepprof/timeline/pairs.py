@@ -59,13 +59,13 @@ class Pairs:
         for number in sorted(range(len(events)), key=times.__getitem__):
             event, at = events[number], times[number]
             phase = event.ph
-            if phase in "n":
+            if phase == "n":
                 self._instants.add(
                     np.array([at], dtype=np.int64),
                     [self._names[event.name]],
                     [self._categories[event.cat]],
                     [self._track(event)],
-                    [bytes(event.args) or None],
+                    args=[bytes(event.args) or None],
                 )
             elif phase in "TpP":  # a step of what has begun: told by no viewer
                 continue
@@ -116,7 +116,12 @@ class Pairs:
             return
         start, duration, name, category, track, args = zip(*self._rows_done, strict=True)
         self._slices.add(
-            np.array(start, dtype=np.int64), np.array(duration, dtype=np.int64), name, category, track, args
+            np.array(start, dtype=np.int64),
+            np.array(duration, dtype=np.int64),
+            name,
+            category,
+            track,
+            args=args,
         )
         self._rows_done.clear()
 

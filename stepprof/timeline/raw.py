@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
 
 from stepprof.kinetotext import sound_head
+from stepprof.timeline.event import Event, EventDecoder, loosely
 from stepprof.timeline.inflate import BLOCK, blocks
 from stepprof.timeline.salvage import BORDER, DECODE_ERRORS, salvage
-from stepprof.timeline.times import FLOAT_EXACT_US
 
 __all__ = ["Event", "Limits", "RawTrace", "TraceStream", "read_header", "read_raw"]
 
-NOTHING = Raw(b"")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
@@ -31,48 +29,6 @@ _HEAD_LIMIT = 64 << 20
 _PEEK = 1 << 18
 _CUTS = 8
 """So many borders are tried before more text is asked for."""
-
-
-class Event(Struct, gc=False):
-    """One event, with what any reader or writer here needs of it. ``ts`` and ``dur`` are microseconds: a number where a float is exact, else the text of one."""
-
-    ph: str = ""
-    name: str = ""
-    cat: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
-    ts: float | str = 0.0
-    dur: float | str = 0.0
-    id: int | str | None = None
-    args: Raw = NOTHING
-    id2: Raw = NOTHING
-    bp: str = ""
-    s: str = ""
-    scope: str = ""
-
-
-class _ExactEvent(Struct, gc=False):
-    """The same with its times as they are written."""
-
-    ph: str = ""
-    name: str = ""
-    cat: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
-    ts: Raw = NOTHING
-    dur: float | str = 0.0
-    id: int | str | None = None
-    args: Raw = NOTHING
-    id2: Raw = NOTHING
-    bp: str = ""
-    s: str = ""
-    scope: str = ""
-
-    def event(self) -> Event:
-        text = bytes(self.ts).decode("utf-8", "replace").strip('"') or 0.0
-        return Event(
-            self.ph, self.name, self.cat, self.pid, self.tid, text, self.dur, self.id, self.args, self.id2, self.bp, self.s, self.scope
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +79,10 @@ class TraceStream:
     limits: Limits | None = None
     header: dict[str, object] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
-    bytes: int = 0
-    """Uncompressed, read so far."""
+    inflated_bytes: int = 0
+    """Read so far, uncompressed."""
     _damaged: int = 0
-    _exact: bool = False
+    _decode: EventDecoder = field(default_factory=EventDecoder)
 
     def __iter__(self) -> Iterator[list[Event]]:
         """Yield the batches; once."""
@@ -163,7 +119,7 @@ class TraceStream:
                 yield events
             text = text[taken:]
             if ended:
-                yield from self._end(text + b"".join(source))
+                yield from self._end(text + self._rest(source, limits.event_bytes))
                 return
             wanted = 0
             if not taken:
@@ -174,9 +130,19 @@ class TraceStream:
                     self._damaged += 1
         yield from self._end(text)
 
+    def _rest(self, source: Iterator[bytes], limit: int) -> bytes:
+        """What follows the events, if it is not more than a header may be."""
+        rest = b""
+        for block in source:
+            rest += block
+            if len(rest) > limit:
+                self.findings.append(f"more than {limit} bytes follow its events: left out")
+                return b""
+        return rest
+
     def _counted(self, source: Iterator[bytes]) -> Iterator[bytes]:
         for block in source:
-            self.bytes += len(block)
+            self.inflated_bytes += len(block)
             yield block
 
     def _head(self, source: Iterator[bytes]) -> bytes | None:
@@ -224,16 +190,16 @@ class TraceStream:
     def _take(self, text: bytes) -> tuple[int, list[Event], bool]:
         """Decode up to the last border: how many bytes that took, the events, and whether the array ends there."""
         for cut in _cuts(text):
-            piece = text[: cut + 1]
             try:
-                return self._after(text, cut), self._decode(b"[%b]" % piece), False
+                events = self._decode(b"".join((b"[", memoryview(text)[: cut + 1], b"]")))
+                return self._after(text, cut), events, False
             except DECODE_ERRORS as error:
                 message = str(error)
             trailing = _TRAILING.search(message)
             if trailing is not None:  # the array has ended, and what follows are other keys
                 return 0, [], True
             if "truncated" not in message:
-                saved = salvage(piece, self._decode, _loosely)
+                saved = salvage(text[: cut + 1], self._decode, loosely)
                 self._damaged += saved.damaged
                 return self._after(text, cut), saved.events, False
         return 0, [], False
@@ -242,17 +208,6 @@ class TraceStream:
     def _after(text: bytes, cut: int) -> int:
         border = BORDER.match(text, cut)
         return border.end() if border else cut + 1
-
-    def _decode(self, text: bytes) -> list[Event]:
-        if not self._exact:
-            events: list[Event] = _events.decode(text)
-            self._exact = any(
-                type(event.ts) is float and not -FLOAT_EXACT_US < event.ts < FLOAT_EXACT_US
-                for event in events
-            )
-            if not self._exact:
-                return events
-        return [event.event() for event in _exact_events.decode(text)]
 
     def _end(self, text: bytes) -> Iterator[list[Event]]:
         """What is left when the file has been read: the last events, and the keys behind them."""
@@ -293,17 +248,18 @@ class TraceStream:
                 yield events
                 self._break_off()
                 return
-        saved = salvage(text, self._decode, _loosely)
+        saved = salvage(text, self._decode, loosely)
         yield saved.events
         self._damaged += saved.damaged - saved.last_damaged
         self._break_off()
 
     def _break_off(self) -> None:
-        self.findings.append(f"breaks off after {self.bytes} bytes: the events before that were kept")
+        self.findings.append(
+            f"breaks off after {self.inflated_bytes} bytes: the events before that were kept"
+        )
 
 
-_events = msgspec.json.Decoder(list[Event])
-_exact_events = msgspec.json.Decoder(list[_ExactEvent])
+_header = msgspec.json.Decoder(dict[str, Any])
 
 
 def _cuts(text: bytes) -> Iterator[int]:
@@ -319,34 +275,7 @@ def _cuts(text: bytes) -> Iterator[int]:
 
 
 def _table(text: bytes) -> dict[str, object]:
-    content: Any = msgspec.json.decode(text)
+    content: dict[str, object] = _header.decode(text)
     content.pop("", None)
     content.pop("traceEvents", None)
-    return content if isinstance(content, dict) else {}
-
-
-def _loosely(text: bytes) -> Event | None:
-    """An event whose fields have other types than they should: what cannot be a name, a number or an id is left out."""
-    try:
-        fields: Any = msgspec.json.decode(text)
-    except DECODE_ERRORS:
-        return None
-    if not isinstance(fields, dict) or not isinstance(fields.get("ph"), str):
-        return None
-    event = Event(fields["ph"])
-    for key in ("name", "cat", "bp", "s", "scope"):
-        if isinstance(fields.get(key), str | int | float):
-            setattr(event, key, str(fields[key]))
-    for key in ("pid", "tid", "id"):
-        value = fields.get(key)
-        if isinstance(value, str | int | float):
-            setattr(event, key, value if isinstance(value, str | int) else str(value))
-    for key in ("ts", "dur"):
-        value = fields.get(key, 0.0)
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            return None
-        setattr(event, key, value if isinstance(value, str) else repr(value))
-    for key in ("args", "id2"):
-        if key in fields:
-            setattr(event, key, Raw(msgspec.json.encode(fields[key])))
-    return event
+    return content

@@ -200,10 +200,10 @@ class _Reader:
         slices, instants, counters = SliceColumns(self.args), InstantColumns(self.args), CounterColumns()
         if self.slices:
             start, duration, name, category, track, args = zip(*self.slices, strict=True)
-            slices.add(_int64(start), _int64(duration), name, category, track, args)
+            slices.add(_int64(start), _int64(duration), name, category, track, args=args)
         if self.instants:
             time, name, category, track, args = zip(*self.instants, strict=True)
-            instants.add(_int64(time), name, category, track, args)
+            instants.add(_int64(time), name, category, track, args=args)
         if self.counters:
             time, value, track = zip(*self.counters, strict=True)
             counters.add(_int64(time), np.array(value, dtype=np.float64), track)

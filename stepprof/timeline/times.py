@@ -25,11 +25,12 @@ def nanoseconds(microseconds: Sequence[float | str]) -> tuple[npt.NDArray[np.int
     >>> nanoseconds([4447104522337.108, "1795304130234711.483", "x"])[0].tolist()
     [4447104522337108, 1795304130234711483, 0]
     """
-    try:
-        values = np.array(microseconds, dtype=np.float64)
-        texts = str in set(map(type, microseconds)) if len(microseconds) else False
-    except ValueError:
-        texts = True
+    texts = bool(microseconds) and isinstance(microseconds[0], str)
+    if not texts:
+        try:
+            values = np.fromiter(microseconds, np.float64, len(microseconds))
+        except ValueError:
+            texts = True
     if texts:
         exact = [
             nanoseconds_of_text(value) if isinstance(value, str) else _of_float(value)

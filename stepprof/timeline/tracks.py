@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from stepprof.timeline.columns import Interned
-from stepprof.timeline.model import Track
+from stepprof.timeline.model import Indices, Track
 from stepprof.timeline.raw import Event
 
 __all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "Rows"]
@@ -19,7 +21,12 @@ DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})
 """Lies over kernels without nesting in them."""
 
 Place = int | str
-Key = tuple[str, ...]
+_KINDS = ("thread", "stream", "annotations")
+_KIND_OF = dict.fromkeys(DEVICE, 1) | dict.fromkeys(DEVICE_ANNOTATIONS, 2)
+
+
+_MERGED = re.compile(r"\[[^\]]*\]")
+"""What a merger puts before the process of each rank."""
 
 
 class _Named(msgspec.Struct):
@@ -39,8 +46,30 @@ class Rows:
 
     keys: Interned[tuple[str, Place, Place]] = field(default_factory=Interned)
     """(kind, pid, tid) or (kind, pid, what it is called) of each track, in order."""
+    places: Interned[tuple[Place, Place]] = field(default_factory=Interned)
+    """(pid, tid) of each place that complete events lie at."""
+    _tracks: npt.NDArray[np.int32] = field(default_factory=lambda: np.full((0, 3), -1, np.int32))
+    _kinds: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     _process: dict[Place, _Named] = field(default_factory=dict)
     _thread: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
+
+    def of_places(self, place: Indices, category: Indices, categories: Interned[str]) -> Indices:
+        """Return the track of each complete event: by where it lies, and for a device also by what it is."""
+        if len(categories) > len(self._kinds):
+            kinds = [_KIND_OF.get(name, 0) for name in categories]
+            self._kinds = np.array(kinds, dtype=np.int32)
+        missing = len(self.places) - len(self._tracks)
+        self._tracks = np.concatenate((self._tracks, np.full((missing, 3), -1, np.int32)))
+        kind = self._kinds[category]
+        track: Indices = self._tracks[place, kind]
+        if len(track) and track.min() < 0:
+            unknown = track < 0
+            places = list(self.places)
+            for number in np.unique(place[unknown].astype(np.int64) * 3 + kind[unknown]).tolist():
+                where, what = divmod(number, 3)
+                self._tracks[where, what] = self.keys[(_KINDS[what], *places[where])]
+            track = self._tracks[place, kind]
+        return track
 
     def name(self, event: Event) -> None:
         """Take in an event of metadata."""
@@ -62,7 +91,7 @@ class Rows:
         keys = list(self.keys)
         streams = {(pid, tid) for kind, pid, tid in keys if kind == "stream"}
         processes = {
-            pid for kind, pid, _ in keys if kind == "thread" and isinstance(pid, int) or "[" in str(pid)
+            pid for kind, pid, _ in keys if kind == "thread" and (isinstance(pid, int) or _MERGED.match(pid))
         }
         processes -= {pid for pid, _ in streams}
         many = len(processes) > 1
