@@ -572,6 +572,28 @@ class TestAsync:
         assert [entry.status for entry in entries] == ["partial", "partial"]
         assert "cancelled" in entries[0].error
 
+    async def test_a_window_after_one_that_was_given_up_has_the_engine_to_itself(self, recording, engine):
+        """It neither joins a capture that is about to be stopped nor is skipped for it."""
+        gate = threading.Event()
+        one, session = engine(hold={"start": gate}), recording()
+        stepprof.attach(one)
+
+        async def window(step):
+            async with stepprof.profile_step(step, role="rollout"):
+                pass
+
+        given_up = asyncio.ensure_future(window(2))
+        while "start" not in one.calls:
+            await asyncio.sleep(0.005)
+        given_up.cancel()
+        await asyncio.wait({given_up})
+        following = asyncio.ensure_future(window(3))
+        await asyncio.sleep(0.05)
+        gate.set()
+        await following
+        assert settled(session, 3, until=lambda entry: entry.status != "lost")[0].status == "complete"
+        assert settled(session, 2)[0].status == "partial"
+
     async def test_astart_and_astop(self, recording, engine):
         """Callbacks of coroutines bracket the engine as a block does."""
         one, session = engine(delays={"stop": 0.1}), recording()

@@ -62,6 +62,7 @@ class Bracket:
         self._recordings: list[tuple[EngineTarget, Recording]] = []
         self._joins: list[tuple[Recording, dict[str, Any]]] = []
         self._unanswered = 0
+        self._closing = False
         self._started: concurrent.futures.Future[None] | None = None
         self._stopped: concurrent.futures.Future[None] | None = None
 
@@ -144,6 +145,9 @@ class Bracket:
         self._entries.note_clocks(targets)
 
     async def _stop(self, body_error: BaseException | None, partial: str | None) -> None:
+        self._closing = True
+        for _, recording in self._recordings:
+            recording.closing = True
         if self._started is not None:
             await asyncio.wrap_future(self._started)
         if body_error is not None:
@@ -259,6 +263,7 @@ class Bracket:
         recording = Recording(
             self._entries.add(target), self._entries.save_later, self._window.step, self._policy.max_seconds
         )
+        recording.closing = self._closing
         target.recording = recording
         self._recordings.append((target, recording))
 
@@ -268,8 +273,8 @@ class Bracket:
             (recording := target.recording) is not None and not recording.running and not recording.given_up
         ):
             # its start, or its stop, is under way
-            future = recording.finished if recording.stop.is_set() else recording.started
-            answered, _ = await asyncio.wait({future}, timeout=max(deadline - time.monotonic(), 0.0))
+            left = max(deadline - time.monotonic(), 0.0)
+            answered, _ = await asyncio.wait({recording.awaited}, timeout=left)
             if not answered:
                 break
         if recording is None:

@@ -47,6 +47,8 @@ class Recording:
         """The start has left: a stop is owed."""
         self.answered = False
         """The start has been answered well."""
+        self.closing = False
+        """The window that opened it is going out, or was given up while it came in."""
         self.given_up = False
         """A bound is over: nobody waits for it any longer, and what still comes is worked off."""
         self.task: asyncio.Task[None] | None = None
@@ -54,9 +56,19 @@ class Recording:
         self._joined: list[dict[str, Any]] = []
 
     @property
+    def ending(self) -> bool:
+        """Whether nothing keeps it open."""
+        return self.stop.is_set() or (self.closing and self._open <= 1)
+
+    @property
     def running(self) -> bool:
         """Whether another window may join it."""
-        return self.answered and not self.stop.is_set()
+        return self.answered and not self.ending
+
+    @property
+    def awaited(self) -> asyncio.Future[None]:
+        """What comes before another window can join it, or have the engine to itself."""
+        return self.finished if self.ending else self.started
 
     def join(self, step: int, entry: dict[str, Any]) -> None:
         """Another window came in while it runs; one of the same step keeps it open."""
