@@ -10,21 +10,35 @@ The first two ranks are real: two processes of torch's DistributedDataParallel o
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.child import REPOSITORY
 
-__all__ = ["cuda_shaped", "make_run", "make_traces"]
+__all__ = ["cuda_shaped", "make_run", "make_traces", "traces_folder"]
 
 STEP = 2
 REAL_RANKS = 2
 COMPUTE_STREAM, NCCL_STREAM = 7, 20
 LAUNCH_US, QUEUE_US = 4.0, 2.5
+
+
+@functools.cache
+def traces_folder() -> Path:
+    """Where the benchmarks' traces lie: in ``$STEPPROF_BENCH_TRACES``, from one run to the next, else in a folder that is gone with this process."""
+    given = os.environ.get("STEPPROF_BENCH_TRACES")
+    if given:
+        return Path(given)
+    folder = tempfile.TemporaryDirectory(prefix="stepprof-bench-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def make_traces(folder: Path, *, events: int, ranks: int = REAL_RANKS, cuda: bool = False) -> Path:

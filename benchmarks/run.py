@@ -12,7 +12,9 @@ from benchmarks.engine_windows import measure_engine_windows
 from benchmarks.fanout import measure_actors, measure_fanout
 from benchmarks.figures import Row
 from benchmarks.memory import measure_memory
+from benchmarks.merging import measure_merging
 from benchmarks.report import document, table
+from benchmarks.reporting import measure_reporting
 from benchmarks.starting import measure_starting
 from benchmarks.training import measure_training
 from benchmarks.window import measure_window
@@ -28,6 +30,8 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "fanout": lambda given: (measure_fanout(quick=given.quick), {}),
     "actors": lambda given: measure_actors(quick=given.quick),
     "engines": lambda given: measure_engine_windows(quick=given.quick),
+    "merge": lambda given: measure_merging(quick=given.quick),
+    "report": lambda given: measure_reporting(quick=given.quick),
     "training": lambda given: measure_training(quick=given.quick),
     "window": lambda given: measure_window(quick=given.quick, rounds=given.rounds),
 }

@@ -1,0 +1,130 @@
+"""What it takes to merge traces into one timeline: beside the peers, beside msgspec's own decoding, and as the sources get more.
+
+The traces are those of `make_traces`. Every subject is a process of its own; its imports are not counted. Rates are of uncompressed text per second of one processor.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.figures import Row
+from benchmarks.make_traces import STEP, make_traces, traces_folder
+from benchmarks.trace_peers import PEERS, Done, interpreter, measure, rows_of
+
+__all__ = ["measure_merging"]
+
+MERGERS = ("sglang", "viztracer")
+GROUP = "merge two traces of {megabytes:.0f} MB together"
+SOURCES = "merge more and more sources, two workers"
+
+
+def measure_merging(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
+    """Rows of ours, the peers and msgspec over the same files, and rows over the number of sources."""
+    if find_spec("torch") is None:
+        return [], {"merge": "the traces to merge are made with torch"}
+    absent: dict[str, str] = {}
+    rows = _beside_peers(absent, events=5_000 if quick else 100_000, rounds=1 if quick else 3)
+    return rows + _sources(quick=quick), absent
+
+
+def actor_traces(run: Path, ranks: int) -> list[Path]:
+    """The traces of the role that trains: the large ones."""
+    return [run / f"step-{STEP:06d}" / "actor" / f"rank-{rank}.trace.json.gz" for rank in range(ranks)]
+
+
+def text_bytes(files: Sequence[Path]) -> int:
+    """How long the files are, uncompressed."""
+    return sum(len(gzip.decompress(file.read_bytes())) for file in files)
+
+
+def run_rounds(
+    subjects: Sequence[tuple[str, str, dict[str, object]]], rounds: int, absent: dict[str, str]
+) -> dict[str, list[Done]]:
+    """Every subject (row, subject, what it is given) once a round; one that has no environment, or fails, is left out and told of."""
+    results: dict[str, list[Done]] = {}
+    python_of = {}
+    for row, subject, _ in subjects:
+        python, reason = (sys.executable, "") if subject not in PEERS else interpreter(subject)
+        if python is None:
+            absent[PEERS[subject].name] = reason
+        else:
+            python_of[row] = python
+    for _ in range(rounds):
+        for row, subject, given in subjects:
+            if row not in python_of:
+                continue
+            try:
+                results.setdefault(row, []).append(measure(python_of[row], subject, given))
+            except RuntimeError as error:
+                if subject not in PEERS:
+                    raise
+                absent[row] = str(error).strip().splitlines()[-1]
+                del python_of[row]
+                results.pop(row, None)
+    return results
+
+
+def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[Row]:
+    files = actor_traces(make_traces(traces_folder(), events=events), 2)
+    megabytes = text_bytes(files) / 1e6
+    group = GROUP.format(megabytes=megabytes)
+    with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as work:
+        given: dict[str, object] = {"files": [str(file) for file in files], "folder": work, "workers": 1}
+        subjects = [
+            ("stepprof merge", "merge", {**given, "format": "perfetto"}),
+            ("stepprof merge --format json", "merge", {**given, "format": "json"}),
+            ("msgspec: typed decode, nothing else", "decode", given),
+            *((PEERS[subject].name, subject, given) for subject in MERGERS),
+        ]
+        results = run_rounds(subjects, rounds, absent)
+    sizes = {
+        row: f", {float(str(done[0].answer)) / 1e6:,.1f} MB written"
+        for row, done in results.items()
+        if "decode" not in row
+    }
+    rows = rows_of(
+        group,
+        [(row, done, sizes.get(row, "")) for row, done in results.items()],
+        megabytes,
+        "stepprof merge",
+    )
+    best = {row: min(each.cpu_seconds for each in done) for row, done in results.items()}
+    peers = [best[PEERS[subject].name] for subject in MERGERS if PEERS[subject].name in best]
+    for ours in ("stepprof merge", "stepprof merge --format json"):
+        if peers:
+            share = best[ours] / min(peers)
+            rows.append(_judged(group, f"{ours} as a share of the fastest peer", share, 0.2))
+        over = best[ours] / best["msgspec: typed decode, nothing else"]
+        rows.append(_judged(group, f"{ours} over msgspec's decode", over, 1 / 0.3))
+    return rows
+
+
+def _sources(*, quick: bool) -> list[Row]:
+    """Peak memory and seconds over the number of sources, all of one size; then one worker against two."""
+    events, counts = (5_000, (2, 4)) if quick else (50_000, (2, 16, 64))
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as work:
+        for ranks in counts:
+            files = actor_traces(make_traces(traces_folder(), events=events, ranks=ranks), ranks)
+            given = {"files": [str(file) for file in files], "folder": work, "format": "perfetto"}
+            done = measure(sys.executable, "merge", {**given, "workers": 2})
+            name = f"{ranks} sources"
+            rows += [
+                Row(SOURCES, f"{name}: peak of the parent", "MiB", done.rss_mib),
+                Row(SOURCES, f"{name}: peak of the largest worker", "MiB", done.child_rss_mib),
+                Row(SOURCES, f"{name}: wall", "s", done.wall_seconds),
+            ]
+        alone = measure(sys.executable, "merge", {**given, "workers": 1})
+        speedup = alone.wall_seconds / done.wall_seconds
+    rows.append(Row(SOURCES, f"{counts[-1]} sources with one worker: wall", "s", alone.wall_seconds))
+    rows.append(Row(SOURCES, "two workers are faster by", "x", speedup))
+    return rows
+
+
+def _judged(group: str, name: str, value: float, limit: float) -> Row:
+    return Row(group, name, "x", value, limit=limit, limit_on="min", judged=value)

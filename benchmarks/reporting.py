@@ -1,0 +1,82 @@
+"""What it takes to analyse traces: ten million events, and the same two traces beside the peers.
+
+The two traces are CUDA-shaped, since HolisticTraceAnalysis reads nothing else; each peer does what it does by itself, which is less than a report. What both tell of the overlap of communication and
+computation is compared, and a difference ends the measurement.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.figures import Row
+from benchmarks.make_traces import make_traces, traces_folder
+from benchmarks.merging import actor_traces, run_rounds, text_bytes
+from benchmarks.trace_peers import PEERS, Done, measure, rows_of
+
+__all__ = ["measure_reporting"]
+
+ANALYSERS = ("hta", "tensorboard", "rl_insight")
+GROUP = "analyse two CUDA-shaped traces of {megabytes:.0f} MB together"
+LARGE = "report of a run of {events:,.0f} events in {sources} sources"
+
+
+def measure_reporting(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
+    """Rows of ours and the peers over the same files, and of a large run."""
+    if find_spec("torch") is None:
+        return [], {"report": "the traces to report on are made with torch"}
+    absent: dict[str, str] = {}
+    rows = _beside_peers(absent, events=5_000 if quick else 100_000, rounds=1 if quick else 3)
+    return rows + _large(quick=quick), absent
+
+
+def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[Row]:
+    files = actor_traces(make_traces(traces_folder(), events=events, cuda=True), 2)
+    megabytes = text_bytes(files) / 1e6
+    given: dict[str, object] = {"files": [str(file) for file in files], "workers": 1}
+    subjects = [("stepprof report", "report", given)]
+    subjects += [(PEERS[subject].name, subject, given) for subject in ANALYSERS]
+    results = run_rounds(subjects, rounds, absent)
+    if PEERS["hta"].name in results:
+        _agree(results["stepprof report"][0], results[PEERS["hta"].name][0])
+    return rows_of(
+        GROUP.format(megabytes=megabytes),
+        [(row, done, "") for row, done in results.items()],
+        megabytes,
+        "stepprof report",
+    )
+
+
+def _agree(ours: Done, theirs: Done) -> None:
+    """Raises RuntimeError where the two differ by more than HolisticTraceAnalysis rounds: a figure of wrong results means nothing."""
+    answer: Any = ours.answer
+    other: Any = theirs.answer
+    mine = sorted(100 * overlapped / total for total, overlapped in answer["overlap"].values())
+    its = sorted(other["overlap"]["comp_comm_overlap_pctg"])
+    if len(mine) != len(its) or any(abs(a - b) > 0.01 for a, b in zip(mine, its, strict=True)):
+        raise RuntimeError(f"overlap in percent: stepprof says {mine}, HolisticTraceAnalysis {its}")
+
+
+def _large(*, quick: bool) -> list[Row]:
+    events, ranks = (5_000, 4) if quick else (520_000, 20)
+    run = make_traces(traces_folder(), events=events, ranks=ranks)
+    rows = []
+    done: dict[int, Done] = {}
+    for workers in (1, 2):
+        done[workers] = measure(sys.executable, "report", {"files": [str(run)], "workers": workers})
+    answer: Any = done[1].answer
+    group = LARGE.format(events=answer["events"], sources=ranks)
+    for workers, each in done.items():
+        total = each.rss_mib + (workers * each.child_rss_mib if workers > 1 else 0)
+        name = f"{workers} worker{'s' * (workers > 1)}"
+        rows += [
+            _limited(group, f"{name}: processor time", "s", each.cpu_seconds, 20.0),
+            _limited(group, f"{name}: peak memory, all processes at most", "MiB", total, 2048.0),
+            Row(group, f"{name}: wall", "s", each.wall_seconds),
+        ]
+    return [*rows, Row(group, "two workers are faster by", "x", done[1].wall_seconds / done[2].wall_seconds)]
+
+
+def _limited(group: str, name: str, unit: str, value: float, limit: float) -> Row:
+    return Row(group, name, unit, value, limit=limit, limit_on="value", judged=value)

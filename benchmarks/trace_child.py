@@ -1,0 +1,205 @@
+"""One piece of work on traces in a process of its own: ``python trace_child.py SUBJECT '{"files": […], …}'``, by whichever Python has the library.
+
+It imports nothing of this repository but what the subject is, so that a peer's environment needs the peer alone. What it prints is JSON: processor seconds of the work without the imports, user and
+system, its children's too; seconds by the wall; the highest resident memory of the process and of its largest child; and what the work answers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import resource
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Work = Callable[[], object]
+
+
+def decode(given: dict[str, Any]) -> Work:
+    """msgspec's typed decode of text that is in memory: the limit of whoever reads JSON in Python."""
+    import msgspec
+    from isal import igzip
+
+    fields: list[Any] = [("ph", str, ""), ("name", str, ""), ("pid", int | str, 0), ("tid", int | str, 0)]
+    fields += [("ts", float, 0.0), ("dur", float, 0.0), ("args", msgspec.Raw, msgspec.Raw(b""))]
+    event = msgspec.defstruct("Event", fields, gc=False)
+    trace: Any = msgspec.defstruct("Trace", [("traceEvents", list[event])])  # type: ignore[valid-type]
+    decoder = msgspec.json.Decoder(trace)
+    texts = [igzip.decompress(Path(file).read_bytes()) for file in given["files"]]
+
+    def work() -> object:
+        return sum(len(decoder.decode(text).traceEvents) for text in texts)
+
+    return work
+
+
+def merge(given: dict[str, Any]) -> Work:
+    """`stepprof merge`."""
+    from stepprof.timeline.merge import merge as merge_inputs
+
+    from stepprof.timeline.find import find
+
+    output = Path(given["folder"], f"stepprof.{'pftrace' if given['format'] == 'perfetto' else 'json.gz'}")
+
+    def work() -> object:
+        found = find(given["files"], output_dir=Path())
+        merge_inputs(found.inputs, output, format=given["format"], workers=given["workers"])
+        return output.stat().st_size
+
+    return work
+
+
+def report(given: dict[str, Any]) -> Work:
+    """`stepprof report`, without the page."""
+    from stepprof.report.analyse import analyse
+    from stepprof.timeline.find import find
+
+    def work() -> object:
+        found = find(given["files"], output_dir=Path())
+        done = analyse(found, workers=given["workers"])
+        return {
+            "events": sum(source.events for source in done.sources),
+            "overlap": {
+                each.label: [each.communication, each.overlapped]
+                for each in done.overlap
+                if each.device == "gpu"
+            },
+        }
+
+    return work
+
+
+def sglang(given: dict[str, Any]) -> Work:
+    """SGLang's merger, from its own file: the package would import an engine."""
+    import importlib.util
+
+    package = next(Path(place) for place in sys.path if Path(place, "sglang").is_dir())
+    spec = importlib.util.spec_from_file_location(
+        "profile_merger", package / "sglang/srt/utils/profile_merger.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder = Path(given["folder"])
+    for number, file in enumerate(given["files"]):
+        link = folder / f"p-TP-{number}.trace.json.gz"
+        if not link.exists():
+            link.symlink_to(file)
+
+    def work() -> object:
+        return Path(module.ProfileMerger(str(folder), "p").merge_chrome_traces()).stat().st_size
+
+    return work
+
+
+def viztracer(given: dict[str, Any]) -> Work:
+    """`viztracer --combine`, which takes and gives text that is not compressed."""
+    from viztracer.main import VizUI
+
+    folder = Path(given["folder"])
+    plain = []
+    for number, file in enumerate(given["files"]):
+        plain.append(folder / f"plain-{number}.json")
+        if not plain[-1].exists():
+            plain[-1].write_bytes(gzip.decompress(Path(file).read_bytes()))
+    output = folder / "combined.json"
+
+    def work() -> object:
+        ui = VizUI()
+        ui.parse(["viztracer", "--quiet", "--combine", *map(str, plain), "-o", str(output)])
+        ui.run()
+        return output.stat().st_size
+
+    return work
+
+
+def hta(given: dict[str, Any]) -> Work:
+    """HolisticTraceAnalysis: overlap and temporal breakdown; GPU traces only."""
+    warnings.simplefilter("ignore")
+    from hta.common.trace import Trace
+    from hta.trace_analysis import TraceAnalysis
+
+    del Trace
+    logging.disable(logging.CRITICAL)
+    os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
+
+    def work() -> object:
+        analysis = TraceAnalysis(trace_files=dict(enumerate(given["files"])), trace_dir="/")
+        overlap = analysis.get_comm_comp_overlap(visualize=False)
+        temporal = analysis.get_temporal_breakdown(visualize=False)
+        return {"overlap": overlap.to_dict("list"), "temporal": temporal.to_dict("list")}
+
+    return work
+
+
+def tensorboard(given: dict[str, Any]) -> Work:
+    """torch-tb-profiler, as TensorBoard's plug-in calls it for each worker."""
+    warnings.simplefilter("ignore")
+    from torch_tb_profiler.profiler.data import RunProfileData
+
+    logging.disable(logging.CRITICAL)
+
+    def work() -> object:
+        with tempfile.TemporaryDirectory() as cache:
+            done = [RunProfileData.parse(str(n), None, file, cache) for n, file in enumerate(given["files"])]
+            return len(done)
+
+    return work
+
+
+def rl_insight(given: dict[str, Any]) -> Work:
+    """rl-insight's parser of torch traces: begin and end of each."""
+    logging.disable(logging.CRITICAL)
+    sys.path.insert(0, given["source"])
+    from cluster_analysis.torch_parser import TorchClusterParser
+
+    parser = TorchClusterParser({})
+
+    def work() -> object:
+        return [len(parser.parse_analysis_data(file, 0, "actor")) for file in given["files"]]
+
+    return work
+
+
+SUBJECTS = {
+    each.__name__: each for each in (decode, merge, report, sglang, viztracer, hta, tensorboard, rl_insight)
+}
+
+
+def _processor_seconds() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def main() -> None:
+    """Prepare, work on the clock, print."""
+    sys.path.pop(0)  # this folder: its modules have the names of anything
+    given = json.loads(sys.argv[2])
+    work = SUBJECTS[sys.argv[1]](given)
+    before, began = _processor_seconds(), time.perf_counter()
+    answer = work()
+    wall, seconds = time.perf_counter() - began, _processor_seconds() - before
+    print()
+    print(
+        json.dumps(
+            {
+                "cpu_seconds": seconds,
+                "wall_seconds": wall,
+                "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                "child_rss_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+                "answer": answer,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

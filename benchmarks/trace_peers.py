@@ -1,0 +1,129 @@
+"""Who else merges and analyses traces, each in an environment of its own: ``python -m benchmarks.trace_peers FOLDER`` makes them.
+
+``$STEPPROF_BENCH_PEERS`` names that folder when the benchmarks run; a peer without its environment is left out, and named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import Figure, Row
+
+__all__ = ["CHILD", "PEERS", "Done", "Peer", "interpreter", "measure"]
+
+CHILD = Path(__file__).with_name("trace_child.py")
+VARIABLE = "STEPPROF_BENCH_PEERS"
+RL_INSIGHT = "https://github.com/verl-project/rl-insight at 5251bfa"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One peer: what it is called, and what `pip install` takes for it."""
+
+    name: str
+    requirements: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    source: str | None = None
+    """A checkout that has to lie in the folder: what it is measured by is on no index."""
+
+
+PEERS = {
+    "sglang": Peer("SGLang's ProfileMerger", ("sglang==0.5.23",), ("--no-deps",)),
+    "viztracer": Peer("viztracer --combine", ("viztracer==1.1.1",)),
+    "hta": Peer("HolisticTraceAnalysis", ("HolisticTraceAnalysis==0.5.0", "pandas<3")),
+    "tensorboard": Peer("torch-tb-profiler", ("torch-tb-profiler==0.4.3", "pandas<3")),
+    "rl_insight": Peer("rl-insight's torch parser", ("pandas<3", "plotly"), source="rl-insight-source"),
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a piece of work took, in one process."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    rss_mib: float
+    child_rss_mib: float
+    answer: object
+
+
+def interpreter(subject: str) -> tuple[str | None, str]:
+    """The Python that has a peer, or None and why not."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return None, f"${VARIABLE} names no folder; `python -m benchmarks.trace_peers FOLDER` makes it"
+    python = Path(folder, subject, "Scripts" if os.name == "nt" else "bin", "python")
+    if not python.exists():
+        return None, f"not in {folder}"
+    source = PEERS[subject].source
+    if source is not None and not Path(folder, source).is_dir():
+        return None, f"a checkout of {RL_INSIGHT} is not in {folder}/{source}; its packages carry no parser"
+    return str(python), ""
+
+
+def measure(python: str, subject: str, given: Mapping[str, object]) -> Done:
+    """Run one subject once. Raises RuntimeError with what it said where it fails."""
+    source = PEERS[subject].source if subject in PEERS else None
+    if source is not None:
+        given = {**given, "source": str(Path(os.environ[VARIABLE], source))}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [python, str(CHILD), subject, json.dumps(given)],
+        env=environ,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{subject} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    return Done(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def rows_of(
+    group: str, subjects: Sequence[tuple[str, Sequence[Done], str]], megabytes: float, ours: str
+) -> list[Row]:
+    """A row per subject, in processor seconds, with its ratio to ours; megabytes are of text, uncompressed."""
+    best = {name: min(done.cpu_seconds for done in rounds) for name, rounds, _ in subjects}
+    rows = []
+    for name, rounds, note in subjects:
+        figure = Figure.of([done.cpu_seconds for done in rounds])
+        peak = max(max(done.rss_mib, done.child_rss_mib) for done in rounds)
+        said = f"{megabytes / figure.minimum:,.0f} MB/s per core, peak {peak:,.0f} MiB{note}"
+        rows.append(
+            Row(
+                group,
+                name,
+                "s",
+                figure.minimum,
+                figure.median,
+                figure.spread,
+                ratio=best[name] / best[ours],
+                note=said,
+            )
+        )
+    return rows
+
+
+def make(folder: Path) -> None:
+    """Make the environments; what has to be checked out is said."""
+    for subject, peer in PEERS.items():
+        path = folder / subject
+        venv.create(path, with_pip=True)
+        python = path / ("Scripts" if os.name == "nt" else "bin") / "python"
+        subprocess.run(
+            [str(python), "-m", "pip", "install", "--quiet", *peer.options, *peer.requirements], check=True
+        )
+        print(f"{peer.name}: {path}")
+        if peer.source is not None and not (folder / peer.source).exists():
+            print(f"  and check out {RL_INSIGHT} as {folder / peer.source}")
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
