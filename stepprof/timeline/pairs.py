@@ -8,10 +8,13 @@ import msgspec
 import numpy as np
 
 from stepprof.timeline.columns import InstantColumns, Interned, SliceColumns
-from stepprof.timeline.raw import Event
+from stepprof.timeline.event import Event
 from stepprof.timeline.tracks import Rows
 
-__all__ = ["Pairs"]
+__all__ = ["PAIRED", "Pairs"]
+
+PAIRED = frozenset("BEbneSTpFP")
+"""The phases of what begins and ends in events of its own."""
 
 _Open = tuple[Event, int]
 

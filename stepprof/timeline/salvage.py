@@ -7,7 +7,8 @@ lies within an event (a list of tables among its arguments), the parts are joine
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import msgspec
@@ -25,18 +26,22 @@ _JOINED = 32
 """So many parts at most make one event."""
 
 
+Decode = Callable[[bytes], list[Event]]
+Loosely = Callable[[bytes], "Event | None"]
+
+
+@dataclass(slots=True)
 class Salvaged(Generic[Event]):
-    """What came of it: the events that are whole, how many were given up, and whether the last one is among those."""
+    """What came of it."""
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.damaged = 0
-        self.last_damaged = False
+    events: list[Event] = field(default_factory=list)
+    damaged: int = 0
+    """How many were given up."""
+    last_damaged: bool = False
+    """Whether the last one is among those."""
 
 
-def salvage(
-    text: bytes, decode: Callable[[bytes], list[Event]], loosely: Callable[[bytes], Event | None]
-) -> Salvaged[Event]:
+def salvage(text: bytes, decode: Decode[Event], loosely: Loosely[Event]) -> Salvaged[Event]:
     """Decode what can be of events separated by commas.
 
     Args:
@@ -44,56 +49,61 @@ def salvage(
         decode: decodes a whole array; raises one of DECODE_ERRORS.
         loosely: decodes one event whose fields have unusual types; None where it is none.
     """
-    found: Salvaged[Event] = Salvaged()
     sound = with_sound_names(text)
     try:
-        found.events = decode(b"[%b]" % sound)
+        return Salvaged(decode(b"[%b]" % sound))
     except DECODE_ERRORS:
-        pass
-    else:
-        return found
-    parts = _parts(sound)
+        parts = _parts(sound)
+    found: Salvaged[Event] = Salvaged()
     failed: list[bytes] = []
+    for events, part in _halved(parts, decode, loosely):
+        if events is None:
+            failed.append(part)
+            continue
+        _join(failed, found, decode, loosely)
+        found.events += events
+        found.last_damaged = False
+    _join(failed, found, decode, loosely)
+    return found
 
-    def give_up(first: bool = True) -> None:
-        """Join what failed in a row: it may be pieces of one event."""
-        while failed:
-            for count in range(2, min(len(failed), _JOINED) + 1):
-                event = _one(b",".join(failed[:count]), decode, loosely)
-                if event is not None:
-                    found.events.append(event)
-                    del failed[:count]
-                    break
-            else:
-                found.damaged += 1
-                del failed[:1]
 
+def _halved(
+    parts: Sequence[bytes], decode: Decode[Event], loosely: Loosely[Event]
+) -> Iterator[tuple[list[Event] | None, bytes]]:
+    """The events of stretches that decode, and single parts that do not; in order."""
     stack = [(0, len(parts))]
     while stack:
         start, end = stack.pop()
         if end - start == 1:
             event = _one(parts[start], decode, loosely)
-            if event is None:
-                failed.append(parts[start])
-            else:
-                give_up()
-                found.events.append(event)
-                found.last_damaged = False
-            found.last_damaged = event is None
+            yield None if event is None else [event], parts[start]
             continue
         try:
             events = decode(b"[%b]" % b",".join(parts[start:end]))
         except DECODE_ERRORS:
             middle = (start + end) // 2
             stack += [(middle, end), (start, middle)]
-            continue
-        give_up()
-        found.events += events
-        found.last_damaged = False
-    damaged = found.damaged
-    give_up()
-    found.last_damaged = found.last_damaged and found.damaged > damaged
-    return found
+        else:
+            yield events, b""
+
+
+def _join(
+    failed: list[bytes], found: Salvaged[Event], decode: Decode[Event], loosely: Loosely[Event]
+) -> None:
+    """What failed in a row may be the pieces of one event; what is not is damaged."""
+    at = 0
+    while at < len(failed):
+        event, used = None, 1
+        for count in range(2, min(len(failed) - at, _JOINED) + 1):
+            event = _one(b",".join(failed[at : at + count]), decode, loosely)
+            if event is not None:
+                found.events.append(event)
+                used = count
+                break
+        found.damaged += event is None
+        found.last_damaged = event is None
+        at += used
+    failed.clear()
 
 
 def _parts(text: bytes) -> list[bytes]:

@@ -29,6 +29,7 @@ def nanoseconds(microseconds: Sequence[float | str]) -> tuple[npt.NDArray[np.int
     if not texts:
         try:
             values = np.fromiter(microseconds, np.float64, len(microseconds))
+            texts = bool((np.abs(values) >= FLOAT_EXACT_US).any())
         except ValueError:
             texts = True
     if texts:
@@ -38,11 +39,9 @@ def nanoseconds(microseconds: Sequence[float | str]) -> tuple[npt.NDArray[np.int
         ]
         usable = np.array([value is not None for value in exact], dtype=np.bool_)
         return np.array([value or 0 for value in exact], dtype=np.int64), usable
-    usable = np.abs(values) < LARGEST_NS / 1000
-    if not usable.all():
-        values = np.where(usable, values, 0.0)
     whole = np.floor(values)
-    return whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000.0).astype(np.int64), usable
+    fraction = np.rint((values - whole) * 1000.0)
+    return whole.astype(np.int64) * 1000 + fraction.astype(np.int64), np.ones(len(values), np.bool_)
 
 
 def nanoseconds_of_text(text: str) -> int | None:

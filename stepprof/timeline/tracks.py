@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.timeline.columns import Interned
+from stepprof.timeline.event import Event
 from stepprof.timeline.model import Indices, Track
-from stepprof.timeline.raw import Event
 
 __all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "Rows"]
 
@@ -85,6 +85,10 @@ class Rows:
             return
         known.name, known.labels = told.name or known.name, told.labels or known.labels
         known.sort_index = told.sort_index or known.sort_index
+
+    def processes(self) -> dict[str, str]:
+        """Return the name of each process that has one."""
+        return {str(pid): told.name for pid, told in self._process.items() if told.name}
 
     def tracks(self) -> list[Track]:
         """Return the tracks, in the order of their numbers."""

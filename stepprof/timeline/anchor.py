@@ -1,0 +1,28 @@
+"""Where the times of a file begin: what it states of that itself, and what its times say where it states nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["anchor_of"]
+
+ABSOLUTE_NS = (1_262_304_000 * 10**9, 4_102_444_800 * 10**9)
+"""2010 to 2100: where the times of a file without a base lie here, they are Unix times themselves, as torch wrote them before 2.3 and torch_npu does."""
+
+
+def anchor_of(header: Mapping[str, object], earliest_ns: int | None) -> int | None:
+    """The Unix time [ns] that the times of a file are relative to; None where nothing says it.
+
+    Args:
+        header: what the file states about itself.
+        earliest_ns: the earliest of its times, None if it has none.
+
+    >>> anchor_of({"baseTimeNanoseconds": 1790857026000000000}, 5), anchor_of({}, 1795304130 * 10**9), anchor_of({}, 5)
+    (1790857026000000000, 0, None)
+    """
+    base = header.get("baseTimeNanoseconds")
+    if isinstance(base, int | float) and not isinstance(base, bool) and 0 < base < ABSOLUTE_NS[1]:
+        return int(base)
+    if earliest_ns is not None and ABSOLUTE_NS[0] < earliest_ns < ABSOLUTE_NS[1]:
+        return 0
+    return None

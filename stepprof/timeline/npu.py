@@ -1,0 +1,47 @@
+"""What is different in ``trace_view.json``, the trace of torch_npu: a bare array of events with Unix times as text, whose device events have no category.
+
+What only this module knows: what torch_npu calls the processes of its rows, and which of them are the chip's. Their streams become streams, their events kernels, as in a trace of a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from stepprof.timeline.model import Source, TrackKind
+
+__all__ = ["adapt", "is_npu"]
+
+HARDWARE = "Ascend Hardware"
+ROWS: dict[str, tuple[TrackKind, str]] = {
+    HARDWARE: ("stream", "kernel"),
+    "Communication": ("stream", "communication"),
+    "HCCL": ("stream", "communication"),
+    "CANN": ("thread", "runtime"),
+    "Overlap Analysis": ("async", "overlap analysis"),
+}
+"""The name of a process → the kind of its rows, and the category of its events where they have none."""
+
+
+def is_npu(processes: Mapping[str, str]) -> bool:
+    """Whether a trace with processes of these names (by their id) is torch_npu's."""
+    return HARDWARE in processes.values()
+
+
+def adapt(source: Source, processes: Mapping[str, str]) -> None:
+    """Give the rows and events of a chip the kinds and categories that those of a GPU have."""
+    names = [processes.get(track.key[1], "") if len(track.key) > 1 else "" for track in source.tracks]
+    for number, name in enumerate(names):
+        if name not in ROWS:
+            continue
+        kind, category = ROWS[name]
+        track = source.tracks[number]
+        source.tracks[number] = replace(track, kind=kind, name=f"{name} {track.name}")
+        if "" not in source.categories:
+            continue
+        if category not in source.categories:
+            source.categories.append(category)
+        here = (source.slices.track == number) & (source.slices.category == source.categories.index(""))
+        source.slices.category[here] = np.int32(source.categories.index(category))
