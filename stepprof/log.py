@@ -37,9 +37,14 @@ class _Logger:
     def _target(self) -> Any:
         return structlog.get_logger("stepprof") if structlog.is_configured() else self._standard
 
+    @staticmethod
+    def tells(level: str) -> bool:
+        """Whether a line of this level may go anywhere: a thousand engines change their state four times in a window."""
+        return structlog.is_configured() or _standard.isEnabledFor(_LEVELS[level])
+
     def _say(self, level: str, event: str, fields: dict[str, object]) -> None:
-        if not structlog.is_configured() and not _standard.isEnabledFor(_LEVELS[level]):
-            return  # the same, said sooner: a thousand engines change their state four times in a window
+        if not self.tells(level):
+            return
         try:  # noqa: SIM105 - contextlib would be one more frame below a signal handler
             getattr(self._target(), level)(event, **fields)
         except Exception:  # noqa: BLE001, S110 - the application's own processor or stream refuses the line: there is nowhere to tell it, and it must not end a training loop
