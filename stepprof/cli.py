@@ -25,6 +25,7 @@ COMMANDS = {
     "show": "show a step: what was recorded, where it lies, what recording cost, time per region",
     "check": "check artifacts against manifests; fails where anything is missing",
     "open": "show the timeline of a step in a browser",
+    "merge": "write one timeline of all that was recorded of a step",
     "report": "say where a step went: in the terminal, as JSON, as a page; compare two steps or runs",
     "doctor": "say what can record on this machine, and what stands in the way",
 }

@@ -1,0 +1,226 @@
+"""`stepprof merge`: one timeline of all that was recorded of a step."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.commands.common import output_dir, print_json
+from stepprof.commands.reading import add_sources, add_work, assumed, progress_bar, require_extra
+from stepprof.errors import ConfigError
+from stepprof.selection import Ranks
+from stepprof.tables import number, printable, size
+
+if TYPE_CHECKING:
+    from stepprof.timeline.filters import Filters
+    from stepprof.timeline.find import Found
+    from stepprof.timeline.merge import Format, Merged
+
+__all__ = ["add", "run"]
+
+_LARGEST = 1e9  # seconds, and microseconds: decades, and hours
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Say what `merge` takes."""
+    parser = subparsers.add_parser(
+        "merge",
+        help="write one timeline of a step",
+        description='Write one timeline of all that was recorded of a step: ranks, engines, spans, on one clock. "stepprof open" shows it, and so does https://ui.perfetto.dev.',
+    )
+    add_sources(parser)
+    parser.add_argument(
+        "--format",
+        default="perfetto",
+        metavar="FORMAT",
+        help="perfetto (the default): compact, with the arguments that people look at; json: complete, Chrome's JSON, compressed",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="by default timeline.pftrace or timeline.json.gz in the step's folder",
+    )
+    parser.add_argument("--roles", metavar="ROLE,…", help="only these roles, and the spans")
+    parser.add_argument("--ranks", metavar="RANKS", help='only these ranks, like "0-3,8", and the engines')
+    parser.add_argument(
+        "--min-us",
+        type=float,
+        metavar="US",
+        help="leave out slices that are shorter than this, in microseconds",
+    )
+    parser.add_argument(
+        "--no-cpu-ops", action="store_true", help="leave out operators and Python calls of the host"
+    )
+    parser.add_argument(
+        "--from",
+        type=float,
+        dest="from_seconds",
+        metavar="S",
+        help="leave out what ends before this, in seconds since the step began",
+    )
+    parser.add_argument(
+        "--to",
+        type=float,
+        dest="to_seconds",
+        metavar="S",
+        help="leave out what begins after this, in seconds since the step began",
+    )
+    add_work(parser)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print what was written as JSON (schema_version 1) instead of text",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merge; 0, or 1 where nothing of a source came into the timeline."""
+    require_extra()
+    format_ = _format(args.format)
+    if args.workers is not None and args.workers < 1:
+        raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")
+    _check_range(args)
+    assume = assumed(args.assume_offset)
+    from stepprof.timeline.extent import role_starts, start_of
+    from stepprof.timeline.find import find
+    from stepprof.timeline.merge import default_output, merge
+    from stepprof.timeline.sizes import estimate, too_large
+
+    found = find(
+        args.runs,
+        output_dir=output_dir(args),
+        step=args.step,
+        roles=_roles(args.roles),
+        ranks=None if args.ranks is None else Ranks.parse(args.ranks, "--ranks"),
+    )
+    begin = start_of(found, assume) if (args.from_seconds, args.to_seconds) != (None, None) else 0
+    output = args.output or default_output(found.folder or Path(), format_)
+    guess = estimate(found.inputs, format_)
+    if not args.json:
+        print(
+            f"{len(found.inputs)} sources, {size(sum(each.bytes for each in found.inputs))}: the timeline will have at most about {size(guess)}",
+            flush=True,
+        )
+    with progress_bar("merging") as progress:
+        merged = merge(
+            found.inputs,
+            output,
+            format=format_,
+            title=_title(found),
+            filters=_filters(args, begin),
+            workers=args.workers,
+            progress=progress,
+            assume=assume,
+            roles=role_starts(found),
+        )
+    warning = too_large(merged.bytes, format_)
+    if args.json:
+        print_json(_described(found, merged, warning))
+    else:
+        print(_rendered(found, merged, warning))
+    return 1 if any(part.events == 0 and part.findings for part in merged.parts) else 0
+
+
+def _format(text: str) -> Format:
+    from stepprof.timeline.merge import FORMATS
+
+    for known in FORMATS:
+        if text == known:
+            return known
+    near = difflib.get_close_matches(text, FORMATS, 1, 0)
+    raise ConfigError(
+        f'--format "{text}": no format; the nearest: {near[0] if near else next(iter(FORMATS))}'
+    )
+
+
+def _check_range(args: argparse.Namespace) -> None:
+    for option, value in (
+        ("--from", args.from_seconds),
+        ("--to", args.to_seconds),
+        ("--min-us", args.min_us),
+    ):
+        if value is not None and not abs(value) < _LARGEST:
+            raise ConfigError(
+                f"{option} = {value}: no such time; the nearest: {0 if math.isnan(value) else math.copysign(_LARGEST, value):g}"
+            )
+    if args.min_us is not None and args.min_us < 0:
+        raise ConfigError(f"--min-us = {args.min_us:g}: no length; the nearest: 0")
+    if args.from_seconds is not None and args.to_seconds is not None and args.from_seconds >= args.to_seconds:
+        raise ConfigError(f"--from = {args.from_seconds:g}: not before --to = {args.to_seconds:g}")
+
+
+def _filters(args: argparse.Namespace, begin: int) -> Filters:
+    from stepprof.timeline.filters import Filters
+
+    def moment(seconds: float | None) -> int | None:
+        return None if seconds is None else begin + round(seconds * 1e9)
+
+    return Filters(
+        min_ns=round((args.min_us or 0) * 1000),
+        cpu_ops=not args.no_cpu_ops,
+        from_ns=moment(args.from_seconds),
+        to_ns=moment(args.to_seconds),
+    )
+
+
+def _roles(text: str | None) -> list[str] | None:
+    return None if text is None else [role.strip() for role in text.split(",") if role.strip()]
+
+
+def _title(found: Found) -> str:
+    if found.step is not None:
+        return f"step {found.step} of {found.run_id}"
+    return "timeline" if found.folder is None else found.folder.resolve().name
+
+
+def _described(found: Found, merged: Merged, warning: str | None) -> dict[str, Any]:
+    return {
+        "path": str(merged.path),
+        "format": merged.format,
+        "bytes": merged.bytes,
+        "run_id": found.run_id,
+        "step": found.step,
+        "clock": merged.clock,
+        "clock_error_ns": merged.clock_error_ns,
+        "warning": warning,
+        "sources": [
+            {
+                "name": part.label,
+                "path": part.path,
+                "slices": part.slices,
+                "instants": part.instants,
+                "counters": part.counters,
+                "flows": part.flows,
+                "first_unix_ns": part.first_ns,
+                "last_unix_ns": part.last_ns,
+                "alignment": part.alignment.method,
+                "offset_ns": part.alignment.offset_ns,
+                "error_ns": part.alignment.error_ns,
+            }
+            for part in merged.parts
+        ],
+        "findings": [
+            {"source": source, "problem": problem} for source, problem in [*found.findings, *merged.findings]
+        ],
+    }
+
+
+def _rendered(found: Found, merged: Merged, warning: str | None) -> str:
+    events = sum(part.events for part in merged.parts)
+    lines = [
+        f"{number(events)} events of {len(merged.parts)} sources, {size(merged.bytes)}",
+        f"clock: {merged.clock}",
+    ]
+    notes = [
+        problem if source is None else f"{source}: {problem}"
+        for source, problem in [*found.findings, *merged.findings]
+    ]
+    if warning:
+        notes.append(f"{merged.path.name} is {warning}")
+    if notes:
+        lines.append("notes:\n" + "\n".join(f"  {printable(note)}" for note in notes))
+    return "\n".join([*lines, str(merged.path)])

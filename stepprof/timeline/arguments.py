@@ -1,0 +1,90 @@
+"""The arguments that people look at, as debug annotations of Perfetto: shapes, collectives, grids, bytes, whatever a user gave a region; not the numbers by which a profiler finds its own events.
+
+A trace repeats itself: the same few shapes at the same few operators. What remains of an event's arguments without those numbers is encoded once and looked up from then on, and whether anything
+remains is known by the text without its digits.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from stepprof.timeline.protobuf import bytes_field, double_field, varint, varint_field
+
+__all__ = ["Arguments"]
+
+_BOOKKEEPING = (
+    "cbid", "correlation", "Correlation id", "Ev Idx", "External id", "Fwd thread id", "Python id", "Python module id", "Python parent id", "Record function id", "Sequence number",
+)  # fmt: skip
+_DROP = frozenset(_BOOKKEEPING)
+_PAIRS = re.compile(rb'"(?:%s)"\s*:\s*(?:-?\d+|"[^"\\]*"|null)\s*,?\s*' % "|".join(_BOOKKEEPING).encode())
+_DIGITS = b"0123456789-"
+_INT64 = 2**63
+_LARGEST = 1 << 16  # bytes of one value: nobody reads more in a viewer
+
+
+class Arguments:
+    """Encodes the arguments of one source; names and texts are interned, and `interned()` says which are new since it was last asked."""
+
+    def __init__(self) -> None:
+        self._empty: dict[bytes, bool] = {}
+        self._encoded: dict[bytes, bytes] = {}
+        self._names: dict[str, int] = {}
+        self._texts: dict[str, int] = {}
+        self._told = (0, 0)
+
+    def encode(self, raw: bytes) -> bytes:
+        """The debug annotations for a raw JSON object; empty where nothing in it is of interest."""
+        shape = raw.translate(None, _DIGITS)
+        empty = self._empty.get(shape)
+        if empty is None:
+            empty = self._empty[shape] = _PAIRS.sub(b"", raw).strip(b" {},\r\n\t") == b""
+        if empty:
+            return b""
+        rest = _PAIRS.sub(b"", raw)
+        known = self._encoded.get(rest)
+        if known is None:
+            known = self._encoded[rest] = self._encode(raw)
+        return known
+
+    def interned(self) -> bytes:
+        """The fields of an InternedData for every name and text that is new."""
+        names, texts = self._told
+        self._told = (len(self._names), len(self._texts))
+        return b"".join(
+            [
+                bytes_field(3, varint_field(1, number) + bytes_field(2, name))
+                for name, number in list(self._names.items())[names:]
+            ]
+            + [
+                bytes_field(29, varint_field(1, number) + bytes_field(2, text))
+                for text, number in list(self._texts.items())[texts:]
+            ]
+        )
+
+    def _encode(self, raw: bytes) -> bytes:
+        try:
+            content = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            content = {"arguments": raw.decode("utf-8", "replace")}
+        if not isinstance(content, dict):
+            content = {"arguments": content}
+        return b"".join(self.field(name, value) for name, value in content.items() if name not in _DROP)
+
+    def field(self, name: str, value: object) -> bytes:
+        """One debug annotation, as a field of a TrackEvent."""
+        number = self._names.setdefault(name, len(self._names) + 1)
+        return bytes_field(4, varint_field(1, number) + self._value(value))
+
+    def _value(self, value: object) -> bytes:
+        if isinstance(value, bool):
+            return varint_field(2, value)
+        if isinstance(value, int) and -_INT64 <= value < _INT64:
+            return varint_field(4, value)
+        if isinstance(value, float):
+            return double_field(5, value)
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        if len(text) > _LARGEST:
+            text = text[:_LARGEST] + "…"
+        return varint(17 << 3) + varint(self._texts.setdefault(text, len(self._texts) + 1))

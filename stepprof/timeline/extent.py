@@ -1,0 +1,56 @@
+"""When a step began, and when each of its roles did: by its manifest, or where there is none by the events themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from stepprof.errors import ConfigError
+from stepprof.timeline.find import Found
+from stepprof.timeline.load import load
+from stepprof.timeline.model import Source
+
+__all__ = ["extent_of", "role_starts", "start_of"]
+
+
+def start_of(found: Found, assume: Mapping[str, int] | None = None) -> int:
+    """The moment that `--from` and `--to` count from [ns since 1970, on the common clock]: the begin of the first window of the step, without a manifest the first event.
+
+    Raises:
+        ConfigError: nothing that was found has a time.
+    """
+    starts = [start for _, start in _windows(found)]
+    if not starts:
+        extents = (extent_of(load(each, args=False, assume=assume)) for each in found.inputs)
+        starts = [extent[0] for extent in extents if extent is not None]
+    if not starts:
+        raise ConfigError("--from and --to: nothing that was found has a time; leave them out")
+    return min(starts)
+
+
+def role_starts(found: Found) -> dict[str | None, int]:
+    """When the first window of each role began."""
+    starts: dict[str | None, int] = {}
+    for role, start in _windows(found):
+        starts[role] = min(start, starts.get(role, start))
+    return starts
+
+
+def extent_of(source: Source) -> tuple[int, int] | None:
+    """The first and the last moment of a source; None: it has no events."""
+    slices, instants, counters = source.slices, source.instants, source.counters
+    begins = [int(times.min()) for times in (slices.start, instants.time, counters.time) if len(times)]
+    ends = [
+        int(times.max())
+        for times in (slices.start + slices.duration, instants.time, counters.time)
+        if len(times)
+    ]
+    return (min(begins), max(ends)) if begins else None
+
+
+def _windows(found: Found) -> Iterator[tuple[str | None, int]]:
+    """The role and the begin of each window, on the common clock as far as its host has a source here."""
+    offsets = {each.origin.host: each.alignment.offset_ns for each in found.inputs}
+    for manifest in found.manifests:
+        for window in manifest["windows"]:
+            if window["start_unix_ns"] is not None:
+                yield window["role"], int(window["start_unix_ns"]) - offsets.get(window["host"], 0)

@@ -1,0 +1,217 @@
+"""What lies under what: slices in the order of their rows, with their parents, and lanes for those that overlap without nesting.
+
+A viewer stacks the slices of a row by time alone. One that begins within another and outlasts it cannot be drawn there: Perfetto drops it (and says so in its `stats`). So such slices go
+to rows of their own, the lanes of their track. An empty slice counts as one nanosecond long, since that is how it is drawn.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.timeline.model import Flows, Indices, Source, Times, Track
+
+__all__ = ["BoundFlows", "Layout", "Nesting", "Row", "bind_flows", "lay_out", "nest"]
+
+Positions = npt.NDArray[np.int64]
+_LARGEST = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A track as it is drawn, or one of the lanes of a track."""
+
+    track: int
+    lane: int = 0
+
+
+@dataclass(slots=True)
+class Nesting:
+    """Slices in the order (row, start, longest first). Everything but `order` is in that order too, and `parent` and `enclosing` point into it."""
+
+    order: Positions
+    """Where each slice is in the source."""
+    row: Indices
+    start: Times
+    end: Times
+    parent: Positions
+    """The innermost slice that it lies in; -1: none."""
+
+    def enclosing(self, row: Indices, time: Times) -> Positions:
+        """The innermost slice of `row` that holds `time` (its end included, if nothing else holds it); -1: none."""
+        found = _last_begun(self, row, time)
+        inclusive = found.copy()
+        while True:
+            over = (found >= 0) & (self.end[found] <= time)
+            if not over.any():
+                break
+            found[over] = self.parent[found[over]]
+        ends_there = (found < 0) & (inclusive >= 0)
+        ends_there[ends_there] = self.end[inclusive[ends_there]] == time[ends_there]
+        return np.where(ends_there, inclusive, found)
+
+
+@dataclass(slots=True)
+class Layout:
+    """How a source is drawn: rows, slices on them, and which slices its flows bind."""
+
+    rows: list[Row]
+    nesting: Nesting
+    track_row: Indices
+    """The first row of each track: where its instants and counters go."""
+
+
+@dataclass(slots=True)
+class BoundFlows:
+    """The flows that can be drawn."""
+
+    drawn: Positions
+    """Which of the source they are."""
+    first: Positions
+    """The slice that each begins in, as a place in the nesting."""
+    last: Positions
+
+
+def lay_out(source: Source) -> Layout:
+    """Give every slice of a source a row on which it nests with the others."""
+    slices = source.slices
+    rows = [Row(track) for track in range(len(source.tracks))]
+    row = slices.track.astype(np.int32, copy=True)
+    nesting = nest(row, slices.start, slices.duration)
+    for bad in _crossing(nesting):
+        members = np.flatnonzero(nesting.row == bad)
+        lanes = _lanes(source.tracks[bad], nesting.start[members], nesting.end[members])
+        for lane in range(1, int(lanes.max()) + 1):
+            rows.append(Row(int(bad), lane))
+        moved = lanes > 0
+        row[nesting.order[members[moved]]] = len(rows) - 1 - int(lanes.max()) + lanes[moved]
+    if len(rows) > len(source.tracks):
+        nesting = nest(row, slices.start, slices.duration)
+    return Layout(rows, nesting, np.arange(len(source.tracks), dtype=np.int32))
+
+
+def nest(row: Indices, start: Times, duration: Times) -> Nesting:
+    """Sort slices by row and time and find what each lies in.
+
+    The parents are right on rows on which all slices nest; on others there are slices that outlast their parent.
+    """
+    end = start + np.maximum(duration, 1)
+    order = np.lexsort((-end, start, row))
+    row, start, end = row[order], start[order], end[order]
+    count = len(order)
+    place = np.arange(count)
+    if not count:
+        return Nesting(order, row, start, end, place)
+    begins, ends = _keys(row, start, end)
+    # how many lie open where it begins: all that began before it, less those that have ended
+    depth = place - np.searchsorted(np.sort(ends), begins, side="right")
+    by_depth = np.sort(depth * count + place)
+    before = np.searchsorted(by_depth, (depth - 1) * count + place) - 1
+    parent = np.where(depth > 0, by_depth[before] % count, -1)
+    return Nesting(order, row, start, end, parent)
+
+
+def bind_flows(flows: Flows, layout: Layout) -> BoundFlows:
+    """Find the slices that flows join.
+
+    Left out are those with an end that lies in no slice, on any lane of its track, and those that run backwards.
+    """
+    lanes: dict[int, list[int]] = {}
+    for number, row in enumerate(layout.rows):
+        if row.lane:
+            lanes.setdefault(row.track, []).append(number)
+    first = _bind(flows.start_track, flows.start, layout.nesting, lanes)
+    last = _bind(flows.end_track, flows.end, layout.nesting, lanes)
+    drawn = np.flatnonzero((first >= 0) & (last >= 0) & (flows.start <= flows.end))
+    return BoundFlows(drawn, first[drawn], last[drawn])
+
+
+def _bind(track: Indices, time: Times, nesting: Nesting, lanes: dict[int, list[int]]) -> Positions:
+    found = nesting.enclosing(track, time)
+    for number, others in lanes.items():
+        here = np.flatnonzero(track == number)
+        for lane in others:
+            other = nesting.enclosing(np.full(len(here), lane, np.int32), time[here])
+            known = found[here]
+            # the innermost of all lanes: what began last
+            later = (other >= 0) & ((known < 0) | (nesting.start[other] > nesting.start[known]))
+            found[here] = np.where(later, other, known)
+    return found
+
+
+def _last_begun(nesting: Nesting, row: Indices, time: Times) -> Positions:
+    """The last slice of `row` that began at `time` or before; -1: none."""
+    if not len(nesting.row) or not len(time):
+        return np.full(len(time), -1, np.int64)
+    first = np.searchsorted(nesting.row, row, side="left")
+    begins, keys = _keys_of(nesting.row, nesting.start, row, time)
+    found = np.searchsorted(begins, keys, side="right") - 1
+    return np.where(found >= first, found, -1)
+
+
+def _keys(row: Indices, start: Times, end: Times) -> tuple[Times, Times]:
+    """Numbers that sort begins and ends of all rows at once: by row, then by time."""
+    return _keys_of(row, start, row, end)
+
+
+def _keys_of(row: Indices, time: Times, other_row: Indices, other: Times) -> tuple[Times, Times]:
+    low = min(int(time.min()), int(other.min()))
+    span = max(int(time.max()), int(other.max())) - low + 1
+    if (
+        max(int(row.max()), int(other_row.max())) + 1
+    ) * span >= _LARGEST:  # days of time on millions of rows: ranks instead of times
+        ranks = np.unique(np.concatenate((time, other)), return_inverse=True)[1].reshape(-1)
+        time, other, low, span = ranks[: len(time)], ranks[len(time) :], 0, len(ranks) + 1
+    return row.astype(np.int64) * span + (time - low), other_row.astype(np.int64) * span + (other - low)
+
+
+def _crossing(nesting: Nesting) -> Iterable[int]:
+    inside = nesting.parent >= 0
+    outlasts = inside & (nesting.end > nesting.end[nesting.parent])
+    return [int(row) for row in np.unique(nesting.row[outlasts])]
+
+
+def _lanes(track: Track, start: Times, end: Times) -> Indices:
+    """A lane for each slice of a track, in order. Requests of an engine lie alone; on a thread or stream what nests stays where it is."""
+    if track.kind == "async":
+        return _flat(start, end)
+    crossing = ~_stacks(start, end)
+    lane = np.zeros(len(start), np.int32)
+    lane[crossing] = 1 + _flat(start[crossing], end[crossing])
+    return lane
+
+
+def _stacks(start: Times, end: Times) -> npt.NDArray[np.bool_]:
+    """Which of these intervals, in order, nest in what was taken before them."""
+    taken = np.ones(len(start), np.bool_)
+    stack: list[int] = []
+    for number, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while stack and stack[-1] <= begin:
+            stack.pop()
+        if stack and stop > stack[-1]:
+            taken[number] = False
+        else:
+            stack.append(stop)
+    return taken
+
+
+def _flat(start: Times, end: Times) -> Indices:
+    """Intervals in order onto as few lanes as it takes when none lies under another; the first free one each."""
+    lanes = np.zeros(len(start), np.int32)
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    count = 0
+    for number, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            lane = heapq.heappop(free)
+        else:
+            lane, count = count, count + 1
+        lanes[number] = lane
+        heapq.heappush(busy, (stop, lane))
+    return lanes

@@ -1,0 +1,296 @@
+"""One timeline of many sources: each is read and written by a worker of its own into a part, and the parts are put behind each other.
+
+Both formats allow that: packets of Perfetto follow each other, and so do members of gzip. No source waits for another, and none is in memory beside one of the same worker, so that the largest
+one bounds what is needed, whatever their number.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from isal import igzip
+
+from stepprof.errors import ConfigError
+from stepprof.timeline import chrome, perfetto
+from stepprof.timeline.clocks import describe, worst_error
+from stepprof.timeline.extent import extent_of
+from stepprof.timeline.filters import Filters
+from stepprof.timeline.find import Input
+from stepprof.timeline.load import load
+from stepprof.timeline.model import Alignment
+from stepprof.timeline.order import source_order
+from stepprof.timeline.place import Place, clock_text, process_name
+from stepprof.timeline.workers import Failed, each_in_worker
+
+__all__ = ["FORMATS", "Format", "Job", "Merged", "Part", "default_output", "merge", "places", "write_part"]
+
+Format = Literal["perfetto", "json"]
+FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz"}
+"""Formats, and how the names of their files end."""
+_DAY_NS = 86_400 * 10**9
+_MEMBER = 8 << 20
+_COPY = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is told beside the input and its place: the same for all of them."""
+
+    format: Format = "perfetto"
+    filters: Filters = field(default_factory=Filters)
+    assume: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What became of one source."""
+
+    label: str
+    path: str
+    alignment: Alignment
+    slices: int = 0
+    instants: int = 0
+    counters: int = 0
+    flows: int = 0
+    """As they are in the source; those that join no slices are not drawn."""
+    first_ns: int | None = None
+    last_ns: int | None = None
+    bytes: int = 0
+    findings: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> int:
+        """Slices, instants and values of counters."""
+        return self.slices + self.instants + self.counters
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A timeline that was written."""
+
+    path: Path
+    format: Format
+    bytes: int
+    parts: list[Part]
+    clock: str
+    clock_error_ns: int | None
+
+    @property
+    def findings(self) -> list[tuple[str, str]]:
+        """What is wrong with the sources: (which, the problem)."""
+        return [(part.label, problem) for part in self.parts for problem in part.findings]
+
+
+def merge(
+    inputs: Sequence[Input],
+    output: Path,
+    *,
+    format: Format = "perfetto",  # noqa: A002 - what the option is called
+    title: str = "timeline",
+    filters: Filters | None = None,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    assume: Mapping[str, int] | None = None,
+    roles: Mapping[str | None, int] | None = None,
+) -> Merged:
+    """Write one timeline.
+
+    Args:
+        inputs: the sources, from `find`.
+        output: the file; it appears whole, or what was there stays.
+        format: "perfetto" (compact) or "json" (every argument; Chrome's, compressed).
+        title: what the timeline is called.
+        filters: what is left out.
+        workers: processes at most; None: as many as there are cores, and none beside this one where the sources are small.
+        progress: called with (sources done, all sources) after each.
+        assume: offsets for sources without an anchor [ns], as `load` takes them.
+        roles: when each role began [ns], for the order of the sources.
+
+    Raises:
+        ConfigError: there is nothing to merge, or the output cannot be written.
+    """
+    if not inputs:
+        raise ConfigError("there is nothing to merge: no trace and no spans were found")
+    job = Job(format, filters or Filters(), dict(assume or {}))
+    ordered = places(inputs, roles or {})
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".merge-", dir=output.parent) as scratch:
+            parts = _write_parts(ordered, job, Path(scratch), workers, progress)
+            alignments = [part.alignment for part in parts]
+            merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
+            whole = Path(scratch, "whole")
+            with whole.open("wb") as file:
+                _assemble(file, merged, title, Path(scratch))
+            size = whole.stat().st_size
+            whole.replace(output)
+    except OSError as problem:
+        raise ConfigError(
+            f'output = "{output}": cannot be written: {problem.strerror or problem}; name another file with --output'
+        ) from problem
+    return replace(merged, bytes=size)
+
+
+def places(inputs: Iterable[Input], roles: Mapping[str | None, int]) -> list[tuple[Input, Place]]:
+    """Put sources in order, and give each its place; those that would have the same name get their path behind it."""
+    ordered = sorted(inputs, key=lambda each: source_order(each.origin, roles))
+    names = [(each.origin.label, each.origin.host) for each in ordered]
+    return [
+        (
+            each,
+            Place(
+                number,
+                len(ordered),
+                f" ({Path(each.origin.path).name})" if names.count(names[number]) > 1 else "",
+            ),
+        )
+        for number, each in enumerate(ordered)
+    ]
+
+
+def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
+    """Read one source and write its part of a timeline.
+
+    Args:
+        wanted: which source.
+        place: where it stands among the others.
+        job: in which format, and what is left out.
+        file: gets the part.
+    """
+    source = job.filters.apply(load(wanted, args=True, assume=job.assume))
+    first, last = extent_of(source) or (None, None)
+    written = 0
+    if job.format == "perfetto":
+        for piece in perfetto.encode(source, place):
+            written += file.write(piece)
+    elif first is None or first >= place.base_ns:
+        written = _compress(chrome.encode(source, place), file)
+    return Part(
+        process_name(source, place),
+        wanted.origin.path,
+        source.alignment,
+        len(source.slices),
+        len(source.instants),
+        len(source.counters),
+        len(source.flows),
+        first,
+        last,
+        written,
+        tuple(source.findings),
+    )
+
+
+def _write_parts(
+    ordered: list[tuple[Input, Place]],
+    job: Job,
+    scratch: Path,
+    workers: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> list[Part]:
+    if job.format == "json":
+        ordered = _with_base(ordered, _first_guess(ordered, job))
+    while True:
+        tasks = [(wanted, place, job, str(_part_file(scratch, place.index))) for wanted, place in ordered]
+        results = each_in_worker(
+            _write_file,
+            tasks,
+            sizes=[wanted.bytes for wanted, _ in ordered],
+            workers=workers,
+            progress=progress,
+        )
+        parts = [
+            _failed(wanted, place, result) if isinstance(result, Failed) else result
+            for (wanted, place), result in zip(ordered, results, strict=True)
+        ]
+        first = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
+        if job.format == "perfetto" or first >= ordered[0][1].base_ns:
+            return parts
+        # a source that begins days before the one that the base was taken from
+        ordered, progress = _with_base(ordered, first), None
+
+
+def _write_file(wanted: Input, place: Place, job: Job, path: str) -> Part:
+    with Path(path).open("wb") as file:
+        return write_part(wanted, place, job, file)
+
+
+def _failed(wanted: Input, place: Place, failure: Failed) -> Part:
+    origin = wanted.origin
+    return Part(
+        origin.label + place.suffix,
+        origin.path,
+        wanted.alignment,
+        findings=(f"is not in the timeline: {failure.reason}",),
+    )
+
+
+def _part_file(scratch: Path, index: int) -> Path:
+    return scratch / f"part-{index}"
+
+
+def _first_guess(ordered: list[tuple[Input, Place]], job: Job) -> int:
+    """About when the timeline begins: what the smallest sources say."""
+    for wanted, _ in sorted(ordered, key=lambda each: each[0].bytes):
+        extent = extent_of(load(wanted, args=False, assume=job.assume))
+        if extent is not None:
+            return extent[0]
+    return 0
+
+
+def _with_base(ordered: list[tuple[Input, Place]], first_ns: int) -> list[tuple[Input, Place]]:
+    base = max(0, first_ns - first_ns % _DAY_NS - _DAY_NS)
+    return [(wanted, replace(place, base_ns=base)) for wanted, place in ordered]
+
+
+def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
+    written = 0
+    waiting: list[bytes] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if sum(map(len, waiting)) >= _MEMBER:
+            written += file.write(igzip.compress(b"".join(waiting), 1))
+            waiting.clear()
+    return written + file.write(igzip.compress(b"".join(waiting), 1))
+
+
+def _assemble(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None:
+    """Put the parts behind each other, with what a file of the format begins and ends with."""
+    parts = merged.parts
+    if merged.format == "perfetto":
+        start = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
+        file.write(perfetto.head(title, merged.clock, start))
+    else:
+        file.write(igzip.compress(chrome.HEAD, 1))
+    for index in range(len(parts)):
+        path = _part_file(scratch, index)
+        if path.is_file():
+            with path.open("rb") as part:
+                shutil.copyfileobj(part, file, _COPY)
+            path.unlink()
+    if merged.format == "json":
+        sources = [
+            {
+                "name": part.label,
+                "file": part.path,
+                "clock": clock_text(part.alignment),
+                "findings": part.findings,
+            }
+            for part in parts
+        ]
+        facts = {
+            "title": title,
+            "clock": merged.clock,
+            "clock_error_ns": merged.clock_error_ns,
+            "sources": sources,
+        }
+        file.write(igzip.compress(chrome.tail(facts), 1))
+
+
+def default_output(folder: Path, format_: Format) -> Path:
+    """Where the timeline of a step goes by default."""
+    return folder / f"timeline{FORMATS[format_]}"

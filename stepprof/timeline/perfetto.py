@@ -1,0 +1,317 @@
+"""A source as a Perfetto trace: compact, with exact nanoseconds, and legal to concatenate with others.
+
+What only this module knows:
+
+* A begin and an end are packets of their own, and Perfetto sorts packets by time, those of equal times as they come. So all ends stand before all begins, and the begins with the longest
+  first: no slice opens before its neighbour has closed.
+* Times are relative to the first event of the source, on a clock of its own that a snapshot ties to the trace's: five or six bytes instead of nine.
+* Perfetto orders processes by how many events they have; tracks within a track are ordered as the file says. So the timeline is one track, its sources are tracks in that one, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.timeline.arguments import Arguments
+from stepprof.timeline.lanes import Layout, bind_flows, lay_out
+from stepprof.timeline.model import Source
+from stepprof.timeline.order import order_of_tracks
+from stepprof.timeline.place import Place, clock_text, process_name
+from stepprof.timeline.protobuf import Bytes, bytes_field, columns, varint, varint_field, varints, width_of
+
+__all__ = ["encode", "head"]
+
+_BLOCK = 1 << 18
+_ROOT, _ABOUT = 1, 2
+_FIRST_OWN = 3
+_CLOCK = 64  # the first id that is local to a sequence
+_REALTIME, _BOOTTIME = 1, 6
+_BEGIN, _END, _INSTANT, _COUNTER = (bytes((0x48, kind)) for kind in (1, 2, 3, 4))
+_COUNTER_VALUE = varint(44 << 3 | 1)
+_FLOW, _FLOW_ENDS = varint(47 << 3 | 1), varint(48 << 3 | 1)
+
+
+def head(title: str, description: str, start_unix_ns: int) -> bytes:
+    """What a timeline begins with: its name, and that its clock counts nanoseconds since 1970.
+
+    Args:
+        title: what the track is called that holds all others.
+        description: how the sources came onto one clock.
+        start_unix_ns: any moment of the timeline.
+    """
+    clocks = b"".join(
+        bytes_field(1, varint_field(1, clock) + varint_field(2, start_unix_ns))
+        for clock in (_BOOTTIME, _REALTIME)
+    )
+    return b"".join(
+        (
+            _packet(1, varint_field(13, 1) + bytes_field(6, clocks)),
+            _packet(1, _track(_ROOT, title, ordered=True, description=description)),
+            _packet(1, _track(_ABOUT, "sources", parent=_ROOT, order=2**30)),
+        )
+    )
+
+
+def encode(source: Source, place: Place) -> Iterator[bytes]:
+    """The packets of one source, in pieces."""
+    writer = _Writer(source, place)
+    yield writer.descriptors()
+    yield writer.about()
+    yield from writer.slices()
+    yield writer.instants()
+    yield writer.counters()
+
+
+class _Writer:
+    def __init__(self, source: Source, place: Place) -> None:
+        self.source, self.place = source, place
+        self.layout: Layout = lay_out(source)
+        self.sequence = place.index + 2
+        self.arguments = Arguments()
+        times = [
+            column
+            for column in (self.layout.nesting.start, source.instants.time, source.counters.time)
+            if len(column)
+        ]
+        ends = [
+            column
+            for column in (self.layout.nesting.end, source.instants.time, source.counters.time)
+            if len(column)
+        ]
+        self.base = min((int(column.min()) for column in times), default=0)
+        self.time_width = width_of(max((int(column.max()) for column in ends), default=0) - self.base)
+        self.row_uuid = self._uuid(np.arange(len(self.layout.rows) + 1, dtype=np.int64) + 1)
+
+    def _uuid(self, number: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        # interleaved with those of the other sources: small numbers without knowing how many the others have
+        return _FIRST_OWN + number * self.place.count + self.place.index
+
+    def descriptors(self) -> bytes:
+        source, place, rows = self.source, self.place, self.layout.rows
+        clocks = bytes_field(1, varint_field(1, _CLOCK) + varint_field(2, 0)) + bytes_field(
+            1, varint_field(1, _BOOTTIME) + varint_field(2, self.base)
+        )
+        group, samples = _FIRST_OWN + place.index, int(self.row_uuid[-1])
+        parts = [
+            self._packet(
+                varint_field(13, 1) + bytes_field(6, clocks) + bytes_field(59, varint_field(58, _CLOCK))
+            ),
+            self._packet(
+                _track(
+                    group,
+                    process_name(source, place),
+                    parent=_ROOT,
+                    order=place.index,
+                    ordered=True,
+                    description=self._description(),
+                )
+            ),
+        ]
+        order = order_of_tracks(source)
+        if any(track.kind == "sample" for track in source.tracks):
+            parts.append(
+                self._packet(_track(samples, "samples", parent=group, order=len(order) + 1, ordered=True))
+            )
+        used = self._used_rows()
+        for number, row in enumerate(rows):
+            if not used[number]:
+                continue
+            track = source.tracks[row.track]
+            parent = samples if track.kind == "sample" else group
+            parts.append(
+                self._packet(
+                    _track(
+                        int(self.row_uuid[number]),
+                        track.name,
+                        parent=parent,
+                        order=order[row.track],
+                        counter=track.kind == "counter",
+                        lanes_of=row.track + 1,
+                    )
+                )
+            )
+        names = b"".join(
+            bytes_field(2, varint_field(1, number) + bytes_field(2, name))
+            for number, name in enumerate(source.names, 1)
+        )
+        categories = b"".join(
+            bytes_field(1, varint_field(1, number) + bytes_field(2, name))
+            for number, name in enumerate(source.categories, 1)
+        )
+        parts.append(self._packet(bytes_field(12, names + categories)))
+        return b"".join(parts)
+
+    def about(self) -> bytes:
+        """A mark on the row of sources: whose trace it is, its file, its clock, what is wrong with it."""
+        source = self.source
+        origin, alignment = source.origin, source.alignment
+        facts = {
+            "file": origin.path,
+            "host": origin.host,
+            "pid": origin.pid,
+            "clock": clock_text(alignment),
+            "clock offset ns": alignment.offset_ns,
+            "clock error ns": alignment.error_ns,
+            **{f"finding {number}": text for number, text in enumerate(source.findings, 1)},
+        }
+        fields = b"".join(
+            self.arguments.field(name, value) for name, value in facts.items() if value is not None
+        )
+        interned = self._packet(bytes_field(12, self.arguments.interned()))
+        event = (
+            _INSTANT + varint_field(11, _ABOUT) + bytes_field(23, process_name(source, self.place)) + fields
+        )
+        return interned + self._packet(varint_field(8, 0) + bytes_field(11, event))
+
+    def slices(self) -> Iterator[bytes]:
+        nesting, slices = self.layout.nesting, self.source.slices
+        count = len(nesting.order)
+        flows = self._flows()
+        for at in range(0, count, _BLOCK):
+            block = slice(at, min(at + _BLOCK, count))
+            uuid = varints(self.row_uuid[nesting.row[block]])
+            yield from self._events(nesting.end[block], [_END, b"\x58", uuid], None)
+        for at in range(0, count, _BLOCK):
+            block = slice(at, min(at + _BLOCK, count))
+            order = nesting.order[block]
+            event = [
+                _BEGIN,
+                b"\x58",
+                varints(self.row_uuid[nesting.row[block]]),
+                *self._names(slices.name[order], slices.category[order]),
+            ]
+            yield from self._events(
+                nesting.start[block], event, self._annotated(slices.args, order, _extras(flows, block))
+            )
+
+    def instants(self) -> bytes:
+        instants = self.source.instants
+        if not len(instants):
+            return b""
+        uuid = varints(self.row_uuid[self.layout.track_row[instants.track]])
+        event = [_INSTANT, b"\x58", uuid, *self._names(instants.name, instants.category)]
+        return b"".join(
+            self._events(instants.time, event, self._annotated(instants.args, np.arange(len(instants)), None))
+        )
+
+    def counters(self) -> bytes:
+        counters = self.source.counters
+        if not len(counters):
+            return b""
+        uuid = varints(self.row_uuid[self.layout.track_row[counters.track]])
+        value = np.ascontiguousarray(counters.value, "<f8").view(np.uint8).reshape(-1, 8)
+        return b"".join(self._events(counters.time, [_COUNTER, b"\x58", uuid, _COUNTER_VALUE, value], None))
+
+    def _names(self, name: npt.NDArray[np.int32], category: npt.NDArray[np.int32]) -> list[bytes | Bytes]:
+        return [b"\x50", varints(name.astype(np.int64) + 1), b"\x18", varints(category.astype(np.int64) + 1)]
+
+    def _annotated(
+        self, args: list[bytes | None] | None, order: npt.NDArray[np.int64], extras: list[bytes] | None
+    ) -> list[bytes] | None:
+        if args is None:
+            return extras
+        encode_one = self.arguments.encode
+        ours = [b"" if (raw := args[number]) is None else encode_one(raw) for number in order.tolist()]
+        if extras is None:
+            return ours
+        return [flow + arguments for flow, arguments in zip(extras, ours, strict=True)]
+
+    def _events(
+        self, time: npt.NDArray[np.int64], event: list[bytes | Bytes], extras: list[bytes] | None
+    ) -> Iterator[bytes]:
+        """Packets of a track event each; `extras` are further fields of the events."""
+        count = len(time)
+        if extras is None or not any(extras):
+            body = columns(count, event)
+            event_length: bytes | Bytes = varint(body.shape[1])
+            extra = np.zeros(1, np.int64)
+        else:
+            interned = self.arguments.interned()
+            if interned:
+                yield self._packet(bytes_field(12, interned))
+            body = columns(count, event)
+            extra = np.fromiter(map(len, extras), np.int64, count)
+            event_length = varints(extra + body.shape[1])
+        stem = columns(
+            count,
+            [
+                b"\x40",
+                varints(time - self.base, self.time_width),
+                b"\x50" + varint(self.sequence) + b"\x5a",
+                event_length,
+                body,
+            ],
+        )
+        if len(extra) != count or extras is None:
+            yield columns(count, [b"\x0a" + varint(stem.shape[1]), stem]).tobytes()
+            return
+        packets = columns(count, [b"\x0a", varints(extra + stem.shape[1]), stem])
+        pieces: list[bytes] = [b""] * (2 * count)
+        pieces[::2] = packets.view(f"V{packets.shape[1]}").ravel().tolist()
+        pieces[1::2] = extras
+        yield b"".join(pieces)
+
+    def _flows(self) -> dict[int, bytes]:
+        """The fields by which flows join begins of slices, by place in the nesting."""
+        bound = bind_flows(self.source.flows, self.layout)
+        first, last = bound.first, bound.last
+        nesting = self.layout.nesting
+        # an arrow is drawn from the slice that began first, whatever it is told
+        late = nesting.start[last] < nesting.start[first]
+        first, last = np.where(late, last, first), np.where(late, first, last)
+        fields: dict[int, bytes] = {}
+        for number, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True), 1):
+            flow = (self.place.index << 40 | number).to_bytes(8, "little")
+            fields[a] = fields.get(a, b"") + _FLOW + flow
+            fields[b] = fields.get(b, b"") + _FLOW_ENDS + flow
+        return fields
+
+    def _used_rows(self) -> npt.NDArray[np.bool_]:
+        used = np.zeros(len(self.layout.rows), np.bool_)
+        for rows in (self.layout.nesting.row, self.source.instants.track, self.source.counters.track):
+            used[rows] = True
+        return used
+
+    def _description(self) -> str:
+        return f"{self.source.origin.path}\nclock: {clock_text(self.source.alignment)}" + "".join(
+            f"\n{finding}" for finding in self.source.findings
+        )
+
+    def _packet(self, fields: bytes) -> bytes:
+        return _packet(self.sequence, fields)
+
+
+def _extras(at: dict[int, bytes], block: slice) -> list[bytes] | None:
+    return [at.get(number, b"") for number in range(block.start, block.stop)] if at else None
+
+
+def _packet(sequence: int, fields: bytes) -> bytes:
+    return bytes_field(1, varint_field(10, sequence) + fields)
+
+
+def _track(
+    uuid: int,
+    name: str,
+    *,
+    parent: int = 0,
+    order: int = 0,
+    ordered: bool = False,
+    counter: bool = False,
+    lanes_of: int = 0,
+    description: str = "",
+) -> bytes:
+    """A TrackDescriptor. Siblings are drawn as one row only where `lanes_of` says so: Perfetto would take equal names for that."""
+    fields = [varint_field(1, uuid), bytes_field(2, name), varint_field(12, order)]
+    if parent:
+        fields.append(varint_field(5, parent))
+    if ordered:
+        fields.append(varint_field(11, 3))
+    if counter:
+        fields.append(bytes_field(8, b""))
+    if description:
+        fields.append(bytes_field(14, description))
+    fields.append(varint_field(15, 3) + varint_field(17, lanes_of) if lanes_of else varint_field(15, 2))
+    return bytes_field(60, b"".join(fields))
