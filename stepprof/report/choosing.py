@@ -6,6 +6,7 @@ The choice is made per name, category and track, of which there are few, and the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -32,7 +33,6 @@ _STEPS = ("ProfilerStep#", "execute_context_", "step[", "PyTorch Profiler")
 
 class _Args(msgspec.Struct, gc=False):
     role: object = None
-    step: object = None
 
 
 class Chosen:
@@ -49,7 +49,6 @@ class Chosen:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        slices = source.slices
         host = self._on("thread") | self._on("async")
         streams = self._on("stream")
         host_calls = self._by_name(is_host_communication) & host
@@ -67,28 +66,21 @@ class Chosen:
             dispatch = self._by_name(lambda name: name.startswith(_DISPATCH))
             self.communication = np.flatnonzero(host_calls)
             self.computation = self.ops[~dispatch[self.ops]]
-        self._count = len(slices)
 
     def on(self, kind: TrackKind) -> Indices:
         """The slices on tracks of a kind."""
         return np.flatnonzero(self._on(kind))
 
     def roles(self, which: Indices) -> list[str | None]:
-        """The role of each of some slices: what its args say, else that of the source."""
+        """The role of each of some slices: what its args say where there is a window of that role (an attribute may be called so too), else that of the source."""
         args = self._source.slices.args
         default = self._source.origin.role
         if args is None:
             return [default] * len(which)
-        known: dict[bytes | None, str | None] = {None: default}
-        roles = []
-        for at in which.tolist():
-            raw = args[at]
-            if raw not in known:
-                if len(known) > 4096:
-                    known = {None: default}
-                known[raw] = _role(raw, default)
-            roles.append(known[raw])
-        return roles
+        stated = [_role(args[at]) for at in self.windows.tolist()]
+        roles = stated if which is self.windows else [_role(args[at]) for at in which.tolist()]
+        known = set(stated)
+        return [role if not known or role in known else default for role in roles]
 
     def _on(self, kind: TrackKind) -> Flags:
         return _spread([track.kind == kind for track in self._source.tracks], self._source.slices.track)
@@ -104,9 +96,10 @@ def _spread(flags: list[bool], indices: npt.NDArray[np.int32]) -> Flags:
     return np.array(flags, bool)[indices] if len(indices) else np.zeros(0, bool)
 
 
-def _role(raw: bytes | None, default: str | None) -> str | None:
+@lru_cache(maxsize=4096)
+def _role(raw: bytes | None) -> str | None:
     try:
         role = msgspec.json.decode(raw or b"{}", type=_Args).role
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return default
-    return role if isinstance(role, str) else default
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return role if isinstance(role, str) else None

@@ -116,7 +116,8 @@ class Intervals:
         if len(self) <= most:
             return self, 0
         gaps = self.start[1:] - self.end[:-1]
-        open_gaps = np.sort(np.argpartition(gaps, len(gaps) - most + 1)[len(gaps) - most + 1 :])
+        widest = np.argsort(gaps, kind="stable")[len(gaps) - (most - 1) :]
+        open_gaps = np.sort(widest)
         first = np.concatenate(([0], open_gaps + 1))
         last = np.concatenate((open_gaps, [len(self) - 1]))
         coarse = Intervals(self.start[first], self.end[last])

@@ -1,0 +1,352 @@
+"""What of one source reaches the report."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from digested import MS, T0, engine, source, spans, trace
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepprof.report import collectives, rollout
+from stepprof.report import digest as digest_module
+from stepprof.report.collectives import Peer, is_device_communication, is_host_communication, match
+from stepprof.report.digest import Digest, digest
+from stepprof.report.intervals import Intervals
+from stepprof.report.ops import OpTable, OpTime, merge_ops
+from stepprof.report.rollout import Curve, collect_samples, total_curve
+from stepprof.timeline.model import Alignment, Origin
+
+
+def ms(intervals):
+    return [((start - T0) / MS, (end - T0) / MS) for start, end in intervals.pairs()]
+
+
+class TestOps:
+    def test_self_time_of_operators_and_not_of_annotations(self):
+        made = digest(
+            trace(
+                0,
+                ("thread", "user_annotation", "forward", 0, 100),
+                ("thread", "cpu_op", "aten::linear", 10, 50),
+                ("thread", "cpu_op", "aten::addmm", 20, 30),
+                ("thread", "cpu_op", "aten::linear", 70, 10),
+                (("thread", "other"), "cpu_op", "aten::addmm", 15, 5),
+            )
+        )
+        assert made.ops == OpTable(
+            [OpTime("aten::addmm", 2, 35 * MS, 35 * MS), OpTime("aten::linear", 2, 60 * MS, 30 * MS)], 65 * MS
+        )
+        assert [(region.name, region.covered) for region in made.regions] == [("forward", 100 * MS)]
+
+    def test_of_many_names_the_costliest_travel_and_the_sum_is_of_all(self, monkeypatch):
+        monkeypatch.setattr("stepprof.report.ops.MOST_NAMES", 2)
+        made = digest(trace(0, *(("thread", "cpu_op", f"op{n}", 10 * n, n + 1) for n in range(5))))
+        assert [time.name for time in made.ops.times] == ["op4", "op3"]
+        assert made.ops.own == 15 * MS
+
+    def test_processes_are_added_up_and_shares_are_of_everything(self):
+        one = OpTable([OpTime("mm", 3, 300, 200), OpTime("add", 1, 10, 10)], 300)
+        other = OpTable([OpTime("mm", 1, 100, 100)], 100)
+        (mm, add) = merge_ops([("rank 0", one), ("rank 1", other), ("rank 1", other)], "op")
+        assert (mm.name, mm.calls, mm.seconds, mm.self_seconds, mm.share) == ("mm", 5, 500e-9, 400e-9, 0.8)
+        assert [(time.label, time.seconds, time.calls) for time in mm.per_process] == [
+            ("rank 0", 200e-9, 3),
+            ("rank 1", 200e-9, 2),
+        ]
+        assert add.share == 0.02
+
+
+class TestWork:
+    def test_a_device_is_its_streams(self):
+        made = digest(
+            trace(
+                0,
+                ("thread", "cpu_op", "aten::mm", 0, 100),
+                (("stream", "7"), "kernel", "gemm", 10, 20),
+                (("stream", "7"), "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 40, 5),
+                (("stream", "20"), "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 20, 30),
+                (("async", "notes"), "gpu_user_annotation", "forward", 0, 90),
+                (("stream", "7"), "overhead", "Buffer Flush", 60, 30),
+            )
+        )
+        work = made.work
+        assert (work.device, work.compute, work.communication, work.overlapped, work.busy) == (
+            "gpu", 20 * MS, 30 * MS, 10 * MS, 40 * MS,
+        )  # fmt: skip
+        assert ms(Intervals.unpack(work.computing)) == [(10, 20)], (
+            "copies and kernels, where no collective runs"
+        )
+        assert ms(Intervals.unpack(work.communicating)) == [(20, 50)]
+        assert [time.name for time in made.kernels.times][:2] == [
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+            "gemm",
+        ]
+        assert made.regions == []
+
+    def test_without_a_device_operators_compute_and_gloo_communicates(self):
+        work = digest(
+            trace(
+                0,
+                ("thread", "cpu_op", "c10d::allreduce_", 0, 2),
+                ("thread", "user_annotation", "gloo:all_reduce", 1, 20),
+                ("thread", "cpu_op", "aten::mm", 10, 20),
+            )
+        ).work
+        assert (work.device, work.compute, work.communication, work.overlapped, work.busy) == (
+            "cpu", 20 * MS, 20 * MS, 11 * MS, 29 * MS,
+        )  # fmt: skip
+
+    def test_gaps_that_do_not_travel_are_counted(self, monkeypatch):
+        monkeypatch.setattr(digest_module, "MOST_STRETCHES", 2)
+        work = digest(trace(0, *(("thread", "cpu_op", "mm", at, 1) for at in (0, 2, 9)))).work
+        assert ms(Intervals.unpack(work.computing)) == [(0, 3), (9, 10)]
+        assert (work.busy, work.closed) == (3 * MS, 1 * MS)
+
+    def test_a_trace_of_annotations_alone_works_at_nothing(self):
+        assert digest(trace(0, ("thread", "user_annotation", "forward", 0, 1))).work is None
+
+    @pytest.mark.parametrize(
+        ("name", "communicates"),
+        [
+            ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True),
+            ("hcom_allReduce__123_0_1", True),
+            ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>", True),
+            ("void at::native::reduce_kernel<512>", False),
+            ("Broadcast_elementwise", False),
+        ],
+    )
+    def test_what_communicates_is_told_by_its_name(self, name, communicates):
+        assert is_device_communication(name) is communicates
+
+    def test_host_collectives(self):
+        assert is_host_communication("gloo:all_reduce")
+        assert not is_host_communication("c10d::allreduce_")
+
+
+class TestRegionsAndWindows:
+    def test_windows_and_regions_have_the_role_of_their_args(self):
+        made = digest(
+            spans(
+                0,
+                ("window", "actor", 0, 100, "actor"),
+                ("region", "update", 10, 30, "actor"),
+                ("region", "update", 30, 30, "actor"),
+                ("region", "update", 80, 5, None),
+            )
+        )
+        assert [(window.role, window.start - T0, window.end - T0) for window in made.windows] == [
+            ("actor", 0, 100 * MS)
+        ]
+        (in_role, without) = made.regions
+        assert (in_role.role, in_role.calls, in_role.covered) == ("actor", 2, 50 * MS)
+        assert (in_role.first - T0, in_role.last - T0) == (10 * MS, 60 * MS)
+        assert ms(Intervals.unpack(in_role.when)) == [(10, 60)]
+        assert (without.role, without.covered) == (None, 5 * MS)
+
+    def test_an_attribute_called_role_is_no_role_of_the_step(self):
+        made = digest(spans(0, ("window", "actor", 0, 9, "actor"), ("region", "turn", 1, 2, "assistant")))
+        assert [region.role for region in made.regions] == [None]
+
+    def test_args_that_are_damaged_cost_the_role_alone(self):
+        broken = spans(0, ("region", "update", 0, 1, "actor"), args=[b"{"])
+        assert [(region.name, region.role) for region in digest(broken).regions] == [("update", None)]
+
+    def test_the_longest_regions_travel_and_the_rest_is_told(self, monkeypatch):
+        monkeypatch.setattr(digest_module, "MOST_REGIONS", 2)
+        made = digest(spans(0, *(("region", f"r{n}", 10 * n, n + 1, "actor") for n in range(4))))
+        assert [region.name for region in made.regions] == ["r3", "r2"]
+        assert made.findings == ["2 regions with other names, each of them shorter, are left out"]
+
+    def test_steps_of_engines_and_profilers_are_no_regions(self):
+        made = digest(
+            trace(
+                0,
+                ("thread", "user_annotation", "ProfilerStep#3", 0, 9),
+                ("thread", "user_annotation", "step[DECODE bs=1]", 0, 9),
+                ("thread", "user_annotation", "execute_context_0(0)_generation_2(2)", 0, 9),
+            )
+        )
+        assert made.regions == []
+
+
+class TestBounds:
+    def test_what_is_outside_of_the_step_is_left_out_by_the_sources_own_clock(self):
+        """One capture over several steps: only what lies in this one counts, slices cut to it."""
+        shifted = trace(
+            0,
+            ("thread", "cpu_op", "before", 0, 10),
+            ("thread", "cpu_op", "across", 5, 10),
+            ("thread", "cpu_op", "inside", 20, 10),
+            ("thread", "cpu_op", "after", 50, 10),
+            marks=[("early", 1), ("late", 25)],
+            counters=[("memory allocated CPU", 2, 900), ("memory allocated CPU", 22, 100)],
+            alignment=Alignment("ping-pong", 3_000 * MS, 10),
+        )
+        made = digest(shifted, (T0 + 3_010 * MS, T0 + 3_040 * MS))
+        assert {time.name: time.total for time in made.ops.times} == {
+            "across": 5 * MS,
+            "inside": 10 * MS,
+            "before": 0,
+        }
+        assert [(peak.device, peak.peak, peak.at - T0) for peak in made.memory] == [
+            ("allocated CPU", 100, 22 * MS)
+        ]
+        assert (made.start - T0, made.end - T0) == (10 * MS, 30 * MS)
+
+    def test_nothing_is_cut_of_what_lies_inside(self):
+        whole = trace(0, ("thread", "cpu_op", "mm", 10, 10))
+        assert digest(whole, (T0, T0 + 100 * MS)) == digest(whole)
+
+    def test_args_go_with_their_slices(self):
+        made = digest(
+            spans(
+                0, ("region", "early", 0, 1, "a"), ("window", "b", 10, 5, "b"), ("region", "late", 11, 2, "b")
+            ),
+            (T0 + 9 * MS, T0 + 20 * MS),
+        )
+        assert [(region.name, region.role) for region in made.regions] == [("late", "b")]
+
+
+class TestRollout:
+    def test_the_iterations_of_a_worker(self):
+        batches = digest(engine(0, (0, 9, 4), (10, 9, 4), (20, 10, 1))).batches
+        curve = batches.curve()
+        assert (batches.iterations, batches.peak) == (3, 4)
+        assert ((curve.time - T0) / MS).tolist() == [0, 10, 20, 30]
+        assert curve.value.tolist() == [4, 4, 1]
+
+    def test_below_half_and_tail(self):
+        curve = digest(engine(0, (0, 10, 8), (10, 20, 3), (30, 30, 5), (60, 40, 1))).batches.curve()
+        row = rollout.rollout("rollout/0", curve, T0, iterations=4, peak=8)
+        assert (row.seconds, row.peak_batch) == (0.1, 8)
+        assert row.below_half == 0.6
+        assert row.tail == 0.04
+        assert row.mean_batch == pytest.approx((8 * 10 + 3 * 20 + 5 * 30 + 40) / 100)
+        assert row.curve == [(0.0, 8), (0.01, 3), (0.03, 5), (0.06, 1), (0.1, 0)]
+
+    def test_a_merged_file_counts_one_of_its_workers(self):
+        steps = [
+            (("iterations", f"w{w}"), "iteration", "step[DECODE bs=2]", 10 * n, 9)
+            for w in range(2)
+            for n in range(3)
+        ]
+        counters = [(f"w{w}: batch size", 10 * n, 2) for w in range(2) for n in range(3 + w)]
+        made = digest(source(Origin("trace", "merged.json"), *steps, counters=counters))
+        assert (made.batches.iterations, made.batches.curve().value.tolist()) == (3, [2, 2, 2])
+
+    def test_a_source_without_iterations_has_no_batches(self):
+        assert digest(trace(0, ("thread", "cpu_op", "mm", 0, 1))).batches is None
+        assert digest(trace(0, counters=[("batch size", 0, 1)])).batches is None
+
+    def test_samples_by_what_they_did(self):
+        made = digest(
+            spans(
+                0,
+                ("region", "other", 0, 1, "rollout"),
+            )
+        )
+        assert made.samples is None
+        on = [
+            (("sample", "a"), "region", "trajectory", 0, 100),
+            (("sample", "a"), "region", "generate", 0, 60),
+            (("sample", "a"), "region", "tool_call", 60, 30),
+            (("sample", "b"), "region", "generate", 10, 20),
+        ]
+        samples = digest(source(Origin("spans", "s"), *on)).samples
+        assert samples.count == 2
+        longest = samples.longest[0]
+        assert (longest.sample, longest.start - T0, longest.end - T0) == ("a", 0, 100 * MS)
+        assert longest.spent == {"trajectory": 10 * MS, "generate": 60 * MS, "tool_call": 30 * MS}
+        assert samples.curve().value.tolist() == [1, 2, 1]
+
+    @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=12))
+    def test_in_flight_is_how_many_samples_a_moment_has(self, raw):
+        names = [str(number) for number in range(len(raw))]
+        start = np.array([begin for begin, _ in raw], np.int64)
+        duration = np.array([length for _, length in raw], np.int64)
+        number = np.arange(len(raw), dtype=np.int32)
+        curve = collect_samples(
+            names, ["x"], sample=number, name=number * 0, start=start, duration=duration
+        ).curve()
+        for at in range(61):
+            expected = sum(begin <= at < begin + length for begin, length in raw)
+            where = int(np.searchsorted(curve.time, at, side="right")) - 1
+            assert (curve.value[where] if 0 <= where < len(curve.value) else 0) == expected
+
+    def test_a_long_curve_is_reduced_without_changing_its_area(self):
+        curve = Curve(np.arange(0, 1001, dtype=np.int64) * 10, np.arange(1000.0))
+        reduced = curve.reduced(100)
+        assert len(reduced.value) == 100
+        assert (reduced.value * reduced.lengths).sum() == pytest.approx((curve.value * curve.lengths).sum())
+        assert reduced.value[0] == pytest.approx(4.5)
+
+    def test_the_sum_of_curves(self):
+        one = Curve(np.array([0, 10, 20]), np.array([4.0, 2.0]))
+        other = Curve(np.array([5, 30]), np.array([1.0]))
+        total = total_curve([one, other])
+        assert total.time.tolist() == [0, 5, 10, 20, 30]
+        assert total.value.tolist() == [4, 5, 3, 1]
+
+    def test_a_phase_without_length_is_none(self):
+        assert rollout.rollout("x", Curve(np.array([5, 5]), np.array([1.0])), 0) is None
+
+
+def peer(label, *calls, name="gloo:all_reduce", error=0, host="h"):
+    made = digest(trace(0, *(("thread", "user_annotation", name, start, took) for start, took in calls)))
+    return Peer(label, made.calls, error, host)
+
+
+class TestCollectives:
+    def test_the_last_to_arrive_waits_least(self):
+        waits = match(
+            [peer("a", (0, 12), (20, 11)), peer("b", (10, 2), (20, 11)), peer("c", (5, 7), (30, 1))]
+        )
+        assert {label: wait.waited_ns / MS for label, wait in waits.items()} == {"a": 20, "b": 10, "c": 5}
+        assert {label: wait.caused_ns / MS for label, wait in waits.items()} == {"a": 0, "b": 10, "c": 10}
+        assert ms(waits["a"].when) == [(0, 10), (20, 30)]
+        assert waits["a"].matched == 2
+
+    def test_calls_that_do_not_overlap_are_of_different_groups(self):
+        """Two groups of two ranks that never meet: each is matched for itself."""
+        pairs = [peer("a", (0, 10)), peer("b", (8, 2)), peer("c", (500, 10)), peer("d", (507, 3))]
+        waits = match(pairs)
+        assert {label: wait.waited_ns / MS for label, wait in waits.items()} == {
+            "a": 8,
+            "b": 0,
+            "c": 7,
+            "d": 0,
+        }
+
+    def test_a_missing_call_is_no_match(self):
+        assert match([peer("a", (0, 10), (20, 10)), peer("b", (5, 5))]) == {}
+
+    def test_clocks_of_unknown_error_confirm_nothing_but_on_one_host(self):
+        assert match([peer("a", (0, 10)), peer("b", (8, 2), error=None, host="elsewhere")]) == {}
+        assert match([peer("a", (0, 10), error=None), peer("b", (8, 2), error=None)])["a"].waited_ns == 8 * MS
+
+    def test_the_clocks_errors_are_allowed_for(self):
+        late = peer("b", (15, 2), error=10 * MS, host="elsewhere")
+        assert match([peer("a", (0, 10), error=10 * MS), late])["a"].waited_ns == 8 * MS
+        assert match([peer("a", (0, 10)), peer("b", (15, 2), host="elsewhere")]) == {}
+
+    def test_a_broadcast_lets_its_root_go(self):
+        assert (
+            match([peer("a", (0, 10), name="gloo:broadcast"), peer("b", (0, 2), name="gloo:broadcast")]) == {}
+        )
+
+    def test_too_many_calls_do_not_travel(self, monkeypatch):
+        monkeypatch.setattr(collectives, "MOST_CALLS", 1)
+        calls = peer("a", (0, 1), (2, 1)).calls
+        assert (calls.left_out, calls.by_name()) == (2, {})
+
+
+def test_a_digest_goes_through_json():
+    made = digest(engine(0, (0, 9, 4), (10, 9, 4)))
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Digest) == made
+
+
+def test_a_source_without_events_is_its_findings():
+    made = digest(trace(0, findings=["damaged: empty"]))
+    assert (made.events, made.start, made.findings) == (0, None, ["damaged: empty"])
