@@ -191,7 +191,7 @@ class TestBounds:
             "before": 0,
         }
         assert [(peak.device, peak.peak, peak.at - T0) for peak in made.memory] == [
-            ("allocated CPU", 100, 22 * MS)
+            ("CPU, allocated", 100, 22 * MS)
         ]
         assert (made.start - T0, made.end - T0) == (10 * MS, 30 * MS)
 

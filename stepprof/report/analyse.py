@@ -16,7 +16,6 @@ import msgspec
 from stepprof.report.combine import combine
 from stepprof.report.digest import Digest, digest
 from stepprof.report.schema import Finding, Report
-from stepprof.timeline.clocks import describe
 from stepprof.timeline.find import Found, Input
 from stepprof.timeline.load import load
 
@@ -56,7 +55,6 @@ def report_of(found: Found, digests: Sequence[Digest]) -> Report:
         run_id=found.run_id or (found.folder.name if found.folder is not None else ""),
         manifests=found.manifests,
         findings=[Finding(source, problem) for source, problem in found.findings],
-        clock=describe(digest.alignment for digest in digests),
     )
 
 

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 import stepprof
 from stepprof.report.digest import Digest
 from stepprof.report.gantt import gantt
@@ -28,6 +30,7 @@ from stepprof.report.schema import (
 )
 from stepprof.report.skew import collective_skew, end_skew, waits_of
 from stepprof.summary import SESSIONS, engine_label, told_once
+from stepprof.timeline.clocks import describe, worst_error
 from stepprof.timeline.model import Origin
 
 __all__ = ["combine"]
@@ -42,7 +45,6 @@ def combine(
     run_id: str = "",
     manifests: Sequence[Mapping[str, Any]] = (),
     findings: Iterable[Finding] = (),
-    clock: str | None = None,
 ) -> Report:
     """Make the report of one step.
 
@@ -52,7 +54,6 @@ def combine(
         run_id: of which run.
         manifests: of the step, as `stepprof.manifest.read_step` combines them; none for traces that stepprof did not record.
         findings: what was wrong before any source was read.
-        clock: how the sources came onto one clock, in a sentence; None: it is made from the alignments of the sources.
     """
     windows = [window for manifest in manifests for window in manifest["windows"]]
     engines = told_once([engine for manifest in manifests for engine in manifest["engines"]])
@@ -64,13 +65,14 @@ def combine(
         {engine["role"] for engine in engines if engine["kind"] not in SESSIONS}
         | {process.origin.role for process in processes if process.kind == "engine"}
     )
+    alignments = [digest.alignment for digest in digests]
     report = Report(
         run_id=run_id,
         step=step,
         start_unix_ns=start,
         seconds=(end - start) / 1e9,
-        clock=_clock(digests) if clock is None else clock,
-        clock_error_ns=_worst_error(digests),
+        clock=describe(alignments),
+        clock_error_ns=worst_error(alignments),
         stepprof=stepprof.__version__,
         version=next(
             (manifest["version"] for manifest in manifests if manifest["version"] is not None), None
@@ -93,12 +95,7 @@ def combine(
             *_left_out(digests),
         ],
     )
-    return Report(
-        **{
-            **{name: getattr(report, name) for name in report.__struct_fields__},
-            "headlines": headlines(report),
-        }
-    )
+    return msgspec.structs.replace(report, headlines=headlines(report))
 
 
 def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
@@ -332,19 +329,6 @@ def _without_trace(
                 label, kind, None, entry["role"], entry["rank"], entry.get("replica"), entry["host"], entry["status"],
                 events=0, bytes=None, alignment="", offset_ns=0, error_ns=None,
             )  # fmt: skip
-
-
-def _clock(digests: Sequence[Digest]) -> str:
-    methods: dict[str, int] = defaultdict(int)
-    for digest in digests:
-        methods[digest.alignment.method] += 1
-    return ", ".join(f"{count} by {method}" for method, count in methods.items()) or "nothing to align"
-
-
-def _worst_error(digests: Sequence[Digest]) -> int | None:
-    errors = [digest.alignment.error_ns for digest in digests]
-    known = [error for error in errors if error is not None]
-    return max(known) if known and len(known) == len(errors) else None
 
 
 def _left_out(digests: Sequence[Digest]) -> Iterable[Finding]:

@@ -7,6 +7,7 @@ their narrowest gaps, and how much that was is stated beside them.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -25,7 +26,7 @@ __all__ = ["Digest", "MemoryPeak", "RegionTotal", "Window", "Work", "digest"]
 MOST_STRETCHES = 4096
 REGION_STRETCHES = 64
 MOST_REGIONS = 500
-_MEMORY = "memory"
+_MEMORY = re.compile(r"memory (allocated|reserved) ")
 
 
 class Window(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +53,7 @@ class RegionTotal(msgspec.Struct, frozen=True):
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, array_like=True):
-    """The highest value of a counter of memory."""
+    """The highest value of a counter of memory; `device` and of what: ``GPU 0, allocated``."""
 
     device: str
     peak: int
@@ -249,13 +250,13 @@ def _counters(source: Source, fits: Callable[[str], bool]) -> Indices:
 def _memory(source: Source) -> list[MemoryPeak]:
     """The highest point of each counter of memory."""
     counters = source.counters
-    which = _counters(source, lambda name: name.startswith(_MEMORY))
+    which = _counters(source, lambda name: _MEMORY.match(name) is not None)
     peaks = []
     for track in np.unique(counters.track[which]).tolist():
         mine = which[counters.track[which] == track]
         top = int(mine[np.argmax(counters.value[mine])])
-        device = source.tracks[track].name.removeprefix(_MEMORY).strip()
-        peaks.append(MemoryPeak(device, int(counters.value[top]), int(counters.time[top])))
+        _, what, device = source.tracks[track].name.split(" ", 2)
+        peaks.append(MemoryPeak(f"{device}, {what}", int(counters.value[top]), int(counters.time[top])))
     return peaks
 
 

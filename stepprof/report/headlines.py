@@ -29,6 +29,7 @@ _CAUSES = {
     "collective": "waiting inside collectives",
     "host": "with the device waiting for its host",
     "flush": "held up by the profiler",
+    "peers": "waiting for other ranks of their role",
     "other_role": "while other roles worked",
     "unknown": "for no cause that was recorded",
 }
@@ -175,14 +176,11 @@ def _overheads(rows: Sequence[Overhead], least: float) -> list[Headline]:
 
 
 def _memory(rows: Sequence[Memory]) -> list[Headline]:
-    devices = [row for row in rows if not row.device.startswith("cpu")] or list(rows)
+    devices = [row for row in rows if not row.device.startswith("CPU")] or list(rows)
     if not devices:
         return []
     top = max(devices, key=lambda row: row.peak_bytes)
-    where = f" on {top.device}" if top.device else ""
-    return [
-        Headline(f"{top.label} reached {top.peak_bytes / 2**30:.1f} GiB{where}, the highest peak", "memory")
-    ]
+    return [Headline(f"{top.label} reached {top.peak_bytes / 2**30:.1f} GiB ({top.device})", "memory")]
 
 
 def _coverage(report: Report) -> list[Headline]:

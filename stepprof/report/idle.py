@@ -1,7 +1,7 @@
 """How each process spent the step, and what it waited for as far as the data says.
 
 A process with a device is busy while the device is; one without is busy while it is in a window of its own. What is left of the step is given to one cause each, the surest first:
-the profiler, a collective, the host, the rollout, another role.
+the profiler, a collective, the host, the rollout, other ranks of its own role, another role.
 """
 
 from __future__ import annotations
@@ -39,15 +39,12 @@ def idle_times(
         rollout |= phases.get(role, EMPTY)
     for process in processes:
         rollout |= process.generating()
-    others = EMPTY
-    for role, phase in phases.items():
-        if role is not None:
-            others |= phase
+    phases.pop(None, None)
     rows = []
     for process in processes:
         if process.origin.rank == "driver" and not any(digest.work for digest in process.digests):
             continue
-        row = _row(process, step=step, rollout=rollout, others=others, engine_roles=engine_roles, waits=waits)
+        row = _row(process, step=step, rollout=rollout, phases=phases, engine_roles=engine_roles, waits=waits)
         if row is not None:
             rows.append(row)
     return rows
@@ -58,7 +55,7 @@ def _row(
     *,
     step: Intervals,
     rollout: Intervals,
-    others: Intervals,
+    phases: Mapping[str | None, Intervals],
     engine_roles: frozenset[str | None],
     waits: Mapping[str | None, Mapping[str, Waiting]],
 ) -> Idle | None:
@@ -83,12 +80,20 @@ def _row(
     busy = (busy & step) - waiting
     causes: dict[str, int] = {}
     left = step - busy
+    own = {window.role for window in process.windows} - engine_roles
+    peers, others = EMPTY, EMPTY
+    for role, phase in phases.items():
+        if role in own:
+            peers |= phase
+        else:
+            others |= phase
     host = mine | _captured(process) if on_device else EMPTY
     for cause, when in (
         ("flush", _flushing(process)),
         ("collective", waiting),
         ("host", host),
         ("rollout", rollout),
+        ("peers", peers),
         ("other_role", others),
     ):
         part = (left & when).total

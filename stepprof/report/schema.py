@@ -116,7 +116,8 @@ class Idle(msgspec.Struct, frozen=True):
     wall: float
     busy: float
     causes: dict[str, float]
-    """``rollout`` (waits for generation), ``collective`` (waits inside one), ``host`` (the device waits for the host), ``flush`` (the profiler), ``other_role``, ``unknown``."""
+    """``rollout`` (waits for generation), ``collective`` (waits inside one), ``host`` (the device waits for the host), ``flush`` (the profiler), ``peers`` (other ranks
+    of its role are not done), ``other_role``, ``unknown``."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -180,6 +181,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     label: str
     device: str
+    """And of what: ``GPU 0, allocated``."""
     peak_bytes: int
     at: float | None
 

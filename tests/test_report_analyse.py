@@ -1,0 +1,136 @@
+"""From files to the report, in this process and in workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+
+import pytest
+from runs import make_run, record, record_engine, region, tell_engines, write_spans
+
+from stepprof.report import analyse as module
+from stepprof.report.analyse import analyse, bounds_of, digest_input
+from stepprof.timeline.find import Input, find
+
+BASE = 1_700_000_000_000_000_000
+
+
+def kineto(*events, base=BASE):
+    """A trace as torch writes it: events (category, name, start ms, duration ms)."""
+    return gzip.compress(
+        json.dumps(
+            {
+                "schemaVersion": 1,
+                "baseTimeNanoseconds": base,
+                "traceEvents": [
+                    {
+                        "ph": "X",
+                        "cat": cat,
+                        "name": name,
+                        "pid": 7,
+                        "tid": 7,
+                        "ts": start * 1000,
+                        "dur": took * 1000,
+                        "args": {},
+                    }
+                    for cat, name, start, took in events
+                ],
+            }
+        ).encode()
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two ranks, an engine and spans of one rank; rank 1's trace is damaged."""
+    run = make_run(tmp_path, "r")
+    record(run, rank=0, data=kineto(("cpu_op", "aten::mm", 100, 50), ("cpu_op", "aten::mm", 200, 30)))
+    record(run, rank=1, pid=8, data=b"no trace at all")
+    entry = record_engine(
+        run,
+        data=kineto(
+            ("user_annotation", "step[DECODE bs=4]", 0, 40), ("user_annotation", "step[DECODE bs=1]", 40, 60)
+        ),
+        host="h",
+    )
+    tell_engines(run, entry)
+    write_spans(
+        run,
+        0,
+        {"name": "actor", "kind": "window", "start": BASE, "dur": 1_500_000_000, "step": 2, "role": "actor"},
+        region("update", 0.5),
+    )
+    return run
+
+
+def test_a_run(run, tmp_path):
+    calls = []
+    report = analyse(find([], output_dir=tmp_path), workers=1, progress=lambda *done: calls.append(done))
+    assert (report.run_id, report.step, report.seconds) == ("r", 2, 1.5)
+    assert [(time.role, time.seconds) for time in report.roles] == [("actor", 1.5)]
+    assert [(time.region, time.seconds) for time in report.regions] == [("update", 0.5)]
+    assert [(op.name, op.calls, op.self_seconds) for op in report.ops] == [("aten::mm", 2, 0.08)]
+    (engine,) = report.rollout
+    assert (engine.peak_batch, engine.below_half, engine.iterations) == (4, 0.6, 2)
+    assert any(finding.source and "rank-1" in finding.source for finding in report.findings)
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert {each.label: each.status for each in report.sources}["actor rank 0"] == "complete"
+
+
+def test_workers_find_the_same(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "WORTH_A_WORKER", 0)
+    found = find([], output_dir=tmp_path)
+    assert analyse(found, workers=2) == analyse(found, workers=1)
+
+
+class Fatal(Input):
+    """An input that ends the process that it travels to."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+def test_a_worker_that_dies_costs_its_source_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "WORTH_A_WORKER", 0)
+    found = find([], output_dir=tmp_path)
+    rank0 = next(number for number, each in enumerate(found.inputs) if each.origin.label == "actor rank 0")
+    found.inputs[rank0] = Fatal(
+        **{field.name: getattr(found.inputs[rank0], field.name) for field in dataclasses.fields(Input)}
+    )
+    report = analyse(found, workers=2)
+    (finding,) = [each for each in report.findings if "died" in each.problem]
+    assert finding.source == found.inputs[rank0].origin.path
+    assert [engine.peak_batch for engine in report.rollout] == [4]
+    assert report.ops == []
+
+
+def test_the_bounds_of_a_step_are_the_windows_of_the_process(run, tmp_path):
+    record(run, role="ref", rank=0, start_unix_ns=BASE - 5, end_unix_ns=BASE + 5)
+    record(run, role="reward", rank=3, pid=9, end_unix_ns=None)
+    found = find([], output_dir=tmp_path)
+    bounds = {
+        (each.origin.kind, each.origin.role, each.origin.rank): bounds_of(each, found)
+        for each in found.inputs
+    }
+    assert bounds["rank", "actor", 0] == bounds["rank", "ref", 0] == (BASE - 5, BASE + 1_500_000_000)
+    assert bounds["rank", "actor", 1] == (BASE, BASE + 1_500_000_000)
+    assert bounds["rank", "reward", 3] is None
+    assert bounds["engine", "rollout", 0] is None
+
+
+def test_one_source_for_whoever_works_elsewhere(run, tmp_path):
+    """What a task on another host does with an input and its bounds."""
+    found = find([], output_dir=tmp_path)
+    wanted = next(each for each in found.inputs if each.origin.label == "actor rank 0")
+    made = digest_input(wanted, (BASE, BASE + 150_000_000))
+    assert (made.bytes, made.status) == (wanted.bytes, "complete")
+    assert [time.total for time in made.ops.times] == [50_000_000]
+
+
+def test_a_trace_of_another_tool(tmp_path):
+    (tmp_path / "trace.json.gz").write_bytes(kineto(("cpu_op", "aten::mm", 0, 50)))
+    report = analyse(find([tmp_path / "trace.json.gz"], output_dir=tmp_path))
+    assert (report.seconds, report.step, [op.name for op in report.ops]) == (0.05, 0, ["aten::mm"])
+    assert report.run_id == tmp_path.name

@@ -1,0 +1,382 @@
+"""The report of a step from the digests of its sources: every figure here can be computed in the head."""
+
+from __future__ import annotations
+
+import pytest
+from digested import MS, T0, engine, source, spans, trace
+
+from stepprof.report.combine import combine
+from stepprof.report.digest import digest
+from stepprof.report.schema import Finding
+from stepprof.timeline.model import Alignment, Origin
+
+
+def report(*sources, **more):
+    return combine([digest(each) for each in sources], step=2, run_id="r", **more)
+
+
+def seconds(rows):
+    return {row.label: round(row.seconds, 6) for row in rows}
+
+
+def manifest(*windows, engines=(), version=None):
+    return {"windows": list(windows), "engines": list(engines), "version": version}
+
+
+def window(rank=0, role="actor", start=0, end=100, **more):
+    return {
+        "role": role,
+        "occurrence": 1,
+        "rank": rank,
+        "host": "h",
+        "pid": 100 + rank if isinstance(rank, int) else 99,
+        "status": "complete",
+        "backend": "torch",
+        "start_unix_ns": T0 + start * MS,
+        "end_unix_ns": T0 + end * MS,
+        "stall_seconds": None,
+        "wait_seconds": None,
+        "export_seconds": None,
+        "artifacts": [{"path": "x", "kind": "torch-trace", "bytes": 1, "events": 1}],
+        **more,
+    }
+
+
+def engine_entry(replica=0, **more):
+    return {
+        "role": "rollout",
+        "occurrence": 1,
+        "replica": replica,
+        "rank": None,
+        "kind": "sglang",
+        "name": f"e{replica}",
+        "host": "h",
+        "status": "complete",
+        "error": None,
+        "start_seconds": 0.25,
+        "stop_seconds": 0.5,
+        "artifacts": [{"path": "x", "kind": "trace", "bytes": 1, "events": 1}],
+        **more,
+    }
+
+
+class TestTimes:
+    def test_roles_and_regions_by_process_and_on_the_clock(self):
+        made = report(
+            spans(0, ("window", "step", 0, 100, None), ("window", "actor", 10, 50, "actor"), ("region", "update", 20, 10, "actor")),
+            spans(1, ("window", "actor", 40, 40, "actor"), ("region", "update", 25, 10, "actor"), ("region", "update", 70, 5, "actor")),
+        )  # fmt: skip
+        assert (made.start_unix_ns, made.seconds) == (T0, 0.1)
+        (whole, actor) = made.roles
+        assert (whole.role, whole.seconds, whole.share) == (None, 0.1, 1.0)
+        assert (actor.role, actor.seconds, actor.share) == ("actor", 0.07, 0.7)
+        assert [(time.label, time.seconds, time.calls, time.end) for time in actor.per_process] == [
+            ("actor rank 0", 0.05, 1, 0.06),
+            ("actor rank 1", 0.04, 1, 0.08),
+        ]
+        (update,) = made.regions
+        assert (update.role, update.region, update.seconds) == ("actor", "update", 0.02)
+        assert [(time.calls, time.seconds) for time in update.per_process] == [(1, 0.01), (2, 0.015)]
+
+    def test_spans_have_all_regions_of_a_process_and_its_traces_add_none(self):
+        made = report(
+            spans(0, ("window", "actor", 0, 100, "actor"), ("region", "update", 20, 10, "actor")),
+            trace(0, ("thread", "user_annotation", "update", 20, 10), ("thread", "cpu_op", "mm", 21, 3)),
+        )
+        assert [(row.region, row.per_process[0].calls) for row in made.regions] == [("update", 1)]
+        assert [(row.label, row.kind) for row in made.gantt] == [("actor rank 0", "rank")]
+        assert [op.per_process[0].label for op in made.ops] == ["actor rank 0"]
+
+    def test_without_spans_the_manifest_has_the_windows_and_the_trace_the_regions(self):
+        shifted = trace(
+            0,
+            ("thread", "user_annotation", "update", 20, 10),
+            alignment=Alignment("ping-pong", 5_000 * MS, 10),
+        )
+        made = report(shifted, manifests=[manifest(window(start=5_010, end=5_060), version=7)])
+        assert (made.start_unix_ns, made.seconds, made.version) == (T0 + 10 * MS, 0.05, 7)
+        assert [row.region for row in made.regions] == ["update"]
+        assert seconds(made.roles[0].per_process) == {"actor rank 0": 0.05}
+
+    def test_traces_that_stepprof_did_not_record(self):
+        made = report(source(Origin("trace", "a.json"), ("thread", "cpu_op", "mm", 10, 30)))
+        assert (made.start_unix_ns, made.seconds, made.roles) == (T0 + 10 * MS, 0.03, [])
+        assert [row.label for row in made.gantt] == ["a.json"]
+
+    def test_nothing_at_all(self):
+        made = combine([], step=2, findings=[Finding(None, "no source")])
+        assert (made.seconds, made.headlines, made.findings) == (0.0, [], [Finding(None, "no source")])
+
+    def test_processes_of_one_name_are_told_apart(self):
+        far = spans(0, ("window", "actor", 0, 10, "actor"), host="far")
+        near = spans(0, ("window", "actor", 0, 10, "actor"))
+        assert [row.label for row in report(far, near).gantt] == ["actor rank 0 (far)", "actor rank 0 (h)"]
+
+    def test_a_driver_comes_first_and_engines_after_the_ranks(self):
+        made = report(
+            engine(0, (0, 10, 4)),
+            spans(1, ("window", "actor", 0, 10, "actor")),
+            spans(0, ("window", "actor", 0, 10, "actor")),
+            spans("driver", ("window", "step", 0, 10, None)),
+        )
+        assert [row.label for row in made.gantt] == [
+            "driver",
+            "actor rank 0",
+            "actor rank 1",
+            "rollout/0 worker 0",
+        ]
+
+
+class TestSkew:
+    def test_who_ended_last_and_how_long_the_others_waited(self):
+        made = report(
+            *(spans(rank, ("window", "actor", 0, end, "actor")) for rank, end in enumerate((50, 52, 90, 51)))
+        )
+        (row,) = made.skew
+        assert (row.straggler, row.spread, row.behind_median, row.significant) == (
+            "actor rank 2",
+            0.04,
+            0.039,
+            True,
+        )
+        assert seconds(row.waited) == {"actor rank 0": 0.04, "actor rank 3": 0.039, "actor rank 1": 0.038}
+        assert made.headlines[1].text == "actor rank 2 finished 39 ms after the others in actor"
+
+    def test_a_spread_within_the_clocks_error_is_not_significant(self):
+        rough = {"alignment": Alignment("ping-pong", 0, 30 * MS), "host": "far"}
+        made = report(
+            spans(0, ("window", "actor", 0, 50, "actor")),
+            spans(1, ("window", "actor", 0, 70, "actor"), **rough),
+        )
+        assert [(row.spread, row.significant) for row in made.skew] == [(0.02, False)]
+        assert "straggler" not in [headline.topic for headline in made.headlines]
+
+    def test_clocks_that_were_never_compared_compare_nothing_but_on_one_host(self):
+        unknown = {"alignment": Alignment("unmeasured", 0, None), "host": "far"}
+        first, second = (
+            spans(rank, ("window", "actor", 0, 50 + 20 * rank, "actor"), **unknown) for rank in (1, 2)
+        )
+        near = spans(0, ("window", "actor", 0, 50, "actor"))
+        assert [row.significant for row in report(near, second).skew] == [False]
+        assert [row.significant for row in report(first, second).skew] == [True]
+
+    def test_ranks_that_wait_in_collectives_end_together(self):
+        def rank(number, starts):
+            calls = [("thread", "user_annotation", "gloo:all_reduce", at, 30 - at) for at in starts]
+            return [
+                spans(number, ("window", "actor", 0, 40, "actor")),
+                trace(number, *calls, ("thread", "cpu_op", "mm", 0, min(starts))),
+            ]
+
+        made = report(*rank(0, [5]), *rank(1, [25]), *rank(2, [10]))
+        (row,) = [row for row in made.skew if row.basis == "collectives"]
+        assert (row.role, row.straggler, row.spread, row.behind_median) == (
+            "actor",
+            "actor rank 1",
+            0.02,
+            0.0175,
+        )
+        assert seconds(row.waited) == {"actor rank 0": 0.02, "actor rank 2": 0.015}
+        idle = {each.label: each for each in made.idle}
+        assert idle["actor rank 0"].causes == {"collective": 0.02}
+        assert idle["actor rank 0"].busy == 0.02
+        assert "inside the collectives of actor, actor rank 0 waited 20 ms, mostly for actor rank 1" in [
+            headline.text for headline in made.headlines
+        ]
+
+
+class TestIdle:
+    def test_busy_and_causes_are_the_wall_time(self):
+        """Rank 0 trains, is held up by the profiler, waits for the rollout, for the other role, and for nothing that is known."""
+        made = report(
+            spans(0, ("window", "actor", 0, 20, "actor")),
+            spans(1, ("window", "critic", 60, 20, "critic"), ("region", "last", 99, 1, None)),
+            engine(0, (30, 20, 4)),
+            manifests=[manifest(window(end=20, stall_seconds=0.005), engines=[engine_entry()])],
+        )
+        rows = {row.label: row for row in made.idle}
+        assert rows["actor rank 0"].busy == 0.02
+        assert rows["actor rank 0"].causes == pytest.approx(
+            {"flush": 0.005, "rollout": 0.02, "other_role": 0.02, "unknown": 0.035}
+        )
+        assert rows["rollout/0 worker 0"].busy == 0.02
+        for row in made.idle:
+            assert row.busy + sum(row.causes.values()) == pytest.approx(row.wall)
+            assert row.wall == 0.1
+
+    def test_a_rank_in_the_window_of_a_role_that_engines_do_waits_for_them(self):
+        made = report(
+            spans(0, ("window", "rollout", 0, 50, "rollout"), ("window", "actor", 50, 50, "actor")),
+            engine(0, (5, 40, 4)),
+        )
+        rows = {row.label: row for row in made.idle}
+        assert (rows["rank 0"].busy, rows["rank 0"].causes) == (0.05, {"rollout": 0.05})
+
+    def test_a_rank_that_generates_itself_is_busy(self):
+        (row,) = report(spans(0, ("window", "rollout", 0, 50, "rollout"))).idle
+        assert (row.busy, row.causes) == (0.05, {})
+
+    def test_a_device_waits_for_its_host(self):
+        made = report(
+            spans(0, ("window", "actor", 0, 100, "actor")),
+            trace(0, ("thread", "cpu_op", "mm", 0, 100), (("stream", "7"), "kernel", "gemm", 20, 30)),
+        )
+        (row,) = made.idle
+        assert (row.busy, row.causes) == (0.03, {"host": 0.07})
+        (overlap,) = made.overlap
+        assert (overlap.device, overlap.busy_share) == ("gpu", 0.3)
+        assert "the GPUs were busy for 30% of what was captured" in [
+            headline.text for headline in made.headlines
+        ]
+
+    def test_gaps_that_did_not_travel_are_idle_all_the_same(self, monkeypatch):
+        monkeypatch.setattr("stepprof.report.digest.MOST_STRETCHES", 2)
+        kernels = [(("stream", "7"), "kernel", "gemm", at, 1) for at in (0, 2, 9)]
+        (row,) = report(spans(0, ("window", "actor", 0, 10, "actor")), trace(0, *kernels)).idle
+        assert (row.busy, row.causes) == (0.003, {"host": 0.007})
+
+    def test_a_driver_only_waits_and_has_no_row(self):
+        assert report(spans("driver", ("window", "step", 0, 10, None))).idle == []
+
+
+class TestRollout:
+    def test_engines_and_all_of_them_together(self):
+        made = report(
+            engine(0, (0, 50, 8), (50, 50, 2)),
+            engine(0, (0, 50, 8), (50, 50, 2), rank=1),
+            engine(1, (0, 40, 8)),
+        )
+        assert [(row.label, row.iterations, row.peak_batch) for row in made.rollout] == [
+            ("rollout/0 worker 0", 2, 8),
+            ("rollout/1 worker 0", 1, 8),
+            ("all engines", 3, 16),
+        ]
+        whole = made.rollout[-1]
+        assert (whole.below_half, whole.tail) == (0.5, 0.05)
+        text = "generation ran below half of its peak batch for 50% of the rollout, the last 50 ms without a break"
+        assert made.headlines[0].text == text
+
+    def test_samples_of_the_process_that_bound_them(self):
+        driver = Origin("spans", "spans/rank-driver.000001.jsonl", None, "driver", None, "h", 99)
+        samples = [(("sample", str(n)), "region", "generate", 0, 10) for n in range(7)]
+        long = [
+            (("sample", "7"), "region", "generate", 0, 10),
+            (("sample", "7"), "region", "tool_call", 10, 90),
+        ]
+        made = report(source(driver, *samples, *long))
+        (row,) = made.rollout
+        assert (row.label, row.iterations, row.below_half, row.tail) == ("samples of driver", 0, 0.9, 0.09)
+        assert (row.samples[0].sample, row.samples[0].seconds) == ("7", {"generate": 0.01, "tool_call": 0.09})
+        texts = [headline.text for headline in made.headlines]
+        assert "the longest sample, 7, took 100 ms, 90% of it in tool_call" in texts
+
+
+class TestRecordingItself:
+    def test_overhead_by_process_and_engine(self):
+        made = report(
+            spans(0, ("window", "actor", 0, 100, "actor")),
+            manifests=[
+                manifest(
+                    window(stall_seconds=0.04, wait_seconds=0.01, export_seconds=1.0),
+                    window(role="ref", stall_seconds=0.03),
+                    engines=[engine_entry(), engine_entry(status="joined", name="e0")],
+                )
+            ],
+        )
+        assert [
+            (row.label, row.stall, row.wait, row.export, row.start, row.stop) for row in made.overhead
+        ] == [
+            ("actor rank 0", 0.07, 0.01, 1.0, None, None),
+            ("rollout/0", None, None, None, 0.25, 0.5),
+        ]
+        assert "the recording itself held actor rank 0 up for 80 ms" in [
+            headline.text for headline in made.headlines
+        ]
+
+    def test_captures_that_brought_no_trace_are_sources_without_events(self):
+        made = report(
+            spans(0, ("window", "actor", 0, 100, "actor")),
+            manifests=[
+                manifest(
+                    window(rank=1, status="lost", artifacts=[]),
+                    window(rank=2, status="joined", artifacts=[]),
+                    window(rank="driver", backend="null", artifacts=[]),
+                    engines=[engine_entry(status="failed", artifacts=[])],
+                )
+            ],
+        )
+        assert [(each.label, each.status, each.events) for each in made.sources[1:]] == [
+            ("actor rank 1", "lost", 0),
+            ("rollout/0", "failed", 0),
+        ]
+        assert made.headlines[-1].text == "2 of 3 sources have no events: actor rank 1, rollout/0"
+
+    def test_findings_name_their_source(self):
+        made = report(trace(0, ("thread", "cpu_op", "mm", 0, 1), findings=["breaks off"]))
+        assert made.findings == [Finding("step-000002/actor/rank-0.trace.json.gz", "breaks off")]
+
+    def test_the_clock(self):
+        far = {"host": "far", "alignment": Alignment("ping-pong", 5, 250_000)}
+        first, second = spans(0, ("window", "a", 0, 1, "a")), spans(1, ("window", "a", 0, 1, "a"), **far)
+        made = report(first, second)
+        assert (made.clock, made.clock_error_ns) == (
+            "1 source by the clock of one host; 1 compared by ping-pong, right within 0.25 ms",
+            250_000,
+        )
+        unknown = spans(2, ("window", "a", 0, 1, "a"), host="x", alignment=Alignment("unmeasured", 0, None))
+        assert report(first, unknown).clock_error_ns is None
+
+    def test_memory_by_process_and_device(self):
+        made = report(
+            trace(
+                0,
+                counters=[
+                    ("memory allocated GPU 0", 10, 2**30),
+                    ("memory allocated GPU 0", 20, 3 * 2**30),
+                    ("memory allocated CPU", 10, 4 * 2**30),
+                    ("queue", 10, 9),
+                ],
+            )
+        )
+        assert [(row.label, row.device, row.peak_bytes, row.at) for row in made.memory] == [
+            ("actor rank 0", "CPU, allocated", 4 * 2**30, 0.0),
+            ("actor rank 0", "GPU 0, allocated", 3 * 2**30, 0.01),
+        ]
+        assert [headline.text for headline in made.headlines] == [
+            "actor rank 0 reached 3.0 GiB (GPU 0, allocated)"
+        ]
+
+
+class TestGantt:
+    def test_windows_above_regions_and_calls_that_overlap_as_one(self):
+        made = report(
+            spans(
+                0,
+                ("window", "step", 0, 100, None),
+                ("window", "rollout", 10, 50, "rollout"),
+                ("region", "generate", 10, 30, "rollout"),
+                ("region", "generate", 20, 30, "rollout"),
+                ("region", "score", 70, 10, None),
+            )
+        )
+        (row,) = made.gantt
+        assert [(bar.start, bar.seconds, bar.name, bar.role, bar.depth) for bar in row.bars] == [
+            (0.0, 0.1, "step", None, 0),
+            (0.01, 0.05, "rollout", "rollout", 1),
+            (0.01, 0.04, "generate", "rollout", 2),
+            (0.07, 0.01, "score", None, 1),
+        ]
+
+    def test_an_engine_has_its_generation(self):
+        (row,) = report(engine(0, (0, 10, 4), (10, 10, 2))).gantt
+        assert [(bar.start, bar.seconds, bar.name, bar.role) for bar in row.bars] == [
+            (0.0, 0.02, "generation", "rollout")
+        ]
+        assert row.busy == [(0.0, 0.02)]
+
+    def test_the_longest_bars_stay_where_there_are_too_many(self, monkeypatch):
+        monkeypatch.setattr("stepprof.report.gantt.MOST_BARS", 2)
+        monkeypatch.setattr("stepprof.report.gantt.FEWEST_BARS", 2)
+        regions = [("region", f"r{n}", 10 * n, n + 1, "actor") for n in range(5)]
+        (row,) = report(spans(0, ("window", "actor", 0, 100, "actor"), *regions)).gantt
+        assert [bar.name for bar in row.bars] == ["actor", "r4"]
