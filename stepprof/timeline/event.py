@@ -19,7 +19,7 @@ _LOOKED_AT = 256
 class Event(Struct, gc=False):
     """One event, with what any reader or writer here needs of it. ``ts`` and ``dur`` are microseconds: a number where a float is exact, else the text of one."""
 
-    ph: str = ""
+    ph: str
     name: str = ""
     cat: str = ""
     pid: int | str = 0
@@ -37,7 +37,7 @@ class Event(Struct, gc=False):
 class _ExactEvent(Struct, gc=False):
     """The same with its times as they are written."""
 
-    ph: str = ""
+    ph: str
     name: str = ""
     cat: str = ""
     pid: int | str = 0

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from isal import isal_zlib
 
 __all__ = ["blocks"]
 
 BLOCK = 2 << 20
-_READ = 1 << 20
+_FEED = 1 << 14
+"""So much is decompressed at once, at most: where it is damaged, all that it would have given is lost at first."""
 _GZIP = b"\x1f\x8b"
 _WHOLE_MEMBER = 31  # window bits: gzip, with its checksum
 _DAMAGED: Any = isal_zlib.error
@@ -42,42 +43,73 @@ def blocks(path: Path, limit: int, findings: list[str], block: int = BLOCK) -> I
 def _pieces(path: Path, findings: list[str], block: int) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
-            if file.read(2) == _GZIP:
-                file.seek(0)
-                yield from _gunzip(iter(lambda: file.read(_READ), b""), findings, block)
-                return
+            compressed = file.read(2) == _GZIP
             file.seek(0)
-            while piece := file.read(block):
-                yield piece
+            if compressed:
+                yield from _joined(_gunzip(file, findings, block), block)
+            else:
+                while piece := file.read(block):
+                    yield piece
     except OSError as error:
         findings.append(f"cannot be read: {error.strerror or error}")
 
 
-def _gunzip(source: Iterator[bytes], findings: list[str], block: int) -> Iterator[bytes]:
-    stream: Any = isal_zlib.decompressobj(_WHOLE_MEMBER)
-    held, parts = 0, list[bytes]()
-    began = False
-    for read in source:
-        data = read
-        while data:
-            if stream.eof:
+def _joined(pieces: Iterator[bytes], block: int) -> Iterator[bytes]:
+    """The same bytes in pieces of at least `block`."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= block:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def _gunzip(file: BinaryIO, findings: list[str], block: int) -> Iterator[bytes]:
+    stream: Any = None
+    member = 0
+    while feed := file.read(_FEED):
+        at = file.tell() - len(feed)
+        while feed:
+            if stream is None or stream.eof:
+                feed = feed.lstrip(b"\0") if stream is not None else feed
+                if not feed:
+                    break
                 stream = isal_zlib.decompressobj(_WHOLE_MEMBER)
-                began = False
+                member = at = file.tell() - len(feed)
             try:
-                piece = stream.decompress(data, block - held)
+                yield from _fed(stream, feed, block)
             except _DAMAGED as error:
-                if parts:
-                    yield b"".join(parts)
+                yield from _closely(file, member, at, block)
                 findings.append(f"is damaged as gzip ({error}): what comes before the damage is kept")
                 return
-            began = True
-            parts.append(piece)
-            held += len(piece)
-            if held >= block:
-                yield b"".join(parts)
-                held, parts = 0, []
-            data = stream.unused_data.lstrip(b"\0") if stream.eof else stream.unconsumed_tail
-    if parts:
-        yield b"".join(parts)
-    if began and not stream.eof:
+            feed = stream.unused_data if stream.eof else b""
+    if stream is not None and not stream.eof:
         findings.append("breaks off as gzip: what comes before is kept")
+
+
+def _fed(stream: Any, feed: bytes, block: int) -> Iterator[bytes]:
+    """All that some compressed bytes give, in pieces of at most `block`; after a full one there may be more without any further byte."""
+    while True:
+        piece = stream.decompress(feed, block)
+        yield piece
+        feed = stream.unconsumed_tail
+        if stream.eof or (not feed and len(piece) < block):
+            return
+
+
+def _closely(file: BinaryIO, member: int, damaged: int, block: int) -> Iterator[bytes]:
+    """What a feed that is damaged gives byte by byte: at its end there may be nothing wrong but the checksum."""
+    stream: Any = isal_zlib.decompressobj(_WHOLE_MEMBER)
+    file.seek(member)
+    while file.tell() < damaged:
+        for _ in _fed(stream, file.read(min(_FEED, damaged - file.tell())), block):
+            pass
+    for byte in iter(lambda: file.read(1), b""):
+        try:
+            yield from _fed(stream, byte, block)
+        except _DAMAGED:
+            return

@@ -27,6 +27,10 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _HEAD_LIMIT = 64 << 20
 _PEEK = 1 << 18
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_CLOSING = {b"{": b"}", b"[": b"]"}
+_ENDINGS = 64
+_LOOKED_BACK = 256
 _CUTS = 8
 """So many borders are tried before more text is asked for."""
 
@@ -109,26 +113,36 @@ class TraceStream:
         text = self._head(source)
         if text is None:
             return
-        wanted = 0
+        wanted, passing = 0, False
         for block in source:
             text += block
-            if len(text) < wanted:
+            if passing:
+                border = BORDER.search(text)
+                text = text[border.end() :] if border else text[-_LOOKED_BACK:]
+                passing = border is None
+            if len(text) < wanted or passing:
                 continue
             taken, events, ended = self._take(text)
             if events:
                 yield events
             text = text[taken:]
+            wanted = 0 if taken else len(text) + BLOCK
+            if not taken and not ended and len(text) > limits.event_bytes:
+                ended = self._has_ended(text)
+                passing = not ended
+                self._damaged += passing
             if ended:
                 yield from self._end(text + self._rest(source, limits.event_bytes))
                 return
-            wanted = 0
-            if not taken:
-                wanted = len(text) + BLOCK
-                if len(text) > limits.event_bytes:
-                    border = BORDER.search(text)
-                    text = text[border.end() :] if border else text[-1:]
-                    self._damaged += 1
         yield from self._end(text)
+
+    def _has_ended(self, text: bytes) -> bool:
+        """Whether the array of events ends in a text that is too long for one event."""
+        try:
+            self._decode(b"[" + text)
+        except DECODE_ERRORS as error:
+            return _TRAILING.search(str(error)) is not None
+        return True
 
     def _rest(self, source: Iterator[bytes], limit: int) -> bytes:
         """What follows the events, if it is not more than a header may be."""
@@ -157,9 +171,9 @@ class TraceStream:
                 self.findings.append(f"is no trace: it begins with {start[:20]!r}")
                 return None
             for opening in _EVENTS.finditer(head, searched):
-                if self._understand(head[: opening.start()], opening):
+                if self._understand(head[: opening.start()]):
                     return head[opening.end() :]
-            searched = max(0, len(head) - 256)
+            searched = max(0, len(head) - _LOOKED_BACK)
             if len(head) > _HEAD_LIMIT:
                 break
         if not head.strip():
@@ -168,24 +182,26 @@ class TraceStream:
             self.findings.append(f"has no traceEvents in its first {len(head)} bytes")
         return None
 
-    def _understand(self, head: bytes, opening: re.Match[bytes]) -> bool:
+    def _understand(self, head: bytes) -> bool:
         """Take in what stands before the events; False where that is not the top level."""
-        try:
-            self.header.update(_table(head + b'"":0}'))
-        except DECODE_ERRORS:
-            pass
-        else:
+        for sound in (bytes, sound_head):
+            try:
+                self.header.update(_table(sound(head) + b'"":0}'))
+            except DECODE_ERRORS:
+                continue
+            if sound is sound_head:
+                self._leave_out("before")
             return True
-        try:
-            self.header.update(_table(sound_head(head) + b'"":0}'))
-        except (*DECODE_ERRORS, ValueError):
-            base = _BASE.search(head)
-            if base is None and head.count(b"{") - head.count(b"}") > 1:
-                return False
-            if base is not None:
-                self.header["baseTimeNanoseconds"] = int(base[1])
-        self.findings.append("what it states about itself before its events is no JSON: that was left out")
+        if _is_nested(head):
+            return False
+        base = _BASE.search(head)
+        if base is not None:
+            self.header["baseTimeNanoseconds"] = int(base[1])
+        self._leave_out("before")
         return True
+
+    def _leave_out(self, where: str) -> None:
+        self.findings.append(f"what it states about itself {where} its events is no JSON: that was left out")
 
     def _take(self, text: bytes) -> tuple[int, list[Event], bool]:
         """Decode up to the last border: how many bytes that took, the events, and whether the array ends there."""
@@ -219,44 +235,31 @@ class TraceStream:
                 yield events
             text = text[taken:]
         try:
-            events = self._decode(b"[" + text)
-            rest = b""
+            yield self._decode(b"[" + text)
+            return
         except DECODE_ERRORS as error:
             trailing = _TRAILING.search(str(error))
-            if trailing is None:
-                yield from self._broken_end(text)
-                return
-            end = int(trailing[1]) - 1
-            rest = text[end - 1 :]
-            events = self._decode((b"[" + text)[:end])
-        yield events
-        if not rest.strip(b"} \r\n\t"):
-            return
-        try:
-            self.header.update(_table(b'{"":0' + rest))
-        except DECODE_ERRORS:
-            self.findings.append("what it states about itself after its events is no JSON: that was left out")
-
-    def _broken_end(self, text: bytes) -> Iterator[list[Event]]:
-        body = text.rstrip().rstrip(b",")
-        if body.endswith(b"}") and not body.endswith(b"]}"):
+        if trailing is not None:
+            end: int | None = int(trailing[1]) - 2
+            yield self._decode(b"[" + text[:end])
+        else:
+            end = _ending(text)
+            saved = salvage(
+                text[:end].strip(b"], \r\n\t") if end is None else text[: end - 1], self._decode, loosely
+            )
+            yield saved.events
+            self._damaged += saved.damaged
+            if end is None:
+                self._damaged -= saved.last_damaged
+                self.findings.append(
+                    f"breaks off after {self.inflated_bytes} bytes: the events before that were kept"
+                )
+        rest = b"" if end is None else text[end:]
+        if rest.strip(b"} \r\n\t"):
             try:
-                events = self._decode(b"[%b]" % body)
+                self.header.update(_table(b'{"":0' + rest))
             except DECODE_ERRORS:
-                pass
-            else:
-                yield events
-                self._break_off()
-                return
-        saved = salvage(text, self._decode, loosely)
-        yield saved.events
-        self._damaged += saved.damaged - saved.last_damaged
-        self._break_off()
-
-    def _break_off(self) -> None:
-        self.findings.append(
-            f"breaks off after {self.inflated_bytes} bytes: the events before that were kept"
-        )
+                self._leave_out("after")
 
 
 _header = msgspec.json.Decoder(dict[str, Any])
@@ -272,6 +275,40 @@ def _cuts(text: bytes) -> Iterator[int]:
         if BORDER.match(text, end):
             found += 1
             yield end
+
+
+def _ending(text: bytes) -> int | None:
+    """Where the array of events ends that does not decode: behind the first of the last brackets from which on the rest is what may follow; None where it does not end."""
+    end, found = len(text), None
+    for _ in range(_ENDINGS):
+        end = text.rfind(b"]", 0, end)
+        if end < 0:
+            break
+        rest = text[end + 1 :]
+        try:
+            _table(b'{"":0' + (rest if rest.strip() else b"}"))
+        except DECODE_ERRORS:
+            continue
+        found = end + 1
+    return found
+
+
+def _is_nested(head: bytes) -> bool:
+    """Whether the text ends within a table of the top level's, as sound JSON does."""
+    closing = bytearray()
+    for token in _TOKENS.finditer(head):
+        bracket = token[0]
+        if bracket in _CLOSING:
+            closing += _CLOSING[bracket]
+        elif bracket[:1] in b"]}" and closing:
+            closing.pop()
+    if len(closing) < 2:
+        return False
+    try:
+        _table(head + b'"":0' + bytes(reversed(closing)))
+    except DECODE_ERRORS:
+        return False
+    return True
 
 
 def _table(text: bytes) -> dict[str, object]:
