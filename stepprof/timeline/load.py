@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from stepprof.timeline.assume import ALL, assumed_for
 from stepprof.timeline.find import Input
 from stepprof.timeline.kineto import read
 from stepprof.timeline.model import Alignment, Source
 from stepprof.timeline.raw import Limits, TraceStream
 from stepprof.timeline.spanfiles import read_spans_of
 
-__all__ = ["ALL", "assumed_for", "load"]
-
-ALL = "*"
-"""The name in `assume` that stands for every source without an anchor."""
+__all__ = ["load"]
 
 
 def load(
@@ -29,7 +27,7 @@ def load(
     Args:
         wanted: which, from `find`.
         args: keep the arguments of slices and instants.
-        assume: what is added to the times of a source [ns], by its path, file name, host or label; `ALL`: of every one that has no anchor.
+        assume: what is added to the times of a source [ns], as `stepprof.timeline.assume.assumed_offsets` gives it.
         limits: how much of a file is read at most.
 
     Returns:
@@ -52,12 +50,3 @@ def load(
             f"{where} was never compared with another one: placed by its own wall clock, and by how much that is wrong is not known"
         )
     return source
-
-
-def assumed_for(wanted: Input, assume: Mapping[str, int]) -> int | None:
-    """What `assume` says of this source by name; None: nothing."""
-    origin = wanted.origin
-    for name in (origin.path, Path(wanted.paths[0]).name, origin.label, origin.host):
-        if name is not None and name in assume:
-            return assume[name]
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 
 from stepprof.timeline.columns import InstantColumns, Interned, SliceColumns
 from stepprof.timeline.event import Event
+from stepprof.timeline.salvage import DECODE_ERRORS
 from stepprof.timeline.tracks import Rows
 
 __all__ = ["PAIRED", "Pairs"]
@@ -16,6 +18,8 @@ __all__ = ["PAIRED", "Pairs"]
 PAIRED = frozenset("BEbneSTpFP")
 """The phases of what begins and ends in events of its own."""
 
+OURS = "stepprof"
+"""The category of what stepprof writes into a trace."""
 _Open = tuple[Event, int]
 
 
@@ -32,7 +36,6 @@ class _Id(msgspec.Struct):
 
 _args = msgspec.json.Decoder(_Args)
 _id = msgspec.json.Decoder(_Id)
-_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Pairs:
@@ -67,7 +70,7 @@ class Pairs:
                     np.array([at], dtype=np.int64),
                     [self._names[event.name]],
                     [self._categories[event.cat]],
-                    [self._track(event)],
+                    [self._rows.keys["async", event.pid, event.cat or "async"]],
                     args=[bytes(event.args) or None],
                 )
             elif phase in "TpP":  # a step of what has begun: told by no viewer
@@ -103,16 +106,10 @@ class Pairs:
         return findings
 
     def _done(self, event: Event, start: int, end: int) -> None:
-        self._rows_done.append(
-            (
-                start,
-                end - start,
-                self._names[event.name],
-                self._categories[event.cat],
-                self._track(event),
-                bytes(event.args) or None,
-            )
-        )
+        args = bytes(event.args)
+        name, category = self._names[event.name], self._categories[event.cat]
+        for track in self._tracks(event, args):
+            self._rows_done.append((start, end - start, name, category, track, args or None))
 
     def _flush(self) -> None:
         if not self._rows_done:
@@ -128,17 +125,19 @@ class Pairs:
         )
         self._rows_done.clear()
 
-    def _track(self, event: Event) -> int:
+    def _tracks(self, event: Event, args: bytes) -> Iterator[int]:
+        """Where an event lies; one of ours that is bound to a sample lies on the row of the sample as well."""
         if event.ph == "B":
-            return self._rows.keys["thread", event.pid, event.tid]
-        if event.cat == "stepprof" and b'"sample"' in bytes(event.args):
+            yield self._rows.keys["thread", event.pid, event.tid]
+            return
+        yield self._rows.keys["async", event.pid, event.cat or "async"]
+        if event.cat == OURS and b'"sample"' in args:
             try:
-                sample = _args.decode(event.args).sample
-            except _ERRORS:
-                sample = None
+                sample = _args.decode(args).sample
+            except DECODE_ERRORS:
+                return
             if isinstance(sample, str | int | float):
-                return self._rows.keys["sample", event.pid, str(sample)]
-        return self._rows.keys["async", event.pid, event.cat or "async"]
+                yield self._rows.keys["sample", event.pid, str(sample)]
 
 
 def _key(event: Event) -> tuple[object, ...]:
@@ -149,7 +148,7 @@ def _key(event: Event) -> tuple[object, ...]:
     if number is None:
         try:
             told = _id.decode(event.id2)
-        except _ERRORS:
+        except DECODE_ERRORS:
             told = _Id()
         number = told.local if told.global_ is None else told.global_
         where = event.pid if told.global_ is None else None

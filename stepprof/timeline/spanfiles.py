@@ -14,11 +14,11 @@ from msgspec import Raw
 
 from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumns, Interned, SliceColumns
 from stepprof.timeline.model import Alignment, Origin, Source, Track, TrackKind
+from stepprof.timeline.salvage import DECODE_ERRORS
 
 __all__ = ["SpanFiles", "read_spans_of", "span_files"]
 
 _NAME = re.compile(r"rank-(.+)\.(\d+)\.jsonl")
-_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _LONGEST_LINE = 16 << 20
 LARGEST_NS = 2**62
 
@@ -79,7 +79,7 @@ def span_files(folder: Path) -> list[SpanFiles]:
         try:
             with file.open("rb") as lines:
                 told = _header.decode(lines.readline(_LONGEST_LINE))
-        except (OSError, *_ERRORS):
+        except (OSError, *DECODE_ERRORS):
             pass
         groups.setdefault((rank if told.rank is None else told.rank, told.host, told.pid), []).append(
             (int(match[2]), file)
@@ -138,7 +138,7 @@ class _Reader:
                         continue
                     try:
                         span = _span.decode(line)
-                    except _ERRORS:
+                    except DECODE_ERRORS:
                         # a last line that is not whole: its process was writing it, or was killed
                         damaged += line.endswith(b"\n")
                         continue
@@ -165,7 +165,7 @@ class _Reader:
         if b'"sample"' in (attributes := bytes(span.attrs)):
             try:
                 sample = _bound.decode(attributes).sample
-            except _ERRORS:
+            except DECODE_ERRORS:
                 sample = None
             if isinstance(sample, str | int | float) and not isinstance(sample, bool):
                 tracks.append(self.tracks["sample", str(sample)])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from stepprof.timeline.columns import Interned
 from stepprof.timeline.event import Event
 from stepprof.timeline.model import Indices, Track
+from stepprof.timeline.salvage import DECODE_ERRORS
 
 __all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "Rows"]
 
@@ -75,7 +76,7 @@ class Rows:
         """Take in an event of metadata."""
         try:
             told = _named.decode(event.args)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except DECODE_ERRORS:
             return
         if event.name.startswith("process_"):
             known = self._process.setdefault(event.pid, _Named())
