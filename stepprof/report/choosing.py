@@ -5,7 +5,7 @@ The choice is made per name, category and track, of which there are few, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -18,17 +18,39 @@ from stepprof.timeline.model import Source, TrackKind
 __all__ = ["Chosen", "Indices"]
 
 Indices = npt.NDArray[np.intp]
-Flags = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.uint16]
+Tests = Mapping[int, Callable[[str], bool]]
 
-_OPS = frozenset({"cpu_op"})
-_REGIONS = frozenset({"region", "user_annotation", "stepprof"})
-_WINDOWS = frozenset({"window"})
-_NOTES = frozenset({"gpu_user_annotation", "overhead"})
-"""On a stream's row without being work: where annotations of the host show on the device."""
-_COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
-_DISPATCH = "c10d::"
-"""The call that starts a collective: neither communication nor computation."""
+_OP, _REGION, _WINDOW, _NOTE, _COPY = (1 << number for number in range(5))
+_HOST, _THREAD, _STREAM, _SAMPLE, _ITERATION = (1 << number for number in range(5, 10))
+_HOST_CALL, _DEVICE_CALL, _DISPATCH, _STEP = (1 << number for number in range(10, 14))
+
 _STEPS = ("ProfilerStep#", "execute_context_", "step[", "PyTorch Profiler")
+_KINDS: Mapping[TrackKind, int] = {
+    "thread": _THREAD,
+    "stream": _STREAM,
+    "sample": _SAMPLE,
+    "iterations": _ITERATION,
+}
+_BY_CATEGORY: Tests = {
+    _OP: lambda word: word == "cpu_op",
+    _REGION: lambda word: word in ("region", "user_annotation", "stepprof"),
+    _WINDOW: lambda word: word == "window",
+    # on a stream's row without being work: where annotations of the host show on the device
+    _NOTE: lambda word: word in ("gpu_user_annotation", "overhead"),
+    _COPY: lambda word: word in ("gpu_memcpy", "gpu_memset"),
+}
+_BY_TRACK: Tests = {
+    _HOST: lambda kind: kind in ("thread", "async"),
+    **{bit: kind.__eq__ for kind, bit in _KINDS.items()},
+}
+_BY_NAME: Tests = {
+    _HOST_CALL: is_host_communication,
+    _DEVICE_CALL: is_device_communication,
+    # the call that starts a collective: neither communication nor computation
+    _DISPATCH: lambda name: name.startswith("c10d::"),
+    _STEP: lambda name: name.startswith(_STEPS),
+}
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -49,27 +71,26 @@ class Chosen:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        host = self._on("thread") | self._on("async")
-        streams = self._on("stream")
-        host_calls = self._by_name(is_host_communication) & host
-        steps = self._by_name(lambda name: name.startswith(_STEPS))
-        self.ops = np.flatnonzero(self._by_category(_OPS) & self._on("thread") & ~host_calls)
-        self.regions = np.flatnonzero(self._by_category(_REGIONS) & host & ~host_calls & ~steps)
-        self.windows = np.flatnonzero(self._by_category(_WINDOWS) & host)
-        self.device = np.flatnonzero(streams & ~self._by_category(_NOTES))
+        slices = source.slices
+        bits = _table(_BY_CATEGORY, source.categories)[slices.category]
+        bits |= _table(_BY_TRACK, [track.kind for track in source.tracks])[slices.track]
+        bits |= _table(_BY_NAME, source.names)[slices.name]
+        self.ops = np.flatnonzero((bits & (_OP | _THREAD | _HOST_CALL)) == _OP | _THREAD)
+        self.regions = np.flatnonzero((bits & (_REGION | _HOST | _HOST_CALL | _STEP)) == _REGION | _HOST)
+        self.windows = np.flatnonzero((bits & (_WINDOW | _HOST)) == _WINDOW | _HOST)
+        self.device = np.flatnonzero((bits & (_STREAM | _NOTE)) == _STREAM)
         if len(self.device):
-            calls = self._by_name(is_device_communication)[self.device]
-            copies = self._by_category(_COPIES)[self.device]
-            self.communication = self.device[calls & ~copies]
-            self.computation = self.device[~calls & ~copies]
+            on_device = bits[self.device]
+            self.communication = self.device[(on_device & (_DEVICE_CALL | _COPY)) == _DEVICE_CALL]
+            self.computation = self.device[(on_device & (_DEVICE_CALL | _COPY)) == 0]
         else:
-            dispatch = self._by_name(lambda name: name.startswith(_DISPATCH))
-            self.communication = np.flatnonzero(host_calls)
-            self.computation = self.ops[~dispatch[self.ops]]
+            self.communication = np.flatnonzero((bits & (_HOST_CALL | _HOST)) == _HOST_CALL | _HOST)
+            self.computation = self.ops[(bits[self.ops] & _DISPATCH) == 0]
+        self._bits = bits
 
     def on(self, kind: TrackKind) -> Indices:
         """The slices on tracks of a kind."""
-        return np.flatnonzero(self._on(kind))
+        return np.flatnonzero(self._bits & _KINDS[kind])
 
     def roles(self, which: Indices) -> list[str | None]:
         """The role of each of some slices: what its args say where there is a window of that role (an attribute may be called so too), else that of the source."""
@@ -82,18 +103,10 @@ class Chosen:
         known = set(stated)
         return [role if not known or role in known else default for role in roles]
 
-    def _on(self, kind: TrackKind) -> Flags:
-        return _spread([track.kind == kind for track in self._source.tracks], self._source.slices.track)
 
-    def _by_category(self, words: Iterable[str]) -> Flags:
-        return _spread([word in words for word in self._source.categories], self._source.slices.category)
-
-    def _by_name(self, fits: Callable[[str], bool]) -> Flags:
-        return _spread([fits(name) for name in self._source.names], self._source.slices.name)
-
-
-def _spread(flags: list[bool], indices: npt.NDArray[np.int32]) -> Flags:
-    return np.array(flags, bool)[indices] if len(indices) else np.zeros(0, bool)
+def _table(tests: Tests, words: Iterable[str]) -> Bits:
+    """The bits of each of some words."""
+    return np.array([sum(bit for bit, fits in tests.items() if fits(word)) for word in words], np.uint16)
 
 
 @lru_cache(maxsize=4096)
