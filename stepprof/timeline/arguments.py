@@ -7,8 +7,11 @@ remains is known by the text without its digits.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from stepprof.timeline.protobuf import bytes_field, double_field, varint, varint_field
 
@@ -20,6 +23,7 @@ _BOOKKEEPING = (
 _DROP = frozenset(_BOOKKEEPING)
 _PAIRS = re.compile(rb'"(?:%s)"\s*:\s*(?:-?\d+|"[^"\\]*"|null)\s*,?\s*' % "|".join(_BOOKKEEPING).encode())
 _DIGITS = b"0123456789-"
+_SHAPES, _INDEX = b'"Concrete Inputs"', b'"Ev Idx"'  # what stands before, and after, only tells events apart
 _INT64 = 2**63
 _LARGEST = 1 << 16  # bytes of one value: nobody reads more in a viewer
 
@@ -28,24 +32,46 @@ class Arguments:
     """Encodes the arguments of one source; names and texts are interned, and `interned()` says which are new since it was last asked."""
 
     def __init__(self) -> None:
+        self.table: list[bytes] = [b""]
+        """The debug annotations behind each code."""
         self._empty: dict[bytes, bool] = {}
-        self._encoded: dict[bytes, bytes] = {}
+        self._codes: dict[bytes, int] = {}
+        self._operators: dict[bytes, int] = {}
         self._names: dict[str, int] = {}
         self._texts: dict[str, int] = {}
         self._told = (0, 0)
 
-    def encode(self, raw: bytes) -> bytes:
-        """The debug annotations for a raw JSON object; empty where nothing in it is of interest."""
-        shape = raw.translate(None, _DIGITS)
-        empty = self._empty.get(shape)
-        if empty is None:
-            empty = self._empty[shape] = _PAIRS.sub(b"", raw).strip(b" {},\r\n\t") == b""
-        if empty:
-            return b""
+    def codes(self, raws: Iterable[bytes | None], operators: Iterable[bool]) -> npt.NDArray[np.int64]:
+        """The numbers of debug annotations in the table.
+
+        Args:
+            raws: raw JSON objects.
+            operators: whether each is an operator's, of which it is known in which order they stand.
+        """
+        known, empty, code = self._operators, self._empty, self._code
+        out = []
+        for raw, operator in zip(raws, operators, strict=True):
+            if raw is None:
+                out.append(0)
+                continue
+            if operator:
+                at = raw.find(_SHAPES)
+                if at > 0:
+                    key = raw[at : raw.rfind(_INDEX)]
+                    out.append(known[key] if key in known else known.setdefault(key, code(raw)))
+                    continue
+            out.append(0 if empty.get(raw.translate(None, _DIGITS)) else code(raw))
+        return np.array(out, np.int64)
+
+    def _code(self, raw: bytes) -> int:
         rest = _PAIRS.sub(b"", raw)
-        known = self._encoded.get(rest)
+        if not rest.strip(b" {},\r\n\t"):
+            self._empty[raw.translate(None, _DIGITS)] = True
+            return 0
+        known = self._codes.get(rest)
         if known is None:
-            known = self._encoded[rest] = self._encode(raw)
+            known = self._codes[rest] = len(self.table)
+            self.table.append(self._encode(raw))
         return known
 
     def interned(self) -> bytes:

@@ -100,13 +100,13 @@ def nest(row: Indices, start: Times, duration: Times) -> Nesting:
     The parents are right on rows on which all slices nest; on others there are slices that outlast their parent.
     """
     end = start + np.maximum(duration, 1)
-    order = np.lexsort((-end, start, row))
-    row, start, end = row[order], start[order], end[order]
-    count = len(order)
+    count = len(start)
     place = np.arange(count)
     if not count:
-        return Nesting(order, row, start, end, place)
-    begins, ends = _keys(row, start, end)
+        return Nesting(place, row, start, end, place)
+    begins, ends = _keys(row, start, row, end)
+    order = _sorted(begins, end)
+    row, start, end, begins = row[order], start[order], end[order], begins[order]
     # how many lie open where it begins: all that began before it, less those that have ended
     depth = place - np.searchsorted(np.sort(ends), begins, side="right")
     by_depth = np.sort(depth * count + place)
@@ -148,22 +148,28 @@ def _last_begun(nesting: Nesting, row: Indices, time: Times) -> Positions:
     if not len(nesting.row) or not len(time):
         return np.full(len(time), -1, np.int64)
     first = np.searchsorted(nesting.row, row, side="left")
-    begins, keys = _keys_of(nesting.row, nesting.start, row, time)
+    begins, keys = _keys(nesting.row, nesting.start, row, time)
     found = np.searchsorted(begins, keys, side="right") - 1
     return np.where(found >= first, found, -1)
 
 
-def _keys(row: Indices, start: Times, end: Times) -> tuple[Times, Times]:
-    """Numbers that sort begins and ends of all rows at once: by row, then by time."""
-    return _keys_of(row, start, row, end)
+def _sorted(begins: Times, end: Times) -> Positions:
+    """By begin, and those of one begin with the longest first; as they came where they do not differ."""
+    order = np.argsort(begins, kind="stable")
+    tied = np.flatnonzero(begins[order[1:]] == begins[order[:-1]])
+    if len(tied):
+        members = np.union1d(tied, tied + 1)
+        some = order[members]
+        order[members] = some[np.lexsort((-end[some], begins[some]))]
+    return order
 
 
-def _keys_of(row: Indices, time: Times, other_row: Indices, other: Times) -> tuple[Times, Times]:
+def _keys(row: Indices, time: Times, other_row: Indices, other: Times) -> tuple[Times, Times]:
+    """Numbers that sort two columns of times, each on its row, by row and then by time."""
     low = min(int(time.min()), int(other.min()))
     span = max(int(time.max()), int(other.max())) - low + 1
-    if (
-        max(int(row.max()), int(other_row.max())) + 1
-    ) * span >= _LARGEST:  # days of time on millions of rows: ranks instead of times
+    # days of time on millions of rows: ranks instead of times
+    if (max(int(row.max()), int(other_row.max())) + 1) * span >= _LARGEST:
         ranks = np.unique(np.concatenate((time, other)), return_inverse=True)[1].reshape(-1)
         time, other, low, span = ranks[: len(time)], ranks[len(time) :], 0, len(ranks) + 1
     return row.astype(np.int64) * span + (time - low), other_row.astype(np.int64) * span + (other - low)

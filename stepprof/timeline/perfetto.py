@@ -19,6 +19,7 @@ from stepprof.timeline.arguments import Arguments
 from stepprof.timeline.lanes import Layout, bind_flows, lay_out
 from stepprof.timeline.model import Source
 from stepprof.timeline.order import order_of_tracks
+from stepprof.timeline.packets import Extras, scatter
 from stepprof.timeline.place import Place, clock_text, process_name
 from stepprof.timeline.protobuf import Bytes, bytes_field, columns, varint, varint_field, varints, width_of
 
@@ -61,8 +62,8 @@ def encode(source: Source, place: Place) -> Iterator[bytes]:
     yield writer.descriptors()
     yield writer.about()
     yield from writer.slices()
-    yield writer.instants()
-    yield writer.counters()
+    yield from writer.instants()
+    yield from writer.counters()
 
 
 class _Writer:
@@ -71,6 +72,7 @@ class _Writer:
         self.layout: Layout = lay_out(source)
         self.sequence = place.index + 2
         self.arguments = Arguments()
+        self.operators = source.categories.index("cpu_op") if "cpu_op" in source.categories else -1
         times = [
             column
             for column in (self.layout.nesting.start, source.instants.time, source.counters.time)
@@ -160,114 +162,102 @@ class _Writer:
         fields = b"".join(
             self.arguments.field(name, value) for name, value in facts.items() if value is not None
         )
-        interned = self._packet(bytes_field(12, self.arguments.interned()))
         event = (
             _INSTANT + varint_field(11, _ABOUT) + bytes_field(23, process_name(source, self.place)) + fields
         )
-        return interned + self._packet(varint_field(8, 0) + bytes_field(11, event))
+        return self._interned() + self._packet(varint_field(8, 0) + bytes_field(11, event))
 
     def slices(self) -> Iterator[bytes]:
         nesting, slices = self.layout.nesting, self.source.slices
-        count = len(nesting.order)
-        flows = self._flows()
-        for at in range(0, count, _BLOCK):
-            block = slice(at, min(at + _BLOCK, count))
+        flowing, flows = self._flows()
+        for block in _blocks(len(slices)):
             uuid = varints(self.row_uuid[nesting.row[block]])
-            yield from self._events(nesting.end[block], [_END, b"\x58", uuid], None)
-        for at in range(0, count, _BLOCK):
-            block = slice(at, min(at + _BLOCK, count))
+            yield self._events(nesting.end[block], [_END, b"\x58", uuid])
+        for block in _blocks(len(slices)):
             order = nesting.order[block]
-            event = [
-                _BEGIN,
-                b"\x58",
-                varints(self.row_uuid[nesting.row[block]]),
-                *self._names(slices.name[order], slices.category[order]),
-            ]
-            yield from self._events(
-                nesting.start[block], event, self._annotated(slices.args, order, _extras(flows, block))
-            )
+            extras = self._annotated(slices.args, order, slices.category[order])
+            here = slice(*np.searchsorted(flowing, (block.start, block.stop)))
+            extras.add_rows(flowing[here] - block.start, flows[here])
+            yield self._interned()
+            uuid = varints(self.row_uuid[nesting.row[block]])
+            event = [_BEGIN, b"\x58", uuid, *self._names(slices.name[order], slices.category[order])]
+            yield self._events(nesting.start[block], event, extras)
 
-    def instants(self) -> bytes:
+    def instants(self) -> Iterator[bytes]:
         instants = self.source.instants
-        if not len(instants):
-            return b""
-        uuid = varints(self.row_uuid[self.layout.track_row[instants.track]])
-        event = [_INSTANT, b"\x58", uuid, *self._names(instants.name, instants.category)]
-        return b"".join(
-            self._events(instants.time, event, self._annotated(instants.args, np.arange(len(instants)), None))
-        )
+        for block in _blocks(len(instants)):
+            order = np.arange(block.start, block.stop)
+            extras = self._annotated(instants.args, order, instants.category[block])
+            yield self._interned()
+            uuid = varints(self.row_uuid[self.layout.track_row[instants.track[block]]])
+            event = [_INSTANT, b"\x58", uuid, *self._names(instants.name[block], instants.category[block])]
+            yield self._events(instants.time[block], event, extras)
 
-    def counters(self) -> bytes:
+    def counters(self) -> Iterator[bytes]:
         counters = self.source.counters
-        if not len(counters):
-            return b""
-        uuid = varints(self.row_uuid[self.layout.track_row[counters.track]])
-        value = np.ascontiguousarray(counters.value, "<f8").view(np.uint8).reshape(-1, 8)
-        return b"".join(self._events(counters.time, [_COUNTER, b"\x58", uuid, _COUNTER_VALUE, value], None))
+        for block in _blocks(len(counters)):
+            uuid = varints(self.row_uuid[self.layout.track_row[counters.track[block]]])
+            value = np.ascontiguousarray(counters.value[block], "<f8").view(np.uint8).reshape(-1, 8)
+            yield self._events(counters.time[block], [_COUNTER, b"\x58", uuid, _COUNTER_VALUE, value])
 
     def _names(self, name: npt.NDArray[np.int32], category: npt.NDArray[np.int32]) -> list[bytes | Bytes]:
-        return [b"\x50", varints(name.astype(np.int64) + 1), b"\x18", varints(category.astype(np.int64) + 1)]
+        return [b"\x50", varints(name + 1), b"\x18", varints(category + 1)]
 
     def _annotated(
-        self, args: list[bytes | None] | None, order: npt.NDArray[np.int64], extras: list[bytes] | None
-    ) -> list[bytes] | None:
-        if args is None:
-            return extras
-        encode_one = self.arguments.encode
-        ours = [b"" if (raw := args[number]) is None else encode_one(raw) for number in order.tolist()]
-        if extras is None:
-            return ours
-        return [flow + arguments for flow, arguments in zip(extras, ours, strict=True)]
+        self, args: list[bytes | None] | None, order: npt.NDArray[np.int64], category: npt.NDArray[np.int32]
+    ) -> Extras:
+        extras = Extras(len(order))
+        if args is not None:
+            operators = category == self.operators
+            codes = self.arguments.codes([args[number] for number in order.tolist()], operators.tolist())
+            extras.add_texts(codes, self.arguments.table)
+        return extras
+
+    def _interned(self) -> bytes:
+        interned = self.arguments.interned()
+        return self._packet(bytes_field(12, interned)) if interned else b""
 
     def _events(
-        self, time: npt.NDArray[np.int64], event: list[bytes | Bytes], extras: list[bytes] | None
-    ) -> Iterator[bytes]:
+        self, time: npt.NDArray[np.int64], event: list[bytes | Bytes], extras: Extras | None = None
+    ) -> bytes:
         """Packets of a track event each; `extras` are further fields of the events."""
         count = len(time)
-        if extras is None or not any(extras):
-            body = columns(count, event)
-            event_length: bytes | Bytes = varint(body.shape[1])
-            extra = np.zeros(1, np.int64)
-        else:
-            interned = self.arguments.interned()
-            if interned:
-                yield self._packet(bytes_field(12, interned))
-            body = columns(count, event)
-            extra = np.fromiter(map(len, extras), np.int64, count)
-            event_length = varints(extra + body.shape[1])
+        body = columns(count, event)
+        lengths = np.zeros(count, np.int64) if extras is None else extras.lengths
         stem = columns(
             count,
             [
                 b"\x40",
                 varints(time - self.base, self.time_width),
                 b"\x50" + varint(self.sequence) + b"\x5a",
-                event_length,
+                varints(lengths + body.shape[1]),
                 body,
             ],
         )
-        if len(extra) != count or extras is None:
-            yield columns(count, [b"\x0a" + varint(stem.shape[1]), stem]).tobytes()
-            return
-        packets = columns(count, [b"\x0a", varints(extra + stem.shape[1]), stem])
-        pieces: list[bytes] = [b""] * (2 * count)
-        pieces[::2] = packets.view(f"V{packets.shape[1]}").ravel().tolist()
-        pieces[1::2] = extras
-        yield b"".join(pieces)
+        packets = columns(count, [b"\x0a", varints(lengths + stem.shape[1]), stem])
+        if extras is None or not lengths.any():
+            return packets.tobytes()
+        ends = np.cumsum(lengths + packets.shape[1])
+        buffer = np.empty(int(ends[-1]), np.uint8)
+        scatter(buffer, ends - lengths - packets.shape[1], packets)
+        extras.write(buffer, ends - lengths)
+        return buffer.tobytes()
 
-    def _flows(self) -> dict[int, bytes]:
-        """The fields by which flows join begins of slices, by place in the nesting."""
+    def _flows(self) -> tuple[npt.NDArray[np.int64], Bytes]:
+        """The fields by which flows join begins of slices: the place in the nesting of each, in order, and the field."""
         bound = bind_flows(self.source.flows, self.layout)
-        first, last = bound.first, bound.last
-        nesting = self.layout.nesting
+        start = self.layout.nesting.start
         # an arrow is drawn from the slice that began first, whatever it is told
-        late = nesting.start[last] < nesting.start[first]
-        first, last = np.where(late, last, first), np.where(late, first, last)
-        fields: dict[int, bytes] = {}
-        for number, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True), 1):
-            flow = (self.place.index << 40 | number).to_bytes(8, "little")
-            fields[a] = fields.get(a, b"") + _FLOW + flow
-            fields[b] = fields.get(b, b"") + _FLOW_ENDS + flow
-        return fields
+        late = start[bound.last] < start[bound.first]
+        first, last = np.where(late, bound.last, bound.first), np.where(late, bound.first, bound.last)
+        count = len(first)
+        number = (
+            (np.arange(1, count + 1) + (self.place.index << 40)).astype("<u8").view(np.uint8).reshape(-1, 8)
+        )
+        fields = np.concatenate((columns(count, [_FLOW, number]), columns(count, [_FLOW_ENDS, number])))
+        where = np.concatenate((first, last))
+        order = np.argsort(where, kind="stable")
+        return where[order], fields[order]
 
     def _used_rows(self) -> npt.NDArray[np.bool_]:
         used = np.zeros(len(self.layout.rows), np.bool_)
@@ -284,8 +274,9 @@ class _Writer:
         return _packet(self.sequence, fields)
 
 
-def _extras(at: dict[int, bytes], block: slice) -> list[bytes] | None:
-    return [at.get(number, b"") for number in range(block.start, block.stop)] if at else None
+def _blocks(count: int) -> Iterator[slice]:
+    for at in range(0, count, _BLOCK):
+        yield slice(at, min(at + _BLOCK, count))
 
 
 def _packet(sequence: int, fields: bytes) -> bytes:
