@@ -10,7 +10,6 @@ import os
 import pytest
 from runs import make_run, record, record_engine, region, tell_engines, write_spans
 
-from stepprof.report import analyse as module
 from stepprof.report.analyse import analyse, bounds_of, digest_input
 from stepprof.timeline.find import Input, find
 
@@ -79,8 +78,7 @@ def test_a_run(run, tmp_path):
     assert {each.label: each.status for each in report.sources}["actor rank 0"] == "complete"
 
 
-def test_workers_find_the_same(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "WORTH_A_WORKER", 0)
+def test_workers_find_the_same(run, tmp_path):
     found = find([], output_dir=tmp_path)
     assert analyse(found, workers=2) == analyse(found, workers=1)
 
@@ -92,8 +90,7 @@ class Fatal(Input):
         return os._exit, (1,)
 
 
-def test_a_worker_that_dies_costs_its_source_alone(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "WORTH_A_WORKER", 0)
+def test_a_worker_that_dies_costs_its_source_alone(run, tmp_path):
     found = find([], output_dir=tmp_path)
     rank0 = next(number for number, each in enumerate(found.inputs) if each.origin.label == "actor rank 0")
     found.inputs[rank0] = Fatal(
