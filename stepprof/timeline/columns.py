@@ -134,16 +134,16 @@ class FlowColumns(_Columns):
     def add(
         self,
         time: Times,
-        track: Sequence[int],
+        place: Sequence[int],
         arrow: Sequence[int],
         category: Sequence[int],
         phase: Sequence[int],
     ) -> None:
         """Take some ends; those with one `arrow` belong together."""
-        self._add(time, track, arrow, category, phase)
+        self._add(time, place, arrow, category, phase)
 
-    def built(self, shift_ns: int) -> Flows:
-        """Return arrows: each step and end from the latest beginning or step of its arrow before it."""
+    def built(self, shift_ns: int, tracks: Indices) -> Flows:
+        """Return arrows between `tracks` of the places that were given, `shift_ns` later: each step and end from the latest beginning or step of its arrow before it."""
         time, track, arrow = self._times(0), self._indices(1), self._indices(2)
         category, phase = self._indices(3), self._indices(4)
         order = np.lexsort((phase, time, arrow))
@@ -164,4 +164,5 @@ class FlowColumns(_Columns):
         left = np.zeros(len(time), np.bool_)
         left[origin] = True
         self.unpaired += int(np.count_nonzero((phase == self.BEGIN) & ~left))
+        track = tracks[track]
         return Flows(time[origin] + shift_ns, track[origin], time[to] + shift_ns, track[to], category[to])

@@ -135,10 +135,10 @@ class _Reader:
 
     def _flow(self, events: list[Event]) -> None:
         events, time = self._timed(events)
-        keys, arrows, categories = self.rows.keys, self.arrows, self.categories
+        ends, arrows, categories = self.rows.ends, self.arrows, self.categories
         self.flows.add(
             time,
-            [keys["thread", event.pid, event.tid] for event in events],
+            [ends[event.pid, event.tid] for event in events],
             # a merger leaves the ids of several ranks as they were, and puts the rank before the process
             [arrows[event.cat, event.id, _group(event.pid)] for event in events],
             [categories[event.cat] for event in events],
@@ -179,7 +179,7 @@ class _Reader:
             base, alignment = base_ns, Alignment("assumed", 0, None)
         refused = base is None
         shift = (base or 0) - alignment.offset_ns
-        flows = self.flows.built(shift)
+        flows = self.flows.built(shift, self.rows.of_ends())
         source = Source(
             origin,
             alignment,
@@ -215,24 +215,13 @@ class _Reader:
 
 def _refused(source: Source) -> Source:
     """The source without its events: nothing says where on the common clock they are."""
-    nothing = _Reader(False)
-    return Source(
-        source.origin,
-        source.alignment,
-        [],
-        [],
-        [],
-        nothing.slices.built(0),
-        nothing.instants.built(0),
-        nothing.counters.built(0),
-        nothing.flows.built(0),
-        [
-            *source.findings,
-            "refused: it states no baseTimeNanoseconds and its times are no Unix times, so that it cannot be placed on the clock of the others; "
-            f'if you know when its time 0 was, say so: --assume-offset "{source.origin.path}=SECONDS"',
-        ],
-        source.metadata,
+    nothing = _Reader(False).source(source.origin, source.alignment, {}, source.findings, None)
+    nothing.findings.append(
+        "refused: it states no baseTimeNanoseconds and its times are no Unix times, so that it cannot be placed on the clock of the others; "
+        f'if you know when its time 0 was, say so: --assume-offset "{source.origin.path}=SECONDS"'
     )
+    nothing.metadata = source.metadata
+    return nothing
 
 
 def _group(pid: int | str) -> str:

@@ -37,8 +37,7 @@ def adapt(source: Source, processes: Mapping[str, str]) -> None:
         if name not in ROWS:
             continue
         kind, category = ROWS[name]
-        track = source.tracks[number]
-        source.tracks[number] = replace(track, kind=kind, name=f"{name} {track.name}")
+        source.tracks[number] = replace(source.tracks[number], kind=kind)
         if "" not in source.categories:
             continue
         if category not in source.categories:

@@ -216,7 +216,7 @@ class _Reader:
             slices.built(shift),
             instants.built(shift),
             counters.built(shift),
-            FlowColumns().built(shift),
+            FlowColumns().built(shift, np.zeros(0, np.int32)),
             self.findings,
         )
 

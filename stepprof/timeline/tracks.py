@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from stepprof.timeline.columns import Interned
 from stepprof.timeline.event import Event
-from stepprof.timeline.model import Indices, Track
+from stepprof.timeline.model import Indices, Track, TrackKind
 from stepprof.timeline.salvage import DECODE_ERRORS
 
 __all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "Rows"]
@@ -22,7 +23,8 @@ DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})
 """Lies over kernels without nesting in them."""
 
 Place = int | str
-_KINDS = ("thread", "stream", "annotations")
+Kind = TrackKind | Literal["annotations"]
+_KINDS: tuple[Kind, ...] = ("thread", "stream", "annotations")
 _KIND_OF = dict.fromkeys(DEVICE, 1) | dict.fromkeys(DEVICE_ANNOTATIONS, 2)
 
 
@@ -45,10 +47,12 @@ _named = msgspec.json.Decoder(_Named)
 class Rows:
     """The tracks of one file, as they are met."""
 
-    keys: Interned[tuple[str, Place, Place]] = field(default_factory=Interned)
+    keys: Interned[tuple[Kind, Place, Place]] = field(default_factory=Interned)
     """(kind, pid, tid) or (kind, pid, what it is called) of each track, in order."""
     places: Interned[tuple[Place, Place]] = field(default_factory=Interned)
     """(pid, tid) of each place that complete events lie at."""
+    ends: Interned[tuple[Place, Place]] = field(default_factory=Interned)
+    """(pid, tid) of each place that an arrow begins or ends at."""
     _tracks: npt.NDArray[np.int32] = field(default_factory=lambda: np.full((0, 3), -1, np.int32))
     _kinds: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     _process: dict[Place, _Named] = field(default_factory=dict)
@@ -71,6 +75,14 @@ class Rows:
                 self._tracks[where, what] = self.keys[(_KINDS[what], *places[where])]
             track = self._tracks[place, kind]
         return track
+
+    def of_ends(self) -> Indices:
+        """Return the track of each of `ends`: of a device the stream itself. Once all events are known."""
+        tracks = []
+        for pid, tid in self.ends:
+            kind: Kind = "stream" if ("stream", pid, tid) in self.keys else "thread"
+            tracks.append(self.keys[kind, pid, tid])
+        return np.array(tracks, dtype=np.int32)
 
     def name(self, event: Event) -> None:
         """Take in an event of metadata."""
@@ -108,31 +120,24 @@ class Rows:
         ]
 
     def _track(
-        self, key: tuple[str, Place, Place], told: bool, order: int, streams: set[tuple[Place, Place]]
+        self, key: tuple[Kind, Place, Place], told: bool, order: int, streams: set[tuple[Place, Place]]
     ) -> Track:
         kind, pid, tid = key
         parts = (kind, str(pid), str(tid))
         prefix = f"{self._process_name(pid)}: " if told else ""
         if kind == "thread" and (pid, tid) in streams:
-            return Track("stream", f"{self._stream_name(pid, tid)} other", parts, order)
+            return Track("async", f"{self._stream_name(pid, tid)} other", parts, order)
         if kind == "stream":
             return Track("stream", self._stream_name(pid, tid), parts, order)
         if kind == "annotations":
             return Track("async", f"{self._stream_name(pid, tid)} annotations", parts, order)
         if kind == "thread":
             known = self._thread.get((pid, tid))
-            return Track(
-                "thread", prefix + (known.name if known and known.name else f"thread {tid}"), parts, order
-            )
-        name = prefix + str(tid)
+            unnamed = f"thread {tid}" if isinstance(tid, int) else tid or "profiler"
+            return Track("thread", prefix + (known.name if known and known.name else unnamed), parts, order)
         if kind == "sample":
-            return Track("sample", name, (str(tid),), order)
-        return Track(
-            "iterations" if kind == "iterations" else "counter" if kind == "counter" else "async",
-            name,
-            parts,
-            order,
-        )
+            return Track("sample", prefix + str(tid), (str(tid),), order)
+        return Track(kind, prefix + str(tid), parts, order)
 
     def _process_name(self, pid: Place) -> str:
         known = self._process.get(pid)
