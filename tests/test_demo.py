@@ -135,6 +135,19 @@ class TestDemo:
         assert re.search(r"^recording held a rank up for \d+\.\d\d s in a step", done.stdout, re.MULTILINE)
         assert f"stepprof show {Path('stepprof-runs') / path.name} --step 2" in done.stdout
 
+    def test_ends_with_one_timeline_and_a_report(self, demo) -> None:
+        """Both of the first recorded step, by their paths; the report's headlines stand in the terminal, and it knows both ranks and all roles."""
+        done, path = demo
+        folder = Path("stepprof-runs") / path.name / "step-000002"
+        for line in ("timeline  {}/timeline.pftrace", "report    {}/report.html", "          {}/report.json"):
+            assert f"{line.format(folder)}\n" in done.stdout
+        report = json.loads((path / "step-000002" / "report.json").read_bytes())
+        assert {each["role"] for each in report["roles"]} >= set(ROLES)
+        assert report["headlines"][0]["text"] in done.stdout
+        assert {source["rank"] for source in report["sources"] if source["kind"] == "rank"} == {0, 1}
+        assert (path / "step-000002" / "timeline.pftrace").stat().st_size > 100_000
+        assert not (path / "step-000003" / "timeline.pftrace").exists()
+
     def test_is_silent_on_stderr(self, demo) -> None:
         """Neither torchrun nor Kineto nor transformers nor stepprof has anything to complain of."""
         done, _ = demo

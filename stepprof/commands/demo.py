@@ -1,4 +1,4 @@
-"""`stepprof demo`: train a small model with GRPO on two ranks, record a step of it, and show what was recorded.
+"""`stepprof demo`: train a small model with GRPO on two ranks, record a step of it, and show what was recorded: tables, one timeline, one report.
 
 The loop is examples/grpo.py, run as a user would run it: by torchrun, in processes of its own, with nothing but environment variables for a configuration. What is here launches it and reads what it
 left, so that whatever the demo can do, any loop can. Neither torch nor transformers is imported in this process.
@@ -35,6 +35,8 @@ from stepprof.verification import verify_run
 __all__ = ["add", "run"]
 
 NEEDED = ("torch", "transformers")
+READING = ("numpy", "msgspec", "rich", "isal")
+"""What timeline and report need beside it; without them the demo still trains, records, and shows its tables."""
 WORLD_SIZE = 2
 TRAIN_STEPS = 24
 SHOWN_STEPS = 3
@@ -174,6 +176,9 @@ def _report(path: Path, steps: Sequence[int]) -> None:
     recorded = [step for step in steps if step in recorded_steps(path)]
     for step in recorded[:SHOWN_STEPS]:
         print(f"{render_step(path, step)}\n")
+    analysed = all(importlib.util.find_spec(name) for name in READING)
+    if recorded and analysed:
+        _analyse(path, recorded[0])
     spans = [span for span in read_spans(path) if span["rank"] == 0]
     rewards = {
         span["step"]: span["value"] for span in spans if span.get("name") == "reward" and "value" in span
@@ -189,11 +194,47 @@ def _report(path: Path, steps: Sequence[int]) -> None:
         )
     if not recorded:
         return
-    shown = _shown(path)
-    print(f"\nnext:\n  stepprof show {shown} --step {recorded[0]}\n  stepprof check {shown}")
-    trace = _first_trace(path, recorded[0])
-    if trace is not None:
-        print(f"  https://ui.perfetto.dev opens a trace: {_shown(trace)}")
+    shown = f"{_shown(path)} --step {recorded[0]}"
+    print(f"\nnext:\n  stepprof show {shown}\n  stepprof report {shown}\n  stepprof open {shown}")
+    if not analysed:
+        print("  timeline and report need more than this environment has: pip install 'stepprof[report]'")
+
+
+def _analyse(path: Path, step: int) -> None:
+    """Merge the step into one timeline, and report on it: the headlines here, all of it in the page."""
+    from msgspec.structs import replace
+    from rich.console import Console
+
+    from stepprof.report.analyse import analyse
+    from stepprof.report.page import render
+    from stepprof.report.store import dump, write
+    from stepprof.report.terminal import print_report
+    from stepprof.timeline.find import find
+    from stepprof.timeline.merge import default_output, merge
+
+    found = find([path], output_dir=path.parent, step=step)
+    folder = path / step_folder(step)
+    merged = merge(found.inputs, default_output(folder, "perfetto"), title=f"step {step} of {found.run_id}")
+    report = analyse(found)
+    write(folder / "report.html", render(report).encode())
+    write(folder / "report.json", dump(report))
+    short = replace(
+        report,
+        rollout=[],
+        skew=[],
+        idle=[],
+        overlap=[],
+        regions=[],
+        ops=[],
+        kernels=[],
+        memory=[],
+        overhead=[],
+    )
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 120)
+    print_report(short, console)
+    print(
+        f"\ntimeline  {_shown(merged.path)}\nreport    {_shown(folder / 'report.html')}\n          {_shown(folder / 'report.json')}\n"
+    )
 
 
 def _stall_seconds(path: Path, step: int) -> float:
@@ -202,13 +243,6 @@ def _stall_seconds(path: Path, step: int) -> float:
     for window in read_step(path, step)["windows"]:
         stalls[window["rank"]] += window["stall_seconds"] or 0
     return max(stalls.values(), default=0.0)
-
-
-def _first_trace(path: Path, step: int) -> Path | None:
-    for window in read_step(path, step)["windows"]:
-        for artifact in window["artifacts"]:
-            return path / step_folder(step) / str(artifact["path"])
-    return None
 
 
 def _shown(path: Path) -> str:
