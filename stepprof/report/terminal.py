@@ -65,7 +65,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     if report.skew:
         _section(console, "who ended last", _skew(report, top))
     if report.idle:
-        _section(console, "work and waiting, in seconds", _idle(report.idle))
+        _section(console, "work and waiting", _idle(report.idle))
     if report.overlap:
         _section(console, "communication and compute, mean of the processes", _overlap(report))
     if report.regions:
@@ -75,13 +75,11 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
             _section(console, f"{name} by self time, all processes", _ops(ops[:top]))
     _section(console, "memory and the cost of recording", _cost(report))
     _print_findings(console, report.findings)
-    error = (
-        ""
-        if report.clock_error_ns is None
-        else f" Hosts agree within {seconds(report.clock_error_ns / 1e9)}."
-    )
+    clock = report.clock.rstrip(".")
+    if report.clock_error_ns:
+        clock += f", right within {seconds(report.clock_error_ns / 1e9)}"
     console.print()
-    console.print(Text(printable(f"{report.clock}{error}"), style="dim"))
+    console.print(Text(printable(f"clock: {clock}"), style="dim"))
 
 
 def print_comparison(comparison: Comparison, console: Console, *, top: int = 12) -> None:
@@ -211,9 +209,9 @@ def _idle(idle: Sequence[Idle]) -> RenderableType:
         count = len(which)
         return [
             label,
-            f"{sum(each.wall for each in which) / count:.2f}",
-            f"{sum(each.busy for each in which) / count:.2f}",
-            *(f"{sum(each.causes.get(kind, 0.0) for each in which) / count:.2f}" for kind in kinds),
+            seconds(sum(each.wall for each in which) / count),
+            seconds(sum(each.busy for each in which) / count),
+            *(seconds(sum(each.causes.get(kind, 0.0) for each in which) / count) for kind in kinds),
         ]
 
     if len(idle) <= _MOST_PROCESSES:

@@ -9,6 +9,7 @@ __all__ = ["causes", "seconds", "share"]
 _CAUSES = {
     "rollout": "rollout",
     "collective": "collective",
+    "peers": "other ranks",
     "other_role": "other role",
     "host": "host-bound",
     "flush": "profiler",
@@ -41,10 +42,10 @@ def share(value: float) -> str:
     """A part of a whole in per cent.
 
     >>> share(0.412), share(0.0042), share(0)
-    ('41 %', '0.4 %', '0 %')
+    ('41%', '0.4%', '0%')
     """
     percent = value * 100
-    return f"{percent:.1f} %" if percent and abs(percent) < 1 else f"{percent:.0f} %"
+    return f"{percent:.1f}%" if percent and abs(percent) < 1 else f"{percent:.0f}%"
 
 
 def causes(found: Iterable[Mapping[str, float]]) -> dict[str, str]:

@@ -5,7 +5,7 @@ function ribbon(report, gantt) {
   const times = new Map(report.roles.map(time => [time.role, time]));
   const names = [...new Set([...intervals.keys(), ...times.keys()])];
   const place = at => `${(at / report.seconds) * 100}%`;
-  const marks = ticks(0, report.seconds, 8).filter(at => at < report.seconds * 0.97);
+  const marks = ticks(0, report.seconds, 8);
   return el("div", { class: "ribbon" },
     names.map(name => {
       const time = times.get(name), colour = `var(${roleColour(name)})`;
@@ -16,7 +16,7 @@ function ribbon(report, gantt) {
         el("div", { class: "name", title: name || "step" }, name || "step"), lane,
         el("div", { class: "secs" }, seconds(time && time.seconds)), el("div", { class: "share" }, share(time && time.share))];
     }),
-    el("div"), el("div", { class: "axis" }, marks.map(at => el("span", { style: { left: place(at) } }, moment(at, marks.step)))), el("div"), el("div"));
+    el("div"), el("div", { class: "axis" }, marks.map(at => (at < report.seconds * 0.97 ? el("span", { style: { left: place(at) } }, moment(at, marks.step)) : null))), el("div"), el("div"));
 }
 
 function describeRole(time, intervals) {

@@ -38,7 +38,7 @@ function seconds(value) {
 function share(value) {
   if (value === null || value === undefined || !isFinite(value)) return NOTHING;
   const percent = value * 100;
-  return percent !== 0 && Math.abs(percent) < 1 ? `${percent.toFixed(1)}${THIN}%` : `${percent.toFixed(0)}${THIN}%`;
+  return percent !== 0 && Math.abs(percent) < 1 ? `${percent.toFixed(1)}%` : `${percent.toFixed(0)}%`;
 }
 
 function count(value) {
@@ -74,9 +74,10 @@ function ticks(from, to, wanted) {
 
 // A point in time on an axis whose marks are `step` apart.
 function moment(value, step) {
-  if (step >= 1) return `${+value.toFixed(1)} s`;
-  if (step >= 1e-3) return Math.abs(value) >= 10 ? `${value.toFixed(step >= 0.1 ? 1 : 3)} s` : `${+(value * 1e3).toFixed(1)} ms`;
-  return Math.abs(value) >= 1e-2 ? `${(value * 1e3).toFixed(step >= 1e-4 ? 1 : 3)} ms` : `${+(value * 1e6).toFixed(1)} µs`;
+  if (value === 0) return "0";
+  const [unit, one] = Math.abs(value) >= 1 || step >= 0.5 ? ["s", 1] : Math.abs(value) >= 1e-3 ? ["ms", 1e-3] : ["µs", 1e-6];
+  const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(step / one) - 1e-9)));
+  return `${(value / one).toFixed(digits + (step / one / 10 ** -digits === 2.5 ? 1 : 0))} ${unit}`;
 }
 
 const tip = document.getElementById("tip");
@@ -124,6 +125,7 @@ function legend(entries) {
     el("span", null, el("i", { style: { "--c": colour }, class: shape }), text)));
 }
 
-function part(id, title, text, ...content) {
-  return el("section", { class: "part", id }, el("header", null, el("h2", null, title), text ? el("p", null, text) : null), content);
+// `brief` is what the bar at the top calls it.
+function part(id, brief, title, text, ...content) {
+  return el("section", { class: "part", id, "data-brief": brief }, el("header", null, el("h2", null, title), text ? el("p", null, text) : null), content);
 }

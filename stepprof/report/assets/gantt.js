@@ -1,7 +1,7 @@
 // The Gantt chart: rows of processes over the step, on one canvas that is as large as what is seen of it.
 // Bars narrower than a pixel are added up to how much of the pixel they cover, so that a million of them neither hide nor invent anything.
 
-const LABELS = 168, AXIS = 24, OVERVIEW = 24, HEAD = AXIS + OVERVIEW + 6;
+const AXIS = 24, OVERVIEW = 24, HEAD = AXIS + OVERVIEW + 6;
 
 class Gantt {
   constructor(report, gantt, marked) {
@@ -19,7 +19,12 @@ class Gantt {
     for (const row of gantt.rows) row.open = few || row.kind === "spans" || marked.has(row.label);
     this.layout();
     this.listen();
-    responsive(this.box, width => { this.width = width; this.draw(); });
+    responsive(this.box, width => { this.resize(width); this.draw(); });
+  }
+
+  resize(width) {
+    this.width = width;
+    this.labels = Math.round(Math.min(width * 0.3, Math.max(90, 46 + 6.6 * Math.max(...this.data.rows.map(row => row.label.length))), 240)); // whole pixels
   }
 
   layout() {
@@ -42,8 +47,8 @@ class Gantt {
     this.waiting = requestAnimationFrame(() => { this.waiting = 0; this.draw(); });
   }
 
-  x(at) { return LABELS + ((at - this.from) / (this.to - this.from)) * (this.width - LABELS); }
-  at(x) { return this.from + ((x - LABELS) / (this.width - LABELS)) * (this.to - this.from); }
+  x(at) { return this.labels + ((at - this.from) / (this.to - this.from)) * (this.width - this.labels); }
+  at(x) { return this.from + ((x - this.labels) / (this.width - this.labels)) * (this.to - this.from); }
 
   show(from, to) {
     const least = Math.min(this.total, Math.max(this.total * 1e-6, 2e-6));
@@ -101,7 +106,7 @@ class Gantt {
     ctx.fillStyle = this.colours.panel;
     ctx.fillRect(0, 0, this.width, height);
     ctx.textBaseline = "middle";
-    const scroll = printed ? 0 : this.box.scrollTop, marks = ticks(this.from, this.to, (this.width - LABELS) / 110);
+    const scroll = printed ? 0 : this.box.scrollTop, marks = ticks(this.from, this.to, (this.width - this.labels) / 110);
     ctx.strokeStyle = this.colours.grid;
     ctx.lineWidth = 1;
     ctx.beginPath();
@@ -121,20 +126,20 @@ class Gantt {
   drawHead(ctx, marks, height) {
     const { ink3, line, sunk, accent } = this.colours;
     this.overview = this.overview || roleIntervals(this.data);
-    const scale = (this.width - LABELS) / this.total, lanes = Math.max(1, this.overview.size), each = (OVERVIEW - 4) / lanes;
+    const scale = (this.width - this.labels) / this.total, lanes = Math.max(1, this.overview.size), each = (OVERVIEW - 4) / lanes;
     ctx.fillStyle = sunk;
-    ctx.fillRect(LABELS, 0, this.width - LABELS, OVERVIEW);
+    ctx.fillRect(this.labels, 0, this.width - this.labels, OVERVIEW);
     let lane = 0;
     for (const [role, intervals] of this.overview) {
       ctx.fillStyle = this.shades[this.data.roles.indexOf(role)][2];
-      for (const [from, to] of intervals) ctx.fillRect(LABELS + from * scale, 2 + lane * each, Math.max(0.7, (to - from) * scale), Math.max(1, each - 1));
+      for (const [from, to] of intervals) ctx.fillRect(this.labels + from * scale, 2 + lane * each, Math.max(0.7, (to - from) * scale), Math.max(1, each - 1));
       lane += 1;
     }
     if (this.to - this.from < this.total * 0.9999) {
-      const a = LABELS + this.from * scale, b = LABELS + this.to * scale;
+      const a = this.labels + this.from * scale, b = this.labels + this.to * scale;
       ctx.globalAlpha = 0.62;
       ctx.fillStyle = this.colours.panel;
-      ctx.fillRect(LABELS, 0, a - LABELS, OVERVIEW);
+      ctx.fillRect(this.labels, 0, a - this.labels, OVERVIEW);
       ctx.fillRect(b, 0, this.width - b, OVERVIEW);
       ctx.globalAlpha = 1;
       ctx.strokeStyle = accent;
@@ -148,7 +153,7 @@ class Gantt {
     const shown = this.to - this.from;
     for (const at of marks) {
       const x = this.x(at);
-      if (x > LABELS + 14 && x < this.width - 18) ctx.fillText(moment(at, marks.step), x, OVERVIEW + AXIS / 2 + 3);
+      if (x > this.labels + 14 && x < this.width - 18) ctx.fillText(moment(at, marks.step), x, OVERVIEW + AXIS / 2 + 3);
     }
     ctx.textAlign = "left";
     if (shown < this.total * 0.9999) ctx.fillText(`${seconds(shown)} shown`, 2, OVERVIEW + AXIS / 2 + 3);
@@ -157,7 +162,7 @@ class Gantt {
     ctx.moveTo(0, HEAD - 0.5);
     ctx.lineTo(this.width, HEAD - 0.5);
     ctx.stroke();
-    if (this.cursor !== undefined && this.cursor >= LABELS) {
+    if (this.cursor !== undefined && this.cursor >= this.labels) {
       ctx.strokeStyle = ink3;
       ctx.setLineDash([3, 3]);
       ctx.beginPath();
@@ -185,18 +190,18 @@ class Gantt {
     ctx.textAlign = "left";
     ctx.font = font(small ? 10.5 : 12);
     ctx.fillStyle = row.open ? ink : ink2;
-    if (this.hovered === row) { ctx.fillStyle = grid; ctx.fillRect(0, row.y, LABELS - 8, row.height); ctx.fillStyle = ink; }
+    if (this.hovered === row) { ctx.fillStyle = grid; ctx.fillRect(0, row.y, this.labels - 8, row.height); ctx.fillStyle = ink; }
     ctx.fillText(`${row.open ? "\u25be" : "\u25b8"}`, 3, middle + 0.5);
-    ctx.fillText(fitted(ctx, row.label, LABELS - 34), 16, middle + 0.5);
+    ctx.fillText(fitted(ctx, row.label, this.labels - 34), 16, middle + 0.5);
     if (this.marked.has(row.label)) {
       ctx.fillStyle = exposed;
       ctx.beginPath();
-      ctx.arc(LABELS - 14, middle, 3.2, 0, 7);
+      ctx.arc(this.labels - 14, middle, 3.2, 0, 7);
       ctx.fill();
     }
     ctx.save();
     ctx.beginPath();
-    ctx.rect(LABELS, row.y, this.width - LABELS, row.height);
+    ctx.rect(this.labels, row.y, this.width - this.labels, row.height);
     ctx.clip();
     const has = row.busy.to > row.busy.from;
     if (row.open) {
@@ -228,7 +233,7 @@ class Gantt {
 
   drawLane(ctx, lane, y, height, shade, named) {
     const { columns: { start, length, name, role }, tick, origin, names } = this.data;
-    const scale = ((this.width - LABELS) / (this.to - this.from)) * tick, offset = LABELS - ((this.from - origin) / tick) * scale / 1;
+    const scale = ((this.width - this.labels) / (this.to - this.from)) * tick, offset = this.labels - ((this.from - origin) / tick) * scale;
     let pixel = -1, covered = 0, widest = 0, colour = "";
     const flush = () => {
       if (covered > 0) { ctx.globalAlpha = Math.min(1, 0.2 + covered * 0.8); ctx.fillStyle = colour; ctx.fillRect(pixel, y, 1, height); ctx.globalAlpha = 1; }
@@ -238,7 +243,7 @@ class Gantt {
     for (let i = this.first(lane.from, lane.to, "start", "length", lane); i < lane.to; i++) {
       const a = offset + start[i] * scale, wide = length[i] * scale, b = a + wide;
       if (a > this.width) break;
-      if (b < LABELS) continue;
+      if (b < this.labels) continue;
       const off = this.match && !this.match[name[i]];
       const paint = this.shades[role[i]][variant(shade, name[i])];
       if (wide >= 1.5) {
@@ -246,12 +251,12 @@ class Gantt {
         pixel = -1;
         ctx.globalAlpha = off ? 0.16 : 1;
         ctx.fillStyle = paint;
-        const left = Math.max(a, LABELS - 4), right = Math.min(b, this.width + 4), gap = right - left > 4 ? 1 : 0;
+        const left = Math.max(a, this.labels - 4), right = Math.min(b, this.width + 4), gap = right - left > 4 ? 1 : 0;
         if (height > 9 && right - left > 6) { ctx.beginPath(); ctx.roundRect(left, y, right - left - gap, height, 2.5); ctx.fill(); }
         else ctx.fillRect(left, y, Math.max(0.8, right - left - gap), height);
         if (named && right - left > 26) {
           ctx.fillStyle = this.shades[role[i]].ink[variant(shade, name[i])];
-          ctx.fillText(fitted(ctx, names[name[i]], right - Math.max(left, LABELS) - 10), Math.max(left, LABELS) + 5, y + height / 2 + 0.5);
+          ctx.fillText(fitted(ctx, names[name[i]], right - Math.max(left, this.labels) - 10), Math.max(left, this.labels) + 5, y + height / 2 + 0.5);
         }
         ctx.globalAlpha = 1;
       } else if (!off) {
@@ -266,10 +271,10 @@ class Gantt {
 
   drawBusy(ctx, busy, y, height) {
     const { columns: { busy_start: start, busy_length: length }, tick, origin } = this.data;
-    const scale = ((this.width - LABELS) / (this.to - this.from)) * tick, offset = LABELS - ((this.from - origin) / tick) * scale;
+    const scale = ((this.width - this.labels) / (this.to - this.from)) * tick, offset = this.labels - ((this.from - origin) / tick) * scale;
     const cover = new Float32Array(Math.ceil(this.width) + 2);
     for (let i = this.first(busy.from, busy.to, "busy_start", "busy_length", busy); i < busy.to; i++) {
-      const a = Math.max(LABELS, offset + start[i] * scale), b = Math.min(this.width, offset + (start[i] + length[i]) * scale);
+      const a = Math.max(this.labels, offset + start[i] * scale), b = Math.min(this.width, offset + (start[i] + length[i]) * scale);
       if (a > this.width) break;
       if (b <= a) continue;
       const first = Math.floor(a), last = Math.floor(b);
@@ -279,11 +284,11 @@ class Gantt {
       cover[last] += b - last;
     }
     ctx.fillStyle = this.colours.busy;
-    for (let p = LABELS; p < cover.length; p++) {
+    for (let p = this.labels; p < cover.length; p++) {
       if (cover[p] <= 0.01) continue;
-      let end = p;
-      while (end < cover.length && Math.abs(cover[end] - cover[p]) < 0.04) end++;
-      ctx.globalAlpha = Math.min(1, 0.12 + cover[p] * 0.88);
+      let end = p + 1;
+      while (end < cover.length && cover[end] > 0.01 && Math.abs(cover[end] - cover[p]) < 0.04) end++;
+      ctx.globalAlpha = Math.min(0.85, 0.1 + cover[p] * 0.75);
       ctx.fillRect(p, y, end - p, height);
       p = end - 1;
     }
@@ -300,7 +305,7 @@ class Gantt {
   barAt(row, x, y) {
     const { columns: { start, length }, tick, origin } = this.data;
     const inside = y - HEAD + this.box.scrollTop - row.y, at = (this.at(x) - origin) / tick;
-    const slack = ((this.to - this.from) / (this.width - LABELS) / tick) * 1.5;
+    const slack = ((this.to - this.from) / (this.width - this.labels) / tick) * 1.5;
     const lanes = row.open ? [Math.floor((inside - 2) / 17)] : row.lanes.map((_, depth) => row.lanes.length - 1 - depth);
     for (const depth of lanes) {
       const lane = row.lanes[depth];
@@ -314,8 +319,8 @@ class Gantt {
   }
 
   describe(event, row, x, y) {
-    const found = x >= LABELS ? this.barAt(row, x, y) : null;
-    if (!found) return [row.label, [["host", row.host || NOTHING], ["at", seconds(this.at(Math.max(LABELS, x)))]], x < LABELS ? (row.open ? "Click to fold" : "Click to unfold") : "nothing recorded here"];
+    const found = x >= this.labels ? this.barAt(row, x, y) : null;
+    if (!found) return [row.label, [["host", row.host || NOTHING], ["at", seconds(this.at(Math.max(this.labels, x)))]], x < this.labels ? (row.open ? "Click to fold" : "Click to unfold") : "nothing recorded here"];
     const { columns: { start, length, name, role }, tick, origin, names, roles } = this.data, i = found.index;
     return [names[name[i]], [
       ["took", seconds(length[i] * tick)], ["from", seconds(origin + start[i] * tick)], ["to", seconds(origin + (start[i] + length[i]) * tick)],
@@ -329,7 +334,7 @@ class Gantt {
     canvas.addEventListener("pointerdown", event => {
       const [x, y] = local(event);
       if (event.button !== 0) return;
-      held = { x, y, from: this.from, to: this.to, moved: false, mode: x < LABELS ? "label" : y < OVERVIEW ? "overview" : event.shiftKey || y < HEAD ? "select" : "pan" };
+      held = { x, y, from: this.from, to: this.to, moved: false, mode: x < this.labels ? "label" : y < OVERVIEW ? "overview" : event.shiftKey || y < HEAD ? "select" : "pan" };
       if (held.mode === "overview") this.center(x);
       canvas.setPointerCapture(event.pointerId);
       box.focus({ preventScroll: true });
@@ -340,10 +345,10 @@ class Gantt {
       if (held) {
         held.moved = held.moved || Math.abs(x - held.x) > 3;
         if (held.mode === "overview") this.center(x);
-        else if (held.moved && held.mode === "select") this.selection = [this.at(Math.max(LABELS, held.x)), this.at(Math.max(LABELS, x))];
+        else if (held.moved && held.mode === "select") this.selection = [this.at(Math.max(this.labels, held.x)), this.at(Math.max(this.labels, x))];
         else if (held.moved && held.mode === "pan") {
           canvas.classList.add("drag");
-          const by = ((held.x - x) / (this.width - LABELS)) * (held.to - held.from);
+          const by = ((held.x - x) / (this.width - this.labels)) * (held.to - held.from);
           this.show(held.from + by, held.to + by);
         }
         hideTip();
@@ -351,8 +356,8 @@ class Gantt {
         return;
       }
       const row = this.rowAt(y);
-      this.hovered = x < LABELS ? row : null;
-      canvas.classList.toggle("pick", x < LABELS && row !== null);
+      this.hovered = x < this.labels ? row : null;
+      canvas.classList.toggle("pick", x < this.labels && row !== null);
       if (row) showTip(event, ...this.describe(event, row, x, y)); else hideTip();
       this.request();
     });
@@ -369,11 +374,11 @@ class Gantt {
     canvas.addEventListener("pointerup", release);
     canvas.addEventListener("pointercancel", release);
     canvas.addEventListener("pointerleave", () => { this.cursor = undefined; this.hovered = null; hideTip(); this.request(); });
-    canvas.addEventListener("dblclick", event => { if (local(event)[0] >= LABELS) this.show(0, this.total); });
+    canvas.addEventListener("dblclick", event => { if (local(event)[0] >= this.labels) this.show(0, this.total); });
     canvas.addEventListener("wheel", event => {
       const [x] = local(event);
-      if (event.ctrlKey || event.metaKey) { event.preventDefault(); this.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.008), this.at(Math.max(LABELS, x))); }
-      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) { event.preventDefault(); this.pan(event.deltaX / (this.width - LABELS)); }
+      if (event.ctrlKey || event.metaKey) { event.preventDefault(); this.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.008), this.at(Math.max(this.labels, x))); }
+      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) { event.preventDefault(); this.pan(event.deltaX / (this.width - this.labels)); }
     }, { passive: false });
     box.addEventListener("scroll", () => this.request());
     box.addEventListener("keydown", event => {
@@ -382,12 +387,12 @@ class Gantt {
       if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
     });
     addEventListener("themechange", () => this.request());
-    addEventListener("beforeprint", () => { this.printing = true; this.width = Math.min(this.width, 1000); this.draw(); });
-    addEventListener("afterprint", () => { this.printing = false; this.width = this.box.clientWidth; this.draw(); });
+    addEventListener("beforeprint", () => { this.printing = true; this.resize(Math.min(this.width, 1000)); this.draw(); });
+    addEventListener("afterprint", () => { this.printing = false; this.resize(this.box.clientWidth); this.draw(); });
   }
 
   center(x) {
-    const at = ((x - LABELS) / (this.width - LABELS)) * this.total, half = (this.to - this.from) / 2;
+    const at = ((x - this.labels) / (this.width - this.labels)) * this.total, half = (this.to - this.from) / 2;
     this.show(at - half, at + half);
   }
 }
@@ -430,7 +435,7 @@ function ganttPart(report, gantt) {
   const unfold = button("Unfold all", "Unfold or fold all rows", event => { open = !open; chart.unfold(open); event.target.textContent = open ? "Fold all" : "Unfold all"; });
   const roles = [...roleIntervals(gantt).keys()];
   const busy = gantt.columns.busy_start.length > 0;
-  return part("timeline", "Timeline", `What each of ${plural(gantt.rows.length, "process", "processes")} was doing, on one clock.`,
+  return part("timeline", "Timeline", "Timeline", `What each of ${plural(gantt.rows.length, "process", "processes")} was doing, on one clock.`,
     el("div", { class: "card" },
       el("div", { class: "tools" },
         el("div", { class: "zoom" }, button("+", "Zoom in", () => chart.zoom(0.5)), button(MINUS, "Zoom out", () => chart.zoom(2)), button("Whole step", "Show the whole step", () => chart.show(0, chart.total))),

@@ -93,7 +93,7 @@ function comparisonPage(comparison) {
 async function main() {
   const table = await decode();
   const content = table.kind === "report" ? reportPage(table.content, table.gantt) : comparisonPage(table.content);
-  const links = content.filter(node => node.id && node.matches("section")).map(node => el("a", { href: `#${node.id}` }, node.querySelector("h2").textContent));
+  const links = content.filter(node => node.id && node.matches("section")).map(node => el("a", { href: `#${node.id}` }, node.dataset.brief));
   document.getElementById("bar").append(el("a", { class: "brand", href: "#main" }, logo(), "stepprof"), el("nav", { "aria-label": "Parts of the report" }, links), theme());
   document.getElementById("main").replaceChildren(...content);
   document.documentElement.dataset.ready = "yes";

@@ -6,12 +6,12 @@ const CAUSES = [
 
 function rolesPart(report, gantt) {
   if (!report.roles.length) return null;
-  return part("roles", "Where the time went", "The roles of the step on the clock. Seconds are those in which any process was in the role; roles may run side by side.",
+  return part("roles", "Roles", "Where the time went", "The roles of the step on the clock. Seconds are those in which any process was in the role; roles may run side by side.",
     el("div", { class: "card" }, ribbon(report, gantt)));
 }
 
 function rolloutPart(report) {
-  const engines = [...report.rollout].sort((a, b) => b.tail - a.tail);
+  const engines = report.rollout.length > 4 ? [...report.rollout].sort((a, b) => b.tail - a.tail) : report.rollout;
   if (!engines.length) return null;
   const cards = engines.map(rollout => el("div", { class: "card" },
     el("h3", null, rollout.label),
@@ -22,14 +22,14 @@ function rolloutPart(report) {
   const shown = 4, rest = cards.slice(shown);
   const more = el("button", { class: "more", type: "button", onclick: () => { more.replaceWith(); grid.append(...rest); } }, `Show ${plural(rest.length, "more engine")}`);
   const grid = el("div", { class: "cards" }, cards.slice(0, shown));
-  return part("rollout", "Rollout", "How many requests each engine worked on at once. A long tail is a few long samples that keep an engine, and everyone who waits for it, from going on.",
+  return part("rollout", "Rollout", "Rollout", "How many requests each engine worked on at once. A long tail is a few long samples that keep an engine, and everyone who waits for it, from going on.",
     grid, rest.length ? el("div", { class: "under" }, more) : null);
 }
 
 function skewPart(report) {
   if (!report.skew.length) return null;
   const phases = [...report.skew].sort((a, b) => b.significant - a.significant || b.spread - a.spread).slice(0, 8);
-  return part("ranks", "Ranks", "Who ended a phase when. A dot is a process and how long it was done before the last one, which the others wait for at the next collective.",
+  return part("ranks", "Ranks", "Ranks", "Who ended a phase when. A dot is a process and how long it was done before the last one, which the others wait for at the next collective.",
     el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `The ${phases.length} largest of ${report.skew.length} phases.`) : null));
 }
 
@@ -39,7 +39,7 @@ function idlePart(report) {
   const known = new Set(CAUSES.map(([key]) => key));
   const extra = [...new Set(report.idle.flatMap(idle => Object.keys(idle.causes)))].filter(key => !known.has(key)).map((key, at) => [key, key, `var(--c${at % PALETTE})`]);
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
-  return part("idle", "Work and waiting", `How each process spent the step, and why it did not work as far as the data says. On average they were at work for ${share(busy)} of it.`,
+  return part("idle", "Waiting", "Work and waiting", `How each process spent the step, and why it did not work as far as the data says. On average they were at work for ${share(busy)} of it.`,
     el("div", { class: "card" }, stacked(items, [...CAUSES, ...extra])));
 }
 
@@ -51,7 +51,7 @@ function overlapPart(report) {
   const exposed = mean(report.overlap.map(overlap => overlap.exposed)), hidden = sum(report.overlap.map(overlap => overlap.overlapped)) / (sum(report.overlap.map(overlap => overlap.communication)) || 1);
   const busy = report.overlap.map(overlap => overlap.busy_share).filter(value => value !== null);
   const device = [...new Set(report.overlap.map(overlap => overlap.device.toUpperCase()))].join(", ");
-  return part("overlap", "Communication and compute", `${share(hidden)} of the communication ran beside computation; ${seconds(exposed)} per process did not, on average.${busy.length ? ` ${device} busy for ${share(mean(busy))} of its capture.` : ""}`,
+  return part("overlap", "Overlap", "Communication and compute", `${share(hidden)} of the communication ran beside computation; ${seconds(exposed)} per process did not, on average.${busy.length ? ` ${device} busy for ${share(mean(busy))} of its capture.` : ""}`,
     el("div", { class: "card" }, stacked(items, [["compute", "computes alone", "var(--compute)"], ["overlapped", "both at once", "var(--overlap)"], ["exposed", "communicates alone", "var(--exposed)"]])));
 }
 
@@ -78,14 +78,15 @@ function operationsPart(report) {
     { title: "where", value: time => longest(time).label }];
   const longest = time => most(time.per_process, process => process.seconds) || { label: null, seconds: null };
   const tables = [
-    ["Regions", report.regions, () => dataTable(regionColumns, report.regions, { sort: 2, find: true })],
-    ["Operators", report.ops, () => dataTable(opColumns, report.ops, { sort: 3, find: true })],
-    ["Kernels", report.kernels, () => dataTable(opColumns, report.kernels, { sort: 3, find: true })],
-  ].filter(([, list]) => list.length);
+    ["Regions", report.regions.length, () => dataTable(regionColumns, report.regions, { sort: 2, find: true })],
+    ["Operators", report.ops.length, () => dataTable(opColumns, report.ops, { sort: 3, find: true })],
+    ["Kernels", report.kernels.length, () => dataTable(opColumns, report.kernels, { sort: 3, find: true })],
+  ].filter(([, rows]) => rows);
   if (!tables.length) return null;
-  return part("operations", "What took the time", "Regions by the clock; operators and kernels by self time, which leaves out what they call, added up over all processes.", tabbed(tables));
+  return part("operations", "Operations", "What took the time", "Regions by the clock; operators and kernels by self time, which leaves out what they call, added up over all processes.", tabbed(tables));
 }
 
+// tables: [[title, whether there is one, make], …]
 function tabbed(tables) {
   const holder = el("div"), tabs = el("div", { class: "tabs", role: "tablist" });
   const panels = tables.map(([title, , make], at) => {
@@ -121,7 +122,7 @@ function costPart(report) {
       el("p", { class: "sub" }, "“Held up” is what the step lost; the export ran beside it."),
       dataTable([{ title: "process", value: cost => cost.label }, ...columns.map(([key, title]) => ({ title, number: true, value: cost => cost[key], text: cost => seconds(cost[key]) }))], overhead, { sort: columns.length ? 1 : null, shown: 8 })));
   }
-  return part("cost", "Memory, and the cost of looking", null, el("div", { class: "cards" }, cards));
+  return part("cost", "Cost", "Memory, and the cost of looking", null, el("div", { class: "cards" }, cards));
 }
 
 function sourcesPart(report) {
@@ -135,8 +136,8 @@ function sourcesPart(report) {
     { title: "offset", number: true, value: source => source.offset_ns, text: source => (source.offset_ns ? seconds(source.offset_ns / 1e9) : "0") },
     { title: "± error", number: true, value: source => source.error_ns, text: source => (source.error_ns === null ? "unknown" : source.error_ns ? seconds(source.error_ns / 1e9) : "0") },
     { title: "file", value: source => source.path, node: source => el("span", { class: "mono" }, source.path || NOTHING) }];
-  const error = report.clock_error_ns === null ? "" : ` Points in time of different hosts are right within ${seconds(report.clock_error_ns / 1e9)}.`;
-  return part("sources", "What this is made from", `${report.clock}${error}`,
+  const error = !report.clock_error_ns ? "" : ` Points in time of different hosts are right within ${seconds(report.clock_error_ns / 1e9)}.`;
+  return part("sources", "Sources", "What this is made from", `${report.clock.replace(/\.?$/, ".")}${error}`,
     report.findings.length ? el("ul", { class: "warns" }, report.findings.slice(0, 50).map(finding => el("li", null, finding.source ? [el("b", null, finding.source), ": "] : null, finding.problem)),
       report.findings.length > 50 ? el("li", null, `and ${report.findings.length - 50} more, in report.json`) : null) : null,
     report.sources.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, dataTable(columns, report.sources, { shown: 8, find: true })) : null);

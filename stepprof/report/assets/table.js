@@ -4,6 +4,7 @@
 function dataTable(columns, rows, { shown = 12, find = false, sort = null, ascending = false } = {}) {
   const body = el("tbody");
   const more = el("button", { class: "more", type: "button" });
+  const foot = el("div", { class: "under" }, more);
   const heads = columns.map((column, at) =>
     el("th", { class: column.number ? "n" : null, scope: "col" },
       el("button", { type: "button", onclick: () => order(at) }, column.title)));
@@ -33,7 +34,7 @@ function dataTable(columns, rows, { shown = 12, find = false, sort = null, ascen
       if (at === state.sort) head.setAttribute("aria-sort", state.ascending ? "ascending" : "descending");
       else head.removeAttribute("aria-sort");
     });
-    more.hidden = state.all || chosen.length <= shown;
+    foot.hidden = state.all || chosen.length <= shown;
     more.textContent = `Show all ${count(chosen.length)}`;
   }
 
@@ -44,7 +45,7 @@ function dataTable(columns, rows, { shown = 12, find = false, sort = null, ascen
   return el("div", null,
     find && rows.length > shown ? el("div", { class: "tools" }, input) : null,
     el("div", { class: "wrap" }, el("table", null, el("thead", null, el("tr", null, heads)), body)),
-    el("div", { class: "under" }, more));
+    foot);
 }
 
 function cell(column, row) {
