@@ -17,6 +17,8 @@ from stepprof.timeline.model import Alignment
 __all__ = ["Clocks", "describe", "worst_error"]
 
 SAME = ("local", "same-host")
+_Edge = tuple[str, int, int, str]
+"""(machine, its offset, the error of that, how it was measured), seen from another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Clocks:
     reference_host: str | None = None
 
     @classmethod
-    def of(cls, told: Sequence[Mapping[str, Any]], hosts: Iterable[str | None] = ()) -> Clocks:
+    def of(cls, told: Sequence[Mapping[str, Any]], hosts: Sequence[str | None] = ()) -> Clocks:
         """Put the comparisons together.
 
         Args:
@@ -60,28 +62,28 @@ class Clocks:
             machine = clocks._note(entry["host"], entry["boot_id"])
             if machine is not None:
                 clocks.fragments[str(entry["fragment"])] = machine
-        edges: dict[str, list[tuple[str, int, int, str]]] = {}
-        compared: Counter[str] = Counter()
-        for entry in told:
-            here = clocks.fragments.get(str(entry["fragment"]))
-            if here is None:
-                continue
-            for clock in entry["clocks"]:
-                host, method = clock["host"], clock["method"]
-                if method in SAME:
-                    clocks.machines.setdefault(host, set()).add(here) if host not in clocks.machines else None
-                    continue
-                there = clocks._machine(host) or f"host {host}"
-                clocks.machines.setdefault(host, {there})
-                if there == here:
-                    continue
-                offset, error = int(clock["offset_ns"]), abs(int(clock["error_ns"]))
-                edges.setdefault(here, []).append((there, offset, error, method))
-                edges.setdefault(there, []).append((here, -offset, error, method))
-                compared[here] += 1
-        for host in hosts:
+        comparisons = [
+            (here, clock)
+            for entry in told
+            if (here := clocks.fragments.get(str(entry["fragment"]))) is not None
+            for clock in entry["clocks"]
+        ]
+        for here, clock in comparisons:
+            if clock["method"] in SAME:  # another name for the same machine, as that of a container
+                clocks.machines.setdefault(clock["host"], {here})
+        for host in [*(clock["host"] for _, clock in comparisons), *hosts]:
             if host is not None:
                 clocks.machines.setdefault(host, {f"host {host}"})
+        edges: dict[str, list[_Edge]] = {}
+        compared: Counter[str] = Counter()
+        for here, clock in comparisons:
+            there = clocks._machine(clock["host"])
+            if there is None or there == here:
+                continue
+            offset, error = int(clock["offset_ns"]), abs(int(clock["error_ns"]))
+            edges.setdefault(here, []).append((there, offset, error, clock["method"]))
+            edges.setdefault(there, []).append((here, -offset, error, clock["method"]))
+            compared[here] += 1
         clocks._choose(compared, [host for host in hosts if host is not None])
         clocks._measure(edges)
         return clocks
@@ -106,7 +108,7 @@ class Clocks:
         names = [host for host, machines in self.machines.items() if self.reference in machines]
         self.reference_host = names[0] if names else None
 
-    def _measure(self, edges: Mapping[str, Sequence[tuple[str, int, int, str]]]) -> None:
+    def _measure(self, edges: Mapping[str, Sequence[_Edge]]) -> None:
         if self.reference is None:
             return
         queue: list[tuple[int, int, str, int, str]] = [(0, 0, self.reference, 0, "reference")]
@@ -116,7 +118,8 @@ class Clocks:
                 continue
             self.reach[machine] = _Reach(offset, error, method)
             for there, further, wrong, how in edges.get(machine, ()):
-                heapq.heappush(queue, (error + wrong, hops + 1, there, offset + further, how))
+                worse = method if how in SAME and hops else how
+                heapq.heappush(queue, (error + wrong, hops + 1, there, offset + further, worse))
 
     def alignment(self, host: str | None, fragment: str | None = None) -> Alignment:
         """How a source of this host, told of in this fragment, comes onto the common clock."""

@@ -6,42 +6,23 @@ What only this module knows: which files of a run make one step, and how other t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stepprof.errors import ConfigError
 from stepprof.manifest import find_run, is_run, read_clocks, read_step, steps
-from stepprof.rundir import SPANS, step_folder, step_number
+from stepprof.rundir import step_folder, step_number
 from stepprof.selection import Ranks
-from stepprof.summary import SESSIONS, absent_ranks, engine_label, told_once
+from stepprof.summary import absent_ranks
 from stepprof.timeline.clocks import Clocks, describe, worst_error
-from stepprof.timeline.model import Alignment, Origin
-from stepprof.timeline.names import is_trace_name, origin_of_file, worker_of
-from stepprof.timeline.spanfiles import span_files
+from stepprof.timeline.model import Alignment
+from stepprof.timeline.names import is_trace_name, origin_of_file
+from stepprof.timeline.recorded import TRACES, Input, Recorded, span_inputs
 
 __all__ = ["Found", "Input", "find"]
-
-TRACES = (".json", ".json.gz")
-WITHOUT_TRACE = ("joined",)
-UNMEASURED = Alignment("unmeasured", 0, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One source that can be loaded."""
-
-    origin: Origin
-    paths: tuple[str, ...]
-    """The file; of spans the rolling files of one process, in order."""
-    bytes: int
-    status: str | None = None
-    """The outcome in the manifest; None where there is none."""
-    alignment: Alignment = UNMEASURED
-    """How its host's clock comes onto the common one."""
-    step: int | None = None
-    """Of spans: those of this step alone."""
 
 
 @dataclass(slots=True)
@@ -111,11 +92,15 @@ def find(
     if runs:
         found.step = _chosen_step(runs, step)
         _from_runs(found, runs, found.step)
-        if len(plain) == 0:
+        if not plain:
             found.folder = runs[0] / step_folder(found.step)
     for path in plain:
         _from_files(found, path)
     if plain:
+        if not found.inputs:
+            names = ", ".join(f'"{path}"' for path in plain)
+            raise ConfigError(f"{names}: no run, no step and no trace (.json, .json.gz) is there")
+        _tell_apart(found.inputs)
         found.folder = plain[0] if plain[0].is_dir() else plain[0].parent
         _align_files(found)
     _select(found, roles, ranks)
@@ -155,10 +140,11 @@ def _from_runs(found: Found, runs: Sequence[Path], step: int) -> None:
         found.manifests.append(manifest)
         found.findings += [(finding["fragment"], finding["problem"]) for finding in manifest["findings"]]
         told += [{**entry, "fragment": mark + entry["fragment"]} for entry in read_clocks(run, step)]
-        for each, written in [*_windows(found, run, step, manifest), *_engines(found, run, step, manifest)]:
-            gathered.append((each, mark + written))
-        for each in span_inputs(run, step):
-            gathered.append((each, None))
+        recorded = Recorded(run, step)
+        recorded.take(manifest)
+        found.findings += recorded.findings
+        gathered += [(each, mark + fragment) for each, fragment in recorded.traces]
+        gathered += [(each, None) for each in span_inputs(run, step)]
     found.findings += [(None, sentence) for sentence in _absent(runs, found.manifests)]
     unique = {each.paths: (each, fragment) for each, fragment in reversed(gathered)}
     gathered = list(reversed(unique.values()))
@@ -178,102 +164,30 @@ def _absent(runs: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> lis
     return absent_ranks(runs[0], together)
 
 
-def _windows(found: Found, run: Path, step: int, manifest: Mapping[str, Any]) -> Iterable[tuple[Input, str]]:
-    for window in manifest["windows"]:
-        origin = Origin(
-            "rank",
-            "",
-            window["role"],
-            window["rank"],
-            None,
-            window["host"],
-            window["pid"] if isinstance(window["pid"], int) else None,
-            int(window["occurrence"] or 1),
-        )
-        yield from _artifacts(found, run, step, window, origin)
-
-
-def _engines(found: Found, run: Path, step: int, manifest: Mapping[str, Any]) -> Iterable[tuple[Input, str]]:
-    for engine in told_once(manifest["engines"]):
-        if engine["kind"] in SESSIONS and not engine["artifacts"]:
-            continue
-        origin = Origin(
-            "engine",
-            "",
-            engine["role"],
-            None,
-            None if engine["replica"] is None else int(engine["replica"]),
-            engine["host"],
-            None,
-            int(engine["occurrence"] or 1),
-        )
-        yield from _artifacts(found, run, step, engine, origin)
-
-
-def _artifacts(
-    found: Found, run: Path, step: int, entry: Mapping[str, Any], origin: Origin
-) -> Iterable[tuple[Input, str]]:
-    """The traces that an entry of the manifest names; what it names and is not there is told."""
-    folder = step_folder(step)
-    named = [f"{folder}/{artifact['path']}" for artifact in entry["artifacts"]]
-    capture = entry["capture"]
-    if (
-        not named
-        and isinstance(capture, dict)
-        and isinstance(capture.get("step"), int)
-        and capture["step"] != step
-    ):
-        # several steps in one capture: the trace lies in the first one's folder
-        candidate = f"{step_folder(capture['step'])}/{capture.get('stem')}.trace.json.gz"
-        if ".." not in candidate and (run / candidate).is_file():
-            named = [candidate]
-    label = origin.label if origin.kind == "rank" else engine_label(entry)
-    for name in named:
-        file = run / name
-        if not name.endswith(TRACES):
-            found.findings.append((label, f"{name} is no trace of a kind that is read here: left out"))
-            continue
-        try:
-            size = file.stat().st_size
-        except OSError as error:
-            found.findings.append((label, f"{name} is in the manifest and cannot be read: {error.strerror}"))
-            continue
-        rank = worker_of(file.name) if origin.kind == "engine" else origin.rank
-        yield (
-            Input(replace(origin, path=name, rank=rank), (str(file),), size, entry["status"]),
-            entry["fragment"],
-        )
-    if entry["status"] not in ("complete", *WITHOUT_TRACE):
-        reason = f": {entry['error']}" if entry["error"] else ""
-        found.findings.append((label, f"{entry['status']}{reason}"))
-
-
-def span_inputs(run: Path, step: int) -> Iterable[Input]:
-    """The span files of a run, those of one process together."""
-    for group in span_files(run / SPANS):
-        yield Input(
-            Origin("spans", f"{SPANS}/{group.files[0].name}", None, group.rank, None, group.host, group.pid),
-            tuple(str(file) for file in group.files),
-            sum(file.stat().st_size for file in group.files),
-            step=step,
-        )
-
-
 def _from_files(found: Found, path: Path) -> None:
-    files = (
-        [path]
-        if path.is_file()
-        else sorted(file for file in path.rglob("*") if file.name.endswith(TRACES) and file.is_file())
-    )
-    base = path.parent if path.is_file() else path
+    single = path.is_file()
+    files = [path] if single else sorted(file for file in path.rglob("*") if file.is_file())
+    passed = 0
     for file in files:
-        shown = file.relative_to(base).as_posix()
-        if path.is_dir() and not is_trace_name(file.name):
+        if not single and (not file.name.endswith(TRACES) or not is_trace_name(file.name)):
             continue
-        origin = origin_of_file(file, shown)
+        shown = file.name if single else file.relative_to(path).as_posix()
+        origin, problems = origin_of_file(file, shown)
+        if problems and not single and "trace" not in file.name.lower():
+            passed += 1
+            continue
         found.inputs.append(Input(origin, (str(file),), file.stat().st_size))
-    if not files:
-        raise ConfigError(f'"{path}": no run, no step and no trace (.json, .json.gz) is there')
+    if passed:
+        found.findings.append((str(path), f"{passed} JSON files that are no traces passed over"))
+
+
+def _tell_apart(inputs: list[Input]) -> None:
+    """Files of the same name in several folders are shown with their folders."""
+    names = Counter(each.origin.path for each in inputs)
+    for number, each in enumerate(inputs):
+        if names[each.origin.path] > 1:
+            path = Path(each.paths[0]).as_posix()
+            inputs[number] = replace(each, origin=replace(each.origin, path=path))
 
 
 def _align_files(found: Found) -> None:
@@ -295,7 +209,9 @@ def _select(found: Found, roles: Collection[str] | None, ranks: Ranks | None) ->
                 hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known) or 'none'}"
                 raise ConfigError(f'roles: "{role}" recorded nothing in this step; {hint}')
         found.inputs = [
-            each for each in found.inputs if each.origin.kind == "spans" or each.origin.role in roles
+            replace(each, roles=tuple(roles)) if each.origin.kind == "spans" else each
+            for each in found.inputs
+            if each.origin.kind == "spans" or each.origin.role in roles
         ]
     if ranks is not None:
         found.inputs = [

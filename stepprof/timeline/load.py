@@ -39,7 +39,9 @@ def load(
     if named is not None:
         alignment = Alignment("assumed", -named, None)
     if wanted.origin.kind == "spans":
-        source = read_spans_of(wanted.paths, wanted.step, wanted.origin, alignment, args=args)
+        source = read_spans_of(
+            wanted.paths, wanted.step, wanted.origin, alignment, args=args, roles=wanted.roles
+        )
     else:
         stream = TraceStream(Path(wanted.paths[0]), limits)
         base = assume.get(ALL) if named is None else named

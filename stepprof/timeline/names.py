@@ -34,9 +34,9 @@ def worker_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def origin_of_file(path: Path, shown: str) -> Origin:
-    """Whose trace a file is that no manifest tells of."""
-    header, _ = read_header(path)
+def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
+    """Whose trace a file is that no manifest tells of, and what is wrong with its head."""
+    header, findings = read_header(path)
     handler = _HANDLER.fullmatch(path.name)
     host = header.get("host_name")
     if not isinstance(host, str):
@@ -44,13 +44,13 @@ def origin_of_file(path: Path, shown: str) -> Origin:
     pid = int(handler["pid"]) if handler and len(handler["pid"]) < 12 else None
     told = header.get("stepprof")
     if isinstance(told, dict):
-        return _of_ours(told, shown, host, pid)
+        return _of_ours(told, shown, host, pid), findings
     distributed = header.get("distributedInfo")
     rank = worker_of(path.name)
     stated = distributed.get("rank") if isinstance(distributed, dict) else None
     if rank is None and isinstance(stated, int):
         rank = stated
-    return Origin("trace", shown, None, rank, None, host, pid)
+    return Origin("trace", shown, None, rank, None, host, pid), findings
 
 
 def _of_ours(told: dict[str, object], shown: str, host: str | None, pid: int | None) -> Origin:

@@ -11,12 +11,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from stepprof.kinetotext import sound_head
 from stepprof.timeline.event import Event, EventDecoder, loosely
+from stepprof.timeline.header import ending, is_nested, table
 from stepprof.timeline.inflate import BLOCK, blocks
 from stepprof.timeline.salvage import BORDER, DECODE_ERRORS, salvage
 
@@ -26,10 +24,8 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _HEAD_LIMIT = 64 << 20
-_PEEK = 1 << 18
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
-_CLOSING = {b"{": b"}", b"[": b"]"}
-_ENDINGS = 64
+_PEEK = 1 << 16
+_PEEK_LIMIT = 8 << 20
 _LOOKED_BACK = 256
 _CUTS = 8
 """So many borders are tried before more text is asked for."""
@@ -104,7 +100,7 @@ class TraceStream:
 
     def head(self) -> None:
         """Read the header alone, as far as it stands before the events."""
-        self._head(blocks(self.path, _HEAD_LIMIT, self.findings, _PEEK))
+        self._head(blocks(self.path, _PEEK_LIMIT, self.findings, _PEEK))
 
     def _batches(self, limits: Limits) -> Iterator[list[Event]]:
         source = self._counted(
@@ -186,13 +182,13 @@ class TraceStream:
         """Take in what stands before the events; False where that is not the top level."""
         for sound in (bytes, sound_head):
             try:
-                self.header.update(_table(sound(head) + b'"":0}'))
+                self.header.update(table(sound(head) + b'"":0}'))
             except DECODE_ERRORS:
                 continue
             if sound is sound_head:
                 self._leave_out("before")
             return True
-        if _is_nested(head):
+        if is_nested(head):
             return False
         base = _BASE.search(head)
         if base is not None:
@@ -243,7 +239,7 @@ class TraceStream:
             end: int | None = int(trailing[1]) - 2
             yield self._decode(b"[" + text[:end])
         else:
-            end = _ending(text)
+            end = ending(text)
             saved = salvage(
                 text[:end].strip(b"], \r\n\t") if end is None else text[: end - 1], self._decode, loosely
             )
@@ -257,12 +253,9 @@ class TraceStream:
         rest = b"" if end is None else text[end:]
         if rest.strip(b"} \r\n\t"):
             try:
-                self.header.update(_table(b'{"":0' + rest))
+                self.header.update(table(b'{"":0' + rest))
             except DECODE_ERRORS:
                 self._leave_out("after")
-
-
-_header = msgspec.json.Decoder(dict[str, Any])
 
 
 def _cuts(text: bytes) -> Iterator[int]:
@@ -275,44 +268,3 @@ def _cuts(text: bytes) -> Iterator[int]:
         if BORDER.match(text, end):
             found += 1
             yield end
-
-
-def _ending(text: bytes) -> int | None:
-    """Where the array of events ends that does not decode: behind the first of the last brackets from which on the rest is what may follow; None where it does not end."""
-    end, found = len(text), None
-    for _ in range(_ENDINGS):
-        end = text.rfind(b"]", 0, end)
-        if end < 0:
-            break
-        rest = text[end + 1 :]
-        try:
-            _table(b'{"":0' + (rest if rest.strip() else b"}"))
-        except DECODE_ERRORS:
-            continue
-        found = end + 1
-    return found
-
-
-def _is_nested(head: bytes) -> bool:
-    """Whether the text ends within a table of the top level's, as sound JSON does."""
-    closing = bytearray()
-    for token in _TOKENS.finditer(head):
-        bracket = token[0]
-        if bracket in _CLOSING:
-            closing += _CLOSING[bracket]
-        elif bracket[:1] in b"]}" and closing:
-            closing.pop()
-    if len(closing) < 2:
-        return False
-    try:
-        _table(head + b'"":0' + bytes(reversed(closing)))
-    except DECODE_ERRORS:
-        return False
-    return True
-
-
-def _table(text: bytes) -> dict[str, object]:
-    content: dict[str, object] = _header.decode(text)
-    content.pop("", None)
-    content.pop("traceEvents", None)
-    return content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,13 @@ def span_files(folder: Path) -> list[SpanFiles]:
 
 
 def read_spans_of(
-    paths: Sequence[str], step: int | None, origin: Origin, alignment: Alignment, *, args: bool
+    paths: Sequence[str],
+    step: int | None,
+    origin: Origin,
+    alignment: Alignment,
+    *,
+    args: bool,
+    roles: Collection[str] | None = None,
 ) -> Source:
     """Read the spans of one process.
 
@@ -106,17 +112,19 @@ def read_spans_of(
         step: spans of this step alone; None: all.
         origin: whose they are.
         alignment: how its host's clock is brought onto the common one.
+        roles: spans of these, and of none; None: all.
         args: keep attributes (with the step, the role and the kind) as arguments.
     """
-    reader = _Reader(args)
+    reader = _Reader(args, roles)
     for path in paths:
         reader.read(Path(path), step)
     return reader.source(origin, alignment)
 
 
 class _Reader:
-    def __init__(self, args: bool) -> None:
+    def __init__(self, args: bool, roles: Collection[str] | None) -> None:
         self.args = args
+        self.roles = roles
         self.names: Interned[str] = Interned()
         self.categories: Interned[str] = Interned()
         self.tracks: Interned[tuple[TrackKind, str]] = Interned()
@@ -142,12 +150,17 @@ class _Reader:
                         # a last line that is not whole: its process was writing it, or was killed
                         damaged += line.endswith(b"\n")
                         continue
-                    if step is None or span.step == step:
+                    if self._is_wanted(span, step):
                         damaged += not self._take(span)
         except OSError as error:
             self.findings.append(f"{path.name} cannot be read: {error.strerror or error}")
         if damaged:
             self.findings.append(f"{damaged} damaged line{'s' * (damaged > 1)} of {path.name} passed over")
+
+    def _is_wanted(self, span: _Span, step: int | None) -> bool:
+        return (step is None or span.step == step) and (
+            self.roles is None or span.role is None or span.role in self.roles
+        )
 
     def _take(self, span: _Span) -> bool:
         if not 0 <= span.start < LARGEST_NS or not 0 <= span.dur < LARGEST_NS:

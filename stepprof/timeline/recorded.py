@@ -1,0 +1,106 @@
+"""The sources that the manifest of a step tells of, and its span files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stepprof.rundir import SPANS, step_folder
+from stepprof.summary import SESSIONS, engine_label, told_once
+from stepprof.timeline.model import Alignment, Origin
+from stepprof.timeline.names import worker_of
+from stepprof.timeline.spanfiles import span_files
+
+__all__ = ["TRACES", "Input", "Recorded", "span_inputs"]
+
+TRACES = (".json", ".json.gz")
+UNMEASURED = Alignment("unmeasured", 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One source that can be loaded; small, so that it can travel to a worker."""
+
+    origin: Origin
+    paths: tuple[str, ...]
+    """The file; of spans the rolling files of one process, in order."""
+    bytes: int
+    status: str | None = None
+    """The outcome in the manifest; None where there is none."""
+    alignment: Alignment = UNMEASURED
+    """How its host's clock comes onto the common one."""
+    step: int | None = None
+    """Of spans: those of this step alone."""
+    roles: tuple[str, ...] | None = None
+    """Of spans: those of these roles, and of none; None: all."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What one run directory has of a step."""
+
+    run: Path
+    step: int
+    traces: list[tuple[Input, str]] = field(default_factory=list)
+    """Each with the fragment that told of it."""
+    findings: list[tuple[str | None, str]] = field(default_factory=list)
+    """What brought nothing: (whose it is, why)."""
+
+    def take(self, manifest: Mapping[str, Any]) -> None:
+        """Take in the step's manifest."""
+        for window in manifest["windows"]:
+            pid = window["pid"] if isinstance(window["pid"], int) else None
+            occurrence = int(window["occurrence"] or 1)
+            origin = Origin("rank", "", window["role"], window["rank"], None, window["host"], pid, occurrence)
+            self._entry(window, origin, origin.label)
+        for engine in told_once(manifest["engines"]):
+            if engine["kind"] in SESSIONS and not engine["artifacts"]:
+                continue
+            replica = None if engine["replica"] is None else int(engine["replica"])
+            occurrence = int(engine["occurrence"] or 1)
+            origin = Origin("engine", "", engine["role"], None, replica, engine["host"], None, occurrence)
+            self._entry(engine, origin, engine_label(engine))
+
+    def _entry(self, entry: Mapping[str, Any], origin: Origin, label: str) -> None:
+        for name in self._named(entry):
+            file = self.run / name
+            if not name.endswith(TRACES):
+                self.findings.append((label, f"{name} is no trace of a kind that is read here: left out"))
+                continue
+            try:
+                size = file.stat().st_size
+            except OSError as error:
+                self.findings.append(
+                    (label, f"{name} is in the manifest and cannot be read: {error.strerror}")
+                )
+                continue
+            rank = worker_of(file.name) if origin.kind == "engine" else origin.rank
+            found = Input(replace(origin, path=name, rank=rank), (str(file),), size, entry["status"])
+            self.traces.append((found, entry["fragment"]))
+        if entry["status"] not in ("complete", "joined"):
+            reason = f": {entry['error']}" if entry["error"] else ""
+            self.findings.append((label, f"{entry['status']}{reason}"))
+
+    def _named(self, entry: Mapping[str, Any]) -> list[str]:
+        """The files of an entry, below the run."""
+        folder = step_folder(self.step)
+        if entry["artifacts"]:
+            return [f"{folder}/{artifact['path']}" for artifact in entry["artifacts"]]
+        capture = entry["capture"]
+        first = capture.get("step") if isinstance(capture, dict) else None
+        if not isinstance(first, int) or isinstance(first, bool) or first == self.step:
+            return []
+        # several steps in one capture: the trace lies in the folder of the first
+        name = f"{step_folder(first)}/{capture.get('stem')}.trace.json.gz"
+        return [name] if ".." not in name and (self.run / name).is_file() else []
+
+
+def span_inputs(run: Path, step: int) -> Iterator[Input]:
+    """The span files of a run, those of one process together."""
+    for group in span_files(run / SPANS):
+        name = f"{SPANS}/{group.files[0].name}"
+        origin = Origin("spans", name, None, group.rank, None, group.host, group.pid)
+        paths = tuple(str(file) for file in group.files)
+        yield Input(origin, paths, sum(file.stat().st_size for file in group.files), step=step)
