@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.commands.common import output_dir, print_json
-from stepprof.commands.reading import add_sources, add_work, assumed, progress_bar, require_extra
+from stepprof.commands.reading import (
+    add_sources,
+    add_work,
+    assumed,
+    chosen_cluster,
+    progress_bar,
+    require_extra,
+)
 from stepprof.errors import ConfigError
 from stepprof.selection import Ranks
 from stepprof.tables import number, printable, size
@@ -105,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
             f"{len(found.inputs)} sources, {size(sum(each.bytes for each in found.inputs))}: the timeline will have at most about {size(guess)}",
             flush=True,
         )
-    with progress_bar("merging") as progress:
+    with chosen_cluster(args) as cluster, progress_bar("merging") as progress:
         merged = merge(
             found.inputs,
             output,
@@ -116,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
             assume=assume,
             roles=role_starts(found),
+            cluster=cluster,
         )
     warning = too_large(merged.bytes, format_)
     if args.json:

@@ -7,16 +7,17 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING
 
 from stepprof.commands.common import add_output_dir
 from stepprof.errors import ConfigError
 
-__all__ = ["add_sources", "add_work", "assumed", "progress_bar", "require_extra"]
+if TYPE_CHECKING:
+    from stepprof.timeline.onray import Cluster
 
-EVERY_SOURCE = "*"
+__all__ = ["add_sources", "add_work", "assumed", "chosen_cluster", "progress_bar", "require_extra"]
+
 _NEEDED = ("numpy", "msgspec", "rich", "isal")
-_FURTHEST = Decimal(2**63) / 10**9
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def add_work(parser: argparse.ArgumentParser) -> None:
-    """--assume-offset and --workers."""
+    """--assume-offset, --workers and --ray."""
     parser.add_argument(
         "--assume-offset",
         action="append",
@@ -43,30 +44,32 @@ def add_work(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, metavar="N", help="processes at most; by default as many as processors"
     )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="read each source in a task of this Ray cluster, on the node where it lies; without an ADDRESS $RAY_ADDRESS, else the cluster of this machine. --workers is then how many tasks a node has at once",
+    )
+
+
+@contextlib.contextmanager
+def chosen_cluster(args: argparse.Namespace) -> Iterator[Cluster | None]:
+    """The Ray cluster that --ray names; None without it. Raises ConfigError where none answers."""
+    if args.ray is None:
+        yield None
+        return
+    from stepprof.timeline.onray import Cluster
+
+    with Cluster(args.ray) as cluster:
+        yield cluster
 
 
 def assumed(texts: Sequence[str]) -> dict[str, int]:
-    """What --assume-offset says, in nanoseconds, under the name of the source; `*` for every one.
+    """What --assume-offset says, in nanoseconds, by the name of the source. Raises ConfigError where it is no number of seconds."""
+    from stepprof.timeline.assume import assumed_offsets
 
-    Raises:
-        ConfigError: no number of seconds, or one that no clock shows.
-
-    >>> assumed(["node-3=-1.5", "1700000000.000000001"])
-    {'node-3': -1500000000, '*': 1700000000000000001}
-    """
-    offsets = {}
-    for text in texts:
-        name, _, number = text.rpartition("=")
-        try:
-            value = Decimal(number)
-        except InvalidOperation:
-            value = Decimal("NaN")
-        if not value.is_finite() or abs(value) >= _FURTHEST:
-            raise ConfigError(
-                f'--assume-offset "{text}": no number of seconds; the nearest: {name or "NAME"}=0, or a time like 1700000000.25'
-            )
-        offsets[name or EVERY_SOURCE] = round(value * 10**9)
-    return offsets
+    return assumed_offsets(texts)
 
 
 def require_extra() -> None:

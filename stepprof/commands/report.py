@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepprof.commands.common import output_dir
-from stepprof.commands.reading import add_sources, add_work, assumed, progress_bar, require_extra
+from stepprof.commands.reading import (
+    add_sources,
+    add_work,
+    assumed,
+    chosen_cluster,
+    progress_bar,
+    require_extra,
+)
 from stepprof.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,8 +120,9 @@ def _analysed(args: argparse.Namespace, chosen: Chosen) -> tuple[Report, Path]:
     from stepprof.report.analyse import analyse
 
     found = _found(args, chosen)
-    with progress_bar("reading traces") as progress:
-        report = analyse(found, workers=args.workers, progress=progress, assume=assumed(args.assume_offset))
+    assume = assumed(args.assume_offset)
+    with chosen_cluster(args) as cluster, progress_bar("reading traces") as progress:
+        report = analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
     return report, Path() if found.folder is None else found.folder
 
 

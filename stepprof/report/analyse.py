@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +13,9 @@ from stepprof.report.schema import Finding, Report
 from stepprof.timeline.find import Found, Input
 from stepprof.timeline.load import load
 from stepprof.timeline.workers import Failed, each_in_worker
+
+if TYPE_CHECKING:
+    from stepprof.timeline.onray import Cluster
 
 __all__ = ["Progress", "Task", "analyse", "bounds_of", "digest_input", "report_of", "tasks_of"]
 
@@ -26,6 +30,7 @@ def analyse(
     workers: int | None = None,
     progress: Progress | None = None,
     assume: Mapping[str, int] | None = None,
+    cluster: Cluster | None = None,
 ) -> Report:
     """Report on what was found.
 
@@ -34,12 +39,12 @@ def analyse(
         workers: processes at most; by default as many as there are processors, and none where there is little to read. 1: everything in this one.
         progress: called with (sources done, all sources) after each.
         assume: nanoseconds that are added to the times of sources, as `load` takes them.
+        cluster: does the work in place of processes of this machine.
     """
     sizes = [wanted.bytes for wanted in found.inputs]
     tasks = tasks_of(found, assume)
-    return report_of(
-        found, each_in_worker(digest_input, tasks, sizes=sizes, workers=workers, progress=progress)
-    )
+    each = each_in_worker if cluster is None else cluster.each
+    return report_of(found, each(digest_input, tasks, sizes=sizes, workers=workers, progress=progress))
 
 
 def tasks_of(found: Found, assume: Mapping[str, int] | None = None) -> list[Task]:

@@ -10,8 +10,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from isal import igzip
 
@@ -26,6 +28,9 @@ from stepprof.timeline.model import Alignment
 from stepprof.timeline.order import source_order
 from stepprof.timeline.place import Place, clock_text, process_name
 from stepprof.timeline.workers import Failed, each_in_worker
+
+if TYPE_CHECKING:
+    from stepprof.timeline.onray import Cluster
 
 __all__ = ["FORMATS", "Format", "Job", "Merged", "Part", "default_output", "merge", "places", "write_part"]
 
@@ -97,6 +102,7 @@ def merge(
     progress: Callable[[int, int], None] | None = None,
     assume: Mapping[str, int] | None = None,
     roles: Mapping[str | None, int] | None = None,
+    cluster: Cluster | None = None,
 ) -> Merged:
     """Write one timeline.
 
@@ -110,6 +116,7 @@ def merge(
         progress: called with (sources done, all sources) after each.
         assume: offsets for sources without an anchor [ns], as `load` takes them.
         roles: when each role began [ns], for the order of the sources.
+        cluster: does the work in place of processes of this machine.
 
     Raises:
         ConfigError: there is nothing to merge, or the output cannot be written.
@@ -121,7 +128,7 @@ def merge(
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".merge-", dir=output.parent) as scratch:
-            parts = _write_parts(ordered, job, Path(scratch), workers, progress)
+            parts = _write_parts(ordered, job, Path(scratch), workers, progress, cluster=cluster)
             alignments = [part.alignment for part in parts]
             merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
             whole = Path(scratch, "whole")
@@ -191,18 +198,26 @@ def _write_parts(
     scratch: Path,
     workers: int | None,
     progress: Callable[[int, int], None] | None,
+    *,
+    cluster: Cluster | None,
 ) -> list[Part]:
     if job.format == "json":
         ordered = _with_base(ordered, _first_guess(ordered, job))
     while True:
-        tasks = [(wanted, place, job, str(_part_file(scratch, place.index))) for wanted, place in ordered]
-        results = each_in_worker(
-            _write_file,
-            tasks,
-            sizes=[wanted.bytes for wanted, _ in ordered],
-            workers=workers,
-            progress=progress,
-        )
+        sizes = [wanted.bytes for wanted, _ in ordered]
+        results: list[Part | Failed]
+        if cluster is None:
+            tasks = [(wanted, place, job, str(_part_file(scratch, place.index))) for wanted, place in ordered]
+            results = each_in_worker(_write_file, tasks, sizes=sizes, workers=workers, progress=progress)
+        else:
+            results = cluster.each(
+                _write_bytes,
+                [(wanted, place, job) for wanted, place in ordered],
+                sizes=sizes,
+                workers=workers,
+                progress=progress,
+                taken=partial(_take, scratch),
+            )
         parts = [
             _failed(wanted, place, result) if isinstance(result, Failed) else result
             for (wanted, place), result in zip(ordered, results, strict=True)
@@ -217,6 +232,17 @@ def _write_parts(
 def _write_file(wanted: Input, place: Place, job: Job, path: str) -> Part:
     with Path(path).open("wb") as file:
         return write_part(wanted, place, job, file)
+
+
+def _write_bytes(wanted: Input, place: Place, job: Job) -> tuple[Part, bytes]:
+    file = BytesIO()
+    return write_part(wanted, place, job, file), file.getvalue()
+
+
+def _take(scratch: Path, number: int, result: tuple[Part, bytes]) -> Part:
+    part, data = result
+    _part_file(scratch, number).write_bytes(data)
+    return part
 
 
 def _failed(wanted: Input, place: Place, failure: Failed) -> Part:
