@@ -380,3 +380,18 @@ class TestGantt:
         regions = [("region", f"r{n}", 10 * n, n + 1, "actor") for n in range(5)]
         (row,) = report(spans(0, ("window", "actor", 0, 100, "actor"), *regions)).gantt
         assert [bar.name for bar in row.bars] == ["actor", "r4"]
+
+
+def test_samples_one_after_the_other_are_no_rollout():
+    grading = [(("sample", str(n)), "region", "grade", 10 * n, 5) for n in range(4)]
+    assert report(source(Origin("spans", "s", rank=0), *grading)).rollout == []
+
+
+def test_edges_that_do_not_quite_meet_are_no_cause():
+    made = report(
+        spans(0, ("window", "actor", 0, 10, "actor")), spans(1, ("window", "actor", 0.0003, 10, "actor"))
+    )
+    assert {row.label: row.causes for row in made.idle} == {
+        "actor rank 0": {"unknown": 300e-9},
+        "actor rank 1": {"unknown": 300e-9},
+    }

@@ -350,3 +350,27 @@ def test_a_digest_goes_through_json():
 def test_a_source_without_events_is_its_findings():
     made = digest(trace(0, findings=["damaged: empty"]))
     assert (made.events, made.start, made.findings) == (0, None, ["damaged: empty"])
+
+
+def test_an_npu_is_known_by_its_communication():
+    made = digest(
+        trace(
+            0,
+            (("stream", "7"), "kernel", "MatMulV2", 0, 20),
+            (("stream", "9"), "communication", "send_recv__1", 10, 20),
+        )
+    )
+    assert (made.work.device, made.work.compute, made.work.communication, made.work.overlapped) == (
+        "npu", 20 * MS, 20 * MS, 10 * MS,
+    )  # fmt: skip
+
+
+def test_a_sample_is_in_flight_in_the_role_that_generates_it_alone():
+    on = [
+        (("thread", "main"), "window", "rollout", 0, 50, "rollout"),
+        (("thread", "main"), "window", "reward", 50, 50, "reward"),
+        (("sample", "a"), "region", "generate", 0, 50, "rollout"),
+        (("sample", "a"), "region", "grade", 90, 1, "reward"),
+    ]
+    samples = digest(source(Origin("spans", "s"), *on)).samples
+    assert ((samples.longest[0].end - T0) / MS, samples.longest[0].spent) == (50, {"generate": 50 * MS})

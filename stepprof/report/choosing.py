@@ -39,6 +39,7 @@ _BY_CATEGORY: Tests = {
     # on a stream's row without being work: where annotations of the host show on the device
     _NOTE: lambda word: word in ("gpu_user_annotation", "overhead"),
     _COPY: lambda word: word in ("gpu_memcpy", "gpu_memset"),
+    _DEVICE_CALL: lambda word: word == "communication",  # of an NPU
 }
 _BY_TRACK: Tests = {
     _HOST: lambda kind: kind in ("thread", "async"),

@@ -210,8 +210,11 @@ def _rollouts(processes: Sequence[Process], start: int) -> list[Rollout]:
     for process in processes:
         for digest in process.digests:
             if digest.samples is not None and digest.origin.kind == "spans":
-                label = f"samples of {process.label}"
-                rows.append(rollout(label, digest.samples.curve(), start, samples=digest.samples.longest))
+                curve = digest.samples.curve()
+                # one after the other: they are looked at, not generated together
+                if curve.value.max(initial=0) > 1:
+                    label = f"samples of {process.label}"
+                    rows.append(rollout(label, curve, start, samples=digest.samples.longest))
     return [row for row in rows if row is not None]
 
 

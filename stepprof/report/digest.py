@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -215,7 +216,8 @@ def _union(slices: Slices, which: Indices) -> Intervals:
 
 
 def _device(source: Source) -> str:
-    return "npu" if any("npu" in category.lower() for category in source.categories) else "gpu"
+    """Only the traces of an NPU have these categories on their streams."""
+    return "npu" if {"communication", "overlap analysis"}.intersection(source.categories) else "gpu"
 
 
 def _batches(source: Source, chosen: Chosen) -> Batches | None:
@@ -230,8 +232,16 @@ def _batches(source: Source, chosen: Chosen) -> Batches | None:
 
 
 def _samples(source: Source, chosen: Chosen) -> Samples | None:
-    """The samples on tracks of their own."""
+    """The samples on tracks of their own, in the role that they spent most time in: that one generates them, others only look at them later."""
     slices, which = source.slices, chosen.on("sample")
+    if not len(which):
+        return None
+    spent: Counter[str | None] = Counter()
+    roles = chosen.roles(which)
+    for role, duration in zip(roles, slices.duration[which].tolist(), strict=True):
+        spent[role] += duration
+    longest = spent.most_common(1)[0][0]
+    which = which[np.array([role == longest for role in roles], bool)]
     return collect_samples(
         [track.name for track in source.tracks],
         source.names,

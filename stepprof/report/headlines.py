@@ -24,6 +24,7 @@ WORTH_SAYING = 0.01
 """Of the step's wall time."""
 LONG_TAIL = 0.25
 """Share of the rollout below half of its peak batch."""
+MOST_STRAGGLERS = 3
 _CAUSES = {
     "rollout": "waiting for the rollout",
     "collective": "waiting inside collectives",
@@ -40,9 +41,9 @@ def headlines(report: Report) -> list[Headline]:
     least = report.seconds * WORTH_SAYING
     found = [
         *_stragglers(report.skew, least),
-        *_tails(report.rollout),
+        *_tails(report.rollout, least),
         *_idleness(report.idle, least),
-        *_exposed(report.overlap, least),
+        *_exposed(report.overlap, report.idle, least),
         *_overheads(report.overhead, least),
         *_memory(report.memory),
         *_coverage(report),
@@ -80,49 +81,49 @@ def _phase(role: str | None, region: str | None) -> str:
 
 
 def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
-    """Of each process and role the phase that it was latest in."""
-    found = []
-    told: set[tuple[str, str | None]] = set()
+    """Of each process and role the phase in which it fell behind most: what it was late by already, when that began, is not counted again."""
+    found: dict[tuple[str, str | None, str], Headline] = {}
     for row in rows:
-        seconds = row.behind_median
+        seconds = row.behind_median - max(row.began_later or 0.0, 0.0)
         if not row.significant or seconds < least:
             continue
         phase = _phase(row.role, row.region)
         if row.basis == "collectives":
             most = row.waited[0]
             text = f"inside the collectives of {phase}, {most.label} waited {seconds_text(most.seconds)}, mostly for {row.straggler}"
-        elif (row.straggler, row.role) in told:
-            continue
         else:
-            told.add((row.straggler, row.role))
             others = row.waited[0].label if len(row.waited) == 1 else "the others"
-            text = f"{row.straggler} finished {seconds_text(seconds)} after {others} in {phase}"
+            text = f"{row.straggler} finished {seconds_text(row.behind_median)} after {others} in {phase}"
             if row.began_later is not None and row.began_later > seconds / 4:
                 text += f", having begun {seconds_text(row.began_later)} later"
-        found.append(Headline(text, "straggler", seconds))
-    return found
+        key = (row.straggler, row.role, row.basis)
+        if key not in found or seconds > (found[key].seconds or 0.0):
+            found[key] = Headline(text, "straggler", seconds)
+    return sorted(found.values(), key=lambda headline: -(headline.seconds or 0.0))[:MOST_STRAGGLERS]
 
 
-def _tails(rollouts: Sequence[Rollout]) -> list[Headline]:
+def _tails(rollouts: Sequence[Rollout], least: float) -> list[Headline]:
+    """Of all engines together, or of the one there is; without engines, of the samples."""
     found = []
-    whole = next((row for row in rollouts if row.label == ALL_ENGINES), None)
+    whole = [row for row in rollouts if row.label == ALL_ENGINES]
     engines = [row for row in rollouts if row.iterations]
-    for row in [whole] if whole else engines[:1] or rollouts[:1]:
-        if row.below_half >= LONG_TAIL:
+    for row in (whole or engines or rollouts)[:1]:
+        below = row.below_half * row.seconds
+        if row.below_half < LONG_TAIL or below < least:
+            continue
+        if row.iterations:
             text = f"generation ran below half of its peak batch for {row.below_half:.0%} of the rollout"
-            if row.tail > 0:
-                text += f", the last {seconds_text(row.tail)} without a break"
-            found.append(Headline(text, "tail", row.below_half * row.seconds))
-    samples = [(sample, row) for row in rollouts for sample in row.samples]
+        else:
+            text = f"for {row.below_half:.0%} of the rollout fewer than half of its {row.peak_batch:.0f} samples were in flight"
+        if row.tail > 0:
+            text += f", the last {seconds_text(row.tail)} without a break"
+        found.append(Headline(text, "tail", below))
+    samples = [(sample.end - sample.start, sample, row) for row in rollouts for sample in row.samples]
     if samples:
-        sample, row = max(samples, key=lambda pair: pair[0].end - pair[0].start)
-        took = sample.end - sample.start
-        if took >= 0.5 * row.seconds and sample.seconds and row.below_half >= LONG_TAIL:
+        took, sample, row = max(samples, key=lambda each: each[0])
+        if took >= max(0.5 * row.seconds, least) and sample.seconds and row.below_half >= LONG_TAIL:
             name = max(sample.seconds, key=lambda name: sample.seconds[name])
-            share = sample.seconds[name] / took if took else 0.0
-            text = (
-                f"the longest sample, {sample.sample}, took {seconds_text(took)}, {share:.0%} of it in {name}"
-            )
+            text = f"the longest sample, {sample.sample}, took {seconds_text(took)}, {sample.seconds[name] / took:.0%} of it in {name}"
             found.append(Headline(text, "tail", None))
     return found
 
@@ -150,12 +151,15 @@ def _idleness(rows: Sequence[Idle], least: float) -> list[Headline]:
     return found
 
 
-def _exposed(rows: Sequence[Overlap], least: float) -> list[Headline]:
+def _exposed(rows: Sequence[Overlap], idle: Sequence[Idle], least: float) -> list[Headline]:
     found = []
     exposed = sum(row.exposed for row in rows)
     communication = sum(row.communication for row in rows)
     if rows and exposed / len(rows) >= least:
         text = f"{exposed / communication:.0%} of the communication is not overlapped by computation: {seconds_text(exposed / len(rows))} per process"
+        waited = sum(row.causes.get("collective", 0.0) for row in idle)
+        if waited >= exposed / 10:
+            text += f", {min(waited / exposed, 1.0):.0%} of it waiting for a straggler"
         found.append(Headline(text, "overlap", exposed / len(rows)))
     devices = [row for row in rows if row.device != "cpu" and row.busy_share is not None]
     if devices:

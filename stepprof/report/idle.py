@@ -15,6 +15,9 @@ from stepprof.report.schema import Idle
 
 __all__ = ["idle_times"]
 
+LEAST_NS = 1000
+"""Less of a cause is where two edges of one moment do not quite meet."""
+
 
 def idle_times(
     processes: Sequence[Process],
@@ -97,8 +100,8 @@ def _row(
         ("other_role", others),
     ):
         part = (left & when).total
-        left -= when
-        if part:
+        if part >= LEAST_NS:
+            left -= when
             causes[cause] = part
     unknown = left.total
     if closed:  # gaps too narrow to travel one by one lie where the device was traced
