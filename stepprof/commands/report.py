@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,18 +62,17 @@ def run(args: argparse.Namespace) -> int:
     html, json = _file(args.html, "--html", ".html"), _file(args.json, "--json", ".json")
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")
-    sides = _sides(args.runs, args.step, output_dir(args))
-    content: Report | Comparison
-    if len(sides) == 1:
-        content, folder = _analysed(args, sides[0])
-        stem = "report"
+    assume = assumed(args.assume_offset)
+    founds = [_found(args, side) for side in _sides(args.runs, args.step, output_dir(args))]
+    _check_assumed(assume, founds)
+    reports = [_analysed(args, found, assume) for found in founds]
+    folder = founds[-1].folder or Path()
+    if len(reports) == 1:
+        _give(reports[0], folder, "report", html, json)
     else:
         from stepprof.report.compare import compare
 
-        before, _ = _analysed(args, sides[0])
-        after, folder = _analysed(args, sides[1])
-        content, stem = compare(before, after), _COMPARISON
-    _give(content, folder, stem, html, json)
+        _give(compare(*reports), folder, _COMPARISON, html, json)
     return 0
 
 
@@ -115,22 +114,24 @@ def _show(content: Report | Comparison) -> None:
     console.print()
 
 
-def _analysed(args: argparse.Namespace, chosen: Chosen) -> tuple[Report, Path]:
-    """The report of one step, and the folder where what is made of it goes."""
-    from stepprof.report.analyse import analyse
-
-    found = _found(args, chosen)
-    assume = assumed(args.assume_offset)
-    with chosen_cluster(args) as cluster, progress_bar("reading traces") as progress:
-        report = analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
-    return report, Path() if found.folder is None else found.folder
-
-
 def _found(args: argparse.Namespace, chosen: Chosen) -> Found:
     from stepprof.timeline.find import find
 
     paths, step = chosen
     return find(paths, output_dir=output_dir(args), step=step)
+
+
+def _check_assumed(assume: Mapping[str, int], founds: Sequence[Found]) -> None:
+    from stepprof.timeline.assume import check_assumed
+
+    check_assumed(assume, [each for found in founds for each in found.inputs])
+
+
+def _analysed(args: argparse.Namespace, found: Found, assume: Mapping[str, int]) -> Report:
+    from stepprof.report.analyse import analyse
+
+    with chosen_cluster(args) as cluster, progress_bar("reading traces") as progress:
+        return analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
 
 
 def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:

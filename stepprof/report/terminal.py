@@ -33,6 +33,14 @@ _MOST_PROCESSES = 8
 _MOST_FINDINGS = 10
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _STYLES = ("cyan", "blue", "magenta", "yellow", "red", "green")
+_CHANGES = {
+    "step": "step",
+    "role": "roles",
+    "rollout": "rollout",
+    "region": "regions",
+    "op": "operators, self time per process",
+    "kernel": "kernels, self time per process",
+}
 _TOPICS = {
     "straggler": "red",
     "tail": "yellow",
@@ -63,7 +71,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     if report.rollout:
         _section(console, "rollout", _rollouts(report.rollout[:_MOST_PROCESSES], plain))
     if report.skew:
-        _section(console, "who ended last", _skew(report, top))
+        _section(console, "whom the others waited for", _skew(report, top))
     if report.idle:
         _section(console, "work and waiting", _idle(report.idle))
     if report.overlap:
@@ -87,9 +95,13 @@ def print_comparison(comparison: Comparison, console: Console, *, top: int = 12)
     console.print(Text(printable(f"A  {comparison.a}"), style="bold"))
     console.print(Text(printable(f"B  {comparison.b}"), style="bold"))
     _print_headlines(console, comparison.headlines)
-    for topic in dict.fromkeys(change.topic for change in comparison.changes):
+    there = dict.fromkeys(change.topic for change in comparison.changes)
+    for topic in [
+        *(known for known in _CHANGES if known in there),
+        *(other for other in there if other not in _CHANGES),
+    ]:
         changes = [change for change in comparison.changes if change.topic == topic]
-        _section(console, topic, _changes(changes[:top]))
+        _section(console, _CHANGES.get(topic, topic), _changes(changes[:top]))
     _print_findings(console, comparison.findings)
 
 
@@ -194,7 +206,11 @@ def _skew(report: Report, top: int) -> Table:
             phase.straggler,
             seconds(phase.spread),
             seconds(phase.behind_median),
-            "" if phase.significant else "within the clocks' error",
+            "within the clocks' error"
+            if not phase.significant
+            else "in collectives"
+            if phase.basis == "collectives"
+            else "",
         ]
         for phase in phases
     ]
@@ -292,17 +308,18 @@ def _changes(changes: Sequence[Change]) -> Table:
     rows: list[list[str | Text]] = []
     for change in changes:
         difference = change.b - change.a
-        style = "dim" if not change.significant else "red" if difference > 0 else "green"
-        relative = f"{difference / change.a:+.0%}" if change.a else "-"
+        is_noise = not change.significant and change.noise is not None
+        style = "dim" if is_noise or not difference else "red" if difference > 0 else "green"
+        relative = f"{difference / change.a:+.0%}".replace("-0%", "+0%") if change.a else "-"
         rows.append(
             [
                 change.what,
                 seconds(change.a),
                 seconds(change.b),
-                Text(f"{'+' if difference > 0 else ''}{seconds(difference)}", style=style),
+                Text(f"{'+' if difference >= 5e-10 else ''}{seconds(difference)}", style=style),
                 relative,
                 "unknown" if change.noise is None else seconds(change.noise),
-                "" if change.significant else "within noise",
+                "within noise" if is_noise else "",
             ]
         )
     return _table(["", "A", "B", "change", "%", "noise", ""], rows, "lrrrrrl")

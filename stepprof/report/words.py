@@ -26,7 +26,7 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     size = abs(value)
-    if size == 0:
+    if size < 5e-10:
         return "0 s"
     if size >= 99.95:
         return f"{value:,.0f} s"

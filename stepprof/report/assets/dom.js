@@ -25,7 +25,7 @@ const MINUS = "\u2212", THIN = "\u202f", DASH = "\u2013", NOTHING = "\u2013";
 function seconds(value) {
   if (value === null || value === undefined) return NOTHING;
   const size = Math.abs(value), sign = value < 0 ? MINUS : "";
-  if (size === 0) return "0 s";
+  if (size < 5e-10) return "0 s";
   if (size >= 99.95) return `${sign}${count(Math.round(size))} s`;
   if (size >= 9.995) return `${sign}${size.toFixed(1)} s`;
   if (size >= 0.9995) return `${sign}${size.toFixed(2)} s`;

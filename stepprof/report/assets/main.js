@@ -1,6 +1,6 @@
 // Puts the page together: what is asked first comes first.
 
-const TOPICS = { straggler: ["ranks", "--exposed"], tail: ["rollout", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
+const TOPICS = { straggler: ["ranks", "--exposed"], tail: ["rollout", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
 
 // `ids`: the parts that the page has.
 function headlines(list, total, ids) {

@@ -29,7 +29,7 @@ function rolloutPart(report) {
 function skewPart(report) {
   if (!report.skew.length) return null;
   const phases = [...report.skew].sort((a, b) => b.significant - a.significant || b.spread - a.spread).slice(0, 8);
-  return part("ranks", "Ranks", "Ranks", "Who ended a phase when. A dot is a process and how long it was done before the last one, which the others wait for at the next collective.",
+  return part("ranks", "Ranks", "Ranks", "Who ended a phase when. A dot is a process and how long it was done before the last one, or stood in the collectives of the phase until the last one came.",
     el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `The ${phases.length} largest of ${report.skew.length} phases.`) : null));
 }
 

@@ -70,30 +70,39 @@ function brief(label) {
   return number ? number[0] : shorten(label, 8);
 }
 
+const inCollectives = phase => phase.basis === "collectives";
+
+function stragglerText(phase) {
+  const who = inCollectives(phase) ? `collectives waited for ${phase.straggler}` : `${phase.significant ? "last" : "within the clocks' error, last"}: ${phase.straggler}`;
+  return phase.region ? `${phase.role || "step"} · ${who}` : who;
+}
+
 // One line per phase, one dot per process: how long it was done before the last one.
 function skewStrips(phases) {
   const box = el("div");
   const largest = Math.max(...phases.map(phase => Math.max(phase.spread, ...phase.waited.map(process => process.seconds)))) || 1;
   responsive(box, width => {
-    const left = Math.min(width * 0.3, 250), right = 128, step = 46, height = phases.length * step + 30;
+    const left = Math.min(width * 0.34, 300), right = 128, step = 46, height = phases.length * step + 30;
     const x = before => width - right - (before / largest) * (width - left - right - 8);
     const marks = ticks(0, largest, Math.max(2, (width - left - right) / 110));
     const bottom = phases.length * step;
     box.replaceChildren(svg("svg", { class: "chart", height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Who ended when, phase by phase" },
       marks.map(before => [
         svg("line", { class: "grid", x1: x(before), x2: x(before), y1: 2, y2: bottom }),
-        svg("text", { x: x(before), y: height - 10, "text-anchor": "middle" }, before === 0 ? "last one ends" : `${MINUS}${moment(before, marks.step)}`)]),
+        svg("text", { x: x(before), y: height - 10, "text-anchor": "middle" }, before === 0 ? "the last one" : `${MINUS}${moment(before, marks.step)}`)]),
       phases.map((phase, index) => {
         const y = index * step + step / 2, colour = `var(${roleColour(phase.role)})`, soft = phase.significant ? 1 : 0.35;
         return svg("g", null,
           svg("text", { class: "strong", x: 0, y: y - 3 }, shorten(phase.region || phase.role || "step", left / 7.4)),
-          svg("text", { x: 0, y: y + 13 }, shorten(`${phase.region ? `${phase.role || "step"} · ` : ""}${phase.significant ? "last" : "within the clocks' error, last"}: ${phase.straggler}`, left / 6.2)),
+          svg("text", { x: 0, y: y + 13 }, shorten(stragglerText(phase), left / 6.2)),
           svg("line", { class: "base", x1: x(largest), x2: x(0), y1: y, y2: y }),
           phase.waited.map(process => hover(
             svg("circle", { cx: x(process.seconds), cy: y, r: 4.5, fill: colour, "fill-opacity": 0.42 * soft, stroke: colour, "stroke-opacity": 0.7 * soft, "stroke-width": 0.8 }),
-            () => [process.label, [["done before the last", seconds(process.seconds)]]])),
+            () => [process.label, [[inCollectives(phase) ? "waited in collectives" : "done before the last", seconds(process.seconds)]]])),
           hover(svg("circle", { cx: x(0), cy: y, r: 6.5, fill: "var(--exposed)", "fill-opacity": soft, stroke: "var(--panel)", "stroke-width": 1.5 }),
-            () => [phase.straggler, [["behind the first", seconds(phase.spread)], ["behind the median", seconds(phase.behind_median)]], "ended last"]),
+            () => [phase.straggler, [
+              [inCollectives(phase) ? "longest wait for it" : "behind the first", seconds(phase.spread)], ["behind the median", seconds(phase.behind_median)],
+              ...(phase.began_later ? [["had begun later by", seconds(phase.began_later)]] : [])], inCollectives(phase) ? "the others waited for it" : "ended last"]),
           svg("text", { class: "strong", x: width - right + 16, y: y - 3 }, seconds(phase.spread)),
           svg("text", { x: width - right + 16, y: y + 13 }, `${seconds(phase.behind_median)} to median`));
       })));
