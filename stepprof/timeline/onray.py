@@ -7,6 +7,7 @@ cluster that trains are all taken.
 from __future__ import annotations
 
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = ["Cluster"]
 Result = TypeVar("Result")
 LOOK_SECONDS = 60.0
 """How long a node is waited for that is asked which files it sees."""
+KNOCK_SECONDS = 10.0
 BESIDE = 2
 """Tasks on one node at once: each needs the memory of one source, beside whatever trains there."""
 
@@ -46,10 +48,11 @@ class Cluster:
         self._ours = not ray.is_initialized()
         if self._ours:
             try:
+                _knock(address)
                 ray.init(
                     address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="stepprof"
                 )
-            except (OSError, RuntimeError, ValueError) as error:
+            except (OSError, OverflowError, RuntimeError, ValueError) as error:
                 raise ConfigError(
                     f'--ray = "{address}": no cluster answers: {_first_line(error)}; name one as "HOST:6379", or leave --ray out'
                 ) from error
@@ -175,6 +178,13 @@ def seen(paths: Sequence[Sequence[str]]) -> list[int | None]:
         except OSError:
             sizes.append(None)
     return sizes
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
 
 
 def _first_line(error: BaseException) -> str:

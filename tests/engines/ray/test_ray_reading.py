@@ -1,0 +1,135 @@
+"""Reading on a cluster: the same timeline and the same report as here, made by tasks on the nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepprof.cli import main
+from stepprof.errors import ConfigError
+from stepprof.timeline.find import find
+from stepprof.timeline.onray import Cluster
+from stepprof.timeline.workers import Failed
+
+sys.path.append(str(Path(__file__).parents[2]))
+from runs import make_run, record, region, write_spans
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+
+def trace(number: int) -> bytes:
+    """A trace of a rank whose events tell it from every other one."""
+    events = [
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": f"op {number}",
+            "pid": 7,
+            "tid": 7,
+            "ts": n * 3.5,
+            "dur": 1 + number,
+        }
+        for n in range(200)
+    ]
+    return json.dumps({"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": events}).encode()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of six ranks with spans."""
+    made = make_run(tmp_path / "runs")
+    for rank in range(6):
+        record(made, rank=rank, data=trace(rank), pid=100 + rank)
+        write_spans(made, rank, region("update", 0.5 + rank / 10))
+    return made.path
+
+
+def where(wanted, fail="") -> tuple[str, int]:
+    """What the tests run on a node: which, and in which process."""
+    import ray
+
+    if fail == "dies":
+        os._exit(7)
+    if fail == "raises":
+        raise ValueError("of no use")
+    return ray.get_runtime_context().get_node_id(), os.getpid()
+
+
+def test_the_timeline_is_the_same(ray_here, run, capsys) -> None:
+    """Byte for byte in both formats, whoever wrote the parts."""
+    for name, format_ in (("timeline.pftrace", "perfetto"), ("timeline.json.gz", "json")):
+        assert main(["merge", str(run), "--format", format_, "--output", str(run / "here")]) == 0
+        assert main(["merge", str(run), "--format", format_, "--ray"]) == 0
+        assert (run / "step-000002" / name).read_bytes() == (run / "here").read_bytes()
+    assert "1,206 events of 12 sources" in capsys.readouterr().out
+
+
+def test_the_report_is_the_same(ray_here, run) -> None:
+    """In all that it says."""
+    assert main(["report", str(run), "--json", str(run / "here.json")]) == 0
+    assert main(["report", str(run), "--json", str(run / "there.json"), "--ray", "--workers", "1"]) == 0
+    assert (run / "there.json").read_bytes() == (run / "here.json").read_bytes()
+    assert len(json.loads((run / "here.json").read_bytes())["sources"]) == 12
+
+
+def test_the_work_is_spread_over_the_nodes_that_see_the_files(ray_here, run) -> None:
+    """Both nodes do some of it, none of it is done in this process, and progress is told."""
+    found = find([run], output_dir=run.parent)
+    told = []
+    with Cluster() as cluster:
+        results = cluster.each(
+            where,
+            [(wanted,) for wanted in found.inputs],
+            sizes=[wanted.bytes for wanted in found.inputs],
+            progress=lambda *counts: told.append(counts),
+        )
+    assert {node for node, _ in results} == {node["NodeID"] for node in ray_here.nodes() if node["Alive"]}
+    assert os.getpid() not in {pid for _, pid in results}
+    assert told == [(number, 12) for number in range(1, 13)]
+    assert ray_here.is_initialized()
+
+
+def test_what_fails_costs_its_source_alone(ray_here, run) -> None:
+    """A task that raises, and one whose process dies, are told as failed; a file that is nowhere is left to the reader here."""
+    found = find([run], output_dir=run.parent)
+    tasks = [(wanted, fail) for wanted, fail in zip(found.inputs[:3], ("", "raises", "dies"), strict=True)]
+    with Cluster() as cluster:
+        fine, raised, died = cluster.each(where, tasks, sizes=[1, 1, 1])
+    assert isinstance(fine, tuple)
+    assert isinstance(raised, Failed)
+    assert "of no use" in raised.reason
+    assert isinstance(died, Failed)
+    assert re.match("its task on a node of the cluster failed: .*died", died.reason)
+
+
+def test_a_file_that_no_node_sees_is_read_here(ray_here, run, capsys) -> None:
+    """It went away after it was found: a finding, as without a cluster."""
+    from stepprof.report.analyse import analyse
+
+    found = find([run], output_dir=run.parent)
+    gone = found.inputs[0]
+    Path(gone.paths[0]).unlink()
+    with Cluster() as cluster:
+        report = analyse(found, cluster=cluster)
+    assert any("No such file" in finding.problem for finding in report.findings)
+    assert len([source for source in report.sources if source.events]) == 11
+
+
+def test_no_cluster_is_an_error_that_names_the_option(run, capsys, run_script) -> None:
+    """In a process that is not connected: no cluster at that address."""
+    script = "import sys\nfrom stepprof.cli import main\nsys.exit(main(sys.argv[1:]))"
+    done = run_script(script, "report", str(run), "--ray", "127.0.0.1:1")
+    assert done.returncode == 2
+    assert '--ray = "127.0.0.1:1": no cluster answers' in done.stderr
+
+
+def test_without_ray(monkeypatch) -> None:
+    """What to install is said."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="pip install ray"):
+        Cluster()
