@@ -52,6 +52,7 @@ def is_nested(head: bytes) -> bool:
 
 
 def table(text: bytes) -> dict[str, object]:
+    """Decode a top level without its events. Raises one of DECODE_ERRORS."""
     content: dict[str, object] = _header.decode(text)
     content.pop("", None)
     content.pop("traceEvents", None)

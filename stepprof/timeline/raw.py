@@ -27,6 +27,8 @@ _HEAD_LIMIT = 64 << 20
 _PEEK = 1 << 16
 _PEEK_LIMIT = 8 << 20
 _LOOKED_BACK = 256
+_NESTED = 64
+"""So many keys called traceEvents may come before the one at the top level."""
 _CUTS = 8
 """So many borders are tried before more text is asked for."""
 
@@ -157,7 +159,7 @@ class TraceStream:
 
     def _head(self, source: Iterator[bytes]) -> bytes | None:
         """What follows the bracket that opens the events; the header is filled with what stands before it."""
-        head, searched = b"", 0
+        head, searched, tried = b"", 0, 0
         for block in source:
             head += block
             start = head[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -167,13 +169,16 @@ class TraceStream:
                 self.findings.append(f"is no trace: it begins with {start[:20]!r}")
                 return None
             for opening in _EVENTS.finditer(head, searched):
+                tried += 1
+                if tried > _NESTED:
+                    break
                 if self._understand(head[: opening.start()]):
                     return head[opening.end() :]
             searched = max(0, len(head) - _LOOKED_BACK)
-            if len(head) > _HEAD_LIMIT:
+            if len(head) > _HEAD_LIMIT or tried > _NESTED:
                 break
         if not head.strip():
-            self.findings.append("is empty")
+            self.findings += [] if self.findings else ["is empty"]
         else:
             self.findings.append(f"has no traceEvents in its first {len(head)} bytes")
         return None

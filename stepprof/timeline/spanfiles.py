@@ -86,12 +86,16 @@ def span_files(folder: Path) -> list[SpanFiles]:
         )
     ordered = sorted(
         groups.items(),
-        key=lambda item: (not isinstance(item[0][0], str), str(item[0][0]).zfill(12), item[1][0][0]),
+        key=lambda group: (isinstance(group[0][0], int), *_natural(group[0][0]), min(group[1])),
     )
     return [
         SpanFiles(rank, host, pid, tuple(file for _, file in sorted(files)))
         for (rank, host, pid), files in ordered
     ]
+
+
+def _natural(rank: int | str) -> tuple[int, str]:
+    return (rank, "") if isinstance(rank, int) else (0, rank)
 
 
 def read_spans_of(

@@ -1,0 +1,281 @@
+"""What there is to be read, from runs, steps, folders and files; and loading it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import shutil
+
+import pytest
+from runs import TRACE, ended_writer, make_run, record, record_engine, tell_engines, write_spans
+
+from stepprof.errors import ConfigError
+from stepprof.selection import Ranks
+from stepprof.timeline.find import find
+from stepprof.timeline.load import load
+from stepprof.timeline.model import Alignment
+
+BASE = 1_790_857_026_000_000_000
+
+
+def trace(name="op", host=None, ts=1.0, **header):
+    content = {
+        "baseTimeNanoseconds": BASE,
+        **header,
+        "traceEvents": [{"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 1}],
+    }
+    return json.dumps(content if host is None else {"host_name": host, **content}).encode()
+
+
+def labels(found):
+    return [each.origin.label for each in found.inputs]
+
+
+class TestRuns:
+    def test_newest_run_and_last_step(self, tmp_path):
+        """Without a word: what was recorded last, each rank and engine and the spans of each process."""
+        run = make_run(tmp_path)
+        record(run, step=1)
+        record(run, rank=0)
+        record(run, role="critic", rank=1)
+        tell_engines(run, record_engine(run, 0, files=("rank-0", "rank-1")))
+        write_spans(run, 0)
+        found = find(output_dir=tmp_path)
+        assert (found.run_id, found.step, found.folder) == ("r", 2, run.path / "step-000002")
+        assert sorted(labels(found)) == [
+            "actor rank 0",
+            "critic rank 1",
+            "rank 0",
+            "rollout/0 worker 0",
+            "rollout/0 worker 1",
+        ]
+        assert [each.status for each in found.inputs] == ["complete"] * 4 + [None]
+        assert found.findings == []
+        assert pickle.loads(pickle.dumps(found.inputs)) == found.inputs
+
+    @pytest.mark.parametrize("how", ["id", "path", "step folder"])
+    def test_ways_to_name_it(self, tmp_path, how):
+        run = make_run(tmp_path)
+        record(run)
+        path = {"id": "r", "path": run.path, "step folder": run.path / "step-000002"}[how]
+        assert labels(find([path], output_dir=tmp_path)) == ["actor rank 0"]
+
+    def test_what_brought_nothing(self, tmp_path):
+        """A capture without a trace, a file that is gone, one of another kind, a damaged fragment: told, and the rest found."""
+        run = make_run(tmp_path)
+        record(run)
+        record(run, rank=1, data=b"", status="failed", error="no space")
+        claim = record(run, rank=2)
+        (claim.folder / f"{claim.stem}.trace.json.gz").unlink()
+        other = {"path": "actor/rank-3.nsys-rep", "kind": "nsys", "bytes": 1, "events": None}
+        record(run, rank=3, data=b"", artifacts=[other])
+        (run.path / "step-000002" / "manifest" / "zzz.json").write_text("{")
+        found = find([run.path], output_dir=tmp_path)
+        assert labels(found) == ["actor rank 0"]
+        told = dict(found.findings)
+        assert told["actor rank 1"] == "failed: no space"
+        assert "cannot be read: No such file" in told["actor rank 2"]
+        assert "no trace of a kind that is read here" in told["actor rank 3"]
+        assert "damaged" in told["zzz.json"]
+
+    def test_absent_ranks(self, tmp_path):
+        run = make_run(tmp_path, config={"ranks": "all"})
+        record(run, rank=0)
+        found = find([run.path], output_dir=tmp_path)
+        assert any("no window of rank 1" in problem for _, problem in found.findings)
+
+    def test_capture_of_an_earlier_step(self, tmp_path):
+        """A window that joined the capture of the step before is in that one's trace."""
+        run = make_run(tmp_path)
+        record(run, step=1)
+        record(run, step=2, data=b"", status="joined", capture={"step": 1, "stem": "actor/rank-0"})
+        record(run, step=2, rank=1, data=b"", status="joined", capture={"step": 1, "stem": "../../rank-0"})
+        record(run, step=2, rank=2, data=b"", status="joined", capture={"step": 2, "stem": "actor/rank-0"})
+        found = find([run.path], output_dir=tmp_path)
+        assert [each.origin.path for each in found.inputs] == ["step-000001/actor/rank-0.trace.json.gz"]
+
+    def test_several_directories_of_one_run(self, tmp_path):
+        """Copied from nodes that share no disk: one step of one run, each rank once, all ranks on one clock."""
+        hosts = []
+        for rank, folder in enumerate(("node-a", "node-b")):
+            run = make_run(tmp_path / folder)
+            writer = {**ended_writer(), "host": folder, "boot_id": folder}
+            clocks = [{"host": "node-b", "offset_ns": 7_000, "error_ns": 5, "method": "ping-pong"}]
+            record(run, rank=rank, host=folder, writer=writer, data=gzip.compress(trace()))
+            if rank == 0:
+                tell_engines(run, writer=writer, clocks=clocks)
+            hosts.append(run.path)
+        shutil.copytree(hosts[0], tmp_path / "again" / "r")
+        found = find(hosts, output_dir=tmp_path)
+        assert [(each.origin.rank, each.origin.host) for each in found.inputs] == [
+            (0, "node-a"),
+            (1, "node-b"),
+        ]
+        assert [each.alignment for each in found.inputs] == [
+            Alignment("reference", 0, 0),
+            Alignment("ping-pong", 7_000, 5),
+        ]
+        assert found.clock_error_ns == 5
+        assert "right within" in found.clock
+        first, second = (load(each, args=False).slices.start[0] for each in found.inputs)
+        assert first - second == 7_000
+
+    def test_runs_that_are_not_one(self, tmp_path):
+        for name in ("r", "s"):
+            record(make_run(tmp_path, run_id=name))
+        with pytest.raises(ConfigError, match="one timeline is of one run"):
+            find(["r", "s"], output_dir=tmp_path)
+
+    @pytest.mark.parametrize(
+        ("path", "step", "message"),
+        [
+            ("nope", None, 'run "nope"'),
+            ("r", 3, "step 3: not recorded in .*; the nearest that is: 2"),
+            ("r/step-000002", 3, "step 3: .* is step 2"),
+            ("empty", None, "neither a run|no run, no step"),
+        ],
+    )
+    def test_refused(self, tmp_path, path, step, message, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "empty").mkdir()
+        record(make_run(tmp_path))
+        with pytest.raises(ConfigError, match=message):
+            find([path], output_dir=tmp_path, step=step)
+
+    def test_no_step(self, tmp_path):
+        run = make_run(tmp_path)
+        with pytest.raises(ConfigError, match="no step is recorded"):
+            find([run.path], output_dir=tmp_path)
+
+
+class TestFilters:
+    @pytest.fixture
+    def run(self, tmp_path):
+        run = make_run(tmp_path)
+        for rank in range(3):
+            record(run, rank=rank)
+            write_spans(run, rank)
+        record(run, role="critic")
+        tell_engines(run, record_engine(run, 0))
+        return run
+
+    def test_roles(self, tmp_path, run):
+        found = find([run.path], output_dir=tmp_path, roles=["critic", "rollout"])
+        assert sorted(labels(found)) == ["critic rank 0", "rank 0", "rank 1", "rank 2", "rollout/0 worker 0"]
+        assert {each.roles for each in found.inputs if each.origin.kind == "spans"} == {("critic", "rollout")}
+
+    def test_unknown_role(self, tmp_path, run):
+        with pytest.raises(ConfigError, match='did you mean "critic"'):
+            find([run.path], output_dir=tmp_path, roles=["critik"])
+        with pytest.raises(ConfigError, match="there are: actor, critic, rollout"):
+            find([run.path], output_dir=tmp_path, roles=["zzz"])
+
+    def test_ranks(self, tmp_path, run):
+        found = find([run.path], output_dir=tmp_path, ranks=Ranks.parse("1-2"))
+        assert sorted(labels(found)) == [
+            "actor rank 1",
+            "actor rank 2",
+            "rank 1",
+            "rank 2",
+            "rollout/0 worker 0",
+        ]
+
+
+class TestFiles:
+    def test_folder_of_another_tool(self, tmp_path):
+        """Names and heads say the rank and host; what is no trace is passed over."""
+        (tmp_path / "sub").mkdir()
+        files = {
+            "node-1_4711.1795304130234711483.pt.trace.json": trace(),
+            "sub/rank3.17.pt.trace.json.gz": gzip.compress(trace(host="node-1")),
+            "sub/1690-TP-1-DP-0.trace.json.gz": gzip.compress(trace(host="node-2")),
+            "sub/plain.json": trace(distributedInfo={"rank": 5}),
+            "sub/ours.json": trace(
+                stepprof={"role": "actor", "rank": 2, "host": "node-1", "pid": 9, "occurrence": 2}
+            ),
+            "sub/engine.json": trace(stepprof={"role": "rollout", "rank": 1, "replica": 4}),
+            "config.json": b"{}",
+            "weights.json": b'{"a": 1}',
+            "broken.trace.json": b"",
+            "notes.txt": b"",
+        }
+        for name, data in files.items():
+            (tmp_path / name).write_bytes(data)
+        found = find([tmp_path], output_dir=tmp_path / "none")
+        told = {
+            each.origin.path: (each.origin.kind, each.origin.rank, each.origin.host, each.alignment.method)
+            for each in found.inputs
+        }
+        assert told == {
+            "node-1_4711.1795304130234711483.pt.trace.json": ("trace", None, "node-1", "reference"),
+            "sub/rank3.17.pt.trace.json.gz": ("trace", 3, "node-1", "reference"),
+            "sub/1690-TP-1-DP-0.trace.json.gz": ("trace", 1, "node-2", "unmeasured"),
+            "sub/plain.json": ("trace", 5, None, "unmeasured"),
+            "sub/ours.json": ("rank", 2, "node-1", "reference"),
+            "sub/engine.json": ("engine", 1, None, "unmeasured"),
+            "broken.trace.json": ("trace", None, None, "unmeasured"),
+        }
+        assert found.findings == [(str(tmp_path), "1 JSON files that are no traces passed over")]
+        assert found.folder == tmp_path
+        assert found.step is None
+
+    def test_single_file(self, tmp_path):
+        """One file is its own clock."""
+        (tmp_path / "a.json").write_bytes(trace(host="x"))
+        found = find([tmp_path / "a.json"], output_dir=tmp_path)
+        assert [(each.origin.label, each.alignment) for each in found.inputs] == [
+            ("a.json", Alignment("reference", 0, 0))
+        ]
+
+    def test_files_of_one_name(self, tmp_path):
+        for folder in ("a", "b"):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "t.json").write_bytes(trace())
+        found = find([tmp_path / "a" / "t.json", tmp_path / "b" / "t.json"], output_dir=tmp_path)
+        assert len(set(labels(found))) == 2
+
+    def test_nothing_there(self, tmp_path):
+        with pytest.raises(ConfigError, match="no run, no step and no trace"):
+            find([tmp_path], output_dir=tmp_path / "none")
+
+
+class TestLoad:
+    def found(self, tmp_path, **files):
+        for name, data in files.items():
+            (tmp_path / f"{name}.json").write_bytes(data)
+        return find([tmp_path / f"{name}.json" for name in files], output_dir=tmp_path).inputs
+
+    def test_unmeasured_is_told(self, tmp_path):
+        sources = [
+            load(each, args=False)
+            for each in self.found(tmp_path, a=trace(host="x"), b=trace(host="x"), c=trace(host="y"))
+        ]
+        assert [bool(source.findings) for source in sources] == [False, False, True]
+        assert "its host y was never compared" in sources[2].findings[0]
+
+    def test_assumed(self, tmp_path):
+        """By name what is added to a source's times; for all, when the times of those without an anchor begin."""
+        bare = json.dumps([{"ph": "X", "name": "op", "pid": 1, "tid": 1, "ts": 5, "dur": 1}]).encode()
+        anchored, first, second = self.found(tmp_path, a=trace(host="x"), b=bare, c=bare)
+        assume = {"*": BASE, "c.json": BASE + 1_000, "x": 2_000}
+        sources = [load(each, args=False, assume=assume) for each in (anchored, first, second)]
+        assert [int(source.slices.start[0]) - BASE for source in sources] == [3_000, 5_000, 6_000]
+        assert {source.alignment.method for source in sources} == {"assumed"}
+        assert not any(source.findings for source in sources)
+        assert len(load(first, args=False).slices) == 0
+
+    def test_file_that_is_gone(self, tmp_path):
+        (only,) = self.found(tmp_path, a=trace())
+        (tmp_path / "a.json").unlink()
+        source = load(only, args=True)
+        assert len(source.slices) == 0
+        assert "cannot be read: No such file or directory" in source.findings
+
+    def test_trace_without_an_anchor_in_a_run(self, tmp_path):
+        run = make_run(tmp_path)
+        record(run, data=gzip.compress(TRACE))
+        (only,) = find([run.path], output_dir=tmp_path).inputs
+        source = load(only, args=False)
+        assert len(source.slices) == 0
+        assert '--assume-offset "step-000002/actor/rank-0.trace.json.gz=SECONDS"' in source.findings[0]
