@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import os
+import signal
 
 import pytest
 from runs import make_run, record, record_engine, region, tell_engines, write_spans
@@ -87,7 +87,7 @@ class Fatal(Input):
     """An input that ends the process that it travels to."""
 
     def __reduce__(self):
-        return os._exit, (1,)
+        return signal.raise_signal, (signal.SIGKILL,)
 
 
 def test_a_worker_that_dies_costs_its_source_alone(run, tmp_path):

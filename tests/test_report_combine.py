@@ -395,3 +395,31 @@ def test_edges_that_do_not_quite_meet_are_no_cause():
         "actor rank 0": {"unknown": 300e-9},
         "actor rank 1": {"unknown": 300e-9},
     }
+
+
+def test_regions_of_several_captures_of_one_process_are_added_up():
+    captures = [trace(0, ("thread", "user_annotation", "update", at, 10)) for at in (0, 50)]
+    ((row,),) = [each.per_process for each in report(*captures).regions]
+    assert (row.label, row.seconds, row.calls, row.end) == ("actor rank 0", 0.02, 2, 0.06)
+
+
+def test_a_rank_whose_peers_were_not_captured_waits_for_nobody_that_is_known():
+    made = report(
+        trace(0, ("thread", "user_annotation", "gloo:all_reduce", 0, 30), ("thread", "cpu_op", "mm", 0, 5))
+    )
+    assert (made.skew, made.idle[0].causes) == ([], {})
+
+
+def test_the_worker_with_the_most_iterations_speaks_for_its_engine():
+    short, long = engine(0, (0, 10, 4)), engine(0, (0, 10, 4), (10, 10, 4), rank=1)
+    for sources in ((short, long), (long, short)):
+        assert [(row.label, row.iterations) for row in report(*sources).rollout] == [
+            ("rollout/0 worker 1", 2)
+        ]
+
+
+def test_collectives_that_are_too_many_to_match_are_told(monkeypatch):
+    monkeypatch.setattr("stepprof.report.collectives.MOST_CALLS", 1)
+    calls = [("thread", "user_annotation", "gloo:all_reduce", at, 1) for at in (0, 5)]
+    (finding,) = report(trace(0, *calls)).findings
+    assert finding.problem.startswith("2 collectives are more than are matched across ranks")

@@ -239,6 +239,12 @@ class TestRollout:
     def test_a_source_without_iterations_has_no_batches(self):
         assert digest(trace(0, ("thread", "cpu_op", "mm", 0, 1))).batches is None
         assert digest(trace(0, counters=[("batch size", 0, 1)])).batches is None
+        lone = source(
+            Origin("trace", "x"),
+            (("iterations", "i"), "iteration", "step[DECODE bs=1]", 0, 1),
+            counters=[("batch size", 0, 1)],
+        )
+        assert digest(lone).batches is None
 
     def test_samples_by_what_they_did(self):
         made = digest(

@@ -154,7 +154,7 @@ def _regions(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]
         for region in process.regions:
             entries = parts[region.role, region.name]
             when = Intervals.unpack(region.when)
-            if process.label in entries:  # the spans of one process in several files
+            if process.label in entries:  # of several captures
                 _, known, calls, covered = entries[process.label]
                 entries[process.label] = (
                     process,

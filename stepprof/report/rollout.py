@@ -125,8 +125,8 @@ def collect_samples(
     name: npt.NDArray[np.int32],
     start: Times,
     duration: Times,
-) -> Samples | None:
-    """The samples of one source, from the slices on their tracks.
+) -> Samples:
+    """The samples of one source, from the slices on their tracks; at least one.
 
     Args:
         samples: what each sample is called.
@@ -136,8 +136,6 @@ def collect_samples(
         start: of each slice, nanoseconds.
         duration: of each slice.
     """
-    if not len(start):
-        return None
     end = start + duration
     order = nesting_order(sample, start, end)
     own = self_times(sample, start, duration)
