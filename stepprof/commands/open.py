@@ -8,6 +8,7 @@ import webbrowser
 from pathlib import Path
 
 from stepprof.commands.common import add_run, chosen_run, chosen_step
+from stepprof.commands.making import make_timeline
 from stepprof.errors import ConfigError
 from stepprof.rundir import step_folder
 from stepprof.timeline.serve import TimelineServer, bundled_viewer
@@ -67,8 +68,10 @@ def _timeline(args: argparse.Namespace) -> Path:
             raise ConfigError(f'--step = {args.step}: "{args.run}" is a file; leave --step out')
         return Path(args.run).absolute()
     path = chosen_run(args)
-    folder = path / step_folder(chosen_step(path, args.step))
+    step = chosen_step(path, args.step)
+    folder = path / step_folder(step)
     there = [folder / name for name in TIMELINES if (folder / name).is_file()]
-    if not there:
-        raise ConfigError(f'{folder}: no timeline is there; make it with "stepprof merge"')
-    return max(there, key=lambda file: file.stat().st_mtime_ns)
+    if there:
+        return max(there, key=lambda file: file.stat().st_mtime_ns)
+    print(f"no timeline is in {folder} yet: merging", flush=True)
+    return make_timeline(path, step)
