@@ -16,7 +16,6 @@ from runs import make_run, record
 
 from stepprof.cli import main
 
-
 TRACE = b'{"baseTimeNanoseconds":1700000000000000000,"traceEvents":[{"ph":"X","name":"aten::add","ts":1,"dur":2}]}'
 
 
