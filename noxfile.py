@@ -105,10 +105,7 @@ def vllm(session: nox.Session) -> None:
 def sglang(session: nox.Session) -> None:
     """Record the real SGLang on a CPU."""
     install_sglang(session)
-    # the job that is one step ahead is the same with both engines
-    run_tests(
-        session, "tests/engines/sglang", "tests/engines/test_example_ray.py", "-k", "sglang and not ahead"
-    )
+    run_tests(session, "tests/engines/sglang", "tests/engines/test_example_ray.py", "-k", "sglang")
 
 
 @nox.session(python="3.11")
