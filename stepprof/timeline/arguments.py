@@ -15,7 +15,10 @@ import numpy.typing as npt
 
 from stepprof.timeline.protobuf import bytes_field, double_field, varint, varint_field
 
-__all__ = ["Arguments"]
+__all__ = ["PROFILER", "Arguments"]
+
+PROFILER = frozenset({"cpu_op", "cuda_runtime", "cuda_driver", "python_function"})
+"""Categories whose arguments are the profiler's alone: which there are, and in which order, is known."""
 
 _BOOKKEEPING = (
     "cbid", "correlation", "Correlation id", "Ev Idx", "External id", "Fwd thread id", "Python id", "Python module id", "Python parent id", "Record function id", "Sequence number",
@@ -34,39 +37,41 @@ class Arguments:
     def __init__(self) -> None:
         self.table: list[bytes] = [b""]
         """The debug annotations behind each code."""
-        self._empty: dict[bytes, bool] = {}
+        self._empty: set[bytes] = set()
         self._codes: dict[bytes, int] = {}
-        self._operators: dict[bytes, int] = {}
+        self._shapes: dict[bytes, int] = {}
         self._names: dict[str, int] = {}
         self._texts: dict[str, int] = {}
         self._told = (0, 0)
 
-    def codes(self, raws: Iterable[bytes | None], operators: Iterable[bool]) -> npt.NDArray[np.int64]:
+    def codes(self, raws: Iterable[bytes | None], known: Iterable[bool]) -> npt.NDArray[np.int64]:
         """The numbers of debug annotations in the table.
 
         Args:
             raws: raw JSON objects.
-            operators: whether each is an operator's, of which it is known in which order they stand.
+            known: whether each is of `PROFILER`.
         """
-        known, empty, code = self._operators, self._empty, self._code
+        shapes, empty, code = self._shapes, self._empty, self._code
         out = []
-        for raw, operator in zip(raws, operators, strict=True):
+        for raw, is_known in zip(raws, known, strict=True):
             if raw is None:
                 out.append(0)
-                continue
-            if operator:
-                at = raw.find(_SHAPES)
-                if at > 0:
-                    key = raw[at : raw.rfind(_INDEX)]
-                    out.append(known[key] if key in known else known.setdefault(key, code(raw)))
-                    continue
-            out.append(0 if empty.get(raw.translate(None, _DIGITS)) else code(raw))
+            elif not is_known:
+                out.append(code(raw))
+            elif (at := raw.find(_SHAPES)) > 0:
+                key = raw[at : raw.rfind(_INDEX)]
+                out.append(shapes[key] if key in shapes else shapes.setdefault(key, code(raw)))
+            elif (bare := raw.translate(None, _DIGITS)) in empty:
+                out.append(0)
+            else:
+                out.append(code(raw))
+                if not out[-1]:
+                    empty.add(bare)
         return np.array(out, np.int64)
 
     def _code(self, raw: bytes) -> int:
         rest = _PAIRS.sub(b"", raw)
         if not rest.strip(b" {},\r\n\t"):
-            self._empty[raw.translate(None, _DIGITS)] = True
             return 0
         known = self._codes.get(rest)
         if known is None:

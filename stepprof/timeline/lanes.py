@@ -42,17 +42,19 @@ class Nesting:
     """The innermost slice that it lies in; -1: none."""
 
     def enclosing(self, row: Indices, time: Times) -> Positions:
-        """The innermost slice of `row` that holds `time` (its end included, if nothing else holds it); -1: none."""
+        """The innermost slice of `row` that holds `time`, one that ends just then only if no other holds it; -1: none."""
         found = _last_begun(self, row, time)
-        inclusive = found.copy()
-        while True:
-            over = (found >= 0) & (self.end[found] <= time)
-            if not over.any():
-                break
-            found[over] = self.parent[found[over]]
-        ends_there = (found < 0) & (inclusive >= 0)
-        ends_there[ends_there] = self.end[inclusive[ends_there]] == time[ends_there]
-        return np.where(ends_there, inclusive, found)
+        ending = np.full(len(found), -1, np.int64)
+        looking = np.flatnonzero(found >= 0)
+        while len(looking):
+            at = found[looking]
+            looking = looking[self.end[at] <= time[looking]]
+            at = found[looking]
+            just = (self.end[at] == time[looking]) & (ending[looking] < 0)
+            ending[looking[just]] = at[just]
+            found[looking] = self.parent[at]
+            looking = looking[found[looking] >= 0]
+        return np.where(found >= 0, found, ending)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.timeline.arguments import Arguments
+from stepprof.timeline.arguments import PROFILER, Arguments
 from stepprof.timeline.lanes import Layout, bind_flows, lay_out
 from stepprof.timeline.model import Source
 from stepprof.timeline.order import order_of_tracks
@@ -72,7 +72,7 @@ class _Writer:
         self.layout: Layout = lay_out(source)
         self.sequence = place.index + 2
         self.arguments = Arguments()
-        self.operators = source.categories.index("cpu_op") if "cpu_op" in source.categories else -1
+        self.is_profilers = np.array([name in PROFILER for name in source.categories], np.bool_)
         times = [
             column
             for column in (self.layout.nesting.start, source.instants.time, source.counters.time)
@@ -208,8 +208,8 @@ class _Writer:
     ) -> Extras:
         extras = Extras(len(order))
         if args is not None:
-            operators = category == self.operators
-            codes = self.arguments.codes([args[number] for number in order.tolist()], operators.tolist())
+            known = self.is_profilers[category]
+            codes = self.arguments.codes([args[number] for number in order.tolist()], known.tolist())
             extras.add_texts(codes, self.arguments.table)
         return extras
 
