@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -105,6 +106,10 @@ def _show(content: Report | Comparison) -> None:
     from stepprof.report.schema import Report
     from stepprof.report.terminal import print_comparison, print_report
 
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # a name that the terminal cannot show must not end the report
+        sys.stdout.reconfigure(errors="replace")
     # into a file or a pipe a table must not break where a terminal would
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False, width=None if sys.stdout.isatty() else 120)  # fmt: skip
     if isinstance(content, Report):

@@ -1,0 +1,157 @@
+"""The report as text, and as JSON on disk."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import msgspec
+import pytest
+from reports import make_comparison, make_report
+from rich.console import Console
+
+from stepprof.errors import ConfigError
+from stepprof.report.schema import Bar, Comparison, Finding, GanttRow, Headline, PhaseSkew, Report, TimeOf
+from stepprof.report.store import dump, read, write
+from stepprof.report.terminal import print_comparison, print_report
+
+
+def text_of(content, *, encoding="utf-8", width=120, **options):
+    buffer = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
+    console = Console(file=buffer, width=width, highlight=False, markup=False, emoji=False)
+    (print_report if isinstance(content, Report) else print_comparison)(content, console, **options)
+    buffer.seek(0)
+    return buffer.read()
+
+
+def section(text, title):
+    """The lines under a title up to the next empty one."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(title)) + 1
+    end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
+    return lines[start:end]
+
+
+class TestReport:
+    def test_headlines_come_first_with_what_they_cost(self):
+        report = make_report(4, 1, straggler=2)
+        lines = text_of(report).splitlines()
+        assert lines[0].startswith("run grpo-7b-math  step 12  version 11  56.9 s")
+        told = report.headlines[2].text
+        assert next(line for line in lines if told in line).split() == [
+            f"{report.headlines[2].seconds:.2f}",
+            "s",
+            *told.split(),
+        ]
+        order = [
+            next(i for i, line in enumerate(lines) if each.text[:40] in line) for each in report.headlines
+        ]
+        assert order == sorted(order)
+
+    def test_the_ribbon_shows_when_a_role_was_at_work(self):
+        """A role that works in the second quarter of the step fills the second quarter of its line."""
+        row = GanttRow(
+            "rank 0", None, "rank", [Bar(1.0, 1.0, "actor", "actor", 0), Bar(0.0, 4.0, "inner", "actor", 1)]
+        )
+        report = Report("r", 1, 0, 4.0, "", None, gantt=[row], roles=[TimeOf("actor", None, 1.0, 0.25, [])])
+        (line,) = section(text_of(report), "where the time went")
+        assert line.split() == ["actor", "·" * 11 + "█" * 11 + "·" * 22, "1.00", "s", "25%"]
+
+    def test_a_terminal_without_unicode_gets_ascii(self):
+        text = text_of(make_report(3, 1), encoding="ascii")
+        assert "#" * 10 in text
+        assert "??" not in text
+
+    def test_many_processes_are_a_mean_and_the_extremes(self):
+        few = section(text_of(make_report(3, 1)), "work and waiting")
+        many = section(text_of(make_report(64, 1)), "work and waiting")
+        assert [line.split("  ")[1] for line in few[2:]] == ["actor rank 0", "actor rank 1", "actor rank 2"]
+        assert [line.strip().split(" ")[0] for line in many[2:]] == ["mean", "least:", "most:"]
+
+    def test_a_skew_within_the_clocks_error_is_said_to_be_none(self):
+        lines = section(text_of(make_report(8, 1, straggler=1)), "whom the others waited for")
+        assert ["within the clocks' error" in line for line in lines[2:]] == [False, False, False, True]
+        waits = msgspec.structs.replace(
+            make_report(1), skew=[PhaseSkew("actor", None, "rank 1", 1.0, 1.0, [], True, "collectives")]
+        )
+        assert section(text_of(waits), "whom the others waited for")[-1].rstrip().endswith("in collectives")
+
+    def test_names_can_neither_colour_nor_move_the_terminal(self):
+        """Neither by escapes nor by rich's own markup."""
+        hostile = "[red]x[/red]\x1b[2J\r\n"
+        report = msgspec.structs.replace(
+            make_report(1),
+            run_id=hostile,
+            headlines=[Headline(hostile, "tail")],
+            findings=[Finding(hostile, hostile)],
+        )
+        text = text_of(report)
+        assert "\x1b" not in text
+        assert text.count("[red]x[/red]?[2J??") == 4
+
+    def test_what_is_not_known_is_not_there(self):
+        assert [line for line in text_of(Report("r", 1, 0, 2.5, "by one clock.", None)).splitlines() if line.strip()] == [
+            "run r  step 1  2.50 s", "clock: by one clock"
+        ]  # fmt: skip
+
+    def test_long_lists_are_cut_and_say_so(self):
+        report = msgspec.structs.replace(
+            make_report(2), findings=[Finding(None, f"finding {i}") for i in range(14)]
+        )
+        notes = section(text_of(report), "notes")
+        assert len(notes) == 11
+        assert notes[-1].strip() == "and 4 more, in the JSON"
+        assert len(section(text_of(report, top=3), "operators")) == 5
+
+
+class TestComparison:
+    def test_changes_are_grouped_and_signed(self):
+        text = text_of(make_comparison())
+        rollout = section(text, "rollout")[-1].split()
+        assert rollout == ["rollout/0", "tail", "11.2", "s", "18.9", "s", "+7.70", "s", "+69%", "900", "ms"]
+        titles = [line for line in text.splitlines() if line and not line.startswith(" ")]
+        assert titles == ["A  grpo-7b-math step 12", "B  grpo-7b-math step 40", "step", "roles", "rollout", "regions", "operators, self time per process", "notes"]  # fmt: skip
+
+    def test_only_a_known_noise_can_hide_a_change(self):
+        regions = section(text_of(make_comparison()), "regions")
+        assert [line.rstrip().split("   ")[-1].strip() for line in regions[2:]] == [
+            "within noise",
+            "300 ms",
+            "unknown",
+        ]
+
+
+class TestStore:
+    def test_a_report_comes_back(self, tmp_path):
+        report = make_report(3, 1)
+        write(tmp_path / "step-000012" / "report.json", dump(report))
+        assert read(tmp_path / "step-000012" / "report.json") == report
+        write(tmp_path / "c.json", dump(make_comparison()))
+        assert read(tmp_path / "c.json", Comparison) == make_comparison()
+
+    def test_the_json_is_for_any_program(self, tmp_path):
+        content = json.loads(dump(make_report(1, 1)))
+        assert (content["schema_version"], content["step"]) == (1, 12)
+        assert content["skew"][0]["straggler"] == "actor rank 0"
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [(b'{"schema_version": 2}', "schema_version 2"), (b'{"schema_version": 1}', "missing required field"), (b"[]", "no report"), (b"\xff", "no report"), (b"", "no report")],
+    )  # fmt: skip
+    def test_anything_else_is_refused_by_name(self, tmp_path, data, said):
+        (tmp_path / "x.json").write_bytes(data)
+        with pytest.raises(ConfigError, match=said) as raised:
+            read(tmp_path / "x.json")
+        assert "x.json" in str(raised.value)
+
+    def test_no_file_at_all(self, tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read(tmp_path / "x.json")
+
+    def test_a_file_that_cannot_be_written_leaves_the_old_one(self, tmp_path):
+        """The folder's place is taken by a file."""
+        (tmp_path / "taken").write_text("old")
+        with pytest.raises(ConfigError, match="--html or --json"):
+            write(tmp_path / "taken" / "report.json", b"{}")
+        assert (tmp_path / "taken").read_text() == "old"
+        assert list(tmp_path.iterdir()) == [tmp_path / "taken"]
