@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from digested import MS, T0, engine, source, spans, trace
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepprof.report.combine import combine
 from stepprof.report.digest import digest
-from stepprof.report.schema import Finding
+from stepprof.report.schema import Finding, Report
 from stepprof.timeline.model import Alignment, Origin
 
 
@@ -229,6 +232,30 @@ class TestIdle:
             headline.text for headline in made.headlines
         ]
 
+    def test_a_device_that_was_captured_over_the_rollout_waits_for_that(self):
+        made = report(
+            spans(
+                0,
+                ("window", "step", 0, 100, None),
+                ("window", "rollout", 0, 50, "rollout"),
+                ("window", "actor", 50, 50, "actor"),
+            ),
+            trace(0, ("thread", "cpu_op", "mm", 0, 100), (("stream", "7"), "kernel", "gemm", 60, 30)),
+            engine(0, (5, 40, 4)),
+        )
+        (row, _) = made.idle
+        assert (row.busy, row.causes) == (0.03, {"rollout": 0.05, "host": 0.02})
+
+    def test_a_trace_alone_has_a_host_from_its_first_event_to_its_last(self):
+        made = report(
+            source(
+                Origin("trace", "a.json"),
+                ("thread", "cpu_op", "mm", 0, 50),
+                (("stream", "7"), "kernel", "gemm", 10, 30),
+            )
+        )
+        assert (made.idle[0].busy, made.idle[0].causes) == (0.03, {"host": 0.02})
+
     def test_gaps_that_did_not_travel_are_idle_all_the_same(self, monkeypatch):
         monkeypatch.setattr("stepprof.report.digest.MOST_STRETCHES", 2)
         kernels = [(("stream", "7"), "kernel", "gemm", at, 1) for at in (0, 2, 9)]
@@ -423,3 +450,38 @@ def test_collectives_that_are_too_many_to_match_are_told(monkeypatch):
     calls = [("thread", "user_annotation", "gloo:all_reduce", at, 1) for at in (0, 5)]
     (finding,) = report(trace(0, *calls)).findings
     assert finding.problem.startswith("2 collectives are more than are matched across ranks")
+
+
+extreme = st.sampled_from([0, 1, -1, 10**9, 2**40, -(2**61), 2**61, 2**62])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["thread", "stream", "sample", "iterations", "async"]),
+            st.sampled_from(["cpu_op", "kernel", "window", "region", "user_annotation"]),
+            st.sampled_from(
+                ["gloo:all_reduce", "ncclDevKernel_AllGather", "aten::mm", "step[DECODE bs=1]", "</script>"]
+            ),
+            extreme,
+            extreme.map(abs),
+        ),
+        max_size=6,
+    ),
+    st.lists(
+        st.tuples(st.sampled_from(["batch size", "memory allocated CPU"]), extreme, st.floats()), max_size=4
+    ),
+)
+def test_whatever_times_and_values_a_damaged_file_holds(slices, counters):
+    """A report is made, and it is JSON."""
+    odd = trace(
+        0,
+        *((kind, cat, name, 0, 0) for kind, cat, name, _, _ in slices),
+        counters=[(n, 0, v) for n, _, v in counters],
+    )
+    odd.slices.start[:] = [start for *_, start, _ in slices]
+    odd.slices.duration[:] = [duration for *_, duration in slices]
+    odd.counters.time[:] = [time for _, time, _ in counters]
+    made = report(odd, trace(1, ("thread", "user_annotation", "gloo:all_reduce", 0, 1)))
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Report).run_id == "r"

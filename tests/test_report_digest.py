@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from digested import MS, T0, engine, source, spans, trace
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepprof.report import collectives, rollout
@@ -267,6 +267,7 @@ class TestRollout:
         assert longest.spent == {"trajectory": 10 * MS, "generate": 60 * MS, "tool_call": 30 * MS}
         assert samples.curve().value.tolist() == [1, 2, 1]
 
+    @settings(deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=12))
     def test_in_flight_is_how_many_samples_a_moment_has(self, raw):
         names = [str(number) for number in range(len(raw))]
@@ -380,3 +381,21 @@ def test_a_sample_is_in_flight_in_the_role_that_generates_it_alone():
     ]
     samples = digest(source(Origin("spans", "s"), *on)).samples
     assert ((samples.longest[0].end - T0) / MS, samples.longest[0].spent) == (50, {"generate": 50 * MS})
+
+
+def test_what_a_damaged_file_puts_into_another_age_is_left_out_and_told():
+    """One flipped bit in a time must not make a step of a century."""
+    odd = trace(
+        0,
+        *(("thread", "cpu_op", "mm", at, 1) for at in range(4)),
+        ("thread", "cpu_op", "far", 0, 1),
+        ("thread", "cpu_op", "endless", 0, 1),
+        counters=[("memory allocated CPU", 1, 7), ("memory allocated CPU", 2, float("nan"))],
+    )
+    odd.slices.start[4] = 2**62
+    odd.slices.duration[5] = 2**62
+    made = digest(odd)
+    assert ((made.start - T0) / MS, (made.end - T0) / MS) == (0, 4)
+    assert [time.name for time in made.ops.times] == ["mm"]
+    assert [peak.peak for peak in made.memory] == [7]
+    assert made.findings[0].startswith("3 events lie months from the others")

@@ -24,6 +24,7 @@ def points_of(intervals):
 
 
 class TestSets:
+    @settings(deadline=None)
     @given(pairs)
     def test_a_union_is_sorted_disjoint_and_covers_what_its_parts_do(self, raw):
         union = made(raw)
@@ -32,18 +33,21 @@ class TestSets:
         assert all(start < end for start, end in union.pairs())
         assert (union.start[1:] > union.end[:-1]).all()
 
+    @settings(deadline=None)
     @given(pairs, pairs)
     def test_two_sets_are_compared_as_sets_are(self, one, other):
         assert points_of(made(one) & made(other)) == points(one) & points(other)
         assert points_of(made(one) - made(other)) == points(one) - points(other)
         assert points_of(made(one) | made(other)) == points(one) | points(other)
 
+    @settings(deadline=None)
     @given(pairs, st.integers(-30, 70), st.integers(0, 30))
     def test_clipped(self, raw, start, length):
         assert points_of(made(raw).clip(start, start + length)) == points(raw) & set(
             range(start, start + length)
         )
 
+    @settings(deadline=None)
     @given(pairs, st.integers(1, 6))
     def test_a_coarse_set_closes_the_narrowest_gaps_and_says_how_much_that_was(self, raw, most):
         union = made(raw)
@@ -53,6 +57,7 @@ class TestSets:
         gaps = sorted((union.start[1:] - union.end[:-1]).tolist())
         assert closed == sum(gaps[: max(len(union) - most, 0)]) == coarse.total - union.total
 
+    @settings(deadline=None)
     @given(pairs)
     def test_packed_and_back(self, raw):
         assert Intervals.unpack(made(raw).pack()).pairs() == made(raw).pairs()
@@ -101,6 +106,7 @@ def own_slowly(slices):
 
 
 class TestSelfTimes:
+    @settings(deadline=None)
     @given(nested())
     def test_each_moment_belongs_to_the_innermost_slice(self, slices):
         track, start, duration = columns(slices)
@@ -109,6 +115,7 @@ class TestSelfTimes:
         slow = own_slowly(slices)
         assert sorted(zip(slices, own.tolist(), strict=True)) == sorted(zip(slices, slow, strict=True))
 
+    @settings(deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 30)), max_size=20))
     def test_slices_that_do_not_nest_keep_between_nothing_and_all(self, slices):
         track, start, duration = columns(slices)
@@ -126,7 +133,7 @@ class TestSelfTimes:
         assert self_times(track.astype(np.int32), start, duration).tolist() == [7, 80, 20, 3]
 
     @given(nested())
-    @settings(max_examples=30)
+    @settings(max_examples=30, deadline=None)
     def test_depth_is_how_many_are_open(self, slices):
         slices = [each for each in slices if each[2]]
         track, start, duration = columns(slices)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,29 +12,23 @@ from stepprof.report.digest import Digest
 from stepprof.report.gantt import gantt
 from stepprof.report.headlines import ALL_ENGINES, headlines
 from stepprof.report.idle import idle_times
-from stepprof.report.intervals import EMPTY, Intervals
+from stepprof.report.intervals import Intervals
 from stepprof.report.ops import merge_ops
 from stepprof.report.processes import Process, gather
 from stepprof.report.rollout import rollout, total_curve
 from stepprof.report.schema import (
     Finding,
-    Memory,
-    Overhead,
-    Overlap,
-    ProcessTime,
     Report,
     Rollout,
     SourceInfo,
-    TimeOf,
 )
 from stepprof.report.skew import collective_skew, end_skew, waits_of
+from stepprof.report.sums import memory_peaks, overheads, overlaps, region_times, role_times
 from stepprof.summary import SESSIONS, engine_label, told_once
 from stepprof.timeline.clocks import describe, worst_error
 from stepprof.timeline.model import Origin
 
 __all__ = ["combine"]
-
-MOST_REGIONS = 200
 
 
 def combine(
@@ -79,16 +72,16 @@ def combine(
         ),
         sources=[*(_source(digest) for digest in digests), *_without_trace(windows, engines)],
         gantt=gantt(processes, start),
-        roles=_roles(processes, start, end),
-        regions=_regions(processes, start, end),
+        roles=role_times(processes, start, end),
+        regions=region_times(processes, start, end),
         skew=[*end_skew(processes), *collective_skew(waits)],
         idle=idle_times(processes, whole, engine_roles, waits),
         rollout=_rollouts(processes, start),
-        overlap=_overlaps(processes),
+        overlap=overlaps(processes),
         ops=merge_ops(_tables(processes, "ops"), "op"),
         kernels=merge_ops(_tables(processes, "kernels"), "kernel"),
-        memory=_memory(processes, start),
-        overhead=_overheads(processes, windows, engines),
+        memory=memory_peaks(processes, start),
+        overhead=overheads(processes, windows, engines),
         findings=[
             *findings,
             *(Finding(digest.origin.path, problem) for digest in digests for problem in digest.findings),
@@ -109,64 +102,6 @@ def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
     if not edges:
         edges = [(digest.start or 0, digest.end or 0) for digest in everything if digest.start is not None]
     return min((start for start, _ in edges), default=0), max((end for _, end in edges), default=0)
-
-
-def _times(
-    parts: Mapping[tuple[str | None, str | None], Sequence[tuple[Process, Intervals, int, int]]],
-    start: int,
-    end: int,
-) -> list[TimeOf]:
-    rows = []
-    for (role, region), entries in parts.items():
-        when = EMPTY
-        per_process = []
-        for process, covered, calls, nanoseconds in entries:
-            when |= covered
-            last = int(covered.end[-1]) if len(covered) else start
-            per_process.append(ProcessTime(process.label, nanoseconds / 1e9, calls, (last - start) / 1e9))
-        seconds = min(when.total, sum(entry[3] for entry in entries)) / 1e9
-        share = seconds * 1e9 / (end - start) if end > start else 0.0
-        rows.append(TimeOf(role, region, seconds, share, per_process))
-    return rows
-
-
-def _roles(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
-    """In the order in which they begin."""
-    parts: dict[tuple[str | None, str | None], list[tuple[Process, Intervals, int, int]]] = defaultdict(list)
-    first: dict[str | None, int] = {}
-    for process in processes:
-        for role in {window.role for window in process.windows}:
-            when = process.in_role(role)
-            calls = sum(window.role == role for window in process.windows)
-            parts[role, None].append((process, when, calls, when.total))
-            begins = min(window.start for window in process.windows if window.role == role)
-            first[role] = min(begins, first.get(role, begins))
-    ordered = sorted(parts, key=lambda key: (key[0] is not None, first[key[0]], key[0] or ""))
-    return _times({key: parts[key] for key in ordered}, start, end)
-
-
-def _regions(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
-    """The longest first."""
-    parts: dict[tuple[str | None, str | None], dict[str, tuple[Process, Intervals, int, int]]] = defaultdict(
-        dict
-    )
-    for process in processes:
-        for region in process.regions:
-            entries = parts[region.role, region.name]
-            when = Intervals.unpack(region.when)
-            if process.label in entries:  # of several captures
-                _, known, calls, covered = entries[process.label]
-                entries[process.label] = (
-                    process,
-                    known | when,
-                    calls + region.calls,
-                    covered + region.covered,
-                )
-            else:
-                entries[process.label] = (process, when, region.calls, region.covered)
-    rows = _times({key: list(entries.values()) for key, entries in parts.items()}, start, end)
-    rows.sort(key=lambda row: (-row.seconds, row.region or ""))
-    return rows[:MOST_REGIONS]
 
 
 def _rollouts(processes: Sequence[Process], start: int) -> list[Rollout]:
@@ -218,81 +153,8 @@ def _rollouts(processes: Sequence[Process], start: int) -> list[Rollout]:
     return [row for row in rows if row is not None]
 
 
-def _overlaps(processes: Sequence[Process]) -> list[Overlap]:
-    rows = []
-    for process in processes:
-        for digest in process.digests:
-            work = digest.work
-            if work is None or digest.start is None or digest.end is None:
-                continue
-            if not work.communication and work.device == "cpu":
-                continue
-            captured = digest.end - digest.start
-            rows.append(
-                Overlap(
-                    label=_of_role(process, digest),
-                    device=work.device,
-                    compute=work.compute / 1e9,
-                    communication=work.communication / 1e9,
-                    overlapped=work.overlapped / 1e9,
-                    exposed=(work.communication - work.overlapped) / 1e9,
-                    busy_share=work.busy / captured if captured else None,
-                )
-            )
-    return rows
-
-
-def _of_role(process: Process, digest: Digest) -> str:
-    """A process that was captured in several roles is told apart by them."""
-    captured = {each.origin.role for each in process.digests if each.origin.kind == digest.origin.kind}
-    return process.label if len(captured) == 1 else f"{process.label} in {digest.origin.role or 'the step'}"
-
-
 def _tables(processes: Sequence[Process], which: str) -> Iterable[tuple[str, Any]]:
     return ((process.label, getattr(digest, which)) for process in processes for digest in process.digests)
-
-
-def _memory(processes: Sequence[Process], start: int) -> list[Memory]:
-    rows: dict[tuple[str, str], Memory] = {}
-    for process in processes:
-        for digest in process.digests:
-            for device, peak, at in ((peak.device, peak.peak, peak.at) for peak in digest.memory):
-                known = rows.get((process.label, device))
-                if known is None or peak > known.peak_bytes:
-                    rows[process.label, device] = Memory(process.label, device, peak, (at - start) / 1e9)
-    return sorted(rows.values(), key=lambda row: -row.peak_bytes)
-
-
-def _overheads(
-    processes: Sequence[Process], windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
-) -> list[Overhead]:
-    labels = {id(window): process.label for process in processes for window in process.told}
-    sums: dict[str, dict[str, float | None]] = {}
-    for window in windows:
-        label = labels.get(id(window)) or Origin("rank", "", role=window["role"], rank=window["rank"]).label
-        _add(sums, label, {key: window[f"{key}_seconds"] for key in ("stall", "wait", "export")})
-    for engine in engines:
-        if engine["status"] != "joined":
-            _add(sums, engine_label(engine), {key: engine[f"{key}_seconds"] for key in ("start", "stop")})
-    rows = [
-        Overhead(
-            label,
-            times.get("stall"),
-            times.get("wait"),
-            times.get("export"),
-            times.get("start"),
-            times.get("stop"),
-        )
-        for label, times in sums.items()
-    ]
-    return [row for row in rows if any((row.stall, row.wait, row.export, row.start, row.stop))]
-
-
-def _add(sums: dict[str, dict[str, float | None]], label: str, times: Mapping[str, float | None]) -> None:
-    known = sums.setdefault(label, {})
-    for key, seconds in times.items():
-        if seconds is not None:
-            known[key] = (known.get(key) or 0.0) + seconds
 
 
 def _source(digest: Digest) -> SourceInfo:

@@ -16,11 +16,12 @@ import numpy as np
 
 from stepprof.report.choosing import Chosen, Indices
 from stepprof.report.collectives import Calls
+from stepprof.report.cut import sound, within
 from stepprof.report.intervals import Intervals
 from stepprof.report.ops import OpTable, count_kernels, count_ops
 from stepprof.report.rollout import Batches, Samples, collect_batches, collect_samples
 from stepprof.timeline.iterations import BATCH_SIZE
-from stepprof.timeline.model import Alignment, Counters, Instants, Origin, Slices, Source
+from stepprof.timeline.model import Alignment, Origin, Slices, Source
 
 __all__ = ["Digest", "MemoryPeak", "RegionTotal", "Window", "Work", "digest"]
 
@@ -109,9 +110,10 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         source: as it was read, with args where it is a span file: its slices' args say their role.
         bounds: of the step, in nanoseconds of the source's own clock; what lies outside is left out. None: all of it is of the step.
     """
+    source = sound(source)
     if bounds is not None:
         offset = source.alignment.offset_ns
-        source = _within(source, bounds[0] - offset, bounds[1] - offset)
+        source = within(source, bounds[0] - offset, bounds[1] - offset)
     slices, counters = source.slices, source.counters
     columns = (source.instants.time, counters.time, slices.start, slices.start + slices.duration)
     times = [column for column in columns if len(column)]
@@ -268,41 +270,3 @@ def _memory(source: Source) -> list[MemoryPeak]:
         _, what, device = source.tracks[track].name.split(" ", 2)
         peaks.append(MemoryPeak(f"{device}, {what}", int(counters.value[top]), int(counters.time[top])))
     return peaks
-
-
-def _within(source: Source, start: int, end: int) -> Source:
-    """The part of a source between two times, slices cut to it."""
-    slices, instants, counters = source.slices, source.instants, source.counters
-    ends = slices.start + slices.duration
-    kept = np.flatnonzero((ends >= start) & (slices.start <= end))
-    moments = np.flatnonzero((instants.time >= start) & (instants.time <= end))
-    values = np.flatnonzero((counters.time >= start) & (counters.time <= end))
-    if len(kept) < len(slices) or not len(slices) or slices.start.min() < start or ends.max() > end:
-        begin = np.maximum(slices.start[kept], start)
-        args = slices.args
-        slices = Slices(
-            begin,
-            np.minimum(ends[kept], end) - begin,
-            slices.name[kept],
-            slices.category[kept],
-            slices.track[kept],
-            None if args is None else [args[at] for at in kept.tolist()],
-        )
-    return Source(
-        source.origin,
-        source.alignment,
-        source.names,
-        source.categories,
-        source.tracks,
-        slices,
-        Instants(
-            instants.time[moments],
-            instants.name[moments],
-            instants.category[moments],
-            instants.track[moments],
-        ),
-        Counters(counters.time[values], counters.value[values], counters.track[values]),
-        source.flows,
-        source.findings,
-        source.metadata,
-    )

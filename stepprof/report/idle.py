@@ -90,7 +90,7 @@ def _row(
             peers |= phase
         else:
             others |= phase
-    host = mine | _captured(process) if on_device else EMPTY
+    host = (mine if process.windows else _captured(process)) if on_device else EMPTY
     for cause, when in (
         ("flush", _flushing(process)),
         ("collective", waiting),

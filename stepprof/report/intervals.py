@@ -5,6 +5,7 @@ An `Intervals` is sorted, disjoint and without empty parts, so that its length i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,14 @@ class Intervals:
         first = np.concatenate(([0], begins))
         last = np.concatenate((begins - 1, [len(start) - 1]))
         return cls(start[first], reach[last])
+
+    @classmethod
+    def all_of(cls, sets: Iterable[Intervals]) -> Intervals:
+        """The union of several sets."""
+        sets = [EMPTY, *sets]
+        return cls.union(
+            np.concatenate([each.start for each in sets]), np.concatenate([each.end for each in sets])
+        )
 
     @classmethod
     def one(cls, start: int, end: int) -> Intervals:

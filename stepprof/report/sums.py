@@ -1,0 +1,151 @@
+"""Tables of a report that are sums over processes: time by role and region, overlap, memory, and what the recording cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepprof.report.digest import Digest
+from stepprof.report.intervals import Intervals
+from stepprof.report.processes import Process
+from stepprof.report.schema import Memory, Overhead, Overlap, ProcessTime, TimeOf
+from stepprof.summary import engine_label
+from stepprof.timeline.model import Origin
+
+__all__ = ["memory_peaks", "overheads", "overlaps", "region_times", "role_times"]
+
+MOST_REGIONS = 200
+
+
+def _times(
+    parts: Mapping[tuple[str | None, str | None], Sequence[tuple[Process, Intervals, int, int]]],
+    start: int,
+    end: int,
+) -> list[TimeOf]:
+    rows = []
+    for (role, region), entries in parts.items():
+        when = Intervals.all_of(covered for _, covered, _, _ in entries)
+        per_process = []
+        for process, covered, calls, nanoseconds in entries:
+            last = int(covered.end[-1]) if len(covered) else start
+            per_process.append(ProcessTime(process.label, nanoseconds / 1e9, calls, (last - start) / 1e9))
+        seconds = min(when.total, sum(entry[3] for entry in entries)) / 1e9
+        share = seconds * 1e9 / (end - start) if end > start else 0.0
+        rows.append(TimeOf(role, region, seconds, share, per_process))
+    return rows
+
+
+def role_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
+    """In the order in which they begin."""
+    parts: dict[tuple[str | None, str | None], list[tuple[Process, Intervals, int, int]]] = defaultdict(list)
+    first: dict[str | None, int] = {}
+    for process in processes:
+        for role in {window.role for window in process.windows}:
+            when = process.in_role(role)
+            calls = sum(window.role == role for window in process.windows)
+            parts[role, None].append((process, when, calls, when.total))
+            begins = min(window.start for window in process.windows if window.role == role)
+            first[role] = min(begins, first.get(role, begins))
+    ordered = sorted(parts, key=lambda key: (key[0] is not None, first[key[0]], key[0] or ""))
+    return _times({key: parts[key] for key in ordered}, start, end)
+
+
+def region_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
+    """The longest first."""
+    parts: dict[tuple[str | None, str | None], dict[str, tuple[Process, Intervals, int, int]]] = defaultdict(
+        dict
+    )
+    for process in processes:
+        for region in process.regions:
+            entries = parts[region.role, region.name]
+            when = Intervals.unpack(region.when)
+            if process.label in entries:  # of several captures
+                _, known, calls, covered = entries[process.label]
+                entries[process.label] = (
+                    process,
+                    known | when,
+                    calls + region.calls,
+                    covered + region.covered,
+                )
+            else:
+                entries[process.label] = (process, when, region.calls, region.covered)
+    rows = _times({key: list(entries.values()) for key, entries in parts.items()}, start, end)
+    rows.sort(key=lambda row: (-row.seconds, row.region or ""))
+    return rows[:MOST_REGIONS]
+
+
+def overlaps(processes: Sequence[Process]) -> list[Overlap]:
+    """Communication and computation of each capture that has a device, or communication."""
+    rows = []
+    for process in processes:
+        for digest in process.digests:
+            work = digest.work
+            if work is None or digest.start is None or digest.end is None:
+                continue
+            if not work.communication and work.device == "cpu":
+                continue
+            captured = digest.end - digest.start
+            rows.append(
+                Overlap(
+                    label=_of_role(process, digest),
+                    device=work.device,
+                    compute=work.compute / 1e9,
+                    communication=work.communication / 1e9,
+                    overlapped=work.overlapped / 1e9,
+                    exposed=(work.communication - work.overlapped) / 1e9,
+                    busy_share=work.busy / captured if captured else None,
+                )
+            )
+    return rows
+
+
+def _of_role(process: Process, digest: Digest) -> str:
+    """A process that was captured in several roles is told apart by them."""
+    captured = {each.origin.role for each in process.digests if each.origin.kind == digest.origin.kind}
+    return process.label if len(captured) == 1 else f"{process.label} in {digest.origin.role or 'the step'}"
+
+
+def memory_peaks(processes: Sequence[Process], start: int) -> list[Memory]:
+    """The highest point of each process on each device, the highest first."""
+    rows: dict[tuple[str, str], Memory] = {}
+    for process in processes:
+        for digest in process.digests:
+            for device, peak, at in ((peak.device, peak.peak, peak.at) for peak in digest.memory):
+                known = rows.get((process.label, device))
+                if known is None or peak > known.peak_bytes:
+                    rows[process.label, device] = Memory(process.label, device, peak, (at - start) / 1e9)
+    return sorted(rows.values(), key=lambda row: -row.peak_bytes)
+
+
+def overheads(
+    processes: Sequence[Process], windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
+) -> list[Overhead]:
+    """What the manifest says of each process and each engine."""
+    labels = {id(window): process.label for process in processes for window in process.told}
+    sums: dict[str, dict[str, float | None]] = {}
+    for window in windows:
+        label = labels.get(id(window)) or Origin("rank", "", role=window["role"], rank=window["rank"]).label
+        _add(sums, label, {key: window[f"{key}_seconds"] for key in ("stall", "wait", "export")})
+    for engine in engines:
+        if engine["status"] != "joined":
+            _add(sums, engine_label(engine), {key: engine[f"{key}_seconds"] for key in ("start", "stop")})
+    rows = [
+        Overhead(
+            label,
+            times.get("stall"),
+            times.get("wait"),
+            times.get("export"),
+            times.get("start"),
+            times.get("stop"),
+        )
+        for label, times in sums.items()
+    ]
+    return [row for row in rows if any((row.stall, row.wait, row.export, row.start, row.stop))]
+
+
+def _add(sums: dict[str, dict[str, float | None]], label: str, times: Mapping[str, float | None]) -> None:
+    known = sums.setdefault(label, {})
+    for key, seconds in times.items():
+        if seconds is not None:
+            known[key] = (known.get(key) or 0.0) + seconds
