@@ -301,11 +301,17 @@ def main() -> None:
 
 
 def show(run: Path) -> None:
-    """What was recorded of each step, as `stepprof show` prints it."""
-    for folder in sorted(run.glob("step-*")):
-        number = str(int(folder.name.removeprefix("step-")))
-        print(flush=True)
-        subprocess.run([sys.executable, "-m", "stepprof", "show", str(run), "--step", number], check=True)
+    """What was recorded of each step, as `stepprof show` prints it; the last one as one timeline, and where its time went."""
+    steps = sorted(int(folder.name.removeprefix("step-")) for folder in run.glob("step-*"))
+    for step in steps:
+        command("show", run, step)
+    for name in ("merge", "report") if steps else ():
+        command(name, run, steps[-1])
+
+
+def command(name: str, run: Path, step: int) -> None:
+    print(flush=True)
+    subprocess.run([sys.executable, "-m", "stepprof", name, str(run), "--step", str(step)], check=False)
 
 
 if __name__ == "__main__":

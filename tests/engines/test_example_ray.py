@@ -210,3 +210,23 @@ class TestTheTraces:
 def _numbers_of(name: str) -> tuple[int, int] | None:
     found = VLLM_STEP.match(name)
     return (int(found[1]), int(found[2])) if found else None
+
+
+class TestTheEnd:
+    def test_is_one_timeline(self, job: Job) -> None:
+        """Of the last recorded step, where `stepprof merge` puts it; its path is printed."""
+        timeline = job.path / f"step-{RECORDED[-1]:06d}" / "timeline.pftrace"
+        assert timeline.stat().st_size > 100_000
+        assert str(timeline) in job.stdout
+
+    def test_is_a_report_that_knows_engine_and_trainers(self, job: Job) -> None:
+        """Its page and its data are there, the headlines are printed, and the engine's own steps are its rollout."""
+        folder = job.path / f"step-{RECORDED[-1]:06d}"
+        assert (folder / "report.html").stat().st_size > 10_000
+        report = json.loads((folder / "report.json").read_bytes())
+        assert report["headlines"][0]["text"].partition(":")[0] in job.stdout
+        assert {each["role"] for each in report["roles"]} >= {"rollout", "reward", "actor"}
+        engines = [each for each in report["rollout"] if each["iterations"]]
+        assert len(engines) == 1
+        assert engines[0]["peak_batch"] > 1
+        assert {source["kind"] for source in report["sources"]} >= {"engine", "rank", "spans"}
