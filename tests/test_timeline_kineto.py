@@ -186,6 +186,14 @@ class TestDevices:
             "thread 1",
         ]
 
+    def test_devices_of_several_ranks(self, load):
+        """A merged file has the streams of each rank's device."""
+        source = load(
+            *(complete("k", cat="kernel", pid=f"[TP0{n}] 0", tid=7) for n in range(2)),
+            meta("process_labels", pid="[TP01] 0", labels="GPU 0"),
+        )
+        assert [track.name for track in source.tracks] == ["GPU [TP00] 0 stream 7", "[TP01] GPU 0 stream 7"]
+
     def test_flows_end_at_streams(self, load):
         """An arrow ends on the row that its kernel lies on."""
         source = load(

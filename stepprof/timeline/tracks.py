@@ -147,6 +147,9 @@ class Rows:
     def _stream_name(self, pid: Place, tid: Place) -> str:
         known = self._process.get(pid)
         label = known.labels if known and known.labels else f"GPU {pid}"
+        merged = _MERGED.match(pid) if isinstance(pid, str) else None
+        if merged is not None and merged[0] not in label:
+            label = f"{merged[0]} {label}"
         thread = self._thread.get((pid, tid))
         name = (
             re.sub(r"^stream (\S+) \1$", r"stream \1", thread.name)
