@@ -35,6 +35,7 @@ TOLERANCE_NS = 2_000_000
 CONFIRMED = 0.95
 """The share of calls that must overlap for ranks to be taken for one group."""
 
+_AT_ONCE = 4096
 _DEVICE = re.compile(
     r"nccl|\brccl|hccl|hcom_|mscclpp|nvshmem|deep_?ep|cross_device_reduce|(one|two)_shot_all|multimem_all"
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
@@ -163,13 +164,16 @@ def _together(one: tuple[Peer, Times, Times], other: tuple[Peer, Times, Times]) 
 
 
 def _settle(group: list[tuple[Peer, Times, Times]], waiting: dict[str, Waiting]) -> None:
-    took = np.stack([duration for _, _, duration in group])
-    waits = took - took.min(axis=0)
-    last = took.argmin(axis=0)
-    longest = waits.max(axis=0)
-    for row, (peer, start, _) in enumerate(group):
-        of = waiting[peer.label]
-        of.matched += len(start)
-        of.waited_ns += int(waits[row].sum())
-        of.caused_ns += int(longest[last == row].sum())
-        of.when = of.when | Intervals.union(start, start + waits[row])
+    count = len(group[0][1])
+    for at in range(0, count, _AT_ONCE):  # of thousands of ranks, some calls at a time
+        part = slice(at, at + _AT_ONCE)
+        took = np.stack([duration[part] for _, _, duration in group])
+        waits = took - took.min(axis=0)
+        last = took.argmin(axis=0)
+        longest = waits.max(axis=0)
+        for row, (peer, start, _) in enumerate(group):
+            of = waiting[peer.label]
+            of.matched += took.shape[1]
+            of.waited_ns += int(waits[row].sum())
+            of.caused_ns += int(longest[last == row].sum())
+            of.when = of.when | Intervals.union(start[part], start[part] + waits[row])
