@@ -184,6 +184,8 @@ def _without_trace(
         for entry in entries:
             if entry["artifacts"] or entry["status"] == "joined" or entry.get("backend") == "null":
                 continue
+            if entry.get("kind") in SESSIONS and entry["status"] == "complete":
+                continue  # the word of the driver about a rank, which tells of its trace itself
             if kind == "rank":
                 label = Origin(
                     "rank", "", role=entry["role"], rank=entry["rank"], occurrence=entry["occurrence"] or 1

@@ -229,4 +229,5 @@ class TestTheEnd:
         engines = [each for each in report["rollout"] if each["iterations"]]
         assert len(engines) == 1
         assert engines[0]["peak_batch"] > 1
-        assert {source["kind"] for source in report["sources"]} >= {"engine", "rank", "spans"}
+        assert {source["kind"] for source in report["sources"]} == {"engine", "rank", "spans"}
+        assert all(source["events"] for source in report["sources"])
