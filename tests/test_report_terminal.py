@@ -51,7 +51,7 @@ class TestReport:
     def test_the_ribbon_shows_when_a_role_was_at_work(self):
         """A role that works in the second quarter of the step fills the second quarter of its line."""
         row = GanttRow(
-            "rank 0", None, "rank", [Bar(1.0, 1.0, "actor", "actor", 0), Bar(0.0, 4.0, "inner", "actor", 1)]
+            "rank 0", None, "rank", [Bar(1.0, 1.0, "actor", "actor", 0), Bar(0.0, 4.0, "inner", "other", 1)]
         )
         report = Report("r", 1, 0, 4.0, "", None, gantt=[row], roles=[TimeOf("actor", None, 1.0, 0.25, [])])
         (line,) = section(text_of(report), "where the time went")

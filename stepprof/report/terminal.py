@@ -143,7 +143,8 @@ def _roles(report: Report, plain: bool) -> Table:
     table = Table.grid(padding=(0, 2))
     for side in ("left", "left", "right", "right"):
         table.add_column(justify=side, no_wrap=True)
-    for index, time in enumerate(report.roles):
+    named = [time for time in report.roles if time.role is not None] or report.roles
+    for index, time in enumerate(named):
         bar = _ribbon(report.gantt, time.role, report.seconds, plain)
         table.add_row(
             Text(printable(time.role or "step")),
@@ -159,7 +160,7 @@ def _ribbon(rows: Sequence[GanttRow], role: str | None, total: float, plain: boo
     cells = [False] * _RIBBON
     for row in rows:
         for bar in row.bars:
-            if bar.depth == 0 and bar.role == role and total > 0:
+            if bar.role == role and total > 0:
                 first = int(bar.start / total * _RIBBON)
                 last = int((bar.start + bar.seconds) / total * _RIBBON - 1e-9)
                 for cell in range(max(0, first), min(_RIBBON - 1, last) + 1):
@@ -198,7 +199,10 @@ def _sparkline(rollout: Rollout, width: int = 28) -> str:
 
 
 def _skew(report: Report, top: int) -> Table:
-    phases = sorted(report.skew, key=lambda phase: (not phase.significant, -phase.spread))[:top]
+    phases = sorted(
+        report.skew,
+        key=lambda phase: (not phase.significant, max(phase.began_later or 0.0, 0.0) - phase.behind_median),
+    )[:top]
     rows = [
         [
             phase.role or "step",
@@ -206,6 +210,7 @@ def _skew(report: Report, top: int) -> Table:
             phase.straggler,
             seconds(phase.spread),
             seconds(phase.behind_median),
+            seconds(phase.began_later),
             "within the clocks' error"
             if not phase.significant
             else "in collectives"
@@ -214,7 +219,9 @@ def _skew(report: Report, top: int) -> Table:
         ]
         for phase in phases
     ]
-    return _table(["role", "region", "last", "first to last", "behind median", ""], rows, "lllrrl")
+    return _table(
+        ["role", "region", "last", "first to last", "behind median", "had begun later", ""], rows, "lllrrrl"
+    )
 
 
 def _idle(idle: Sequence[Idle]) -> RenderableType:

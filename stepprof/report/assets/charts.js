@@ -3,7 +3,7 @@
 function ribbon(report, gantt) {
   const intervals = roleIntervals(gantt);
   const times = new Map(report.roles.map(time => [time.role, time]));
-  const names = [...new Set([...intervals.keys(), ...times.keys()])];
+  const names = [...new Set([...intervals.keys(), ...namedRoles(report).map(time => time.role)])];
   const place = at => `${(at / report.seconds) * 100}%`;
   const marks = ticks(0, report.seconds, 8);
   return el("div", { class: "ribbon" },
@@ -17,6 +17,12 @@ function ribbon(report, gantt) {
         el("div", { class: "secs" }, seconds(time && time.seconds)), el("div", { class: "share" }, share(time && time.share))];
     }),
     el("div"), el("div", { class: "axis" }, marks.map(at => (at < report.seconds * 0.97 ? el("span", { style: { left: place(at) } }, moment(at, marks.step)) : null))), el("div"), el("div"));
+}
+
+// The roles, without the windows that have none: the whole step is no part of itself.
+function namedRoles(report) {
+  const named = report.roles.filter(time => time.role !== null);
+  return named.length ? named : report.roles;
 }
 
 function describeRole(time, intervals) {

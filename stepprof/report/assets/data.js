@@ -38,14 +38,13 @@ function roleColour(role) {
   return roleColours.get(role);
 }
 
-// When each role was at work anywhere: [[start, end], …] in seconds, merged, from the windows of all rows.
+// When each role was at work anywhere: [[start, end], …] in seconds, merged, from the windows and regions of all rows.
 function roleIntervals(gantt) {
+  if (gantt.roleIntervals) return gantt.roleIntervals;
   const { start, length, role } = gantt.columns;
   const found = new Map();
   for (const row of gantt.rows) {
-    const lane = row.lanes[0];
-    if (!lane) continue;
-    for (let i = lane.from; i < lane.to; i++) {
+    for (const lane of row.lanes) for (let i = lane.from; i < lane.to; i++) {
       const name = gantt.roles[role[i]];
       if (name === null) continue;
       if (!found.has(name)) found.set(name, []);
@@ -62,5 +61,5 @@ function roleIntervals(gantt) {
     }
     found.set(name, merged);
   }
-  return new Map([...found].sort((a, b) => a[1][0][0] - b[1][0][0]));
+  return gantt.roleIntervals = new Map([...found].sort((a, b) => a[1][0][0] - b[1][0][0]));
 }

@@ -428,7 +428,7 @@ function fitted(ctx, text, room) {
 
 function ganttPart(report, gantt) {
   if (!gantt.rows.length) return null;
-  const marked = new Set(report.skew.filter(phase => phase.significant).slice(0, 1).map(phase => phase.straggler));
+  const marked = new Set(byOwnDelay(report.skew.filter(phase => phase.significant)).slice(0, 1).map(phase => phase.straggler));
   const chart = new Gantt(report, gantt, marked);
   const button = (text, label, act) => el("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
   let open = false;
@@ -442,7 +442,7 @@ function ganttPart(report, gantt) {
         unfold,
         el("input", { type: "search", placeholder: "Find a region", "aria-label": "Find a region", oninput: event => chart.find(event.target.value) }),
         el("div", { class: "grow" }),
-        legend([...roles.map(role => [role, `var(${roleColour(role)})`]), ...(busy ? [["device or threads at work", "var(--busy)", "thin"]] : []), ...(marked.size ? [["ended last", "var(--exposed)"]] : [])])),
+        legend([...roles.map(role => [role, `var(${roleColour(role)})`]), ...(busy ? [["device or threads at work", "var(--busy)", "thin"]] : []), ...(marked.size ? [["whom the others waited for", "var(--exposed)"]] : [])])),
       chart.box,
       el("p", { class: "hint" }, "Drag to move, ", el("kbd", null, "Ctrl"), " + wheel to zoom, ", el("kbd", null, "Shift"), " + drag to zoom into a stretch, double-click for the whole step; with the keyboard: arrows, ", el("kbd", null, "+"), " ", el("kbd", null, MINUS), " ", el("kbd", null, "0"), ". Click a process to unfold it."),
       gantt.left_out ? el("p", { class: "note" }, `${plural(gantt.left_out, "bar")} of the shortest are left out here to keep the page small; the merged timeline has them all.`) : null));

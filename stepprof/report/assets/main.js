@@ -22,12 +22,12 @@ function tile(name, value, unit, text) {
 
 function tiles(report) {
   const list = [tile("The step took", ...split(seconds(report.seconds)), `${plural(report.gantt.rows.length, "process", "processes")} on ${plural(new Set(report.gantt.rows.map(row => row.host)).size, "host")}`)];
-  const role = most(report.roles, time => time.seconds);
+  const role = most(namedRoles(report), time => time.seconds);
   if (role) list.push(tile("Longest role", ...split(seconds(role.seconds)), `${role.role || "step"}, ${share(role.share)} of the step`));
   const tail = most(report.rollout, rollout => rollout.tail);
   if (tail) list.push(tile("Rollout's tail", ...split(seconds(tail.tail)), `${tail.label} below half of its peak batch`));
-  const skew = most(report.skew.filter(phase => phase.significant), phase => phase.behind_median);
-  if (skew) list.push(tile("Slowest rank", ...split(`+${seconds(skew.behind_median)}`), `${skew.straggler} in ${skew.region || skew.role || "the step"}`));
+  const skew = most(report.skew.filter(phase => phase.significant), ownDelay);
+  if (skew) list.push(tile("Slowest rank", ...split(`+${seconds(ownDelay(skew))}`), `${skew.straggler} in ${skew.region || skew.role || "the step"}`));
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
   if (busy !== null) list.push(tile("At work", share(busy), null, "of the step, mean over processes"));
   const stalls = report.overhead.map(cost => cost.stall).filter(stall => stall !== null);

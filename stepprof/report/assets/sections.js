@@ -1,7 +1,7 @@
 // The parts of the report below its headlines, each from one list of the schema; an empty list has no part.
 
 const CAUSES = [
-  ["busy", "at work", "var(--busy)"], ["rollout", "waits for the rollout", "var(--wait)"], ["collective", "waits in a collective", "var(--collective)"],
+  ["busy", "at work", "var(--busy)"], ["rollout", "waits for the rollout", "var(--wait)"], ["collective", "waits in a collective", "var(--collective)"], ["peers", "waits for other ranks", "var(--peers)"],
   ["other_role", "another role runs", "var(--other)"], ["host", "device waits for the host", "var(--host)"], ["flush", "the profiler", "var(--flush)"], ["unknown", "not known", "var(--unknown)"]];
 
 function rolesPart(report, gantt) {
@@ -28,9 +28,9 @@ function rolloutPart(report) {
 
 function skewPart(report) {
   if (!report.skew.length) return null;
-  const phases = [...report.skew].sort((a, b) => b.significant - a.significant || b.spread - a.spread).slice(0, 8);
+  const phases = byOwnDelay(report.skew).slice(0, 8);
   return part("ranks", "Ranks", "Ranks", "Who ended a phase when. A dot is a process and how long it was done before the last one, or stood in the collectives of the phase until the last one came.",
-    el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `The ${phases.length} largest of ${report.skew.length} phases.`) : null));
+    el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `${phases.length} of ${report.skew.length} phases: those whose straggler lost most in the phase itself.`) : null));
 }
 
 function idlePart(report) {

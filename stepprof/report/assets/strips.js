@@ -70,6 +70,10 @@ function brief(label) {
   return number ? number[0] : shorten(label, 8);
 }
 
+// By what the straggler lost in the phase itself: that it began late is another phase's doing.
+const ownDelay = phase => phase.behind_median - Math.max(0, phase.began_later || 0);
+const byOwnDelay = phases => [...phases].sort((a, b) => b.significant - a.significant || ownDelay(b) - ownDelay(a));
+
 const inCollectives = phase => phase.basis === "collectives";
 
 function stragglerText(phase) {
@@ -82,7 +86,7 @@ function skewStrips(phases) {
   const box = el("div");
   const largest = Math.max(...phases.map(phase => Math.max(phase.spread, ...phase.waited.map(process => process.seconds)))) || 1;
   responsive(box, width => {
-    const left = Math.min(width * 0.34, 300), right = 128, step = 46, height = phases.length * step + 30;
+    const left = Math.min(width * 0.34, 300), right = 158, step = 46, height = phases.length * step + 30;
     const x = before => width - right - (before / largest) * (width - left - right - 8);
     const marks = ticks(0, largest, Math.max(2, (width - left - right) / 110));
     const bottom = phases.length * step;
@@ -104,7 +108,7 @@ function skewStrips(phases) {
               [inCollectives(phase) ? "longest wait for it" : "behind the first", seconds(phase.spread)], ["behind the median", seconds(phase.behind_median)],
               ...(phase.began_later ? [["had begun later by", seconds(phase.began_later)]] : [])], inCollectives(phase) ? "the others waited for it" : "ended last"]),
           svg("text", { class: "strong", x: width - right + 16, y: y - 3 }, seconds(phase.spread)),
-          svg("text", { x: width - right + 16, y: y + 13 }, `${seconds(phase.behind_median)} to median`));
+          svg("text", { x: width - right + 16, y: y + 13 }, phase.began_later > 0 ? `had begun ${seconds(phase.began_later)} later` : `${seconds(phase.behind_median)} to median`));
       })));
   });
   return box;
