@@ -246,6 +246,21 @@ class TestIdle:
         (row, _) = made.idle
         assert (row.busy, row.causes) == (0.03, {"rollout": 0.05, "host": 0.02})
 
+    def test_the_captures_of_a_process_are_one_row(self):
+        kernels = [
+            (("stream", "7"), "kernel", "gemm", 0, 10),
+            (("stream", "8"), "kernel", "ncclDevKernel_AllReduce", 5, 15),
+        ]
+        later = [(("stream", "7"), "kernel", "gemm", 50, 10), (("thread", "t"), "cpu_op", "mm", 50, 30)]
+        made = report(
+            trace(0, *kernels),
+            trace(0, *later, role="ref"),
+            trace(0, ("thread", "cpu_op", "mm", 90, 5), role="reward"),
+        )
+        (row,) = made.overlap
+        assert (row.label, row.device, row.compute, row.communication) == ("rank 0", "gpu", 0.02, 0.015)
+        assert (row.overlapped, row.exposed, row.busy_share) == (0.005, 0.01, 0.03 / 0.05)
+
     def test_a_trace_alone_has_a_host_from_its_first_event_to_its_last(self):
         made = report(
             source(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepprof.report.digest import Digest
+from stepprof.report.digest import Work
 from stepprof.report.intervals import Intervals
 from stepprof.report.processes import Process
 from stepprof.report.schema import Memory, Overhead, Overlap, ProcessTime, TimeOf
@@ -76,34 +76,31 @@ def region_times(processes: Sequence[Process], start: int, end: int) -> list[Tim
 
 
 def overlaps(processes: Sequence[Process]) -> list[Overlap]:
-    """Communication and computation of each capture that has a device, or communication."""
+    """Communication and computation of each process that has a device, or communication: its captures together."""
     rows = []
     for process in processes:
+        by_device: dict[str, list[tuple[Work, int]]] = defaultdict(list)
         for digest in process.digests:
-            work = digest.work
-            if work is None or digest.start is None or digest.end is None:
+            if digest.work is not None and digest.start is not None and digest.end is not None:
+                by_device[digest.work.device].append((digest.work, digest.end - digest.start))
+        for device, works in by_device.items():
+            communication = sum(work.communication for work, _ in works)
+            overlapped = sum(work.overlapped for work, _ in works)
+            captured = sum(length for _, length in works)
+            if not communication and device == "cpu":
                 continue
-            if not work.communication and work.device == "cpu":
-                continue
-            captured = digest.end - digest.start
             rows.append(
                 Overlap(
-                    label=_of_role(process, digest),
-                    device=work.device,
-                    compute=work.compute / 1e9,
-                    communication=work.communication / 1e9,
-                    overlapped=work.overlapped / 1e9,
-                    exposed=(work.communication - work.overlapped) / 1e9,
-                    busy_share=work.busy / captured if captured else None,
+                    label=process.label,
+                    device=device,
+                    compute=sum(work.compute for work, _ in works) / 1e9,
+                    communication=communication / 1e9,
+                    overlapped=overlapped / 1e9,
+                    exposed=(communication - overlapped) / 1e9,
+                    busy_share=sum(work.busy for work, _ in works) / captured if captured else None,
                 )
             )
     return rows
-
-
-def _of_role(process: Process, digest: Digest) -> str:
-    """A process that was captured in several roles is told apart by them."""
-    captured = {each.origin.role for each in process.digests if each.origin.kind == digest.origin.kind}
-    return process.label if len(captured) == 1 else f"{process.label} in {digest.origin.role or 'the step'}"
 
 
 def memory_peaks(processes: Sequence[Process], start: int) -> list[Memory]:
