@@ -6,7 +6,6 @@ their narrowest gaps, and how much that was is stated beside them.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -162,10 +161,12 @@ def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[st
     key = roles * len(source.names) + slices.name[which]
     order = np.argsort(key, kind="stable")
     which, key = which[order], key[order]
-    edges = np.concatenate((np.flatnonzero(np.diff(key, prepend=-1)), [len(key)])).tolist()
+    edges = np.concatenate((np.flatnonzero(np.diff(key, prepend=-1)), [len(key)]))
+    longest = np.argsort(-np.add.reduceat(slices.duration[which], edges[:-1]), kind="stable")
     spelled = list(numbers)
     totals = []
-    for low, high in itertools.pairwise(edges):
+    for group in longest[:MOST_REGIONS].tolist():
+        low, high = edges[group : group + 2].tolist()
         mine = which[low:high]
         start = slices.start[mine]
         end = start + slices.duration[mine]
@@ -183,10 +184,8 @@ def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[st
             )
         )
     totals.sort(key=lambda total: (-total.covered, total.first))
-    if len(totals) > MOST_REGIONS:
-        left = len(totals) - MOST_REGIONS
-        return totals[:MOST_REGIONS], [f"{left} regions with other names, each of them shorter, are left out"]
-    return totals, []
+    left = len(longest) - len(totals)
+    return totals, [f"{left} regions with other names, each of them shorter, are left out"] if left else []
 
 
 def _work(source: Source, chosen: Chosen) -> Work | None:
