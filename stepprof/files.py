@@ -37,12 +37,12 @@ _EXTENSION = re.compile(r"(?:\.(?:nsys-rep|[A-Za-z]+))*$")
 _numbers = itertools.count(1)
 
 
-def write_temporary(final: Path, data: bytes) -> Path:
-    """Write `data` beside `final` under a hidden name that nobody else has, and return that path; nothing is left behind where it fails."""
+def write_temporary(final: Path, data: bytes, *, mode: int = 0o666) -> Path:
+    """Write `data` beside `final` under a hidden name that nobody else has, and return that path; nothing is left behind where it fails. `mode` is what the umask leaves of it."""
     while True:
         tmp = final.with_name(f".{final.name}.{os.getpid()}-{next(_numbers)}.tmp")
         try:
-            descriptor = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            descriptor = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError:  # left by a process that died, or of another host with our process id
             continue
         break
@@ -69,13 +69,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
-def write_exclusively(path: Path, data: bytes) -> bool:
+def write_exclusively(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
     """Make `path` hold `data` unless it exists: of any number of processes exactly one is told True.
 
     Raises:
         OSError: it cannot be written.
     """
-    tmp = write_temporary(path, data)
+    tmp = write_temporary(path, data, mode=mode)
     try:
         placed = place(tmp, path)
     except BaseException:

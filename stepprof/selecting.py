@@ -3,6 +3,9 @@
 A window that is not selected must cost a comparison. So for each role an interval of steps is kept in which none is: `quiet`. The
 rank may be known only later than the configuration (torch.distributed comes up after `init`); then it is asked for again at each
 selected step, and at no other.
+
+What is asked for while the job runs is laid over the configuration here: `request` and `withdraw`, from any thread, without a lock
+that a window would have to take.
 """
 
 from __future__ import annotations
@@ -11,13 +14,18 @@ import dataclasses
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from stepprof.config import Config, Policy, role_name
 from stepprof.environment import Identity, find_identity
 from stepprof.errors import ConfigError
 from stepprof.log import logger
 from stepprof.selection import Steps
+
+if TYPE_CHECKING:
+    from stepprof.requests import Request
 
 __all__ = ["Selector"]
 
@@ -48,6 +56,40 @@ class Selector:
         self._config = config
         self._found = found
         self._came: dict[str | None, set[int]] = {}
+        self.requests: tuple[Request, ...] = ()
+        """What was asked for while the job runs; replaced as a whole, so that it is read without a lock."""
+        self._requesting = threading.Lock()
+
+    # -- what is asked for while the job runs
+
+    def request(self, request: Request) -> bool:
+        """From now on its steps are selected, with its changes; False where it was known. From any thread.
+
+        It is recorded where a window of one of its steps comes in later than this. Raises ConfigError where it cannot stand together
+        with what is configured, or asks for ranks that this world does not have.
+        """
+        for role in (None, request.role, *self._config.roles):
+            request.policy(self._config.policy(role))
+        if request.ranks is not None and self.identity.world_size is not None and request.role is None:
+            request.ranks.check(self.identity.world_size)
+        with self._requesting:
+            if any(known.name == request.name for known in self.requests):
+                return False
+            self.requests = (*self.requests, request)
+        self.quiet.clear()
+        return True
+
+    def withdraw(self, name: str) -> bool:
+        """A request holds no more: its steps that have not begun are as configured. False where it is not known."""
+        with self._requesting:
+            left = tuple(request for request in self.requests if request.name != name)
+            if len(left) == len(self.requests):
+                return False
+            self.requests = left
+        self.quiet.clear()
+        return True
+
+    # -- what holds
 
     def policies(self) -> Iterator[Policy]:
         """What holds without a role, and for each that the configuration names."""
@@ -55,7 +97,9 @@ class Selector:
 
     def policy(self, role: str | None) -> Policy:
         """What holds for a role in this process: one that has nothing to record takes part with the null backend."""
-        policy = self._config.policy(role)
+        return self._as_recorded(self._config.policy(role))
+
+    def _as_recorded(self, policy: Policy) -> Policy:
         return policy if self.identity.records else dataclasses.replace(policy, backend=("null",))
 
     def selects_rank(self, policy: Policy) -> bool:
@@ -69,21 +113,41 @@ class Selector:
         """The policy of a selected window, or None. Raises ConfigError where the role is no name."""
         if role is not None:
             role_name(role)
-        policy = self.policy(role)
-        if policy.steps.is_none or not policy.enabled:
-            self.quiet[role] = ALWAYS_QUIET
-            return None
-        if self.identity.final and not self._concerns(role, policy):
-            self.quiet[role] = ALWAYS_QUIET
-            return None
-        if step not in policy.steps:
-            following = policy.steps.next_after(step)
+        requests = self.requests
+        policies = self._selecting(role)
+        if any(step in policy.steps for policy in policies):
+            self._look_for_rank()
+            return self.policy_at(step, role)
+        if policies:
             # the step before a selected one is not quiet: at its end the target is armed
-            self.quiet[role] = (step, sys.maxsize if following is None else following - 1)
-            return None
-        self._look_for_rank()
-        policy = self.policy(role)
-        return policy if self._concerns(role, policy) else None
+            self.quiet[role] = (step, min(_next_after(policy, step) for policy in policies) - 1)
+        else:
+            self.quiet[role] = ALWAYS_QUIET
+        if self.requests is not requests:
+            # another thread cleared what is quiet before this was written
+            self.quiet.pop(role, None)
+        return None
+
+    def policy_at(self, step: int, role: str | None) -> Policy | None:
+        """The policy by which this process, or what is attached in it, records this window; None: nothing does."""
+        for policy in self._selecting(role):
+            if step in policy.steps and self._concerns(role, policy):
+                return policy
+        return None
+
+    def _selecting(self, role: str | None) -> list[Policy]:
+        """The policies that select any steps of this role here, as far as that is known: what was asked for last comes last, the configured one at the end."""
+        base = self.policy(role)
+        policies = [
+            self._as_recorded(request.policy(base)) for request in self.requests if request.concerns(role)
+        ]
+        return [
+            policy
+            for policy in (*policies, base)
+            if policy.enabled
+            and not policy.steps.is_none
+            and (not self.identity.final or self._concerns(role, policy))
+        ]
 
     def _concerns(self, role: str | None, policy: Policy) -> bool:
         """Whether anything is recorded from here: this process, or what is attached in it."""
@@ -91,8 +155,7 @@ class Selector:
 
     def next_selected(self, step: int, role: str | None) -> float:
         """The next selected step after this one, as far as it matters for arming."""
-        following = self._config.policy(role).steps.next_after(step)
-        return math.inf if following is None else following
+        return min((_next_after(policy, step) for policy in self._selecting(role)), default=math.inf)
 
     def note(self, step: int, role: str | None) -> None:
         """A selected window came."""
@@ -124,3 +187,8 @@ class Selector:
                 self._config.check_world(identity.world_size)
             except ConfigError as error:  # too late to refuse it: the ranks that there are record
                 logger.warning("ranks that do not exist", reason=str(error))
+
+
+def _next_after(policy: Policy, step: int) -> int:
+    following = policy.steps.next_after(step)
+    return sys.maxsize if following is None else following

@@ -233,8 +233,8 @@ class Session:
 
     def approach(self, step: int, role: str | None) -> None:
         """The step before a selected one is over in this role: arm for it."""
-        policy = self.selector.policy(role)
-        if not policy.enabled or step not in policy.steps:
+        policy = self.selector.policy_at(step, role)
+        if policy is None:
             return
         if self.fleet is not None and self.fleet.follows(role):
             self.fleet.arm(step, role, policy)
