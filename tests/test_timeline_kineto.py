@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepprof.timeline.columns import FlowColumns
@@ -276,6 +276,28 @@ class TestAsync:
         assert (source.instants.time - BASE).tolist() == [2500]
         assert source.slices.args[0] == b'{"kind": "region"}'
 
+    def test_other_ids(self, load):
+        """An id may be global, or none; steps of what has begun say nothing of their own."""
+
+        def half(ph, name, ts, pid=1, **more):
+            return {"ph": ph, "cat": "c", "name": name, "pid": pid, "ts": ts, **more}
+
+        source = load(
+            half("b", "global", 1, id2={"global": "0x1"}),
+            half("e", "global", 2, pid=2, id2={"global": "0x1"}),
+            half("S", "old", 3, id=5),
+            half("T", "old", 4, id=5),
+            half("F", "old", 5, id=5),
+            half("b", "none", 6, id2=[1]),
+            half("e", "none", 7, id2=[1]),
+        )
+        assert sorted((name, start, duration) for _, name, _, start, duration in rows(source)) == [
+            ("global", 1000, 1000),
+            ("none", 6000, 1000),
+            ("old", 3000, 2000),
+        ]
+        assert source.findings == []
+
     def test_samples(self, load):
         """What is bound to a sample lies on the sample's row as well."""
         source = load(
@@ -489,6 +511,69 @@ class TestFlows:
             if phase != FlowColumns.END:
                 left[arrow] = time
         assert sorted(zip(flows.start.tolist(), flows.end.tolist(), strict=True)) == sorted(expected)
+
+
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6)
+)
+ANYTHING = st.recursive(
+    VALUES,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+NAMES = st.sampled_from(
+    ["[memory]", "step[DECODE bs=3]", "process_name", "thread_sort_index", "process_labels", "op"]
+)
+EVENTS = st.fixed_dictionaries(
+    {"ph": st.sampled_from("XXXBEbneiICMstfTNq") | ANYTHING},
+    optional={
+        "name": NAMES | ANYTHING,
+        "cat": st.sampled_from(["kernel", "gpu_user_annotation", "stepprof", "cpu_op"]) | ANYTHING,
+        "pid": st.integers(0, 2) | ANYTHING,
+        "tid": st.integers(0, 2) | ANYTHING,
+        "ts": st.integers(0, 100) | ANYTHING,
+        "dur": st.integers(0, 100) | ANYTHING,
+        "id": st.integers(0, 2) | ANYTHING,
+        "id2": st.fixed_dictionaries({"local": st.sampled_from(["0x1", "0x2"])}) | ANYTHING,
+        "args": st.dictionaries(
+            st.sampled_from(["name", "sort_index", "labels", "sample", "value", "Total Allocated"]),
+            ANYTHING,
+            max_size=3,
+        )
+        | ANYTHING,
+        "bp": ANYTHING,
+        "s": ANYTHING,
+    },
+)
+
+
+class TestWhateverComes:
+    @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.lists(EVENTS, max_size=25), st.booleans(), ANYTHING)
+    def test_a_source_holds_together(self, load, events, args, base):
+        """Whatever a file says, a source comes of it whose columns fit together, and whose lengths are not below zero."""
+        source = load(*events, args=args, baseTimeNanoseconds=base, base_ns=BASE)
+        slices, instants, counters, flows = source.slices, source.instants, source.counters, source.flows
+        columns = (
+            (len(slices), slices.track, slices.duration, slices.name, slices.category),
+            (len(instants), instants.track, instants.name, instants.category),
+            (len(counters), counters.track, counters.value),
+            (len(flows), flows.start_track, flows.end_track, flows.end, flows.category),
+        )
+        for length, track, *others in columns:
+            assert {length} == {len(column) for column in (track, *others)}
+            assert not length or 0 <= track.min() <= track.max() < len(source.tracks)
+        for held in (slices, instants):
+            assert not len(held) or held.name.max() < len(source.names)
+            assert not len(held) or held.category.max() < len(source.categories)
+            assert held.args is None if not args else len(held.args) == len(held)
+        assert not len(slices) or slices.duration.min() >= 0
+        assert {source.tracks[track].kind for track in counters.track} <= {"counter"}
+        assert sorted(track.order for track in source.tracks) == list(range(len(source.tracks)))
 
 
 def test_origin_is_kept(load):

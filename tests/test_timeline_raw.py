@@ -225,6 +225,37 @@ class TestDamage:
         assert [each.name for each in raw.events] == [f"op {n}" for n in range(60) if n != 17]
         assert raw.findings == ["1 damaged event passed over"]
 
+    def test_damaged_name_beside_nested_arguments(self, write):
+        """Where an event has a list of tables among its arguments, it is put together again beside one that is damaged."""
+        text = compact([event(n, args={"a": [{"b": 1}, {"c": 2}, {"d": 3}]}) for n in range(6)])
+        for damage in (b'"op 2" !', b'"op 2'):
+            raw = read_raw(write(text.replace(b'"op 2"', damage)))
+            assert [each.name for each in raw.events] == [f"op {n}" for n in range(6) if n != 2]
+
+    def test_damaged_end(self, write):
+        """The header behind the events is read although the last event is damaged; and the events although it is that."""
+        text = compact([event(n) for n in range(6)], more=[1, [2]])
+        raw = read_raw(write(text.replace(b'"op 5"', b'"op 5" !')))
+        assert [each.name for each in raw.events] == [f"op {n}" for n in range(5)]
+        assert raw.header["traceName"] == "t"
+        raw = read_raw(write(text.replace(b'"traceName":"t"', b'"traceName":"t" !')))
+        assert len(raw.events) == 6
+        assert raw.findings == ["what it states about itself after its events is no JSON: that was left out"]
+
+    def test_broken_head(self, write):
+        """Of a head that is beyond repair the base is taken all the same."""
+        text = compact([event(1)]).replace(b'"schemaVersion":1', b'"schemaVersion":{]')
+        raw = read_raw(write(text))
+        assert raw.header == {"baseTimeNanoseconds": BASE, "traceName": "t"}
+        assert [each.name for each in raw.events] == ["op 1"]
+
+    def test_many_nested_keys(self, write):
+        """A head that is full of the key ends the search."""
+        inner = b",".join(b'"k%d":{"traceEvents":[]}' % number for number in range(500))
+        raw = read_raw(write(b'{"config":{' + inner + b'},"traceEvents":[{"ph":"X"}]}'))
+        assert raw.events == []
+        assert any("no traceEvents" in finding for finding in raw.findings)
+
     def test_unusual_types(self, write):
         """A field of another type than it should have does not cost the event."""
         odd = [
@@ -393,3 +424,27 @@ def test_round_trip(tmp_path_factory, events, layout, block):
     for read, wrote in zip(raw.events, events, strict=True):
         assert (msgspec.json.decode(read.args) if bytes(read.args) else None) == wrote.get("args")
     assert raw.findings == []
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sets(st.integers(0, 39), max_size=4),
+    st.sampled_from([pretty, compact]),
+    st.integers(64, 3000),
+    st.integers(0, 3),
+)
+def test_damage_costs_itself(tmp_path_factory, damaged, layout, block, nested):
+    """Whatever the blocks are, and whatever lies in the arguments: every event that is whole is read, in order."""
+    path = tmp_path_factory.mktemp("t") / "t.json"
+    text = layout(
+        [event(n, name=f"op-{n}-", args={"a": [{"b": m} for m in range(nested)]}) for n in range(40)]
+    )
+    for number in damaged:
+        text = text.replace(b'"op-%d-"' % number, b'"op-%d-" !' % number)
+    path.write_bytes(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepprof.timeline.raw.BLOCK", block)
+        raw = read_raw(path)
+    assert [each.name for each in raw.events] == [f"op-{n}-" for n in range(40) if n not in damaged]
+    assert bool(raw.findings) == bool(damaged)
+    assert raw.header["traceName"] == "t"

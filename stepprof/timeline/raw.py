@@ -70,7 +70,7 @@ def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
 
 @dataclass(slots=True)
 class TraceStream:
-    """A file in batches of events, each of some 16 MB of text. The header is whole once the last batch has been taken.
+    """A file in batches of events, each of some 2 MB of text. The header is whole once the last batch has been taken.
 
     Args:
         path: the file.
@@ -120,11 +120,11 @@ class TraceStream:
                 passing = border is None
             if len(text) < wanted or passing:
                 continue
-            taken, events, ended = self._take(text)
+            rest, events, ended = self._take(text)
             if events:
                 yield events
-            text = text[taken:]
-            wanted = 0 if taken else len(text) + BLOCK
+            text, taken = rest, len(rest) < len(text)
+            wanted = 0 if taken else 2 * len(text)
             if not taken and not ended and len(text) > limits.event_bytes:
                 ended = self._has_ended(text)
                 passing = not ended
@@ -204,37 +204,32 @@ class TraceStream:
     def _leave_out(self, where: str) -> None:
         self.findings.append(f"what it states about itself {where} its events is no JSON: that was left out")
 
-    def _take(self, text: bytes) -> tuple[int, list[Event], bool]:
-        """Decode up to the last border: how many bytes that took, the events, and whether the array ends there."""
+    def _take(self, text: bytes) -> tuple[bytes, list[Event], bool]:
+        """Decode up to the last border: what is left of the text, the events, and whether the array ends within it."""
         for cut in _cuts(text):
+            border = BORDER.match(text, cut)
+            after = text[border.end() :] if border else b""
             try:
-                events = self._decode(b"".join((b"[", memoryview(text)[: cut + 1], b"]")))
-                return self._after(text, cut), events, False
+                return after, self._decode(b"".join((b"[", memoryview(text)[: cut + 1], b"]"))), False
             except DECODE_ERRORS as error:
                 message = str(error)
-            trailing = _TRAILING.search(message)
-            if trailing is not None:  # the array has ended, and what follows are other keys
-                return 0, [], True
+            if _TRAILING.search(message) is not None:  # the array has ended, and what follows are other keys
+                return text, [], True
             if "truncated" not in message:
-                saved = salvage(text[: cut + 1], self._decode, loosely)
+                saved = salvage(text[: cut + 1], self._decode, loosely, more=True)
                 self._damaged += saved.damaged
-                return self._after(text, cut), saved.events, False
-        return 0, [], False
-
-    @staticmethod
-    def _after(text: bytes, cut: int) -> int:
-        border = BORDER.match(text, cut)
-        return border.end() if border else cut + 1
+                return (saved.rest + b"," + after if saved.rest else after), saved.events, False
+        return text, [], False
 
     def _end(self, text: bytes) -> Iterator[list[Event]]:
         """What is left when the file has been read: the last events, and the keys behind them."""
         text = text.strip()
         cut = next(_cuts(text), None)
         if cut is not None and cut > len(text) // 2:  # so that the many are decoded once, and the few twice
-            taken, events, _ = self._take(text)
+            rest, events, _ = self._take(text)
             if events:
                 yield events
-            text = text[taken:]
+            text = rest
         try:
             yield self._decode(b"[" + text)
             return

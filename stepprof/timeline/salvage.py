@@ -39,15 +39,20 @@ class Salvaged(Generic[Event]):
     """How many were given up."""
     last_damaged: bool = False
     """Whether the last one is among those."""
+    rest: bytes = b""
+    """What failed at the end, where more may follow: perhaps the beginning of an event."""
 
 
-def salvage(text: bytes, decode: Decode[Event], loosely: Loosely[Event]) -> Salvaged[Event]:
+def salvage(
+    text: bytes, decode: Decode[Event], loosely: Loosely[Event], *, more: bool = False
+) -> Salvaged[Event]:
     """Decode what can be of events separated by commas.
 
     Args:
         text: the events, without the brackets around them.
         decode: decodes a whole array; raises one of DECODE_ERRORS.
         loosely: decodes one event whose fields have unusual types; None where it is none.
+        more: the text may end within an event; what failed at its end is given back.
     """
     sound = with_sound_names(text)
     try:
@@ -63,6 +68,9 @@ def salvage(text: bytes, decode: Decode[Event], loosely: Loosely[Event]) -> Salv
         _join(failed, found, decode, loosely)
         found.events += events
         found.last_damaged = False
+    if more:
+        found.rest = b",".join(failed[-_JOINED:])
+        del failed[-_JOINED:]
     _join(failed, found, decode, loosely)
     return found
 
