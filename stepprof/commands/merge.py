@@ -24,7 +24,8 @@ from stepprof.tables import number, printable, size
 if TYPE_CHECKING:
     from stepprof.timeline.filters import Filters
     from stepprof.timeline.find import Found
-    from stepprof.timeline.merge import Format, Merged
+    from stepprof.timeline.merge import Merged
+    from stepprof.timeline.parts import Format
 
 __all__ = ["add", "run"]
 
@@ -134,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format(text: str) -> Format:
-    from stepprof.timeline.merge import FORMATS
+    from stepprof.timeline.parts import FORMATS
 
     for known in FORMATS:
         if text == known:

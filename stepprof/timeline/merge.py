@@ -9,11 +9,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO
 
 from isal import igzip
 
@@ -24,54 +24,18 @@ from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
 from stepprof.timeline.load import load
-from stepprof.timeline.model import Alignment
 from stepprof.timeline.order import source_order
-from stepprof.timeline.place import Place, clock_text, process_name
+from stepprof.timeline.parts import FORMATS, Format, Job, Part, write_part
+from stepprof.timeline.place import Place, clock_text
 from stepprof.timeline.workers import Failed, each_in_worker
 
 if TYPE_CHECKING:
     from stepprof.timeline.onray import Cluster
 
-__all__ = ["FORMATS", "Format", "Job", "Merged", "Part", "default_output", "merge", "places", "write_part"]
+__all__ = ["Merged", "default_output", "merge", "places"]
 
-Format = Literal["perfetto", "json"]
-FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz"}
-"""Formats, and how the names of their files end."""
 _DAY_NS = 86_400 * 10**9
-_MEMBER = 8 << 20
 _COPY = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a worker is told beside the input and its place: the same for all of them."""
-
-    format: Format = "perfetto"
-    filters: Filters = field(default_factory=Filters)
-    assume: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What became of one source."""
-
-    label: str
-    path: str
-    alignment: Alignment
-    slices: int = 0
-    instants: int = 0
-    counters: int = 0
-    flows: int = 0
-    """As they are in the source; those that join no slices are not drawn."""
-    first_ns: int | None = None
-    last_ns: int | None = None
-    bytes: int = 0
-    findings: tuple[str, ...] = ()
-
-    @property
-    def events(self) -> int:
-        """Slices, instants and values of counters."""
-        return self.slices + self.instants + self.counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +92,15 @@ def merge(
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".merge-", dir=output.parent) as scratch:
-            parts = _write_parts(ordered, job, Path(scratch), workers, progress, cluster=cluster)
+            parts = _write_parts(
+                ordered,
+                job,
+                Path(scratch),
+                workers,
+                progress,
+                cluster=cluster,
+                begin=min(roles.values()) if roles else None,
+            )
             alignments = [part.alignment for part in parts]
             merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
             whole = Path(scratch, "whole")
@@ -160,38 +132,6 @@ def places(inputs: Iterable[Input], roles: Mapping[str | None, int]) -> list[tup
     ]
 
 
-def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
-    """Read one source and write its part of a timeline.
-
-    Args:
-        wanted: which source.
-        place: where it stands among the others.
-        job: in which format, and what is left out.
-        file: gets the part.
-    """
-    source = job.filters.apply(load(wanted, args=True, assume=job.assume))
-    first, last = extent_of(source) or (None, None)
-    written = 0
-    if job.format == "perfetto":
-        for piece in perfetto.encode(source, place):
-            written += file.write(piece)
-    elif first is None or first >= place.base_ns:
-        written = _compress(chrome.encode(source, place), file)
-    return Part(
-        process_name(source, place),
-        wanted.origin.path,
-        source.alignment,
-        len(source.slices),
-        len(source.instants),
-        len(source.counters),
-        len(source.flows),
-        first,
-        last,
-        written,
-        tuple(source.findings),
-    )
-
-
 def _write_parts(
     ordered: list[tuple[Input, Place]],
     job: Job,
@@ -200,9 +140,10 @@ def _write_parts(
     progress: Callable[[int, int], None] | None,
     *,
     cluster: Cluster | None,
+    begin: int | None,
 ) -> list[Part]:
     if job.format == "json":
-        ordered = _with_base(ordered, _first_guess(ordered, job))
+        ordered = _with_base(ordered, begin or _first_guess(ordered, job))
     while True:
         sizes = [wanted.bytes for wanted, _ in ordered]
         results: list[Part | Failed]
@@ -222,6 +163,9 @@ def _write_parts(
             _failed(wanted, place, result) if isinstance(result, Failed) else result
             for (wanted, place), result in zip(ordered, results, strict=True)
         ]
+        for (_, place), result in zip(ordered, results, strict=True):
+            if isinstance(result, Failed):
+                _part_file(scratch, place.index).unlink(missing_ok=True)
         first = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
         if job.format == "perfetto" or first >= ordered[0][1].base_ns:
             return parts
@@ -271,17 +215,6 @@ def _first_guess(ordered: list[tuple[Input, Place]], job: Job) -> int:
 def _with_base(ordered: list[tuple[Input, Place]], first_ns: int) -> list[tuple[Input, Place]]:
     base = max(0, first_ns - first_ns % _DAY_NS - _DAY_NS)
     return [(wanted, replace(place, base_ns=base)) for wanted, place in ordered]
-
-
-def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
-    written = 0
-    waiting: list[bytes] = []
-    for piece in pieces:
-        waiting.append(piece)
-        if sum(map(len, waiting)) >= _MEMBER:
-            written += file.write(igzip.compress(b"".join(waiting), 1))
-            waiting.clear()
-    return written + file.write(igzip.compress(b"".join(waiting), 1))
 
 
 def _assemble(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepprof.timeline.find import Input
-from stepprof.timeline.merge import Format
+from stepprof.timeline.parts import Format
 
 __all__ = ["estimate", "too_large"]
 

@@ -1,0 +1,100 @@
+"""The part of a timeline that one source becomes: what a worker does, on this machine or on the node where the source lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO, Literal
+
+from isal import igzip
+
+from stepprof.timeline import chrome, perfetto
+from stepprof.timeline.extent import extent_of
+from stepprof.timeline.filters import Filters
+from stepprof.timeline.find import Input
+from stepprof.timeline.load import load
+from stepprof.timeline.model import Alignment
+from stepprof.timeline.place import Place, process_name
+
+__all__ = ["FORMATS", "Format", "Job", "Part", "write_part"]
+
+Format = Literal["perfetto", "json"]
+FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz"}
+"""Formats, and how the names of their files end."""
+_MEMBER = 8 << 20
+"""Bytes that become one member of gzip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is told beside the input and its place: the same for all of them."""
+
+    format: Format = "perfetto"
+    filters: Filters = field(default_factory=Filters)
+    assume: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What became of one source."""
+
+    label: str
+    path: str
+    alignment: Alignment
+    slices: int = 0
+    instants: int = 0
+    counters: int = 0
+    flows: int = 0
+    """As they are in the source; those that join no slices are not drawn."""
+    first_ns: int | None = None
+    last_ns: int | None = None
+    bytes: int = 0
+    findings: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> int:
+        """Slices, instants and values of counters."""
+        return self.slices + self.instants + self.counters
+
+
+def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
+    """Read one source and write its part of a timeline.
+
+    Args:
+        wanted: which source.
+        place: where it stands among the others.
+        job: in which format, and what is left out.
+        file: gets the part.
+    """
+    source = job.filters.apply(load(wanted, args=True, assume=job.assume))
+    first, last = extent_of(source) or (None, None)
+    written = 0
+    if job.format == "perfetto":
+        for piece in perfetto.encode(source, place):
+            written += file.write(piece)
+    elif first is None or first >= place.base_ns:
+        written = _compress(chrome.encode(source, place), file)
+    return Part(
+        process_name(source, place),
+        wanted.origin.path,
+        source.alignment,
+        len(source.slices),
+        len(source.instants),
+        len(source.counters),
+        len(source.flows),
+        first,
+        last,
+        written,
+        tuple(source.findings),
+    )
+
+
+def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
+    written = 0
+    waiting: list[bytes] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if sum(map(len, waiting)) >= _MEMBER:
+            written += file.write(igzip.compress(b"".join(waiting), 1))
+            waiting.clear()
+    return written + file.write(igzip.compress(b"".join(waiting), 1))
