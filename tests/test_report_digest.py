@@ -305,6 +305,11 @@ def peer(label, *calls, name="gloo:all_reduce", error=0, host="h"):
     return Peer(label, made.calls, error, host)
 
 
+def kernels(*calls):
+    name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+    return digest(trace(0, *((("stream", "20"), "kernel", name, start, took) for start, took in calls))).calls
+
+
 class TestCollectives:
     def test_the_last_to_arrive_waits_least(self):
         waits = match(
@@ -314,6 +319,28 @@ class TestCollectives:
         assert {label: wait.caused_ns / MS for label, wait in waits.items()} == {"a": 0, "b": 10, "c": 10}
         assert ms(waits["a"].when) == [(0, 10), (20, 30)]
         assert waits["a"].matched == 2
+
+    def test_a_call_that_ends_late_has_not_waited_all_that_time(self):
+        """Its thread was not scheduled when the collective was over."""
+        waits = match([peer("a", (0, 30)), peer("b", (10, 2))])
+        assert {label: (wait.waited_ns / MS, wait.caused_ns / MS) for label, wait in waits.items()} == {
+            "a": (10, 0),
+            "b": (0, 10),
+        }
+
+    def test_the_last_to_arrive_may_be_the_last_to_leave(self):
+        waits = match([peer("a", (0, 12)), peer("b", (10, 30))])
+        assert {label: (wait.waited_ns / MS, wait.caused_ns / MS) for label, wait in waits.items()} == {
+            "a": (10, 0),
+            "b": (0, 10),
+        }
+
+    def test_devices_leave_together_and_their_durations_say_more_than_their_clocks(self):
+        """Two groups in step, a millisecond apart, that are taken for one: nobody is said to have waited for the other group."""
+        waits = match([Peer(f"{start}", kernels((start, 5), (start + 20, 5))) for start in (0, 0, 1, 1)])
+        assert {wait.waited_ns for wait in waits.values()} == {0}
+        late = match([Peer("a", kernels((0, 10)), host="h"), Peer("b", kernels((8, 2)), host="h")])
+        assert late["a"].waited_ns == 8 * MS
 
     def test_calls_that_do_not_overlap_are_of_different_groups(self):
         """Two groups of two ranks that never meet: each is matched for itself."""

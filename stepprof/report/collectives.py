@@ -1,8 +1,9 @@
 """Collectives: what is communication by its name, and who waited for whom inside.
 
-In a collective that synchronises, nobody leaves before the last one has come. So the calls of the ranks are matched by their order, and each rank's wait is what its call took longer than the
-shortest one: the last to arrive waits least. That needs no clock. The clocks, where they are known, only confirm that the calls belong together: every rank's must still run when the last one
-begins. Where they do not (the ranks are of different groups, a call is missing), nothing is claimed.
+In a collective that synchronises, nobody leaves before the last one has come, so the calls of the ranks are matched by their order, and there are two measures of a rank's wait. By durations: what its
+call took longer than the shortest one, since the last to arrive waits least; that needs no clock, but takes it that all leave together, as they do on devices and not where threads have to be
+scheduled. By arrivals: until the last one had come; that is only as right as the clocks. A wait is the smaller of the two, and by arrivals alone among the threads of one host. The clocks
+also confirm that the calls belong together: every rank's must still run when the last one begins. Where they do not (the ranks are of different groups, a call is missing), nothing is claimed.
 """
 
 from __future__ import annotations
@@ -109,6 +110,10 @@ class Peer:
     """Clocks of one host agree."""
 
 
+_Entry = tuple[Peer, Times, Times]
+"""A process, and start and duration of its calls of one name."""
+
+
 @dataclass(slots=True)
 class Waiting:
     """What one process waited inside collectives for the last one to come, and what it made others wait."""
@@ -127,19 +132,19 @@ def match(peers: Sequence[Peer]) -> dict[str, Waiting]:
         peers: the processes that may be in one group: those of one role.
     """
     waiting: dict[str, Waiting] = defaultdict(Waiting)
-    calls: dict[str, list[tuple[Peer, Times, Times]]] = defaultdict(list)
+    calls: dict[str, list[_Entry]] = defaultdict(list)
     for peer in peers:
         for name, (start, duration) in peer.calls.by_name().items():
             calls[name].append((peer, start, duration))
-    for entries in calls.values():
+    for name, entries in calls.items():
         for group in _groups(entries):
-            _settle(group, waiting)
+            _settle(group, waiting, on_host=is_host_communication(name))
     return dict(waiting)
 
 
-def _groups(entries: list[tuple[Peer, Times, Times]]) -> list[list[tuple[Peer, Times, Times]]]:
+def _groups(entries: list[_Entry]) -> list[list[_Entry]]:
     """The entries, parted into those whose calls overlap one by one."""
-    groups: list[list[tuple[Peer, Times, Times]]] = []
+    groups: list[list[_Entry]] = []
     for entry in entries:
         for group in groups:
             if _together(group[0], entry):
@@ -150,30 +155,41 @@ def _groups(entries: list[tuple[Peer, Times, Times]]) -> list[list[tuple[Peer, T
     return [group for group in groups if len(group) > 1]
 
 
-def _together(one: tuple[Peer, Times, Times], other: tuple[Peer, Times, Times]) -> bool:
+def _together(one: _Entry, other: _Entry) -> bool:
+    """Whether the calls of two processes overlap one by one."""
     (peer, start, duration), (peer2, start2, duration2) = one, other
-    allowed = TOLERANCE_NS
-    if peer.host is None or peer.host != peer2.host:
-        if peer.error_ns is None or peer2.error_ns is None:
-            return False
-        allowed += peer.error_ns + peer2.error_ns
-    if len(start) != len(start2):
+    error = _error_ns(peer, peer2)
+    if error is None or len(start) != len(start2):
         return False
     overlap = np.minimum(start + duration, start2 + duration2) - np.maximum(start, start2)
-    return bool((overlap >= -allowed).mean() >= CONFIRMED)
+    return bool((overlap >= -TOLERANCE_NS - error).mean() >= CONFIRMED)
 
 
-def _settle(group: list[tuple[Peer, Times, Times]], waiting: dict[str, Waiting]) -> None:
-    count = len(group[0][1])
-    for at in range(0, count, _AT_ONCE):  # of thousands of ranks, some calls at a time
+def _error_ns(one: Peer, other: Peer) -> int | None:
+    """How wrong a comparison of their times may be; None: nobody knows."""
+    if one.host is not None and one.host == other.host:
+        return 0
+    if one.error_ns is None or other.error_ns is None:
+        return None
+    return one.error_ns + other.error_ns
+
+
+def _settle(group: list[_Entry], waiting: dict[str, Waiting], *, on_host: bool) -> None:
+    """Add up who waited for whom."""
+    first = group[0][0]
+    errors = sorted(_error_ns(first, peer) or 0 for peer, _, _ in group)
+    error = errors[-1] + errors[-2]  # of any two, by way of the first one
+    for at in range(0, len(group[0][1]), _AT_ONCE):  # of thousands of ranks, some calls at a time
         part = slice(at, at + _AT_ONCE)
-        took = np.stack([duration[part] for _, _, duration in group])
-        waits = took - took.min(axis=0)
-        last = took.argmin(axis=0)
+        start = np.stack([each[part] for _, each, _ in group])
+        took = np.stack([each[part] for _, _, each in group])
+        by_arrival = np.minimum(start.max(axis=0) - start + error, took)
+        waits = by_arrival if on_host and not error else np.minimum(took - took.min(axis=0), by_arrival)
+        last = took.argmin(axis=0) if error else start.argmax(axis=0)
         longest = waits.max(axis=0)
-        for row, (peer, start, _) in enumerate(group):
+        for row, (peer, _, _) in enumerate(group):
             of = waiting[peer.label]
             of.matched += took.shape[1]
             of.waited_ns += int(waits[row].sum())
             of.caused_ns += int(longest[last == row].sum())
-            of.when = of.when | Intervals.union(start[part], start[part] + waits[row])
+            of.when = of.when | Intervals.union(start[row], start[row] + waits[row])

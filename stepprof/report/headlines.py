@@ -90,7 +90,8 @@ def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
         phase = _phase(row.role, row.region)
         if row.basis == "collectives":
             most = row.waited[0]
-            text = f"inside the collectives of {phase}, {most.label} waited {seconds_text(most.seconds)}, mostly for {row.straggler}"
+            mostly = ", mostly" if len(row.waited) > 1 else ""
+            text = f"inside the collectives of {phase}, {most.label} waited {seconds_text(most.seconds)}{mostly} for {row.straggler}"
         else:
             others = row.waited[0].label if len(row.waited) == 1 else "the others"
             text = f"{row.straggler} finished {seconds_text(row.behind_median)} after {others} in {phase}"
