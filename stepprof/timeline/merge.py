@@ -224,7 +224,7 @@ def _assemble(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None
         start = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
         file.write(perfetto.head(title, merged.clock, start))
     else:
-        file.write(igzip.compress(chrome.HEAD, 1))
+        file.write(igzip.compress(chrome.HEAD, 1, mtime=0))
     for index in range(len(parts)):
         path = _part_file(scratch, index)
         if path.is_file():
@@ -247,7 +247,7 @@ def _assemble(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None
             "clock_error_ns": merged.clock_error_ns,
             "sources": sources,
         }
-        file.write(igzip.compress(chrome.tail(facts), 1))
+        file.write(igzip.compress(chrome.tail(facts), 1, mtime=0))
 
 
 def default_output(folder: Path, format_: Format) -> Path:

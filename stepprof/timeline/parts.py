@@ -95,6 +95,6 @@ def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
     for piece in pieces:
         waiting.append(piece)
         if sum(map(len, waiting)) >= _MEMBER:
-            written += file.write(igzip.compress(b"".join(waiting), 1))
+            written += file.write(igzip.compress(b"".join(waiting), 1, mtime=0))
             waiting.clear()
-    return written + file.write(igzip.compress(b"".join(waiting), 1))
+    return written + file.write(igzip.compress(b"".join(waiting), 1, mtime=0))

@@ -1,0 +1,111 @@
+"""`stepprof merge`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import make_run, record
+from test_timeline_merge import kineto
+from timelines import Timeline
+
+from stepprof.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = make_run(tmp_path, "r")
+    record(run, rank=0, data=kineto("a0", "b0"))
+    record(run, rank=1, pid=8, data=kineto("a1", "b1"))
+    record(run, role="ref", rank=0, data=kineto("r0"))
+    return run.path
+
+
+def names(path):
+    return {each["name"] for each in Timeline(path.read_bytes()).slices}
+
+
+def test_a_timeline_in_the_steps_folder(folder, capsys):
+    """What was merged, how it was aligned, and where it lies; `open` takes it from there."""
+    assert main(["merge", str(folder)]) == 0
+    output = folder / "step-000002" / "timeline.pftrace"
+    lines = capsys.readouterr().out.splitlines()
+    assert names(output) == {"a0", "b0", "a1", "b1", "r0"}
+    assert lines[0].startswith("3 sources, ")
+    assert "5 events of 3 sources" in lines[1]
+    assert lines[2] == "clock: 3 sources by the clock of one host"
+    assert lines[-1] == str(output)
+
+
+def test_what_is_left_out(folder, tmp_path, capsys):
+    """Roles, ranks and a range of time, counted from the begin of the step."""
+    out = tmp_path / "t"
+    for options, expected in (
+        (["--roles", "ref"], {"r0"}),
+        (["--roles", "ref, actor", "--ranks", "1"], {"a1", "b1"}),
+        (["--from", "0.000009"], {"b0", "b1"}),
+        (["--to", "0.000009", "--ranks", "0"], {"a0", "r0"}),
+        (["--min-us", "5.001"], set()),
+        (["--no-cpu-ops"], set()),
+    ):
+        assert main(["merge", str(folder), "--output", str(out), *options]) == 0
+        assert names(out) == expected, options
+
+
+def test_as_json(folder, tmp_path, capsys):
+    """For a program: what was written, of which sources, with what is wrong."""
+    record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
+    assert (
+        main(["merge", str(folder), "--format", "json", "--output", str(tmp_path / "t.json.gz"), "--json"])
+        == 1
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema_version"], told["format"], told["step"], told["run_id"]) == (1, "json", 2, "r")
+    assert told["bytes"] == (tmp_path / "t.json.gz").stat().st_size
+    assert [(source["name"], source["slices"]) for source in told["sources"]] == [
+        ("actor rank 0 · h", 2), ("actor rank 1 · h", 2), ("ref rank 0 · h", 1), ("ref rank 1 · h", 0),
+    ]  # fmt: skip
+    assert "is no trace" in told["findings"][0]["problem"]
+
+
+def test_a_source_that_brings_nothing_is_told(folder, capsys):
+    """And the exit status says so."""
+    record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
+    assert main(["merge", str(folder)]) == 1
+    assert "ref rank 1 · h: is no trace" in capsys.readouterr().out
+
+
+def test_several_files_that_are_no_run(tmp_path, capsys):
+    """Beside them is where the timeline goes."""
+    for number in (0, 1):
+        (tmp_path / f"rank{number}.pt.trace.json.gz").write_bytes(kineto(f"x{number}"))
+    assert main(["merge", *map(str, sorted(tmp_path.iterdir()))]) == 0
+    assert names(tmp_path / "timeline.pftrace") == {"x0", "x1"}
+
+
+def test_what_a_browser_does_not_open_is_warned_about(folder, capsys, monkeypatch):
+    """With what would make it smaller."""
+    monkeypatch.setattr("stepprof.timeline.sizes._BROWSER", {"perfetto": 10})
+    assert main(["merge", str(folder)]) == 0
+    assert "timeline.pftrace is larger than what a browser opens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "perfeto"], '--format "perfeto": no format; the nearest: perfetto'),
+        (["--format", "chrome"], "the nearest: "),
+        (["--workers", "0"], "--workers = 0"),
+        (["--min-us", "-1"], "--min-us = -1"),
+        (["--min-us", "nan"], "--min-us = nan"),
+        (["--from", "inf"], "--from = inf"),
+        (["--from", "2", "--to", "1"], "--from = 2: not before --to = 1"),
+        (["--roles", "actr"], 'did you mean "actor"?'),
+        (["--ranks", "x"], "--ranks"),
+        (["--step", "7"], "step 7"),
+    ],
+)
+def test_what_is_wrong_is_named(folder, capsys, options, message):
+    """The option, the value, and the nearest that would do."""
+    assert main(["merge", str(folder), *options]) == 2
+    assert message in capsys.readouterr().err
