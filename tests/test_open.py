@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -103,7 +102,8 @@ class TestServing:
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline().strip() == str(step / "timeline.pftrace")
-            target = urlsplit(unquote(re.sub(".*url=", "", process.stdout.readline().strip())))
+            address = process.stdout.readline().partition("url=")[2].partition("&")[0]
+            target = urlsplit(unquote(address))
             connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=20)
             connection.request("GET", target.path)
             answer = connection.getresponse().read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import sys
 import threading
@@ -65,7 +66,7 @@ def ask(server: TimelineServer, path: str, method: str = "GET", **headers: str):
 
 def trace_path(server: TimelineServer) -> str:
     """Where the page fetches the timeline."""
-    return urlsplit(unquote(server.url).partition("url=")[2]).path
+    return urlsplit(unquote(server.url.partition("url=")[2].partition("&")[0])).path
 
 
 class TestWhatIsServed:
@@ -73,7 +74,9 @@ class TestWhatIsServed:
         """The address is the viewer's page, and its fragment the timeline on the same server, under a name that says run and step."""
         page, _, fragment = server.url.partition("#")
         assert ask(server, urlsplit(page).path)[2] == b"<!doctype html>viewer"
-        assert unquote(fragment) == f"!/?url={server.origin}/trace/r-step-000002-timeline.pftrace"
+        url, _, commands = fragment.removeprefix("!/?url=").partition("&startupCommands=")
+        assert unquote(url) == f"{server.origin}/trace/r-step-000002-timeline.pftrace"
+        assert [each["id"] for each in json.loads(unquote(commands))] == ["dev.perfetto.ExpandTracksByRegex"]
         status, headers, body = ask(server, trace_path(server))
         assert (status, body) == (200, TRACE)
         assert headers["Content-Length"] == str(len(TRACE))

@@ -7,6 +7,7 @@ reaches the file system), and how the viewer is kept from talking to anybody but
 from __future__ import annotations
 
 import importlib.util
+import json
 import mimetypes
 import os
 import shutil
@@ -23,6 +24,8 @@ __all__ = ["TimelineServer", "bundled_viewer"]
 
 HOST = "127.0.0.1"
 _HOSTS = {HOST, "localhost"}
+# a group of tracks is drawn blank while it is folded; samples are many, and stay so
+_UNFOLD = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^(?!samples$|System$)"]}]
 _SERVICE_WORKER = (
     "service_worker.js"  # would stay in the browser, and answer for whatever is served on this port later
 )
@@ -92,8 +95,9 @@ class TimelineServer(ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """What a browser opens: the viewer, told to fetch the timeline from here."""
-        return f"{self.origin}/#!/?url={quote(self.origin + quote(self._trace_path), safe='')}"
+        """What a browser opens: the viewer, told to fetch the timeline from here and to unfold it."""
+        trace = quote(self.origin + quote(self._trace_path), safe="")
+        return f"{self.origin}/#!/?url={trace}&startupCommands={quote(json.dumps(_UNFOLD), safe='')}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is nothing to report."""
