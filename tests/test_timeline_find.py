@@ -121,6 +121,27 @@ class TestRuns:
         first, second = (load(each, args=False).slices.start[0] for each in found.inputs)
         assert first - second == 7_000
 
+    def test_a_node_that_did_not_take_part(self, tmp_path):
+        """A directory of the run without this step adds nothing."""
+        first, second = (make_run(tmp_path / folder) for folder in "ab")
+        record(first)
+        record(second, step=1, rank=1)
+        assert labels(find([second.path, first.path], output_dir=tmp_path)) == ["actor rank 0"]
+
+    def test_a_file_beside_a_run(self, tmp_path):
+        """What was recorded by other means on a host of the run is on that host's clock."""
+        run = make_run(tmp_path / "runs")
+        clocks = [{"host": "far", "offset_ns": 9, "error_ns": 1, "method": "ping-pong"}]
+        tell_engines(run, record_engine(run, 0), writer={**ended_writer(), "host": "near"}, clocks=clocks)
+        for name in ("near", "far", "other"):
+            (tmp_path / f"{name}.json").write_bytes(trace(host=name))
+        files = [tmp_path / f"{name}.json" for name in ("near", "far", "other")]
+        found = find([run.path, *files], output_dir=tmp_path)
+        placed = {each.origin.path: each.alignment for each in found.inputs}
+        assert placed["near.json"].error_ns == 0
+        assert placed["far.json"] == Alignment("ping-pong", 9, 1)
+        assert placed["other.json"].method == "unmeasured"
+
     def test_runs_that_are_not_one(self, tmp_path):
         for name in ("r", "s"):
             record(make_run(tmp_path, run_id=name))

@@ -96,6 +96,16 @@ class TestSlices:
             "python [TP01] 7: thread 8",
         ]
 
+    def test_other_metadata(self, load):
+        """What names neither a process nor a thread, or names it with no name, changes nothing."""
+        source = load(
+            complete(),
+            meta("process_name", name=5),
+            meta("thread_uptime", tid=8, name="x"),
+            meta("clock_sync", name="x"),
+        )
+        assert [track.name for track in source.tracks] == ["thread 8"]
+
     def test_order(self, load):
         """By the sort index of the process, then of the thread."""
         source = load(
@@ -193,6 +203,16 @@ class TestDevices:
             meta("process_labels", pid="[TP01] 0", labels="GPU 0"),
         )
         assert [track.name for track in source.tracks] == ["GPU [TP00] 0 stream 7", "[TP01] GPU 0 stream 7"]
+
+    def test_what_else_lies_at_a_stream(self, load):
+        """What the host notes at a stream's place is no work of the stream's."""
+        source = load(
+            complete("k", cat="kernel", pid=0, tid=7), complete("wait", cat="cuda_sync", pid=0, tid=7)
+        )
+        assert {(track.kind, track.name) for track in source.tracks} == {
+            ("stream", "GPU 0 stream 7"),
+            ("async", "GPU 0 stream 7 other"),
+        }
 
     def test_flows_end_at_streams(self, load):
         """An arrow ends on the row that its kernel lies on."""

@@ -104,6 +104,7 @@ class TestWholeFiles:
         text = compact([event(n) for n in range(50)])
         data = b"".join(gzip.compress(text[at : at + 900]) for at in range(0, len(text), 900))
         assert names(write(data, "t.json.gz")) == [f"op {n}" for n in range(50)]
+        assert names(write(data + b"\0" * 512, "t.json.gz")) == [f"op {n}" for n in range(50)]  # as tar pads
 
     def test_called_otherwise(self, write):
         """What a file is, its content says."""
@@ -182,9 +183,9 @@ class TestTimes:
         assert times.tolist() == [1795304130234711483, 1795304130234711484]
 
     def test_no_time(self):
-        times, usable = nanoseconds([1.5, "x", "1e400", 1e300, "2.0005"])
-        assert times.tolist() == [1500, 0, 0, 0, 2001]
-        assert usable.tolist() == [True, False, False, False, True]
+        times, usable = nanoseconds([1.5, "x", "1e400", 1e300, "2.0005", "1.5e3", "9" * 19])
+        assert times.tolist() == [1500, 0, 0, 0, 2001, 1_500_000, 0]
+        assert usable.tolist() == [True, False, False, False, True, True, False]
 
 
 class TestDamage:
@@ -208,6 +209,15 @@ class TestDamage:
         raw = read_raw(write(data[: len(data) // 2]))
         assert 1000 < len(raw.events) < 4000
         assert any("breaks off" in finding for finding in raw.findings)
+
+    def test_damage_in_a_large_gzip_file(self, write):
+        """What comes before the damage is kept, nearly to the byte."""
+        text = compact([event(n, name=random.Random(n).randbytes(20).hex()) for n in range(4000)])
+        data = bytearray(gzip.compress(text))
+        data[len(data) // 2 : len(data) // 2 + 64] = b"\xff" * 64
+        raw = read_raw(write(bytes(data)))
+        assert 1900 < len(raw.events) < 2200
+        assert any("damaged as gzip" in finding for finding in raw.findings)
 
     def test_checksum(self, write):
         """What a damaged gzip file still gives is kept, and its damage told."""

@@ -62,6 +62,8 @@ class TestSource:
             span("b", start=6, thread=8),
             span("c", start=7, task=99, attrs={"sample": "s1", "n": 3}),
             span("d", start=8, attrs={"sample": 4}),
+            span("e", start=9, attrs={"of": "sample", "sample": ["no", "name"]}),
+            span("f", start=10, attrs=["sample"]),
         )
         assert placed(source) == [
             ("thread", "main thread", "w", -100, 100),
@@ -71,6 +73,8 @@ class TestSource:
             ("sample", "s1", "c", -93, 10),
             ("thread", "main thread", "d", -92, 10),
             ("sample", "4", "d", -92, 10),
+            ("thread", "main thread", "e", -91, 10),
+            ("thread", "main thread", "f", -90, 10),
         ]
 
     def test_arguments(self, tmp_path):

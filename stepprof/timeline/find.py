@@ -89,9 +89,10 @@ def find(
         else:
             runs.append(find_run(output_dir, None if each is None else str(each)).absolute())
     found = Found()
+    clocks = None
     if runs:
         found.step = _chosen_step(runs, step)
-        _from_runs(found, runs, found.step)
+        clocks = _from_runs(found, runs, found.step)
         if not plain:
             found.folder = runs[0] / step_folder(found.step)
     for path in plain:
@@ -102,7 +103,7 @@ def find(
             raise ConfigError(f"{names}: no run, no step and no trace (.json, .json.gz) is there")
         _tell_apart(found.inputs)
         found.folder = plain[0] if plain[0].is_dir() else plain[0].parent
-        _align_files(found)
+        _align_files(found, clocks)
     _select(found, roles, ranks)
     return found
 
@@ -123,7 +124,7 @@ def _chosen_step(runs: Sequence[Path], step: int | None) -> int:
     return step
 
 
-def _from_runs(found: Found, runs: Sequence[Path], step: int) -> None:
+def _from_runs(found: Found, runs: Sequence[Path], step: int) -> Clocks:
     told: list[dict[str, Any]] = []
     gathered: list[tuple[Input, str | None]] = []
     for number, run in enumerate(dict.fromkeys(runs)):
@@ -151,12 +152,11 @@ def _from_runs(found: Found, runs: Sequence[Path], step: int) -> None:
     clocks = Clocks.of(told, [each.origin.host for each, _ in gathered])
     for each, fragment in gathered:
         found.inputs.append(replace(each, alignment=clocks.alignment(each.origin.host, fragment)))
+    return clocks
 
 
 def _absent(runs: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> list[str]:
     """Ranks that should have a window; told of all directories together."""
-    if not manifests:
-        return []
     together = {
         "windows": [window for manifest in manifests for window in manifest["windows"]],
         "engines": [engine for manifest in manifests for engine in manifest["engines"]],
@@ -190,9 +190,9 @@ def _tell_apart(inputs: list[Input]) -> None:
             inputs[number] = replace(each, origin=replace(each.origin, path=path))
 
 
-def _align_files(found: Found) -> None:
-    """Traces without a manifest: those of one host share its clock; nobody has compared it with another one's."""
-    clocks = Clocks.of([], [each.origin.host for each in found.inputs])
+def _align_files(found: Found, of_runs: Clocks | None) -> None:
+    """Traces without a manifest: those of one host share its clock; nobody has compared it with another one's, but for a run that is read beside them."""
+    clocks = of_runs or Clocks.of([], [each.origin.host for each in found.inputs])
     alone = len(found.inputs) == 1
     for number, each in enumerate(found.inputs):
         if each.alignment.method == "unmeasured":

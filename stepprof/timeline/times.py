@@ -55,10 +55,7 @@ def nanoseconds_of_text(text: str) -> int | None:
         return None
     sign, whole, fraction, exponent = match.groups()
     if exponent is not None:
-        try:
-            return _of_float(float(text))
-        except OverflowError:
-            return None
+        return _of_float(float(text))
     value = int(whole) * 1000
     if fraction:
         digits = fraction[:4].ljust(4, "0")

@@ -28,6 +28,8 @@ _KINDS: tuple[Kind, ...] = ("thread", "stream", "annotations")
 _KIND_OF = dict.fromkeys(DEVICE, 1) | dict.fromkeys(DEVICE_ANNOTATIONS, 2)
 
 
+_OF_PROCESSES = frozenset({"process_name", "process_labels", "process_sort_index"})
+_OF_THREADS = frozenset({"thread_name", "thread_sort_index"})
 _MERGED = re.compile(r"\[[^\]]*\]")
 """What a merger puts before the process of each rank."""
 
@@ -86,16 +88,16 @@ class Rows:
 
     def name(self, event: Event) -> None:
         """Take in an event of metadata."""
+        if event.name not in _OF_PROCESSES and event.name not in _OF_THREADS:
+            return
         try:
             told = _named.decode(event.args)
         except DECODE_ERRORS:
             return
-        if event.name.startswith("process_"):
+        if event.name in _OF_PROCESSES:
             known = self._process.setdefault(event.pid, _Named())
-        elif event.name.startswith("thread_"):
-            known = self._thread.setdefault((event.pid, event.tid), _Named())
         else:
-            return
+            known = self._thread.setdefault((event.pid, event.tid), _Named())
         known.name, known.labels = told.name or known.name, told.labels or known.labels
         known.sort_index = told.sort_index or known.sort_index
 
