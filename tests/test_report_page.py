@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import struct
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reports import make_comparison, make_report
 
+import stepprof.report.page
 from stepprof.report import bars
 from stepprof.report.bars import pack_gantt
 from stepprof.report.page import render
@@ -150,6 +152,18 @@ class TestPage:
         table, columns = payload(render(make_comparison()))
         assert (table["kind"], columns) == ("comparison", {})
         assert msgspec.convert(table["content"], Comparison) == make_comparison()
+
+    def test_every_asset_is_in_it(self):
+        """What lies beside the template and is not in the page would be dead weight, and what pyproject.toml leaves out would be missing."""
+        page = render(make_report(1))
+        assets = Path(stepprof.report.page.__file__).with_name("assets")
+        texts = {file.name: file.read_text(encoding="utf-8") for file in assets.iterdir()}
+        assert {name for name, text in texts.items() if text not in page} == {"template.html"}
+        patterns = re.findall(
+            r'"stepprof\.report" = \["([^"]+)"\]',
+            (Path(__file__).parent.parent / "pyproject.toml").read_text(),
+        )
+        assert patterns == ["assets/*"]
 
     def test_an_empty_report_has_a_page(self):
         table, columns = payload(render(Report("r", 1, 0, 0.0, "nothing was read", None)))

@@ -11,9 +11,20 @@ from reports import make_comparison, make_report
 from rich.console import Console
 
 from stepprof.errors import ConfigError
-from stepprof.report.schema import Bar, Comparison, Finding, GanttRow, Headline, PhaseSkew, Report, TimeOf
+from stepprof.report.schema import (
+    Bar,
+    Comparison,
+    Finding,
+    GanttRow,
+    Headline,
+    PhaseSkew,
+    Report,
+    Rollout,
+    TimeOf,
+)
 from stepprof.report.store import dump, read, write
 from stepprof.report.terminal import print_comparison, print_report
+from stepprof.report.words import seconds
 
 
 def text_of(content, *, encoding="utf-8", width=120, **options):
@@ -94,6 +105,10 @@ class TestReport:
             "run r  step 1  2.50 s", "clock: by one clock"
         ]  # fmt: skip
 
+    def test_an_engine_that_never_worked_has_no_curve(self):
+        engine = Rollout("rollout/0", 0, 0.0, 0.0, 0.0, 0.0, 0.0, [])
+        assert section(text_of(Report("r", 1, 0, 1.0, "", None, rollout=[engine])), "rollout")[-1].split() == ["rollout/0", "0", "s", "0", "0", "0%", "0", "s"]  # fmt: skip
+
     def test_long_lists_are_cut_and_say_so(self):
         report = msgspec.structs.replace(
             make_report(2), findings=[Finding(None, f"finding {i}") for i in range(14)]
@@ -119,6 +134,23 @@ class TestComparison:
             "300 ms",
             "unknown",
         ]
+
+
+class TestWords:
+    def test_lengths_of_time_keep_three_digits_across_units(self):
+        values = [1e-10, 4e-9, 9.996e-7, 0.0009996, 0.09996, 0.9996, 9.996, 99.96, 12345.6]
+        assert [seconds(value) for value in values] == [
+            "0 s",
+            "4 ns",
+            "1.00 µs",
+            "1.00 ms",
+            "100 ms",
+            "1.00 s",
+            "10.0 s",
+            "100 s",
+            "12,346 s",
+        ]
+        assert seconds(-0.0123) == "-12.3 ms"
 
 
 class TestStore:

@@ -78,7 +78,7 @@ function reportPage(report, gantt) {
     el("div", { class: "eyebrow" }, el("span", null, "Run ", el("b", null, report.run_id)), el("span", null, "Step ", el("b", null, String(report.step))),
       report.version !== null ? el("span", null, "Version ", el("b", null, String(report.version))) : null, started ? el("span", null, "Began ", el("b", null, started)) : null),
     el("h1", null, `Where did step ${report.step} go?`), tiles(report), headlines(report.headlines, report.seconds, new Set(parts.map(node => node.id))));
-  return [hero, ...parts, el("footer", null, el("span", null, `stepprof ${report.stepprof}`.trim()), el("span", null, `report schema ${report.schema_version}`), el("span", null, "Seconds count from the step's first record. What is not known is left out, never zero."))];
+  return [hero, ...parts, el("footer", null, el("span", null, `stepprof ${report.stepprof}`.trim()), el("span", null, `report schema ${report.schema_version}`), el("span", null, "Every single event: ", el("span", { class: "mono" }, `stepprof open ${report.run_id} --step ${report.step}`)), el("span", null, "Seconds count from the step's first record. What is not known is left out, never zero."))];
 }
 
 function comparisonPage(comparison) {

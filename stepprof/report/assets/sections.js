@@ -90,7 +90,7 @@ function operationsPart(report) {
 function tabbed(tables) {
   const holder = el("div"), tabs = el("div", { class: "tabs", role: "tablist" });
   const panels = tables.map(([title, , make], at) => {
-    const panel = el("div", { role: "tabpanel", hidden: at > 0, "aria-label": title }, make());
+    const panel = el("div", { role: "tabpanel", hidden: at > 0, "aria-label": title }, el("h3", { class: "printed" }, title), make());
     const tab = el("button", { type: "button", role: "tab", "aria-selected": at === 0, onclick: () => {
       for (const other of tabs.children) other.setAttribute("aria-selected", other === tab);
       for (const other of panels) other.hidden = other !== panel;
