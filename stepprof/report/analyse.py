@@ -77,7 +77,7 @@ def digest_input(
         bounds: of the step, by `bounds_of`.
         assume: as `load` takes it.
     """
-    source = load(wanted, args=wanted.origin.kind == "spans", assume=assume)
+    source = load(wanted, args=wanted.origin.kind == "spans", assume=assume, flows=False)
     made = digest(source, bounds)
     return msgspec.structs.replace(made, bytes=wanted.bytes, status=wanted.status)
 

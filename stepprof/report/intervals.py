@@ -5,6 +5,7 @@ An `Intervals` is sorted, disjoint and without empty parts, so that its length i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -187,12 +188,15 @@ def self_times(track: npt.NDArray[np.integer], start: Times, duration: Times) ->
     depth = depths(track, start, end)
     count = len(order)
     by_depth = np.argsort(depth.astype(np.uint16) if depth.max() < 65536 else depth, kind="stable")
-    keys = depth[by_depth].astype(np.int64) * count + by_depth
-    children = by_depth[int(np.searchsorted(depth[by_depth], 1)) :]
-    wanted = (depth[children].astype(np.int64) - 1) * count + children
-    parents = by_depth[np.searchsorted(keys, wanted) - 1]
-    shared = np.minimum(end[children], end[parents]) - start[children]
-    shared[(shared < 0) | (track[parents] != track[children])] = 0
-    covered = np.bincount(parents, weights=shared, minlength=count).astype(np.int64)
+    levels = np.cumsum(np.bincount(depth))
+    covered = np.zeros(count, np.int64)
+    above = by_depth[: levels[0]]
+    for low, high in itertools.pairwise(levels.tolist()):
+        children = by_depth[low:high]
+        where = np.searchsorted(above, children) - 1  # the last one to begin before it
+        shared = np.minimum(end[children], end[above][where]) - start[children]
+        shared[(shared < 0) | (track[above][where] != track[children])] = 0
+        covered[above] = np.bincount(where, weights=shared, minlength=len(above))
+        above = children
     own[order] = np.maximum(own[order] - covered, 0)
     return own

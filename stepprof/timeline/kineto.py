@@ -6,7 +6,7 @@ Events are looked at by phase, in columns. What only this module knows: which ph
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import compress
 
@@ -24,7 +24,10 @@ from stepprof.timeline.raw import RawTrace, TraceStream
 from stepprof.timeline.times import nanoseconds
 from stepprof.timeline.tracks import Rows
 
-__all__ = ["read"]
+__all__ = ["Keep", "read"]
+
+Keep = Callable[[list[Event]], list[bytes | None]]
+"""Gives what of the arguments of events is kept."""
 
 _FLOWS = {"s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}
 _INSTANTS = ("i", "I", "R")
@@ -37,8 +40,9 @@ def read(
     origin: Origin,
     alignment: Alignment,
     *,
-    args: bool,
+    args: bool | Keep,
     base_ns: int | None = None,
+    flows: bool = True,
 ) -> Source:
     """Read a trace.
 
@@ -46,13 +50,14 @@ def read(
         raw: its events, at once or in batches.
         origin: whose it is.
         alignment: how its host's clock is brought onto the common one.
-        args: keep the arguments of slices and instants.
+        args: keep the arguments of slices and instants; or what gives those of events that are kept.
         base_ns: the Unix time that its times are relative to, for a file that does not say.
+        flows: read its arrows.
 
     Returns:
         The source; without events and with a finding where nothing says when its times begin.
     """
-    reader = _Reader(args)
+    reader = _Reader(args, arrows_wanted=flows)
     for batch in [raw.events] if isinstance(raw, RawTrace) else raw:
         reader.take(batch)
     return reader.source(origin, alignment, raw.header, raw.findings, base_ns)
@@ -60,7 +65,8 @@ def read(
 
 @dataclass(slots=True)
 class _Reader:
-    args: bool
+    args: bool | Keep
+    arrows_wanted: bool
     names: Interned[str] = field(default_factory=Interned)
     categories: Interned[str] = field(default_factory=Interned)
     rows: Rows = field(default_factory=Rows)
@@ -78,8 +84,8 @@ class _Reader:
     earliest: int | None = None
 
     def __post_init__(self) -> None:
-        self.slices = SliceColumns(self.args)
-        self.instants = InstantColumns(self.args)
+        self.slices = SliceColumns(bool(self.args))
+        self.instants = InstantColumns(bool(self.args))
         self.pairs = Pairs(self.names, self.categories, self.rows, self.slices, self.instants)
         self.counted = Counted(self.rows, self.counters)
         self.iterations = Iterations(self.names, self.categories, self.rows)
@@ -96,7 +102,9 @@ class _Reader:
             rest.setdefault(event.ph, []).append(event)
         for event in rest.pop("M", ()):
             self.rows.name(event)
-        self._flow([event for phase in _FLOWS for event in rest.pop(phase, ())])
+        arrows = [event for phase in _FLOWS for event in rest.pop(phase, ())]
+        if self.arrows_wanted:
+            self._flow(arrows)
         self._counter(rest.pop("C", []))
         self._instant([event for phase in _INSTANTS for event in rest.pop(phase, ())])
         if not PAIRED.isdisjoint(rest):
@@ -131,6 +139,8 @@ class _Reader:
         self.iterations.take(name, track, start, duration)
 
     def _kept(self, events: list[Event]) -> list[bytes | None] | None:
+        if callable(self.args):
+            return self.args(events)
         return [bytes(event.args) or None for event in events] if self.args else None
 
     def _flow(self, events: list[Event]) -> None:
@@ -215,7 +225,9 @@ class _Reader:
 
 def _refused(source: Source) -> Source:
     """The source without its events: nothing says where on the common clock they are."""
-    nothing = _Reader(False).source(source.origin, source.alignment, {}, source.findings, None)
+    nothing = _Reader(False, arrows_wanted=False).source(
+        source.origin, source.alignment, {}, source.findings, None
+    )
     nothing.findings.append(
         "refused: it states no baseTimeNanoseconds and its times are no Unix times, so that it cannot be placed on the clock of the others; "
         f'if you know when its time 0 was, say so: --assume-offset "{source.origin.path}=SECONDS"'

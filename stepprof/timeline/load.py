@@ -7,10 +7,11 @@ from pathlib import Path
 
 from stepprof.timeline.assume import ALL, assumed_for
 from stepprof.timeline.find import Input
-from stepprof.timeline.kineto import read
+from stepprof.timeline.kineto import Keep, read
 from stepprof.timeline.model import Alignment, Source
 from stepprof.timeline.raw import Limits, TraceStream
 from stepprof.timeline.spanfiles import read_spans_of
+from stepprof.timeline.strays import without_strays
 
 __all__ = ["load"]
 
@@ -18,17 +19,19 @@ __all__ = ["load"]
 def load(
     wanted: Input,
     *,
-    args: bool,
+    args: bool | Keep,
     assume: Mapping[str, int] | None = None,
     limits: Limits | None = None,
+    flows: bool = True,
 ) -> Source:
     """Read one input onto the common clock.
 
     Args:
         wanted: which, from `find`.
-        args: keep the arguments of slices and instants.
+        args: keep the arguments of slices and instants; or what gives those of events that are kept.
         assume: what is added to the times of a source [ns], as `stepprof.timeline.assume.assumed_offsets` gives it.
         limits: how much of a file is read at most.
+        flows: read the arrows of a trace.
 
     Returns:
         The source. A file that cannot be read gives one without events, and its findings say why; nothing is raised for it.
@@ -40,12 +43,13 @@ def load(
         alignment = Alignment("assumed", -named, None)
     if wanted.origin.kind == "spans":
         source = read_spans_of(
-            wanted.paths, wanted.step, wanted.origin, alignment, args=args, roles=wanted.roles
+            wanted.paths, wanted.step, wanted.origin, alignment, args=bool(args), roles=wanted.roles
         )
     else:
         stream = TraceStream(Path(wanted.paths[0]), limits)
         base = assume.get(ALL) if named is None else named
-        source = read(stream, wanted.origin, alignment, args=args, base_ns=base)
+        source = read(stream, wanted.origin, alignment, args=args, base_ns=base, flows=flows)
+    source = without_strays(source)
     if source.alignment.method == "unmeasured":
         where = f"its host {wanted.origin.host}" if wanted.origin.host else "its host, which is not known,"
         source.findings.append(
