@@ -1,7 +1,7 @@
 """The arguments that people look at, as debug annotations of Perfetto: shapes, collectives, grids, bytes, whatever a user gave a region; not the numbers by which a profiler finds its own events.
 
-A trace repeats itself: the same few shapes at the same few operators. What remains of an event's arguments without those numbers is encoded once and looked up from then on, and whether anything
-remains is known by the text without its digits.
+A trace repeats itself: the same few shapes at the same few operators. Without those numbers its arguments are a few thousand texts, so that they are kept once while the file is read (`Shortened`), and
+encoded once when it is written (`Arguments`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.timeline.event import Event
 from stepprof.timeline.protobuf import bytes_field, double_field, varint, varint_field
 
-__all__ = ["PROFILER", "Arguments"]
+__all__ = ["PROFILER", "Arguments", "Shortened"]
 
 PROFILER = frozenset({"cpu_op", "cuda_runtime", "cuda_driver", "python_function"})
 """Categories whose arguments are the profiler's alone: which there are, and in which order, is known."""
@@ -31,42 +32,68 @@ _INT64 = 2**63
 _LARGEST = 1 << 16  # bytes of one value: nobody reads more in a viewer
 
 
+class Shortened:
+    """What of the arguments of events is kept while a file is read, as `stepprof.timeline.load.load` takes it: equal ones are one object."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[bytes, bytes] = {}
+        self._bare: set[bytes] = set()
+
+    def __call__(self, events: Iterable[Event]) -> list[bytes | None]:
+        """The arguments of each event, without what `PROFILER` writes for itself; None: nothing remains."""
+        shapes, bare, profiler = self._shapes, self._bare, PROFILER
+        kept: list[bytes | None] = []
+        for event in events:
+            raw = bytes(event.args)
+            if event.cat not in profiler:
+                kept.append(raw or None)
+            elif (at := raw.find(_SHAPES)) > 0:
+                key = raw[at : raw.rfind(_INDEX, at)]
+                known = shapes.get(key)
+                if known is None:
+                    known = shapes[key] = b"{%b}" % key.rstrip(b", \r\n\t")
+                kept.append(known)
+            elif (text := raw.translate(None, _DIGITS)) in bare:
+                kept.append(None)
+            elif _PAIRS.sub(b"", raw).strip(b" {},\r\n\t"):
+                kept.append(raw)
+            else:
+                bare.add(text)
+                kept.append(None)
+        return kept
+
+
 class Arguments:
     """Encodes the arguments of one source; names and texts are interned, and `interned()` says which are new since it was last asked."""
 
     def __init__(self) -> None:
         self.table: list[bytes] = [b""]
         """The debug annotations behind each code."""
-        self._empty: set[bytes] = set()
         self._codes: dict[bytes, int] = {}
-        self._shapes: dict[bytes, int] = {}
+        self._repeated: dict[bytes, int] = {}
         self._names: dict[str, int] = {}
         self._texts: dict[str, int] = {}
         self._told = (0, 0)
 
-    def codes(self, raws: Iterable[bytes | None], known: Iterable[bool]) -> npt.NDArray[np.int64]:
+    def codes(self, raws: Iterable[bytes | None], repeat: Iterable[bool]) -> npt.NDArray[np.int64]:
         """The numbers of debug annotations in the table.
 
         Args:
             raws: raw JSON objects.
-            known: whether each is of `PROFILER`.
+            repeat: whether each is of `PROFILER`, so that others are likely to be equal.
         """
-        shapes, empty, code = self._shapes, self._empty, self._code
+        repeated, code = self._repeated, self._code
         out = []
-        for raw, is_known in zip(raws, known, strict=True):
+        for raw, repeats in zip(raws, repeat, strict=True):
             if raw is None:
                 out.append(0)
-            elif not is_known:
-                out.append(code(raw))
-            elif (at := raw.find(_SHAPES)) > 0:
-                key = raw[at : raw.rfind(_INDEX)]
-                out.append(shapes[key] if key in shapes else shapes.setdefault(key, code(raw)))
-            elif (bare := raw.translate(None, _DIGITS)) in empty:
-                out.append(0)
+            elif repeats:
+                number = repeated.get(raw)
+                if number is None:
+                    number = repeated[raw] = code(raw)
+                out.append(number)
             else:
                 out.append(code(raw))
-                if not out[-1]:
-                    empty.add(bare)
         return np.array(out, np.int64)
 
     def _code(self, raw: bytes) -> int:

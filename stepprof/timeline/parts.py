@@ -9,6 +9,7 @@ from typing import BinaryIO, Literal
 from isal import igzip
 
 from stepprof.timeline import chrome, perfetto
+from stepprof.timeline.arguments import Shortened
 from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
@@ -66,7 +67,9 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         job: in which format, and what is left out.
         file: gets the part.
     """
-    source = job.filters.apply(load(wanted, args=True, assume=job.assume))
+    source = job.filters.apply(
+        load(wanted, args=Shortened() if job.format == "perfetto" else True, assume=job.assume)
+    )
     first, last = extent_of(source) or (None, None)
     written = 0
     if job.format == "perfetto":
