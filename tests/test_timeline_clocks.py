@@ -140,7 +140,7 @@ class TestAssumed:
             "host": 2_000_000_000,
         }
 
-    @pytest.mark.parametrize("text", ["", "x=", "x=soon", "nan", "x=inf", "1e12"])
+    @pytest.mark.parametrize("text", ["", "x=", "x=soon", "nan", "x=inf", "4e10"])
     def test_no_number(self, text):
         with pytest.raises(ConfigError, match="expected NAME=SECONDS"):
             assumed_offsets([text])

@@ -286,6 +286,41 @@ class TestLoad:
         assert not any(source.findings for source in sources)
         assert len(load(first, args=False).slices) == 0
 
+    def test_another_age(self, tmp_path):
+        """A time that a flipped bit put years away is left out, with all that hangs on it, and told; the rest stays."""
+
+        def event(ph, ts, **more):
+            return {"ph": ph, "name": "n", "cat": "c", "pid": 1, "tid": 1, "ts": ts, **more}
+
+        events = [
+            *(event("X", n, dur=1, args={"n": n}) for n in range(9)),
+            event("X", 5e12, dur=1),
+            event("X", 5, dur=9e12),
+            {"ph": "X", "name": "without a time", "pid": 1, "tid": 1, "dur": 1},
+            event("i", 3, args={"n": 3}),
+            event("i", -5e12),
+            event("C", 4, args={"value": 1}),
+            event("C", 4e12, args={"value": 1}),
+            event("s", 1, id=1),
+            event("f", 2, id=1),
+            event("s", 3, id=2),
+            event("f", 5e12, id=2),
+        ]
+        (only,) = self.found(
+            tmp_path, a=json.dumps({"baseTimeNanoseconds": BASE, "traceEvents": events}).encode()
+        )
+        for args in (False, True):
+            source = load(only, args=args)
+            assert (source.slices.start - BASE).tolist() == [n * 1000 for n in range(9)]
+            assert (source.instants.time - BASE).tolist() == [3000]
+            assert (source.counters.time - BASE).tolist() == [4000]
+            assert (source.flows.end - BASE).tolist() == [2000]
+            assert source.findings == [
+                "1 times are none: such an event is passed over, or has no length",
+                "4 events lie more than a day from the others, or last longer: they are left out",
+            ]
+        assert [json.loads(raw) for raw in source.slices.args] == [{"n": n} for n in range(9)]
+
     def test_file_that_is_gone(self, tmp_path):
         (only,) = self.found(tmp_path, a=trace())
         (tmp_path / "a.json").unlink()

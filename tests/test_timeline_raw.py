@@ -167,6 +167,7 @@ class TestTimes:
         times, usable = nanoseconds([float(f"{Decimal(ns) / 1000:f}")])
         assert times[0] == ns
         assert usable[0]
+        assert nanoseconds([float(f"{Decimal(ns) / 1000:f}"), "none"])[0][0] == ns
 
     @given(st.integers(-(2**62) + 1, 2**62 - 1))
     def test_text(self, ns):

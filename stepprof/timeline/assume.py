@@ -18,7 +18,8 @@ __all__ = ["ALL", "assumed_for", "assumed_offsets", "check_assumed"]
 ALL = "*"
 """The name that stands for every source without an anchor."""
 OPTION = "--assume-offset"
-_LARGEST_SECONDS = 10**10
+_LARGEST_SECONDS = 4_102_444_800
+"""The year 2100."""
 
 
 def assumed_offsets(texts: Iterable[str]) -> dict[str, int]:

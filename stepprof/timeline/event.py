@@ -17,14 +17,14 @@ _LOOKED_AT = 256
 
 
 class Event(Struct, gc=False):
-    """One event, with what any reader or writer here needs of it. ``ts`` and ``dur`` are microseconds: a number where a float is exact, else the text of one."""
+    """One event, with what any reader or writer here needs of it. ``ts`` and ``dur`` are microseconds: a number where a float is exact, else the text of one (empty: there is none)."""
 
     ph: str
     name: str = ""
     cat: str = ""
     pid: int | str = 0
     tid: int | str = 0
-    ts: float | str = 0.0
+    ts: float | str = ""
     dur: float | str = 0.0
     id: int | str | None = None
     args: Raw = NOTHING
@@ -52,7 +52,7 @@ class _ExactEvent(Struct, gc=False):
     scope: str = ""
 
     def event(self) -> Event:
-        text = bytes(self.ts).decode("utf-8", "replace").strip('"') or 0.0
+        text = bytes(self.ts).decode("utf-8", "replace").strip('"')
         return Event(
             self.ph, self.name, self.cat, self.pid, self.tid, text, self.dur, self.id, self.args, self.id2, self.bp, self.s, self.scope
         )  # fmt: skip
@@ -98,8 +98,8 @@ def loosely(text: bytes) -> Event | None:
         value = fields.get(key)
         if isinstance(value, str | int | float):
             setattr(event, key, value if isinstance(value, str | int) else str(value))
-    for key in ("ts", "dur"):
-        value = fields.get(key, 0.0)
+    for key in fields.keys() & {"ts", "dur"}:
+        value = fields[key]
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             return None
         setattr(event, key, value if isinstance(value, str) else repr(value))

@@ -5,6 +5,7 @@ A float holds relative microseconds with three decimals; absolute ones of this c
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -66,4 +67,7 @@ def nanoseconds_of_text(text: str) -> int | None:
 
 
 def _of_float(value: float) -> int | None:
-    return round(value * 1000) if abs(value) < LARGEST_NS / 1000 else None
+    if not abs(value) < LARGEST_NS / 1000:
+        return None
+    whole = math.floor(value)
+    return whole * 1000 + round((value - whole) * 1000)
