@@ -18,7 +18,7 @@ class Gantt {
     this.compact = gantt.rows.length > 28 ? 15 : 22;
     for (const row of gantt.rows) row.open = few || row.kind === "spans" || marked.has(row.label);
     this.layout();
-    this.listen();
+    listen(this);
     responsive(this.box, width => { this.resize(width); this.draw(); });
   }
 
@@ -327,123 +327,8 @@ class Gantt {
       ["role", roles[role[i]] || "step"], ["process", row.label], ["host", row.host || NOTHING]]];
   }
 
-  listen() {
-    const { canvas, box } = this;
-    let held = null;
-    const local = event => { const area = canvas.getBoundingClientRect(); return [event.clientX - area.left, event.clientY - area.top]; };
-    canvas.addEventListener("pointerdown", event => {
-      const [x, y] = local(event);
-      if (event.button !== 0) return;
-      held = { x, y, from: this.from, to: this.to, moved: false, mode: x < this.labels ? "label" : y < OVERVIEW ? "overview" : event.shiftKey || y < HEAD ? "select" : "pan" };
-      if (held.mode === "overview") this.center(x);
-      canvas.setPointerCapture(event.pointerId);
-      box.focus({ preventScroll: true });
-    });
-    canvas.addEventListener("pointermove", event => {
-      const [x, y] = local(event);
-      this.cursor = x;
-      if (held) {
-        held.moved = held.moved || Math.abs(x - held.x) > 3;
-        if (held.mode === "overview") this.center(x);
-        else if (held.moved && held.mode === "select") this.selection = [this.at(Math.max(this.labels, held.x)), this.at(Math.max(this.labels, x))];
-        else if (held.moved && held.mode === "pan") {
-          canvas.classList.add("drag");
-          const by = ((held.x - x) / (this.width - this.labels)) * (held.to - held.from);
-          this.show(held.from + by, held.to + by);
-        }
-        hideTip();
-        this.request();
-        return;
-      }
-      const row = this.rowAt(y);
-      this.hovered = x < this.labels ? row : null;
-      canvas.classList.toggle("pick", x < this.labels && row !== null);
-      if (row) showTip(event, ...this.describe(event, row, x, y)); else hideTip();
-      this.request();
-    });
-    const release = event => {
-      if (!held) return;
-      const [, y] = local(event), row = this.rowAt(y);
-      canvas.classList.remove("drag");
-      if (held.mode === "label" && !held.moved && row) { row.open = !row.open; this.layout(); }
-      if (held.mode === "select" && this.selection) this.show(...this.selection.sort((a, b) => a - b));
-      this.selection = null;
-      held = null;
-      this.request();
-    };
-    canvas.addEventListener("pointerup", release);
-    canvas.addEventListener("pointercancel", release);
-    canvas.addEventListener("pointerleave", () => { this.cursor = undefined; this.hovered = null; hideTip(); this.request(); });
-    canvas.addEventListener("dblclick", event => { if (local(event)[0] >= this.labels) this.show(0, this.total); });
-    canvas.addEventListener("wheel", event => {
-      const [x] = local(event);
-      if (event.ctrlKey || event.metaKey) { event.preventDefault(); this.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.008), this.at(Math.max(this.labels, x))); }
-      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) { event.preventDefault(); this.pan(event.deltaX / (this.width - this.labels)); }
-    }, { passive: false });
-    box.addEventListener("scroll", () => this.request());
-    box.addEventListener("keydown", event => {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
-      const keys = { ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), a: () => this.pan(-0.2), d: () => this.pan(0.2), "+": () => this.zoom(0.7), "=": () => this.zoom(0.7), w: () => this.zoom(0.7), "-": () => this.zoom(1 / 0.7), s: () => this.zoom(1 / 0.7), 0: () => this.show(0, this.total), Home: () => this.show(0, this.total) };
-      if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
-    });
-    addEventListener("themechange", () => this.request());
-    addEventListener("beforeprint", () => { this.printing = true; this.resize(Math.min(this.width, 1000)); this.draw(); });
-    addEventListener("afterprint", () => { this.printing = false; this.resize(this.box.clientWidth); this.draw(); });
-  }
-
   center(x) {
     const at = ((x - this.labels) / (this.width - this.labels)) * this.total, half = (this.to - this.from) / 2;
     this.show(at - half, at + half);
   }
-}
-
-const font = size => `${size}px Inter, "SF Pro Text", system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif`;
-
-// Neighbouring names of one role differ in shade: the deepest level has two.
-const variant = (shade, name) => (shade === 2 ? 2 + (name % 2) : shade);
-
-// From the faint ground of a window to the full colour of what is innermost, with the ink that can be read on each.
-function shadesOf(colour, ground) {
-  const top = rgb(colour), under = rgb(ground);
-  const shades = [0.26, 0.5, 0.92, 0.7].map(part => top.map((value, i) => Math.round(value * part + under[i] * (1 - part))));
-  const texts = shades.map(shade => `rgb(${shade.join(" ")})`);
-  texts.ink = shades.map(([r, g, b]) => (0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) > 0.22 ? "#0d1118" : "#ffffff"));
-  return texts;
-}
-
-const linear = value => ((value / 255 + 0.055) / 1.055) ** 2.4;
-const rgb = hex => [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
-
-const fits = new Map();
-
-function fitted(ctx, text, room) {
-  if (room < 12) return "";
-  const key = `${ctx.font}|${text}`;
-  if (!fits.has(key)) { if (fits.size > 20000) fits.clear(); fits.set(key, ctx.measureText(text).width); }
-  const wide = fits.get(key);
-  if (wide <= room) return text;
-  const keep = Math.floor((text.length * room) / wide) - 1;
-  return keep < 2 ? "" : `${text.slice(0, keep)}…`;
-}
-
-function ganttPart(report, gantt) {
-  if (!gantt.rows.length) return null;
-  const marked = new Set(byOwnDelay(report.skew.filter(phase => phase.significant)).slice(0, 1).map(phase => phase.straggler));
-  const chart = new Gantt(report, gantt, marked);
-  const button = (text, label, act) => el("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
-  let open = false;
-  const unfold = button("Unfold all", "Unfold or fold all rows", event => { open = !open; chart.unfold(open); event.target.textContent = open ? "Fold all" : "Unfold all"; });
-  const roles = [...roleIntervals(gantt).keys()];
-  const busy = gantt.columns.busy_start.length > 0;
-  return part("timeline", "Timeline", "Timeline", `What each of ${plural(gantt.rows.length, "process", "processes")} was doing, on one clock.`,
-    el("div", { class: "card" },
-      el("div", { class: "tools" },
-        el("div", { class: "zoom" }, button("+", "Zoom in", () => chart.zoom(0.5)), button(MINUS, "Zoom out", () => chart.zoom(2)), button("Whole step", "Show the whole step", () => chart.show(0, chart.total))),
-        unfold,
-        el("input", { type: "search", placeholder: "Find a region", "aria-label": "Find a region", oninput: event => chart.find(event.target.value) }),
-        el("div", { class: "grow" }),
-        legend([...roles.map(role => [role, `var(${roleColour(role)})`]), ...(busy ? [["device or threads at work", "var(--busy)", "thin"]] : []), ...(marked.size ? [["whom the others waited for", "var(--exposed)"]] : [])])),
-      chart.box,
-      el("p", { class: "hint" }, "Drag to move, ", el("kbd", null, "Ctrl"), " + wheel to zoom, ", el("kbd", null, "Shift"), " + drag to zoom into a stretch, double-click for the whole step; with the keyboard: arrows, ", el("kbd", null, "+"), " ", el("kbd", null, MINUS), " ", el("kbd", null, "0"), ". Click a process to unfold it."),
-      gantt.left_out ? el("p", { class: "note" }, `${plural(gantt.left_out, "bar")} of the shortest are left out here to keep the page small; the merged timeline has them all.`) : null));
 }

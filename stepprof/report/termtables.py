@@ -1,0 +1,246 @@
+"""The figures of the report as tables for a terminal: the few rows of each that it has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stepprof.report.schema import Change, GanttRow, Idle, Op, Report, Rollout, TimeOf
+from stepprof.report.words import causes, seconds, share
+from stepprof.tables import number, printable, size
+
+__all__ = [
+    "MOST_PROCESSES",
+    "changes_table",
+    "cost_lines",
+    "idle_table",
+    "ops_table",
+    "overlap_table",
+    "regions_table",
+    "roles_table",
+    "rollouts_table",
+    "skew_table",
+]
+
+_RIBBON = 44
+MOST_PROCESSES = 8
+"""More than that: the mean and the extremes instead of a row for each."""
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_STYLES = ("cyan", "blue", "magenta", "yellow", "red", "green")
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], align: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, 1))
+    for header, side in zip(headers, align, strict=True):
+        table.add_column(
+            header, justify="right" if side == "r" else "left", no_wrap=side == "r", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+    return table
+
+
+def roles_table(report: Report, plain: bool) -> Table:
+    """When each role was at work, for how long, and what part of the step that is; `plain`: without block characters."""
+    table = Table.grid(padding=(0, 2))
+    for side in ("left", "left", "right", "right"):
+        table.add_column(justify=side, no_wrap=True)
+    named = [time for time in report.roles if time.role is not None] or report.roles
+    for index, time in enumerate(named):
+        bar = _ribbon(report.gantt, time.role, report.seconds, plain)
+        table.add_row(
+            Text(printable(time.role or "step")),
+            Text(bar, style=_STYLES[index % len(_STYLES)]),
+            Text(seconds(time.seconds), style="bold"),
+            Text(share(time.share), style="dim"),
+        )
+    return table
+
+
+def _ribbon(rows: Sequence[GanttRow], role: str | None, total: float, plain: bool) -> str:
+    """When a role was at work, as characters from the start of the step to its end."""
+    cells = [False] * _RIBBON
+    for row in rows:
+        for bar in row.bars:
+            if bar.role == role and total > 0:
+                first = int(bar.start / total * _RIBBON)
+                last = int((bar.start + bar.seconds) / total * _RIBBON - 1e-9)
+                for cell in range(max(0, first), min(_RIBBON - 1, last) + 1):
+                    cells[cell] = True
+    return "".join(("#" if plain else "█") if cell else ("." if plain else "·") for cell in cells)
+
+
+def rollouts_table(rollouts: Sequence[Rollout], plain: bool) -> Table:
+    """Each engine's batch sizes and tail; `plain`: without the curve."""
+    headers = ["engine", "seconds", "peak", "mean", "below half", "tail", "batch over time"]
+    rows: list[list[str | Text]] = [
+        [
+            rollout.label,
+            seconds(rollout.seconds),
+            f"{rollout.peak_batch:.0f}",
+            f"{rollout.mean_batch:.0f}",
+            share(rollout.below_half),
+            seconds(rollout.tail),
+            Text("" if plain else _sparkline(rollout), style="cyan"),
+        ]
+        for rollout in rollouts
+    ]
+    return _table(headers, rows, "lrrrrrl")
+
+
+def _sparkline(rollout: Rollout, width: int = 28) -> str:
+    curve, peak = rollout.curve, rollout.peak_batch
+    if not curve or peak <= 0 or rollout.seconds <= 0:
+        return ""
+    start, point, levels = curve[0][0], 0, []
+    for cell in range(width):
+        at = start + (cell + 0.5) / width * rollout.seconds
+        while point + 1 < len(curve) and curve[point + 1][0] <= at:
+            point += 1
+        levels.append(_LEVELS[min(8, max(0, round(curve[point][1] / peak * 8)))])
+    return "".join(levels)
+
+
+def skew_table(report: Report, top: int) -> Table:
+    """The `top` phases whose straggler lost most in the phase itself."""
+    phases = sorted(
+        report.skew,
+        key=lambda phase: (not phase.significant, max(phase.began_later or 0.0, 0.0) - phase.behind_median),
+    )[:top]
+    rows = [
+        [
+            phase.role or "step",
+            phase.region or "-",
+            phase.straggler,
+            seconds(phase.spread),
+            seconds(phase.behind_median),
+            seconds(phase.began_later),
+            "within the clocks' error"
+            if not phase.significant
+            else "in collectives"
+            if phase.basis == "collectives"
+            else "",
+        ]
+        for phase in phases
+    ]
+    return _table(
+        ["role", "region", "last", "first to last", "behind median", "had begun later", ""], rows, "lllrrrl"
+    )
+
+
+def idle_table(idle: Sequence[Idle]) -> RenderableType:
+    """How the processes spent the step."""
+    kinds = causes(each.causes for each in idle)
+    headers = ["", "wall", "at work", *kinds.values()]
+
+    def row(label: str, which: Sequence[Idle]) -> list[str]:
+        count = len(which)
+        return [
+            label,
+            seconds(sum(each.wall for each in which) / count),
+            seconds(sum(each.busy for each in which) / count),
+            *(seconds(sum(each.causes.get(kind, 0.0) for each in which) / count) for kind in kinds),
+        ]
+
+    if len(idle) <= MOST_PROCESSES:
+        rows = [row(each.label, [each]) for each in idle]
+    else:
+        least, most = min(idle, key=lambda each: each.busy), max(idle, key=lambda each: each.busy)
+        rows = [
+            row(f"mean of {len(idle)}", idle),
+            row(f"least: {least.label}", [least]),
+            row(f"most: {most.label}", [most]),
+        ]
+    return _table(headers, rows, "l" + "r" * (len(headers) - 1))
+
+
+def overlap_table(report: Report) -> Table:
+    """Communication and computation, the mean of the processes."""
+    count = len(report.overlap)
+    total = sum(each.communication for each in report.overlap)
+    overlapped = sum(each.overlapped for each in report.overlap)
+    busy = [each.busy_share for each in report.overlap if each.busy_share is not None]
+    row = [
+        seconds(sum(each.compute for each in report.overlap) / count),
+        seconds(total / count),
+        seconds(sum(each.exposed for each in report.overlap) / count),
+        share(overlapped / total) if total else "-",
+        share(sum(busy) / len(busy)) if busy else "-",
+    ]
+    return _table(["compute", "communication", "exposed", "overlapped", "device busy"], [row], "rrrrr")
+
+
+def regions_table(times: Sequence[TimeOf]) -> Table:
+    """A row per region, in the order given."""
+    rows = []
+    for time in times:
+        each = time.per_process
+        longest = max(each, key=lambda process: process.seconds, default=None)
+        rows.append(
+            [
+                time.role or "step",
+                time.region or "-",
+                seconds(time.seconds),
+                share(time.share),
+                number(len(each)),
+                "-" if not each else seconds(sum(process.seconds for process in each) / len(each)),
+                "-" if longest is None else f"{seconds(longest.seconds)} {longest.label}",
+            ]
+        )
+    headers = ["role", "region", "on the clock", "of the step", "processes", "mean", "longest"]
+    return _table(headers, rows, "llrrrrl")
+
+
+def ops_table(ops: Sequence[Op]) -> Table:
+    """A row per operator or kernel, in the order given."""
+    rows = [
+        [op.name if len(op.name) <= 72 else op.name[:71] + "…", number(op.calls), seconds(op.self_seconds), share(op.share)]
+        for op in ops
+    ]  # fmt: skip
+    return _table(["name", "calls", "self", "of all"], rows, "lrrr")
+
+
+def cost_lines(report: Report) -> RenderableType | None:
+    """Memory, and what recording cost, a sentence each; None where nothing is known."""
+    lines = []
+    if report.memory:
+        peak = max(report.memory, key=lambda each: each.peak_bytes)
+        lines.append(f"memory peaked at {size(peak.peak_bytes)} on {peak.label} ({peak.device})")
+    stalls = [each for each in report.overhead if each.stall is not None]
+    if stalls:
+        worst = max(stalls, key=lambda each: each.stall or 0.0)
+        mean = sum(each.stall or 0.0 for each in stalls) / len(stalls)
+        lines.append(
+            f"recording held the processes up by {seconds(mean)} on average, {seconds(worst.stall)} at most ({worst.label})"
+        )
+    stops = [each for each in report.overhead if each.stop is not None]
+    if stops:
+        slowest = max(stops, key=lambda each: each.stop or 0.0)
+        lines.append(f"the slowest engine took {seconds(slowest.stop)} to stop recording ({slowest.label})")
+    return Group(*(Text(printable(line)) for line in lines)) if lines else None
+
+
+def changes_table(changes: Sequence[Change]) -> Table:
+    """A row per change, in the order given."""
+    rows: list[list[str | Text]] = []
+    for change in changes:
+        difference = change.b - change.a
+        is_noise = not change.significant and change.noise is not None
+        style = "dim" if is_noise or not difference else "red" if difference > 0 else "green"
+        relative = f"{difference / change.a:+.0%}".replace("-0%", "+0%") if change.a else "-"
+        rows.append(
+            [
+                change.what,
+                seconds(change.a),
+                seconds(change.b),
+                Text(f"{'+' if difference >= 5e-10 else ''}{seconds(difference)}", style=style),
+                relative,
+                "unknown" if change.noise is None else seconds(change.noise),
+                "within noise" if is_noise else "",
+            ]
+        )
+    return _table(["", "A", "B", "change", "%", "noise", ""], rows, "lrrrrrl")
