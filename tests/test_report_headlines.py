@@ -60,6 +60,16 @@ class TestStragglers:
             "actor rank 3 finished 1.8 s after actor rank 0 in actor"
         ]
 
+    def test_who_waited_inside_collectives(self):
+        row = skew("actor rank 1", 0.5, region=None, basis="collectives", began_later=None)
+        assert texts(skew=[row]) == [
+            "inside the collectives of actor, actor rank 0 waited 500 ms, mostly for actor rank 1"
+        ]
+        row = skew("rank 1", 0.5, role=None, region=None, others=1, basis="collectives")
+        assert texts(skew=[row]) == [
+            "inside the collectives of the step, actor rank 0 waited 500 ms for rank 1"
+        ]
+
     def test_what_it_was_late_by_already_is_not_counted_again(self):
         rows = [skew(region="forward", late=2.0), skew(region="backward", late=2.5, began_later=2.0)]
         assert texts(skew=rows) == ["actor rank 3 finished 2.0 s after the others in forward (actor)"]

@@ -99,7 +99,7 @@ class PhaseSkew(msgspec.Struct, frozen=True):
     behind_median: float
     """How far it was behind the median of the others."""
     waited: list[ProcessTime]
-    """How long each of the others was done before the last one."""
+    """How long each of the others was done before the last one; of collectives how long it stood in them, and in how many calls."""
     significant: bool
     """Whether the spread exceeds what the clocks may be wrong by."""
     basis: str = "end"
@@ -174,6 +174,7 @@ class Op(msgspec.Struct, frozen=True):
     share: float
     """Of all self time of its kind."""
     per_process: list[ProcessTime] = []
+    """Its self time in each process, the longest first."""
 
 
 class Memory(msgspec.Struct, frozen=True):
