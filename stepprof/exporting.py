@@ -41,6 +41,8 @@ class Exports:
         changed: Callable[[], None],
     ) -> None:
         self.recorded: tuple[int, ...] = ()
+        self.recorded_bytes = 0
+        """What the artifacts of this process take."""
         self._exporter = exporter
         self._rank = rank
         self._label = label
@@ -96,6 +98,7 @@ class Exports:
         if capture.exported(result):
             self._recorded.add(window.step)
             self.recorded = tuple(sorted(self._recorded))
+            self.recorded_bytes += sum(artifact.bytes for artifact in result.artifacts)
             logger.info(
                 "exported",
                 step=window.step,

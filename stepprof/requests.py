@@ -26,11 +26,11 @@ from stepprof.checks import keys_of, nearest, role_name, under, whole
 from stepprof.errors import ConfigError
 from stepprof.files import write_exclusively
 from stepprof.policy import Policy, RolePolicy, arguments, resolve
+from stepprof.rundir import REQUESTS
 from stepprof.selection import Ranks, Steps
 
-__all__ = ["REQUESTS", "WITHDRAWN", "Request", "place_request", "read_request", "withdraw_request"]
+__all__ = ["WITHDRAWN", "Request", "place_request", "read_request", "withdraw_request"]
 
-REQUESTS = "requests"
 WITHDRAWN = ".withdrawn"
 
 MAX_BYTES = 65_536

@@ -3,6 +3,8 @@
     <output_dir>/<run_id>/
       run.json                                 what the job was
       spans/rank-0.000001.jsonl                spans of every step, rolling files
+      status/rank-0.json                       what each process does now, or did last
+      requests/step-7-0b1c….json               what was asked for while the job ran
       step-000002/
         manifest/actor-rank-0.json             one fragment per target, written ahead as `lost`
         actor/rank-0.trace.json.gz             its artifacts
@@ -27,8 +29,10 @@ from stepprof.writer import is_alive, writer_identity
 
 __all__ = [
     "MANIFEST",
+    "REQUESTS",
     "RUN_FILE",
     "SPANS",
+    "STATUS",
     "Claim",
     "RunDir",
     "is_alive",
@@ -43,6 +47,8 @@ __all__ = [
 RUN_FILE = "run.json"
 SPANS = "spans"
 MANIFEST = "manifest"
+STATUS = "status"
+REQUESTS = "requests"
 WHOLE_STEP = "step"  # stands for the role in the names of a window without one
 INDENTED_ENGINES = 16
 _STEP_FOLDER = re.compile(r"step-(\d{6,})")
@@ -214,6 +220,10 @@ class RunDir:
             if not isinstance(holder, dict) or is_alive(holder) is not False:
                 return holder if isinstance(holder, dict) else {}
             number += 1
+
+    def status_path(self, rank: int | str, number: int = 1) -> Path:
+        """Where this rank's process tells of itself; `number` tells processes of one rank apart: `status/rank-0.json`, `rank-0.2.json`, …"""
+        return suffixed(self.path / STATUS / f"rank-{_part(rank)}.json", number)
 
     def spans_path(self, rank: int | str) -> Path:
         """A new and empty file for this rank's spans, ours alone: `spans/rank-0.000001.jsonl`, then `.000002`, …

@@ -68,8 +68,7 @@ class Selector:
         It is recorded where a window of one of its steps comes in later than this. Raises ConfigError where it cannot stand together
         with what is configured, or asks for ranks that this world does not have.
         """
-        for role in (None, request.role, *self._config.roles):
-            request.policy(self._config.policy(role))
+        self.asked_of(request)
         if request.ranks is not None and self.identity.world_size is not None and request.role is None:
             request.ranks.check(self.identity.world_size)
         with self._requesting:
@@ -161,12 +160,31 @@ class Selector:
         """A selected window came."""
         self._came.setdefault(role, set()).add(step)
 
+    def came(self, role: str | None = None) -> set[int]:
+        """The steps of which a selected window came in: of this role, or of any."""
+        if role is not None:
+            return set(self._came.get(role, ()))
+        return set().union(*list(self._came.values()))
+
+    def asked_of(self, request: Request) -> list[Policy]:
+        """What would hold for a request where anything is recorded from here: for no role and each that is named. Raises ConfigError."""
+        policies = {
+            role: self._as_recorded(request.policy(self._config.policy(role)))
+            for role in (None, request.role, *self._config.roles)
+            if request.concerns(role)
+        }
+        return [policy for role, policy in policies.items() if self._concerns(role, policy)]
+
+    def has_come(self, step: int) -> bool:
+        """Whether a selected window of this step came in, of whatever role. From any thread."""
+        return any(step in steps for steps in list(self._came.values()))
+
     def never_came(self) -> Iterator[tuple[str | None, Steps]]:
         """Steps asked for by number of which no window came in; for a role that the configuration names, none of that role."""
         told = None
         for role in (None, *self._config.roles):
             policy = self._config.policy(role)
-            came = set().union(*self._came.values()) if role is None else self._came.get(role, set())
+            came = self.came(role)
             missing = policy.steps.without(came)
             if self._concerns(role, policy) and not missing.is_none and missing != told:
                 yield role, missing

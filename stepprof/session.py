@@ -22,6 +22,7 @@ from stepprof.current import cell
 from stepprof.environment import Identity
 from stepprof.errors import ConfigError, StepprofError
 from stepprof.export import Exporter
+from stepprof.live import Live
 from stepprof.local import LocalTarget
 from stepprof.log import logger
 from stepprof.records import Origin
@@ -84,6 +85,8 @@ class Session:
         self.local = LocalTarget(
             origin, self.recorder, self.exporter, self.background, strict=config.strict, changed=self.publish
         )
+        self.live = Live(self, run)
+        self._spans.observers.append(self.live.pace.see)
 
     @property
     def rank(self) -> int | str:
@@ -98,6 +101,7 @@ class Session:
         for policy in self.selector.policies():
             if self.selector.selects_rank(policy) and not policy.steps.is_none:
                 self.local.capturer.probe(policy)
+        self._guard(self.live.look)  # what was asked for before this process came
         self.background.start()
         cell.session = self
         self.publish()
@@ -308,6 +312,7 @@ class Session:
         self.recorder.look_for_torch()
         self._spans.drain(self.recorder)
         self.local.capturer.look_at_caps()
+        self.live.look()
 
     # -- the end
 
@@ -342,4 +347,5 @@ class Session:
         self._spans.drain(self.recorder)
         self._spans.close()
         self.publish()
+        self._guard(self.live.close)
         ending.unwatch(self)

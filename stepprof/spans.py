@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
@@ -189,6 +189,8 @@ class SpanFile:
         self._failed = False
         self._untold = 0
         self.lost = 0
+        self.observers: list[Callable[[Sequence[Span]], object]] = []
+        """Each is called with every batch of finished spans, on the thread that drains; one that fails is told once and called no more."""
 
     def drain(self, recorder: Recorder) -> int:
         """Write what waits; returns how many spans were written. A file system that refuses costs the spans, never an exception."""
@@ -203,6 +205,7 @@ class SpanFile:
             except IndexError:
                 pass
             waiting -= BATCH
+            self._show(batch)
             written += self._write(batch)
         dropped = recorder.take_dropped()
         if dropped:
@@ -219,6 +222,14 @@ class SpanFile:
                 self._untold += untold - 1
                 self.lost -= 1
         return written
+
+    def _show(self, batch: Sequence[Span]) -> None:
+        for observer in list(self.observers):
+            try:
+                observer(batch)
+            except Exception as error:  # noqa: BLE001 - what looks on must not keep spans from being written
+                self.observers.remove(observer)
+                logger.warning("spans no longer observed", observer=repr(observer), reason=repr(error))
 
     def _lose(self, spans: int) -> None:
         self.lost += spans

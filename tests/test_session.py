@@ -166,7 +166,7 @@ class TestRank:
         loop([1, 2, 3])
         assert session.quiet[None][0] < 1 < session.quiet[None][1]
         assert ended(session) == []
-        assert sorted(path.name for path in session.path.iterdir()) == ["run.json", "spans"]
+        assert sorted(path.name for path in session.path.iterdir()) == ["run.json", "spans", "status"]
         assert [line for line in log if line["event"] == "selected steps never came"] == []
 
     @pytest.mark.torch

@@ -98,6 +98,20 @@ class Fleet:
             for target in engine.targets
         }
 
+    def describe(self) -> dict[str, dict[str, object]]:
+        """For each engine what it is, where, and how it is: JSON-able."""
+        return {
+            target.label: {
+                "kind": target.driver.kind,
+                "name": target.driver.name,
+                "host": target.driver.host,
+                "state": target.machine.state,
+                "health": target.health,
+            }
+            for engine in self.engines
+            for target in engine.targets
+        }
+
     def add(self, engine: Engine) -> None:
         """Attach: from the next arm or window on it takes part."""
         self.engines = (*self.engines, engine)

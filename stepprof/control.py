@@ -1,0 +1,246 @@
+"""Requests as a session sees them: looked for on the background thread, taken in time or reported as missed.
+
+The folder of requests is asked for its time of change once a second; only when that has changed is it read. What is taken is laid
+over the configuration (`Selector.request`), so that the training thread reads no more than it does anyway. What becomes of each
+request is kept for the status of this process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stepprof.errors import ConfigError
+from stepprof.log import logger
+from stepprof.requests import WITHDRAWN, Request, read_request
+from stepprof.rundir import REQUESTS
+from stepprof.selection import Steps
+
+if TYPE_CHECKING:
+    from stepprof.config import Policy
+    from stepprof.selecting import Selector
+
+__all__ = ["Control", "Outcome"]
+
+LOOK_SECONDS = 0.9
+"""How often the folder is looked at: at each quiet round of the background thread."""
+
+SETTLED_SECONDS = 3.0
+"""A folder that changed less than this ago is read again: two changes within one tick of a file system's clock look like one."""
+
+KEPT = 64
+"""Requests whose outcome is kept for the status, the latest ones."""
+
+KNOWN = 4096
+"""Files that are looked into at most in a run: more are no requests of a person."""
+
+OVERLAP = 8
+"""Steps after which no window of an earlier one is expected any more, in asynchronous training."""
+
+Outcome = Literal["accepted", "reached", "missed", "refused", "withdrawn", "not here"]
+"""``accepted``: it is waited for; ``reached``: a window of every step came and was handed to the capture; ``not here``: for other ranks."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A request and what became of it in this process."""
+
+    outcome: Outcome
+    reason: str | None = None
+    request: Request | None = None
+    missed: str | None = None
+    """The steps that were past when it was seen, as text."""
+
+
+class Control:
+    """The requests of one run, in one process.
+
+    Args:
+        run: the run directory.
+        selector: what is taken goes there.
+        probe: pays a backend's slow imports; why it cannot record here, or None.
+        last_step: the step that was entered last, here.
+        changed: called when the outcome of a request changes.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        selector: Selector,
+        probe: Callable[[Policy], str | None],
+        last_step: Callable[[], int | None],
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._folder = run / REQUESTS
+        self._selector = selector
+        self._probe = probe
+        self._last_step = last_step
+        self._changed = changed
+        self._uid = os.getuid() if hasattr(os, "getuid") else None
+        self._seen: dict[str, _Seen] = {}
+        self._files: set[str] = set()
+        self._looked = -LOOK_SECONDS
+        self._read_at: tuple[int, float] = (0, 0.0)
+        self._failed: str | None = None
+
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """For each request that was seen, what became of it: JSON-able, the latest ones."""
+        latest = list(self._seen.items())[-KEPT:]
+        return {
+            name: {
+                "outcome": seen.outcome,
+                "reason": seen.reason,
+                "missed": seen.missed,
+                "steps": None if seen.request is None else str(seen.request.steps),
+                "role": None if seen.request is None else seen.request.role,
+            }
+            for name, seen in latest
+        }
+
+    def look(self) -> None:
+        """A round: see what is asked for, and what has become of what was. Never more than one look a second."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        self._conclude()
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            return  # nobody has asked for anything
+        except OSError as error:
+            self._fail(str(error))
+            return
+        read_ns, read_at = self._read_at
+        if changed_ns == read_ns and now - read_at > SETTLED_SECONDS:
+            return
+        if changed_ns != read_ns:
+            self._read_at = changed_ns, now
+        self._read()
+
+    def _read(self) -> None:
+        try:
+            with os.scandir(self._folder) as entries:
+                names = {entry.name for entry, _ in zip(entries, range(4 * KNOWN), strict=False)}
+        except OSError as error:
+            self._fail(str(error))
+            return
+        for name in sorted(names - self._files):
+            if name.startswith("."):
+                continue  # being written
+            if len(self._files) >= KNOWN:
+                self._fail(f"more than {KNOWN} files; the rest is left alone")
+                return
+            if name.endswith(WITHDRAWN):
+                self._files.add(name)
+                self._withdraw(name[: -len(WITHDRAWN)])
+            elif name.endswith(".json"):
+                self._files.add(name)
+                self._take(self._folder / name, withdrawn=f"{name[:-5]}{WITHDRAWN}" in names)
+
+    def _take(self, path: Path, *, withdrawn: bool) -> None:
+        try:
+            request = read_request(path, self._uid)
+        except (ConfigError, OSError) as error:
+            self._settle(path.stem[:100], _Seen("refused", str(error)))
+            return
+        if withdrawn:
+            self._settle(request.name, _Seen("withdrawn", None, request))
+            return
+        self._settle(request.name, self._ask(request))
+
+    def _ask(self, request: Request) -> _Seen:
+        """Have it recorded, as far as its steps are still to come."""
+        try:
+            policies = self._selector.asked_of(request)
+            for policy in policies:
+                if self._selector.selects_rank(policy):
+                    self._probe(policy)
+            past = self._last_step()
+            while True:
+                left, missed = _still_to_come(request, past)
+                if left is None and policies:
+                    reason = f"this rank was at step {past} when it saw the request"
+                    return _Seen("missed", reason, request, missed)
+                if left is None:
+                    return _Seen("not here", "for other ranks", request)
+                self._selector.request(left)
+                past = self._last_step()
+                if past is None or past < left.step or not policies or left.step in self._selector.came():
+                    return _Seen("accepted", None, request, missed)
+                # that step came in meanwhile: what is left of it would be half a step
+                self._selector.withdraw(left.name)
+        except ConfigError as error:
+            return _Seen("refused", str(error), request)
+
+    def _withdraw(self, name: str) -> None:
+        self._selector.withdraw(name)
+        seen = self._seen.get(name)
+        if seen is not None and seen.outcome == "accepted":
+            self._settle(name, _Seen("withdrawn", None, seen.request, seen.missed))
+
+    # -- what becomes of them
+
+    def _conclude(self) -> None:
+        """Steps that came, or that no longer can."""
+        last = self._last_step()
+        if last is None:
+            return
+        for name, seen in self._seen.items():
+            if seen.outcome == "accepted" and seen.request is not None:
+                outcome = self._outcome(seen, seen.request)
+                if outcome.outcome == "reached" or last > seen.request.last_step + 1:
+                    self._settle(name, outcome)
+        for request in self._selector.requests:
+            if last > request.last_step + OVERLAP:
+                self._selector.withdraw(request.name)
+
+    def _outcome(self, seen: _Seen, request: Request) -> _Seen:
+        missing = request.steps.without(self._selector.came(request.role))
+        if missing.is_none:
+            return replace(seen, outcome="reached")
+        if not self._selector.asked_of(request):
+            return replace(seen, outcome="not here", reason="for other ranks", missed=None)
+        if str(missing) == seen.missed:
+            reason = "this rank was past these steps when it saw the request"
+        else:
+            reason = "no window of these steps came in after the request"
+        return replace(seen, outcome="missed", reason=reason, missed=str(missing))
+
+    def close(self) -> None:
+        """The run ends here: what is still waited for never came."""
+        for name, seen in self._seen.items():
+            if seen.outcome == "accepted" and seen.request is not None:
+                outcome = self._outcome(seen, seen.request)
+                if outcome.outcome == "missed" and outcome.missed != seen.missed:
+                    outcome.reason = "the session ended before these steps"
+                self._settle(name, outcome)
+
+    def _settle(self, name: str, seen: _Seen) -> None:
+        self._seen[name] = seen
+        fields = {"request": name, "reason": seen.reason, "missed": seen.missed}
+        if seen.request is not None:
+            fields |= {"steps": str(seen.request.steps), "role": seen.request.role, "by": seen.request.by}
+        known = {key: value for key, value in fields.items() if value is not None}
+        say = logger.warning if seen.outcome in ("missed", "refused") or seen.missed else logger.info
+        say(f"request {seen.outcome}", **known)
+        self._changed()
+
+    def _fail(self, reason: str) -> None:
+        if self._failed != reason:
+            self._failed = reason
+            logger.warning("requests cannot be read", folder=str(self._folder), reason=reason)
+
+
+def _still_to_come(request: Request, past: int | None) -> tuple[Request | None, str | None]:
+    """What of a request is later than the step that was entered last, and the steps that are not."""
+    if past is None or past < request.step:
+        return request, None
+    if past >= request.last_step:
+        return None, str(request.steps)
+    left = replace(request, step=past + 1, count=request.last_step - past)
+    return left, str(Steps(((request.step, past),)))

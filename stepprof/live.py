@@ -1,0 +1,113 @@
+"""A session while it runs: what it tells of itself, and what it is asked for. Everything here happens on the background thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from stepprof.control import Control
+from stepprof.current import cell, last_open
+from stepprof.publishing import Publisher
+
+if TYPE_CHECKING:
+    from stepprof.rundir import RunDir
+    from stepprof.session import Session
+    from stepprof.spans import Span
+
+__all__ = ["Live", "Pace"]
+
+MOST_ROLES = 64
+"""Roles that the status names: a program that makes up a name per step has no more to say by the thousandth."""
+
+
+class Pace:
+    """Which step runs and how long the last one took, from its first window's start to its last one's end."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        self.roles: set[str] = set()
+        self._step: int | None = None
+        self._start = self._end = 0
+        self._noticed: tuple[int | None, int | None] = (None, None)
+
+    def see(self, spans: Iterable[Span]) -> None:
+        """Take in finished spans, in their order."""
+        for span in spans:
+            where = span[6]
+            if span[1] != "window" or where is None or where.number is None:
+                continue
+            if where.role is not None and len(self.roles) < MOST_ROLES:
+                self.roles.add(where.role)
+            if where.number != self._step:
+                if self._step is not None:
+                    self.seconds = (self._end - self._start) / 1e9
+                self._step, self._start, self._end = where.number, span[2], span[3]
+            else:
+                self._start, self._end = min(self._start, span[2]), max(self._end, span[3])
+
+    def since_unix_ns(self, step: int | None) -> int | None:
+        """When this step was seen to run for the first time."""
+        if self._noticed[0] != step:
+            self._noticed = step, time.time_ns()
+        return self._noticed[1]
+
+
+class Live:
+    """What a session tells and is asked.
+
+    Args:
+        session: the session, whose target and selector exist.
+        run: where it records.
+    """
+
+    def __init__(self, session: Session, run: RunDir) -> None:
+        self._session = session
+        self._clock = time.time() - time.monotonic()
+        self.pace = Pace()
+        self.control = Control(
+            run.path, session.selector, session.local.capturer.probe, lambda: session.last_step
+        )
+        self._publisher = Publisher(session.local.capturer.origin, self._condition, self._progress)
+
+    def look(self) -> None:
+        """A round: what is asked for, then what is told."""
+        self.control.look()
+        self._publisher.publish()
+
+    def close(self) -> None:
+        """The session has ended, and says so."""
+        self.control.close()
+        self._publisher.close()
+
+    def _condition(self) -> dict[str, Any]:
+        """What is told at once when it changes."""
+        session = self._session
+        capturer = session.local.capturer
+        machine, exports = capturer.machine, capturer.exports
+        return {
+            "state": machine.state,
+            "state_since_unix_ns": round((machine.since + self._clock) * 1e9),
+            "recording_step": capturer.step,
+            "recording_role": capturer.role,
+            "backend": None if capturer.backend is None else capturer.backend.name,
+            "health": capturer.health,
+            "engines": {} if session.fleet is None else session.fleet.describe(),
+            "last_error": capturer.last_error,
+            "pending_exports": list(exports.pending),
+            "recorded_steps": list(exports.recorded),
+            "recorded_bytes": exports.recorded_bytes,
+            "roles": sorted(self.pace.roles),
+            "requests": self.control.outcomes(),
+        }
+
+    def _progress(self) -> dict[str, Any]:
+        """What is told with the next version: where the loop is."""
+        step = self._session.last_step
+        window = last_open(cell.scope)
+        return {
+            "step": step,
+            "step_since_unix_ns": self.pace.since_unix_ns(step),
+            "step_seconds": self.pace.seconds,
+            "role": None if window is None else window.role,
+        }
