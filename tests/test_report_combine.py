@@ -343,7 +343,10 @@ class TestRecordingItself:
                     window(rank=1, status="lost", artifacts=[]),
                     window(rank=2, status="joined", artifacts=[]),
                     window(rank="driver", backend="null", artifacts=[]),
-                    engines=[engine_entry(status="failed", artifacts=[])],
+                    engines=[
+                        engine_entry(status="failed", artifacts=[]),
+                        engine_entry(kind="rank", artifacts=[]),
+                    ],
                 )
             ],
         )

@@ -15,7 +15,7 @@ from stepprof.report.idle import idle_times
 from stepprof.report.intervals import Intervals
 from stepprof.report.ops import merge_ops
 from stepprof.report.processes import Process, gather
-from stepprof.report.rollout import rollout, total_curve
+from stepprof.report.rollout import Batches, rollout, total_curve
 from stepprof.report.schema import (
     Finding,
     Report,
@@ -106,42 +106,25 @@ def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
 
 def _rollouts(processes: Sequence[Process], start: int) -> list[Rollout]:
     """Of each engine, of all together where there are several, and of the samples of each process that bound some."""
-    engines: dict[tuple[object, ...], tuple[Process, Digest]] = {}
-    rows: list[Rollout | None] = []
+    engines: dict[tuple[object, ...], tuple[str, Batches]] = {}
     for process in processes:
         for digest in process.digests:
             if digest.batches is None:
                 continue
             origin = digest.origin
-            key = (
-                (origin.role, origin.replica, origin.occurrence)
-                if origin.replica is not None
-                else (process.label,)
-            )
-            known = engines.get(key)
+            alone = origin.replica is None
+            key = (process.label,) if alone else (origin.role, origin.replica, origin.occurrence)
             # the workers of one engine go the same steps
-            if (
-                known is None
-                or known[1].batches is None
-                or known[1].batches.iterations < digest.batches.iterations
-            ):
-                engines[key] = (process, digest)
-    curves = []
-    for process, digest in engines.values():
-        if digest.batches is not None:
-            curves.append(digest.batches.curve())
-            rows.append(
-                rollout(
-                    process.label,
-                    curves[-1],
-                    start,
-                    iterations=digest.batches.iterations,
-                    peak=digest.batches.peak,
-                )
-            )
-    if len(curves) > 1:
-        count = sum(digest.batches.iterations for _, digest in engines.values() if digest.batches)
-        rows.append(rollout(ALL_ENGINES, total_curve(curves), start, iterations=count))
+            if key not in engines or engines[key][1].iterations < digest.batches.iterations:
+                engines[key] = (process.label, digest.batches)
+    rows: list[Rollout | None] = [
+        rollout(label, batches.curve(), start, iterations=batches.iterations, peak=batches.peak)
+        for label, batches in engines.values()
+    ]
+    if len(engines) > 1:
+        whole = total_curve([batches.curve() for _, batches in engines.values()])
+        count = sum(batches.iterations for _, batches in engines.values())
+        rows.append(rollout(ALL_ENGINES, whole, start, iterations=count))
     for process in processes:
         for digest in process.digests:
             if digest.samples is not None and digest.origin.kind == "spans":
