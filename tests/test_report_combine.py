@@ -115,6 +115,18 @@ class TestTimes:
         near = spans(0, ("window", "actor", 0, 10, "actor"))
         assert [row.label for row in report(far, near).gantt] == ["actor rank 0 (far)", "actor rank 0 (h)"]
 
+    def test_ranks_that_do_the_same_stand_together_in_the_order_in_which_they_begin(self):
+        made = report(
+            *(spans(rank, ("window", "actor", 50 + rank, 10, "actor"), host="a") for rank in range(2)),
+            *(spans(rank, ("window", "critic", 20 - rank, 10, "critic"), host="c") for rank in range(2)),
+        )
+        assert [row.label for row in made.gantt] == [
+            "critic rank 0",
+            "critic rank 1",
+            "actor rank 0",
+            "actor rank 1",
+        ]
+
     def test_a_driver_comes_first_and_engines_after_the_ranks(self):
         made = report(
             engine(0, (0, 10, 4)),

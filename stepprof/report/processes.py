@@ -50,6 +50,11 @@ class Process:
         """How wrong its place on the common clock may be."""
         return self.digests[0].alignment.error_ns
 
+    @property
+    def roles(self) -> frozenset[str | None]:
+        """Of its windows."""
+        return frozenset(window.role for window in self.windows)
+
     def in_role(self, role: str | None) -> Intervals:
         """When it was in a window of a role."""
         return union(window for window in self.windows if window.role == role)
@@ -109,7 +114,11 @@ def gather(digests: Sequence[Digest], windows: Sequence[Mapping[str, Any]]) -> l
         process = Process("", _kind(group), origin.host, group, told=told.get(key, []))
         process.windows = _windows(process)
         processes.append(process)
-    processes.sort(key=_order)
+    begins: dict[frozenset[str | None], int] = {}
+    for process in processes:
+        for each in process.windows:
+            begins[process.roles] = min(each.start, begins.get(process.roles, each.start))
+    processes.sort(key=lambda process: _order(process, begins.get(process.roles, 0)))
     for process in processes:
         process.label = _label(process)
     _distinguish(processes)
@@ -146,14 +155,17 @@ def _windows(process: Process) -> list[Window]:
     ]
 
 
-def _order(process: Process) -> tuple[object, ...]:
+def _order(process: Process, begins: int) -> tuple[object, ...]:
+    """Ranks that do the same together, whoever begins first above the others."""
     origin = process.origin
     rank = origin.rank
     kinds = ("rank", "engine", "trace")
+    roles = sorted(role or "" for role in process.roles) if process.kind == "rank" else [origin.role or ""]
     return (
         rank != "driver",
         kinds.index(process.kind),
-        origin.role or "" if process.kind != "rank" else "",
+        begins,
+        roles,
         -1 if origin.replica is None else origin.replica,
         isinstance(rank, str),
         rank if isinstance(rank, int) else 0,
