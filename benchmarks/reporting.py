@@ -1,11 +1,12 @@
 """What it takes to analyse traces: ten million events, and the same two traces beside the peers.
 
 The two traces are CUDA-shaped, since HolisticTraceAnalysis reads nothing else; each peer does what it does by itself, which is less than a report. What both tell of the overlap of communication and
-computation is compared, and a difference ends the measurement.
+computation, of either and of idleness is compared, and a difference ends the measurement.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -52,10 +53,32 @@ def _agree(ours: Done, theirs: Done) -> None:
     """Raises RuntimeError where the two differ by more than HolisticTraceAnalysis rounds: a figure of wrong results means nothing."""
     answer: Any = ours.answer
     other: Any = theirs.answer
-    mine = sorted(100 * overlapped / total for total, overlapped in answer["overlap"].values())
-    its = sorted(other["overlap"]["comp_comm_overlap_pctg"])
-    if len(mine) != len(its) or any(abs(a - b) > 0.01 for a, b in zip(mine, its, strict=True)):
-        raise RuntimeError(f"overlap in percent: stepprof says {mine}, HolisticTraceAnalysis {its}")
+    temporal = other["temporal"]
+    mine = sorted(
+        (100 * overlapped / communication, compute * 1e6, exposed * 1e6, (compute + exposed) * 1e6)
+        for compute, communication, overlapped, exposed in answer["overlap"].values()
+    )
+    its = sorted(
+        zip(
+            other["overlap"]["comp_comm_overlap_pctg"],
+            temporal["compute_time(us)"],
+            temporal["non_compute_time(us)"],
+            (
+                whole - idle
+                for whole, idle in zip(temporal["kernel_time(us)"], temporal["idle_time(us)"], strict=True)
+            ),
+            strict=True,
+        )
+    )
+    close = all(
+        math.isclose(a, b, rel_tol=1e-3, abs_tol=0.01)
+        for left, right in zip(mine, its, strict=True)
+        for a, b in zip(left, right, strict=True)
+    )
+    if not close:
+        raise RuntimeError(
+            f"overlap in percent, compute, exposed communication and busy in us: stepprof says {mine}, HolisticTraceAnalysis {its}"
+        )
 
 
 def _large(*, quick: bool) -> list[Row]:

@@ -42,9 +42,8 @@ def decode(given: dict[str, Any]) -> Work:
 
 def merge(given: dict[str, Any]) -> Work:
     """`stepprof merge`."""
-    from stepprof.timeline.merge import merge as merge_inputs
-
     from stepprof.timeline.find import find
+    from stepprof.timeline.merge import merge as merge_inputs
 
     output = Path(given["folder"], f"stepprof.{'pftrace' if given['format'] == 'perfetto' else 'json.gz'}")
 
@@ -67,7 +66,7 @@ def report(given: dict[str, Any]) -> Work:
         return {
             "events": sum(source.events for source in done.sources),
             "overlap": {
-                each.label: [each.communication, each.overlapped]
+                each.label: [each.compute, each.communication, each.overlapped, each.exposed]
                 for each in done.overlap
                 if each.device == "gpu"
             },
