@@ -324,6 +324,20 @@ class TestRollout:
         texts = [headline.text for headline in made.headlines]
         assert "the longest sample, 7, took 100 ms, 90% of it in tool_call" in texts
 
+    def test_samples_of_several_processes_together(self):
+        def two(rank, took):
+            slices = [(("sample", f"{rank}/{n}"), "region", "generate", 0, took + n) for n in range(2)]
+            return source(Origin("spans", f"s{rank}", rank=rank, host="h", pid=rank), *slices)
+
+        rows = report(two(0, 10), two(1, 90)).rollout
+        assert [(row.label, row.peak_batch) for row in rows] == [
+            ("samples of rank 0", 2),
+            ("samples of rank 1", 2),
+            ("all samples", 4),
+        ]
+        assert [sample.sample for sample in rows[-1].samples] == ["1/1", "1/0", "0/1", "0/0"]
+        assert rows[-1].tail == 0.001
+
 
 class TestRecordingItself:
     def test_overhead_by_process_and_engine(self):

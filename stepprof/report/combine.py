@@ -10,12 +10,12 @@ import msgspec
 import stepprof
 from stepprof.report.digest import Digest
 from stepprof.report.gantt import gantt
-from stepprof.report.headlines import ALL_ENGINES, headlines
+from stepprof.report.headlines import ALL_ENGINES, ALL_SAMPLES, headlines
 from stepprof.report.idle import idle_times
 from stepprof.report.intervals import Intervals
 from stepprof.report.ops import merge_ops
 from stepprof.report.processes import Process, gather
-from stepprof.report.rollout import Batches, rollout, total_curve
+from stepprof.report.rollout import MOST_SAMPLES, Batches, rollout, total_curve
 from stepprof.report.schema import (
     Finding,
     Report,
@@ -125,14 +125,23 @@ def _rollouts(processes: Sequence[Process], start: int) -> list[Rollout]:
         whole = total_curve([batches.curve() for _, batches in engines.values()])
         count = sum(batches.iterations for _, batches in engines.values())
         rows.append(rollout(ALL_ENGINES, whole, start, iterations=count))
-    for process in processes:
-        for digest in process.digests:
-            if digest.samples is not None and digest.origin.kind == "spans":
-                curve = digest.samples.curve()
-                # one after the other: they are looked at, not generated together
-                if curve.value.max(initial=0) > 1:
-                    label = f"samples of {process.label}"
-                    rows.append(rollout(label, curve, start, samples=digest.samples.longest))
+    bound = [
+        (process.label, digest.samples)
+        for process in processes
+        for digest in process.digests
+        if digest.samples is not None and digest.origin.kind == "spans"
+    ]
+    # one after the other: they are looked at, not generated together
+    together = [(label, samples) for label, samples in bound if samples.curve().value.max(initial=0) > 1]
+    for label, samples in together:
+        rows.append(rollout(f"samples of {label}", samples.curve(), start, samples=samples.longest))
+    if len(together) > 1:
+        whole = total_curve([samples.curve() for _, samples in together])
+        longest = sorted(
+            (sample for _, samples in together for sample in samples.longest),
+            key=lambda sample: sample.start - sample.end,
+        )
+        rows.append(rollout(ALL_SAMPLES, whole, start, samples=longest[:MOST_SAMPLES]))
     return [row for row in rows if row is not None]
 
 

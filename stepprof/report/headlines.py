@@ -106,9 +106,9 @@ def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
 def _tails(rollouts: Sequence[Rollout], least: float) -> list[Headline]:
     """Of all engines together, or of the one there is; without engines, of the samples."""
     found = []
-    whole = [row for row in rollouts if row.label == ALL_ENGINES]
     engines = [row for row in rollouts if row.iterations]
-    for row in (whole or engines or rollouts)[:1]:
+    samples_of = [row for row in rollouts if not row.iterations]
+    for row in (engines or samples_of)[-1:]:  # the sum, where there is one, comes last
         below = row.below_half * row.seconds
         if row.below_half < LONG_TAIL or below < least:
             continue
@@ -131,6 +131,8 @@ def _tails(rollouts: Sequence[Rollout], least: float) -> list[Headline]:
 
 ALL_ENGINES = "all engines"
 """What the sum of several engines' batches is called."""
+ALL_SAMPLES = "all samples"
+"""And that of several processes' samples."""
 
 
 def _idleness(rows: Sequence[Idle], least: float) -> list[Headline]:

@@ -17,6 +17,7 @@ from stepprof.report.intervals import Times, nesting_order, self_times
 from stepprof.report.schema import Rollout, Sample
 
 __all__ = [
+    "MOST_SAMPLES",
     "Batches",
     "Curve",
     "SampleTime",
