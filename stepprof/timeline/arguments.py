@@ -70,31 +70,17 @@ class Arguments:
         self.table: list[bytes] = [b""]
         """The debug annotations behind each code."""
         self._codes: dict[bytes, int] = {}
-        self._repeated: dict[bytes, int] = {}
         self._names: dict[str, int] = {}
         self._texts: dict[str, int] = {}
         self._told = (0, 0)
 
-    def codes(self, raws: Iterable[bytes | None], repeat: Iterable[bool]) -> npt.NDArray[np.int64]:
-        """The numbers of debug annotations in the table.
-
-        Args:
-            raws: raw JSON objects.
-            repeat: whether each is of `PROFILER`, so that others are likely to be equal.
-        """
-        repeated, code = self._repeated, self._code
-        out = []
-        for raw, repeats in zip(raws, repeat, strict=True):
-            if raw is None:
-                out.append(0)
-            elif repeats:
-                number = repeated.get(raw)
-                if number is None:
-                    number = repeated[raw] = code(raw)
-                out.append(number)
-            else:
-                out.append(code(raw))
-        return np.array(out, np.int64)
+    def codes(self, raws: list[bytes | None]) -> npt.NDArray[np.int64]:
+        """The numbers of debug annotations in the table for raw JSON objects; what is one object is encoded once."""
+        places = np.fromiter(map(id, raws), np.uint64, len(raws))
+        _, first, which = np.unique(places, return_index=True, return_inverse=True)
+        code = self._code
+        codes = [0 if (raw := raws[number]) is None else code(raw) for number in first.tolist()]
+        return np.array(codes, np.int64)[which.reshape(-1)]
 
     def _code(self, raw: bytes) -> int:
         rest = _PAIRS.sub(b"", raw)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.timeline.arguments import PROFILER, Arguments
+from stepprof.timeline.arguments import Arguments
 from stepprof.timeline.lanes import Layout, bind_flows, lay_out
 from stepprof.timeline.model import Source
 from stepprof.timeline.order import order_of_tracks
@@ -72,7 +72,6 @@ class _Writer:
         self.layout: Layout = lay_out(source)
         self.sequence = place.index + 2
         self.arguments = Arguments()
-        self.is_profilers = np.array([name in PROFILER for name in source.categories], np.bool_)
         times = [
             column
             for column in (self.layout.nesting.start, source.instants.time, source.counters.time)
@@ -170,25 +169,28 @@ class _Writer:
     def slices(self) -> Iterator[bytes]:
         nesting, slices = self.layout.nesting, self.source.slices
         flowing, flows = self._flows()
+        codes = self._codes(slices.args, len(slices))
+        yield self._interned()
         for block in _blocks(len(slices)):
             uuid = varints(self.row_uuid[nesting.row[block]])
             yield self._events(nesting.end[block], [_END, b"\x58", uuid])
         for block in _blocks(len(slices)):
             order = nesting.order[block]
-            extras = self._annotated(slices.args, order, slices.category[order])
+            extras = Extras(len(order))
+            extras.add_texts(codes[order], self.arguments.table)
             here = slice(*np.searchsorted(flowing, (block.start, block.stop)))
             extras.add_rows(flowing[here] - block.start, flows[here])
-            yield self._interned()
             uuid = varints(self.row_uuid[nesting.row[block]])
             event = [_BEGIN, b"\x58", uuid, *self._names(slices.name[order], slices.category[order])]
             yield self._events(nesting.start[block], event, extras)
 
     def instants(self) -> Iterator[bytes]:
         instants = self.source.instants
+        codes = self._codes(instants.args, len(instants))
+        yield self._interned()
         for block in _blocks(len(instants)):
-            order = np.arange(block.start, block.stop)
-            extras = self._annotated(instants.args, order, instants.category[block])
-            yield self._interned()
+            extras = Extras(block.stop - block.start)
+            extras.add_texts(codes[block], self.arguments.table)
             uuid = varints(self.row_uuid[self.layout.track_row[instants.track[block]]])
             event = [_INSTANT, b"\x58", uuid, *self._names(instants.name[block], instants.category[block])]
             yield self._events(instants.time[block], event, extras)
@@ -203,15 +205,9 @@ class _Writer:
     def _names(self, name: npt.NDArray[np.int32], category: npt.NDArray[np.int32]) -> list[bytes | Bytes]:
         return [b"\x50", varints(name + 1), b"\x18", varints(category + 1)]
 
-    def _annotated(
-        self, args: list[bytes | None] | None, order: npt.NDArray[np.int64], category: npt.NDArray[np.int32]
-    ) -> Extras:
-        extras = Extras(len(order))
-        if args is not None:
-            known = self.is_profilers[category]
-            codes = self.arguments.codes([args[number] for number in order.tolist()], known.tolist())
-            extras.add_texts(codes, self.arguments.table)
-        return extras
+    def _codes(self, args: list[bytes | None] | None, count: int) -> npt.NDArray[np.int64]:
+        """The number of each event's arguments in the table of `arguments`."""
+        return np.zeros(count, np.int64) if args is None else self.arguments.codes(args)
 
     def _interned(self) -> bytes:
         interned = self.arguments.interned()
