@@ -382,6 +382,21 @@ class TestRecordingItself:
         ]
         assert made.headlines[-1].text == "2 of 3 sources have no events: actor rank 1, rollout/0"
 
+    @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1e300, 1e300, 10**30])
+    def test_numbers_of_a_damaged_manifest_are_unknown(self, odd):
+        entry = window(start_unix_ns=odd, end_unix_ns=odd, stall_seconds=odd, occurrence=odd)
+        broken = manifest(entry, engines=[engine_entry(start_seconds=odd, replica=odd)])
+        made = report(trace(0, ("thread", "cpu_op", "mm", 0, 10)), manifests=[broken])
+        assert (made.seconds, made.roles) == (0.01, [])
+        assert [(row.label, row.stall, row.start) for row in made.overhead] == [("rollout/?", None, None)]
+
+    def test_a_stall_longer_than_anybody_waits_is_no_cause(self):
+        made = report(
+            spans(0, ("window", "actor", 0, 10, "actor"), ("region", "late", 19, 1, None)),
+            manifests=[manifest(window(end=10, stall_seconds=1e9))],
+        )
+        assert made.idle[0].causes == {"unknown": 0.01}
+
     def test_findings_name_their_source(self):
         made = report(trace(0, ("thread", "cpu_op", "mm", 0, 1), findings=["breaks off"]))
         assert made.findings == [Finding("step-000002/actor/rank-0.trace.json.gz", "breaks off")]

@@ -9,6 +9,7 @@ import msgspec
 
 from stepprof.report.combine import combine
 from stepprof.report.digest import Digest, digest
+from stepprof.report.processes import measurable
 from stepprof.report.schema import Finding, Report
 from stepprof.timeline.find import Found, Input
 from stepprof.timeline.load import load
@@ -88,7 +89,7 @@ def bounds_of(wanted: Input, found: Found) -> Bounds | None:
     if origin.kind != "rank":
         return None
     mine = [
-        window
+        measurable(window)
         for manifest in found.manifests
         for window in manifest["windows"]
         if (window["host"], window["pid"], window["rank"]) == (origin.host, origin.pid, origin.rank)

@@ -14,7 +14,7 @@ from stepprof.report.headlines import ALL_ENGINES, ALL_SAMPLES, headlines
 from stepprof.report.idle import idle_times
 from stepprof.report.intervals import Intervals
 from stepprof.report.ops import merge_ops
-from stepprof.report.processes import Process, gather
+from stepprof.report.processes import Process, gather, measurable
 from stepprof.report.rollout import MOST_SAMPLES, Batches, rollout, total_curve
 from stepprof.report.schema import (
     Finding,
@@ -48,8 +48,8 @@ def combine(
         manifests: of the step, as `stepprof.manifest.read_step` combines them; none for traces that stepprof did not record.
         findings: what was wrong before any source was read.
     """
-    windows = [window for manifest in manifests for window in manifest["windows"]]
-    engines = told_once([engine for manifest in manifests for engine in manifest["engines"]])
+    windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]
+    engines = told_once([measurable(engine) for manifest in manifests for engine in manifest["engines"]])
     processes = gather(digests, windows)
     start, end = _bounds(processes)
     whole = Intervals.one(start, end)

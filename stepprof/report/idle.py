@@ -15,6 +15,7 @@ from stepprof.report.schema import Idle
 
 __all__ = ["idle_times"]
 
+LONGEST_STALL_SECONDS = 1e6
 LEAST_NS = 1000
 """Less of a cause is where two edges of one moment do not quite meet."""
 
@@ -130,7 +131,7 @@ def _flushing(process: Process) -> Intervals:
     """While the profiler held the process up after its windows."""
     start, end = [], []
     for window in process.told:
-        if window["end_unix_ns"] is not None and window["stall_seconds"]:
+        if window["end_unix_ns"] is not None and 0 < (window["stall_seconds"] or 0) < LONGEST_STALL_SECONDS:
             start.append(int(window["end_unix_ns"]) - process.offset_ns)
             end.append(start[-1] + int(window["stall_seconds"] * 1e9))
     return Intervals.union(start, end)

@@ -14,7 +14,9 @@ from stepprof.report.digest import Digest, RegionTotal, Window
 from stepprof.report.intervals import EMPTY, Intervals
 from stepprof.timeline.model import Origin
 
-__all__ = ["Process", "gather", "unsure_ns"]
+__all__ = ["Process", "gather", "measurable", "unsure_ns"]
+
+_LARGEST = 2**62
 
 
 @dataclass(slots=True)
@@ -84,6 +86,18 @@ def union(windows: Iterable[Window]) -> Intervals:
     """What any of some windows covers."""
     windows = list(windows)
     return Intervals.union([window.start for window in windows], [window.end for window in windows])
+
+
+def measurable(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of a manifest without numbers that are none, or beyond all measure: a damaged file has them.
+
+    >>> measurable({"role": "actor", "stall_seconds": float("nan"), "start_unix_ns": 1e300, "replica": 1})
+    {'role': 'actor', 'stall_seconds': None, 'start_unix_ns': None, 'replica': 1}
+    """
+    return {
+        key: None if isinstance(value, int | float) and not -_LARGEST < value < _LARGEST else value
+        for key, value in entry.items()
+    }
 
 
 def unsure_ns(one: Process, other: Process) -> int | None:
