@@ -102,6 +102,21 @@ def whole(minimum: int) -> Check:
     return check
 
 
+def more_than(minimum: float, example: float) -> Check:
+    """Accept a finite number above `minimum`."""
+
+    def check(value: object, key: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError.at(key, value, f"expected a number, such as {example:g}")
+        if not (value > minimum and math.isfinite(value)):
+            raise ConfigError.at(
+                key, value, f"expected a finite number above {minimum:g}, such as {example:g}"
+            )
+        return float(value)
+
+    return check
+
+
 def seconds(value: object, key: str) -> float:
     """Accept a positive number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -16,7 +16,16 @@ from typing import Any
 from stepprof import sources
 from stepprof.checks import MemoryFloor, keys_of, read_table, role_name, settle, under
 from stepprof.errors import ConfigError
-from stepprof.options import EngineOptions, MemoryOptions, NpuOptions, NsysOptions, Schedule, TorchOptions
+from stepprof.options import (
+    EngineOptions,
+    MemoryOptions,
+    NpuOptions,
+    NsysOptions,
+    OtelOptions,
+    Schedule,
+    TorchOptions,
+    WatchOptions,
+)
 from stepprof.policy import CHECKS, TABLES, Policy, RolePolicy, arguments, items, resolve
 from stepprof.selection import Ranks, Steps
 
@@ -27,13 +36,18 @@ __all__ = [
     "MemoryOptions",
     "NpuOptions",
     "NsysOptions",
+    "OtelOptions",
     "Policy",
     "RolePolicy",
     "Schedule",
     "TorchOptions",
+    "WatchOptions",
     "load",
     "role_name",
 ]
+
+OWN_TABLES: dict[str, type[Any]] = {"watch": WatchOptions, "otel": OtelOptions}
+"""The tables that hold for the process as a whole, whatever the role."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +112,10 @@ class Config:
     """Options of the memory backend."""
     engine: EngineOptions | Mapping[str, object] = field(default_factory=EngineOptions)
     """Options of attached engines."""
+    watch: WatchOptions | Mapping[str, object] = field(default_factory=WatchOptions)
+    """How this process watches itself."""
+    otel: OtelOptions | Mapping[str, object] = field(default_factory=OtelOptions)
+    """Whether and where spans are sent beside the files."""
     plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
     """Options of backends that plug-ins bring, by name; in a file each is a table of its own."""
     roles: Mapping[str, RolePolicy | Mapping[str, object]] = field(default_factory=dict, hash=False)
@@ -108,12 +126,16 @@ class Config:
         """Check every field, and resolve the policy of every role."""
         settle(self, CHECKS)
         put = object.__setattr__
-        for name, table in TABLES.items():
+        for name, table in {**TABLES, **OWN_TABLES}.items():
             if not isinstance(given := getattr(self, name), table):
                 put(self, name, read_table(table, given, name))
         put(self, "roles", {name: _role(name, role) for name, role in items(self.roles, "roles")})
         if not self.enabled:
             put(self, "spans", False)
+        for name in OWN_TABLES:
+            if self.enabled and not self.spans and getattr(self, name).enabled:
+                problem = "lives on the spans, and spans = false keeps none; leave one of the two out"
+                raise ConfigError.at(f"{name}.enabled", True, problem)
         policies: dict[str | None, Policy] = {None: resolve(self, RolePolicy())}
         for name, role in self._role_policies():
             with under(f"roles.{name}"):

@@ -6,10 +6,15 @@ tell (no /proc), nothing is known and no capture is ended for it.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["available_and_total"]
+__all__ = ["available_and_total", "device_bytes", "resident_bytes"]
+
+_STATM = Path("/proc/self/statm")
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUPS = (
@@ -56,3 +61,17 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def resident_bytes() -> int | None:
+    """How much of the host's memory this process has; None where the system does not tell."""
+    fields = _read(_STATM).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 and fields[1].isdigit() else None
+
+
+def device_bytes() -> int | None:
+    """How much memory torch has allocated on all devices of this process; None where torch is not there or has not touched a device. Loads nothing."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
+        return None
+    return sum(int(cuda.memory_allocated(device)) for device in range(cuda.device_count()))

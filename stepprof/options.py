@@ -6,10 +6,23 @@ None means: left to what is there at run time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepprof.checks import choice, flag, names, settle, texts, whole
+from stepprof.checks import (
+    byte_size,
+    choice,
+    flag,
+    limit,
+    more_than,
+    names,
+    role_name,
+    seconds,
+    settle,
+    texts,
+    whole,
+)
 from stepprof.errors import ConfigError
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu", "privateuse1")
@@ -175,6 +188,92 @@ class Schedule:
                 **dict.fromkeys(("active", "repeat"), whole(1)),
             },
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchOptions:
+    """How a process watches itself: what is unusual, and how often that may be recorded.
+
+    >>> WatchOptions(enabled=True, factor=3).max_captures
+    3
+    """
+
+    enabled: bool = False
+    """Watch steps, regions and memory, by the spans."""
+    factor: float = 2.0
+    """Slow is what takes at least so many times the median."""
+    spread: float = 8.0
+    """And lies at least so many deviations above it, as the history varies by itself."""
+    min_seconds: float = 0.05
+    """And takes at least so many seconds more than the median."""
+    window: int = 100
+    """Over how many of the last steps the history goes; for as many nothing more is told after something was."""
+    min_steps: int = 20
+    """How many steps the history must have before anything is unusual."""
+    skip_first: int = 5
+    """How many steps pass at first without a trace in it: compilation, caches, autotuning."""
+    roles: Sequence[str] | None = None
+    """Which roles are watched; None: all, and the whole step."""
+    regions: Sequence[str] | None = None
+    """Which regions are watched; None: all; []: none, only the windows."""
+    memory_growth: int | str = "4GiB"
+    """By how much the memory that never comes back may grow, on the host and on the device each; "none": it is not watched."""
+    max_captures: int = 3
+    """How many captures watching may make in the whole run, all ranks together; 0: it only tells."""
+    max_bytes: int | str = "2GiB"
+    """How many bytes these captures may write in the whole run; "none" for no limit."""
+
+    def __post_init__(self) -> None:
+        """Check every field, and that a history can become as long as it must be."""
+        settle(
+            self,
+            {
+                "enabled": flag,
+                "factor": more_than(1, 2),
+                "spread": more_than(0, 8),
+                "min_seconds": seconds,
+                **dict.fromkeys(("window", "min_steps"), whole(2)),
+                **dict.fromkeys(("skip_first", "max_captures"), whole(0)),
+                "roles": _roles,
+                "regions": lambda value, key: () if value in ((), []) else texts(value, key),
+                **dict.fromkeys(("memory_growth", "max_bytes"), limit(byte_size)),
+            },
+        )
+        if self.min_steps > self.window:
+            problem = f"longer than the history, whose window is {self.window}; the nearest is {self.window}"
+            raise ConfigError.at("min_steps", self.min_steps, problem)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtelOptions:
+    """How finished spans are sent to an OpenTelemetry collector. Headers, certificates and compression are the exporter's own $OTEL_EXPORTER_OTLP_* variables: a configuration is written into the run."""
+
+    enabled: bool = False
+    """Send windows, regions and marks of every step by OTLP over HTTP; needs stepprof[otel], and spans."""
+    endpoint: str | None = None
+    """Where to, such as "http://127.0.0.1:4318/v1/traces"; None: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, $OTEL_EXPORTER_OTLP_ENDPOINT, else this host."""
+    max_queue: int = 20_000
+    """How many spans wait at most; what comes beyond is dropped and counted."""
+    timeout_seconds: float = 5.0
+    """How long one request may take, and the last ones at the end of the run together."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        settle(
+            self,
+            {"enabled": flag, "endpoint": _endpoint, "max_queue": whole(1), "timeout_seconds": seconds},
+        )
+
+
+def _roles(value: object, key: str) -> tuple[str, ...]:
+    return tuple(role_name(role, key) for role in texts(value, key))
+
+
+def _endpoint(value: object, key: str) -> str:
+    if isinstance(value, str) and re.fullmatch(r"https?://[^\s/@]+(/\S*)?", value):
+        return value
+    problem = 'expected a URL without a password, such as "http://127.0.0.1:4318/v1/traces"'
+    raise ConfigError.at(key, value, problem)
 
 
 def _one_name(value: object, key: str) -> str:

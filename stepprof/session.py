@@ -25,6 +25,7 @@ from stepprof.export import Exporter
 from stepprof.live import Live
 from stepprof.local import LocalTarget
 from stepprof.log import logger
+from stepprof.readers import readers_of
 from stepprof.records import Origin
 from stepprof.refusal import Refusals
 from stepprof.rundir import RunDir
@@ -87,6 +88,8 @@ class Session:
         )
         self.live = Live(self, run)
         self._spans.observers.append(self.live.pace.see)
+        self._readers = readers_of(self)
+        self._spans.observers.append(self._readers.take)
 
     @property
     def rank(self) -> int | str:
@@ -311,6 +314,7 @@ class Session:
     def _chores(self) -> None:
         self.recorder.look_for_torch()
         self._spans.drain(self.recorder)
+        self._readers.look()
         self.local.capturer.look_at_caps()
         self.live.look()
 
@@ -346,6 +350,7 @@ class Session:
         self.background.stop(max(deadline - time.monotonic(), 1.0))
         self._spans.drain(self.recorder)
         self._spans.close()
+        self._readers.close(max(deadline - time.monotonic(), 0.0))
         self.publish()
         self._guard(self.live.close)
         ending.unwatch(self)

@@ -452,10 +452,11 @@ def actual() -> dict[str, list[tuple[str, str]]]:
     """Return, per table, the keys and defaults of its dataclass."""
     plain: Mapping[str, Any] = Config().to_dict()
     given = {"max_bytes": "2GiB", "backend": "torch"}
+    sizes = {"max_bytes": "2GiB", "memory_growth": "4GiB"}
     sections: dict[str, list[tuple[str, str]]] = {"Top level": []}
     for name, default in plain.items():
-        if name in ("torch", "npu", "memory", "engine"):
-            sections[f"[{name}]"] = [(key, toml(value)) for key, value in default.items()]
+        if name in ("torch", "npu", "memory", "engine", "watch", "otel"):
+            sections[f"[{name}]"] = [(key, toml(sizes.get(key, value))) for key, value in default.items()]
         elif name not in ("nsys", "roles"):
             sections["Top level"].append((name, toml(given.get(name, default))))
     schedule = {
