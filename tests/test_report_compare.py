@@ -67,6 +67,14 @@ class TestChanges:
         assert change(compared, "rollout/0: tail").b == 3.0
         assert "rollout/1" not in [each.what for each in compared.changes]
 
+    def test_samples_have_the_noise_of_other_processes_samples(self):
+        rows = [Rollout(f"samples of rank {n}", 0, 4.0 + n, 8, 4, 0.5, 1.0, []) for n in range(2)]
+        whole = Rollout("all samples", 0, 50.0, 8, 4, 0.5, 1.0, [])
+        engine = Rollout("rollout/0", 5, 90.0, 8, 4, 0.5, 1.0, [])
+        compared = compare(report(rollout=[*rows, whole, engine]), report(rollout=[*rows, whole, engine]))
+        assert change(compared, "samples of rank 0").noise == pytest.approx(2 * 0.5 * 2**0.5)
+        assert change(compared, "rollout/0").noise is None
+
     def test_a_shorter_step_is_told(self):
         compared = compare(
             report(10.0, kernels=[op("gemm", 2.0, 2.0, kind="kernel")]),

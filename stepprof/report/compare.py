@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import stdev
 
-from stepprof.report.headlines import seconds_text
+from stepprof.report.headlines import ALL_ENGINES, ALL_SAMPLES, seconds_text
 from stepprof.report.schema import Change, Comparison, Finding, Headline, Op, Report, TimeOf
 
 __all__ = ["compare"]
@@ -89,14 +89,25 @@ def _ops(a: Iterable[Op], b: Iterable[Op], topic: str) -> Iterable[Change]:
 
 
 def _rollouts(a: Report, b: Report) -> Iterable[Change]:
+    """Engines among engines, and the samples of processes among those of others."""
     before = {row.label: row for row in a.rollout}
-    engines = [[row.seconds for row in report.rollout if row.iterations] for report in (a, b)]
-    tails = [[row.tail for row in report.rollout if row.iterations] for report in (a, b)]
     for after in b.rollout:
         known = before.get(after.label)
-        if known is not None:
-            yield _change(after.label, "rollout", (known.seconds, after.seconds), _noise(*engines))
-            yield _change(f"{after.label}: tail", "rollout", (known.tail, after.tail), _noise(*tails))
+        if known is None:
+            continue
+        alike = [
+            [
+                row
+                for row in report.rollout
+                if bool(row.iterations) == bool(after.iterations)
+                and row.label not in (ALL_ENGINES, ALL_SAMPLES)
+            ]
+            for report in (a, b)
+        ]
+        noise = _noise(*([row.seconds for row in side] for side in alike))
+        yield _change(after.label, "rollout", (known.seconds, after.seconds), noise)
+        noise = _noise(*([row.tail for row in side] for side in alike))
+        yield _change(f"{after.label}: tail", "rollout", (known.tail, after.tail), noise)
 
 
 def _headlines(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Headline]:
