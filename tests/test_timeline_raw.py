@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepprof.timeline import inflate
@@ -438,6 +438,7 @@ def test_round_trip(tmp_path_factory, events, layout, block):
 
 
 @settings(max_examples=80, deadline=None)
+@example({0}, compact, 1279, 3)
 @given(
     st.sets(st.integers(0, 39), max_size=4),
     st.sampled_from([pretty, compact]),
@@ -457,5 +458,6 @@ def test_damage_costs_itself(tmp_path_factory, damaged, layout, block, nested):
         patch.setattr("stepprof.timeline.raw.BLOCK", block)
         raw = read_raw(path)
     assert [each.name for each in raw.events] == [f"op-{n}-" for n in range(40) if n not in damaged]
-    assert bool(raw.findings) == bool(damaged)
+    told = f"{len(damaged)} damaged event{'s' * (len(damaged) > 1)} passed over"
+    assert raw.findings == ([told] if damaged else [])
     assert raw.header["traceName"] == "t"

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from stepprof.kinetotext import with_sound_names
+from stepprof.kinetotext import EVENT, with_sound_names
 
 __all__ = ["BORDER", "DECODE_ERRORS", "Salvaged", "salvage"]
 
@@ -22,6 +22,7 @@ Event = TypeVar("Event")
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
 _CONTROL = re.compile(rb"[\x00-\x1f]")
+_BLANKS = re.compile(rb"\s+")
 _JOINED = 32
 """So many parts at most make one event."""
 
@@ -65,13 +66,16 @@ def salvage(
         if events is None:
             failed.append(part)
             continue
-        _join(failed, found, decode, loosely)
+        left = _join(failed, found, decode, loosely)
+        found.damaged += _count(left)
+        failed.clear()
         found.events += events
-        found.last_damaged = False
+    left = _join(failed, found, decode, loosely)
     if more:
-        found.rest = b",".join(failed[-_JOINED:])
-        del failed[-_JOINED:]
-    _join(failed, found, decode, loosely)
+        found.rest = b",".join(left[-_JOINED:])
+        del left[-_JOINED:]
+    found.damaged += _count(left)
+    found.last_damaged = bool(left)
     return found
 
 
@@ -96,22 +100,29 @@ def _halved(
 
 
 def _join(
-    failed: list[bytes], found: Salvaged[Event], decode: Decode[Event], loosely: Loosely[Event]
-) -> None:
-    """What failed in a row may be the pieces of one event; what is not is damaged."""
+    failed: Sequence[bytes], found: Salvaged[Event], decode: Decode[Event], loosely: Loosely[Event]
+) -> list[bytes]:
+    """What failed in a row may be the pieces of events: those are found. Returns what is left at the end."""
+    left: list[bytes] = []
     at = 0
     while at < len(failed):
-        event, used = None, 1
         for count in range(2, min(len(failed) - at, _JOINED) + 1):
             event = _one(b",".join(failed[at : at + count]), decode, loosely)
             if event is not None:
                 found.events.append(event)
-                used = count
+                found.damaged += _count(left)
+                left.clear()
+                at += count
                 break
-        found.damaged += event is None
-        found.last_damaged = event is None
-        at += used
-    failed.clear()
+        else:
+            left.append(failed[at])
+            at += 1
+    return left
+
+
+def _count(pieces: Sequence[bytes]) -> int:
+    """How many events these pieces are of: each has its phase in one of them."""
+    return max(1, sum(EVENT in _BLANKS.sub(b"", piece) for piece in pieces)) if pieces else 0
 
 
 def _parts(text: bytes) -> list[bytes]:
