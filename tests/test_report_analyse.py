@@ -6,6 +6,8 @@ import dataclasses
 import gzip
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 from runs import make_run, record, record_engine, region, tell_engines, write_spans
@@ -131,3 +133,25 @@ def test_a_trace_of_another_tool(tmp_path):
     report = analyse(find([tmp_path / "trace.json.gz"], output_dir=tmp_path))
     assert (report.seconds, report.step, [op.name for op in report.ops]) == (0.05, 0, ["aten::mm"])
     assert report.run_id == tmp_path.name
+
+
+JOINED = """
+import sys, torch, stepprof
+stepprof.init({"steps": "2,3", "ranks": "all", "join_steps": True, "output_dir": sys.argv[1]}, run_id="joined")
+x = torch.randn(8, 8)
+for step in range(1, 5):
+    with stepprof.profile_step(step, role="actor"), stepprof.region("multiply", step=step):
+        for _ in range(10 * step):
+            x @ x
+"""
+
+
+@pytest.mark.torch
+def test_each_step_of_one_capture_has_its_own_operators(tmp_path):
+    """Two consecutive steps are one trace, which lies in the first one's folder."""
+    subprocess.run([sys.executable, "-c", JOINED, str(tmp_path)], check=True, capture_output=True, timeout=90)
+    for step in (2, 3):
+        report = analyse(find([], output_dir=tmp_path, step=step))
+        assert {op.name: op.calls for op in report.ops}["aten::mm"] == 10 * step
+        assert [(row.region, row.per_process[0].calls) for row in report.regions] == [("multiply", 1)]
+        assert [(row.label, row.kind) for row in report.gantt] == [("actor rank 0", "rank")]
