@@ -234,6 +234,45 @@ class TestMerge:
         ]  # fmt: skip
 
 
+class TestArguments:
+    def test_what_only_tells_events_apart_is_left_out_while_reading(self, tmp_path):
+        """Shapes and all other arguments arrive as they are; operators of equal shapes have equal ones."""
+        shaped = '{"External id": %d,"Record function id": 0, "Concrete Inputs": [""], "Input Dims": [[%d, 4]], "Ev Idx": %d}'
+        raws = {
+            "a": shaped % (1, 8, 1),
+            "b": shaped % (2, 16, 2),
+            "c": shaped % (3, 8, 3),
+            "bare": '{"External id": 4, "Ev Idx": 4}',
+            "bare too": '{"External id": 5, "Ev Idx": 5}',
+            "other": '{"External id": 6, "Ev Idx": 6, "note": {"deep": [1]}}',
+            "odd": '{"Concrete Inputs": [], "External id": 7}',
+        }
+        events = ",".join(
+            f'{{"ph": "X", "cat": "cpu_op", "name": "{name}", "pid": 7, "tid": 7, "ts": {10 * number}, "dur": 5, "args": {raw}}}'
+            for number, (name, raw) in enumerate(raws.items())
+        )
+        file = tmp_path / "x.pt.trace.json"
+        file.write_text(f'{{"baseTimeNanoseconds": {BASE}, "traceEvents": [{events}]}}')
+        merge(find([file], output_dir=tmp_path).inputs, tmp_path / "t")
+        assert {each["name"]: each["args"] for each in Timeline((tmp_path / "t").read_bytes()).slices} == {
+            "a": {"Concrete Inputs": '[""]', "Input Dims": "[[8,4]]"},
+            "b": {"Concrete Inputs": '[""]', "Input Dims": "[[16,4]]"},
+            "c": {"Concrete Inputs": '[""]', "Input Dims": "[[8,4]]"},
+            "bare": {},
+            "bare too": {},
+            "other": {"note": '{"deep":[1]}'},
+            "odd": {"Concrete Inputs": "[]"},
+        }
+
+    def test_members_of_gzip_follow_each_other(self, run, tmp_path, monkeypatch):
+        """However small they are: together they are one text."""
+        whole = merged(run, tmp_path, format="json").path.read_bytes()
+        monkeypatch.setattr("stepprof.timeline.parts._MEMBER", 1)
+        small = merged(run, tmp_path, format="json").path.read_bytes()
+        assert len(small) > len(whole)
+        assert gzip.decompress(small) == gzip.decompress(whole)
+
+
 class TestOutput:
     def test_nothing_to_merge(self, tmp_path):
         with pytest.raises(ConfigError, match="nothing to merge"):

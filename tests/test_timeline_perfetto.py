@@ -109,6 +109,37 @@ class TestSlices:
         }
         assert len(timeline.flows) == 90
 
+    def test_more_time_and_rows_than_one_number_holds(self):
+        """Decades on a million rows: rows and times are sorted by their ranks."""
+        tracks = [Track("thread", f"t{n}", (str(n),)) for n in range(3)] + [
+            Track("thread", "last", ("x",))
+        ] * 10
+        decades = 6 * 10**17
+        slices = [
+            (2, 0, 10, "a"),
+            (2, 5, 10, "crosses"),
+            (12, decades, 10, "b"),
+            (12, decades + 2, 3, "inner"),
+        ]
+        source = make_source(slices, tracks=tracks, flows=[(2, 7, 12, decades + 3)])
+        timeline = written(source)
+        assert timeline.drawn() == drawn(source)
+        ((_, ends),) = timeline.flows.items()
+        assert {told["name"] for _, told in ends} == {"crosses", "inner"}
+
+    def test_a_knot_does_not_move_what_lies_apart(self):
+        """Only slices that touch one that crosses may leave their row."""
+        slices = [
+            (0, 0, 10, "a"),
+            (0, 5, 10, "crosses"),
+            (0, 20, 10, "b"),
+            (0, 22, 2, "inner"),
+            (0, 40, 9, "c"),
+        ]
+        timeline = written(make_source(slices))
+        rows = {each["name"]: each["uuid"] for each in timeline.slices}
+        assert rows["a"] == rows["b"] == rows["inner"] == rows["c"] != rows["crosses"]
+
     def test_a_source_without_events(self):
         """It is named all the same, with what is wrong with it."""
         timeline = written(make_source(findings=["is empty"]))

@@ -7,7 +7,6 @@ to rows of their own, the lanes of their track. An empty slice counts as one nan
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,11 +83,14 @@ def lay_out(source: Source) -> Layout:
     rows = [Row(track) for track in range(len(source.tracks))]
     row = slices.track.astype(np.int32, copy=True)
     nesting = nest(row, slices.start, slices.duration)
-    for bad in _crossing(nesting):
-        members = np.flatnonzero(nesting.row == bad)
+    crossing = _crossing(nesting)
+    for bad in np.unique(nesting.row[crossing]).tolist():
+        members = np.arange(*np.searchsorted(nesting.row, (bad, bad + 1)))
+        if source.tracks[bad].kind != "async":
+            members = members[_in_knots(nesting.start[members], nesting.end[members], crossing[members])]
         lanes = _lanes(source.tracks[bad], nesting.start[members], nesting.end[members])
         for lane in range(1, int(lanes.max()) + 1):
-            rows.append(Row(int(bad), lane))
+            rows.append(Row(bad, lane))
         moved = lanes > 0
         row[nesting.order[members[moved]]] = len(rows) - 1 - int(lanes.max()) + lanes[moved]
     if len(rows) > len(source.tracks):
@@ -177,10 +179,20 @@ def _keys(row: Indices, time: Times, other_row: Indices, other: Times) -> tuple[
     return row.astype(np.int64) * span + (time - low), other_row.astype(np.int64) * span + (other - low)
 
 
-def _crossing(nesting: Nesting) -> Iterable[int]:
-    inside = nesting.parent >= 0
-    outlasts = inside & (nesting.end > nesting.end[nesting.parent])
-    return [int(row) for row in np.unique(nesting.row[outlasts])]
+def _crossing(nesting: Nesting) -> npt.NDArray[np.bool_]:
+    """Which slices outlast what they lie in."""
+    return (nesting.parent >= 0) & (nesting.end > nesting.end[nesting.parent])
+
+
+def _in_knots(start: Times, end: Times, crossing: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which slices of a row touch, through others, one that crosses: all the rest nests as it is."""
+    begins_anew = np.ones(len(start), np.bool_)
+    begins_anew[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
+    knot = np.cumsum(begins_anew) - 1
+    tied = np.zeros(knot[-1] + 1, np.bool_)
+    tied[knot[crossing]] = True
+    knotted: npt.NDArray[np.bool_] = tied[knot]
+    return knotted
 
 
 def _lanes(track: Track, start: Times, end: Times) -> Indices:
