@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from stepprof.remote.attach import Engine, attach, detach
     from stepprof.session import Session
     from stepprof.startup import init, shutdown
+    from stepprof.triggering import trigger
 
 __version__ = "0.1.0"
 
@@ -63,11 +64,13 @@ __all__ = [
     "shutdown",
     "state",
     "tick",
+    "trigger",
 ]
 
 _LAZY = {
     **dict.fromkeys(("init", "shutdown"), "stepprof.startup"),
     "Session": "stepprof.session",
+    "trigger": "stepprof.triggering",
     **dict.fromkeys(("Engine", "attach", "detach"), "stepprof.remote.attach"),
     **dict.fromkeys(
         (

@@ -1,0 +1,227 @@
+"""`stepprof status RUN`: what every rank and engine of a run does now, or did last, and what became of what was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.statuses import LIVE, read_statuses
+from stepprof.tables import duration, printable, size, table
+
+__all__ = ["add", "describe", "render", "run"]
+
+EVERY_SECONDS = 1.0
+_HEADERS = ["rank", "host", "condition", "state", "since", "step", "role", "step s", "health", "exports", "recorded", "bytes"]  # fmt: skip
+_ALIGN = "lllllrlrlrrr"
+_COLOURS = {
+    "live": "green",
+    "stale": "yellow",
+    "ended": "dim",
+    "crashed": "bold red",
+    "damaged": "bold red",
+    "recording": "bold magenta",
+    "armed": "cyan",
+    "flushing": "cyan",
+    "ok": "green",
+}
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Say what `status` takes."""
+    parser = subparsers.add_parser(
+        "status",
+        help="show what every rank and engine does",
+        description="Show what every rank and engine of a run does now, or did last.",
+        epilog="exit status: 0 all live or ended, 1 a process crashed, is stale, or its file is damaged, 2 no such run",
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=EVERY_SECONDS,
+        metavar="SECONDS",
+        help="show it again every so many seconds (1 by default) until Ctrl-C, or until every process has ended",
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the status, once or again and again; 1 where a process is not as it should be."""
+    path = chosen_run(args)
+    content = describe(path)
+    if args.watch is not None:
+        content = _watch(path, content, max(args.watch, 0.1), as_json=args.json)
+    elif args.json:
+        print_json(content)
+    else:
+        _print(content)
+    return 1 if {"crashed", "stale", "damaged"} & set(content["conditions"]) else 0
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """All that is known: `processes` as `stepprof.statuses` reads them, how many are in which of `conditions`, `requests` with their outcomes by rank."""
+    processes = read_statuses(path)
+    now = time.time_ns()
+    requests: dict[str, dict[str, Any]] = {}
+    for status in processes:
+        since = status["state_since_unix_ns"]
+        status["state_seconds"] = None if since is None else max((now - since) / 1e9, 0.0)
+        for name, seen in status["requests"].items():
+            request = requests.setdefault(
+                name, {"name": name, "steps": seen["steps"], "role": seen["role"], "outcomes": []}
+            )
+            request["steps"] = request["steps"] or seen["steps"]
+            request["outcomes"].append(
+                {"rank": status["rank"], **{key: seen[key] for key in ("outcome", "reason", "missed")}}
+            )
+    return {
+        "run_id": next((s["run_id"] for s in processes if s["run_id"]), path.name),
+        "path": str(path),
+        "conditions": dict(Counter(status["condition"] for status in processes)),
+        "processes": processes,
+        "requests": list(requests.values()),
+    }
+
+
+def render(content: Mapping[str, Any]) -> str:
+    """The status as plain text."""
+    parts = [_title(content)]
+    rows = _rows(content["processes"])
+    if rows:
+        parts.append(table(_HEADERS, rows, _ALIGN))
+    notes = _notes(content)
+    if notes:
+        parts.append("notes:\n" + "\n".join(f"  {note}" for note in notes))
+    return "\n\n".join(parts)
+
+
+def _title(content: Mapping[str, Any]) -> str:
+    conditions = ", ".join(f"{count} {name}" for name, count in sorted(content["conditions"].items()))
+    return printable(f"run {content['run_id']}  {conditions or 'no process has told of itself'}")
+
+
+def _rows(processes: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    rows = []
+    for status in processes:
+        over = status["condition"] != LIVE
+        rows.append(
+            [
+                status["file"] if status["rank"] is None else status["rank"],
+                status["host"],
+                status["condition"],
+                f"was {status['state']}"
+                if over and status["state"] not in (None, "idle")
+                else status["state"],
+                _ago(status["age_seconds"] if over else status["state_seconds"]),
+                status["step"],
+                status["role"],
+                duration(status["step_seconds"]),
+                status["health"],
+                len(status["pending_exports"] or ()) or None,
+                len(status["recorded_steps"] or ()) or None,
+                size(status["recorded_bytes"] or None),
+            ]
+        )
+        for label, engine in status["engines"].items():
+            state = None if over else engine["state"]
+            rows.append(["  " + label, engine["host"], None, state, None, None, None, None, engine["health"], None, None, None])  # fmt: skip
+    return rows
+
+
+def _notes(content: Mapping[str, Any]) -> list[str]:
+    notes = [
+        f"rank {status['rank']}: {status['last_error']}"
+        for status in content["processes"]
+        if status["last_error"]
+    ]
+    for request in content["requests"]:
+        outcomes = Counter(str(outcome["outcome"]) for outcome in request["outcomes"])
+        what = ", ".join(f"{name} by {count}" for name, count in outcomes.items())
+        role = f" of role {request['role']}" if request["role"] else ""
+        notes.append(f"request {request['name']} (steps {request['steps']}{role}): {what}")
+        reasons = Counter(
+            str(outcome["reason"])
+            for outcome in request["outcomes"]
+            if outcome["reason"] and (outcome["outcome"] in ("missed", "refused") or outcome["missed"])
+        )
+        notes += [f"  {reason} ({count})" for reason, count in reasons.most_common(3)]
+    return [printable(note) for note in notes]
+
+
+def _ago(seconds: float | None) -> str | None:
+    """How long something has lasted, for a reader.
+
+    >>> _ago(3.2), _ago(75), _ago(7300)
+    ('3 s', '1 min', '2 h')
+    """
+    if seconds is None:
+        return None
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _print(content: Mapping[str, Any]) -> None:
+    """With colours on a terminal that rich knows, as plain text everywhere else."""
+    shown = _rich(content) if sys.stdout.isatty() else None
+    if shown is None:
+        print(render(content))
+    else:
+        from rich.console import Console
+
+        Console().print(shown)
+
+
+def _rich(content: Mapping[str, Any]) -> Any:
+    """The status for rich; None where that is not installed."""
+    try:
+        from rich.console import Group, RenderableType
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return None
+    columns = Table(box=None, pad_edge=False)
+    for header, side in zip(_HEADERS, _ALIGN, strict=True):
+        columns.add_column(header, justify="right" if side == "r" else "left", no_wrap=True)
+    for row in _rows(content["processes"]):
+        texts = [printable("-" if cell is None else str(cell)) for cell in row]
+        columns.add_row(*(Text(text, style=_COLOURS.get(text.removeprefix("was "), "")) for text in texts))
+    parts: list[RenderableType] = [Text(_title(content), style="bold"), columns, *(Text(note) for note in _notes(content))]
+    return Group(*parts)
+
+
+def _watch(path: Path, content: dict[str, Any], seconds: float, *, as_json: bool) -> dict[str, Any]:
+    """Show it until every process has ended; returns what was shown last."""
+    shown = None if as_json or not sys.stdout.isatty() else _rich(content)
+    if shown is not None:
+        from rich.live import Live
+
+        with Live(shown, auto_refresh=False, screen=False) as live:
+            while _goes_on(content):
+                time.sleep(seconds)
+                content = describe(path)
+                live.update(_rich(content), refresh=True)
+        return content
+    while True:
+        if as_json:
+            print_json(content)
+        else:
+            print(render(content))
+        sys.stdout.flush()
+        if not _goes_on(content):
+            return content
+        time.sleep(seconds)
+        content = describe(path)
+
+
+def _goes_on(content: Mapping[str, Any]) -> bool:
+    """Whether anything may still change: a run that has just begun has told nothing yet."""
+    return not content["processes"] or bool({LIVE, "stale"} & set(content["conditions"]))

@@ -1,0 +1,170 @@
+"""Reading what the processes of a run tell of themselves: live, stale, ended, crashed, or damaged.
+
+The reading side of `stepprof.publishing`. A file says when it was written and by which process: one whose process is known to be gone
+without having said so crashed; one that should have been written anew long ago, and was not, is stale. Nothing in a file is trusted
+to be of the type it should be.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stepprof.rundir import STATUS
+from stepprof.writer import is_alive
+
+__all__ = ["LIVE", "read_statuses"]
+
+LIVE = "live"
+"""The condition of a process that tells of itself as often as it should."""
+
+MISSED_BEATS = 3
+"""So many signs of life may be missing before a process is called stale."""
+
+MAX_BYTES = 2**24
+
+_Check = Callable[[object], bool]
+
+
+def read_statuses(run: Path) -> list[dict[str, Any]]:
+    """What each process of a run last told, by rank.
+
+    Returns:
+        For each file in `status/` the fields that `stepprof.publishing` writes, None where one is missing or of another type, and
+        `condition` ("live", "stale", "ended", "crashed" or "damaged"), `age_seconds` since it was written, by the clocks of the
+        writer and of this host, and `file`, its name.
+    """
+    try:
+        files = sorted(
+            path for path in (run / STATUS).iterdir() if path.suffix == ".json" and path.name[0] != "."
+        )
+    except OSError:
+        return []
+    found = [_read(path) for path in files]
+    return sorted((status for status in found if status is not None), key=_place)
+
+
+def _place(status: Mapping[str, Any]) -> tuple[bool, int, str]:
+    rank = status["rank"]
+    return not isinstance(rank, int), rank if isinstance(rank, int) else 0, f"{rank} {status['file']}"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    content: object = None
+    try:
+        # a pipe that somebody laid there must not be waited for
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
+                content = json.load(file)
+    except FileNotFoundError:
+        return None  # its process has just come to know its rank
+    except (OSError, ValueError, RecursionError):
+        pass  # told as damaged
+    given = content if isinstance(content, Mapping) else {}
+    known = {key: given.get(key) if check(given.get(key)) else None for key, check in _FIELDS.items()}
+    known["requests"] = _requests(given.get("requests"))
+    known["engines"] = _engines(given.get("engines"))
+    published = known["published_unix_ns"]
+    age = None if published is None else max((time.time_ns() - published) / 1e9, 0.0)
+    return {**known, "condition": _condition(known, age), "age_seconds": age, "file": path.name}
+
+
+def _condition(status: Mapping[str, Any], age: float | None) -> str:
+    if age is None or status["writer"] is None or status["rank"] is None:
+        return "damaged"
+    if status["ended"]:
+        return "ended"
+    if is_alive(status["writer"]) is False:
+        return "crashed"
+    beat = status["beat_seconds"] or 5.0
+    return "stale" if age > MISSED_BEATS * beat else LIVE
+
+
+def _engines(value: object) -> dict[str, dict[str, str | None]]:
+    engines = value if isinstance(value, Mapping) else {}
+    return {
+        str(label): {
+            key: engine.get(key) if isinstance(engine.get(key), str) else None
+            for key in ("kind", "name", "host", "state", "health")
+        }
+        for label, engine in engines.items()
+        if isinstance(engine, Mapping)
+    }
+
+
+def _requests(value: object) -> dict[str, dict[str, str | None]]:
+    requests = value if isinstance(value, Mapping) else {}
+    return {
+        str(name): {
+            key: seen.get(key) if isinstance(seen.get(key), str) else None
+            for key in ("outcome", "reason", "missed", "steps", "role")
+        }
+        for name, seen in requests.items()
+        if isinstance(seen, Mapping)
+    }
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _seconds(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and 0 <= value < 1e12
+    )
+
+
+def _rank(value: object) -> bool:
+    return _count(value) or (isinstance(value, str) and bool(value))
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, list) and all(_count(item) for item in value)
+
+
+_FIELDS: dict[str, _Check] = {
+    "run_id": _text,
+    "rank": _rank,
+    "world_size": _count,
+    "host": _text,
+    "pid": _count,
+    "writer": lambda value: isinstance(value, Mapping),
+    "started_unix_ns": _count,
+    "published_unix_ns": _count,
+    "beat_seconds": _seconds,
+    "ended": lambda value: isinstance(value, bool),
+    "state": _text,
+    "state_since_unix_ns": _count,
+    "recording_step": _count,
+    "recording_role": _text,
+    "backend": _text,
+    "health": _text,
+    "last_error": _text,
+    "pending_exports": _texts,
+    "recorded_steps": _counts,
+    "recorded_bytes": _count,
+    "roles": _texts,
+    "step": _count,
+    "step_since_unix_ns": _count,
+    "step_seconds": _seconds,
+    "role": _text,
+}

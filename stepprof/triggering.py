@@ -1,0 +1,185 @@
+"""Asking a running job for a recording: which step every rank can still reach, and the request that names it.
+
+What `stepprof.trigger` and the command `stepprof trigger` share. The ranks of a run are at different steps, and what they told of
+themselves is some seconds old; so "next" is a step that none of them will have begun when all of them have seen the request.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.checks import nearest
+from stepprof.config import Config
+from stepprof.current import cell
+from stepprof.errors import ConfigError
+from stepprof.requests import Request, place_request, withdraw_request
+from stepprof.statuses import LIVE, read_statuses
+
+__all__ = ["NEXT", "answers", "ask", "reachable_step", "trigger", "wait_for_answers", "withdraw"]
+
+NEXT = "next"
+
+REACH_SECONDS = 2.5
+"""How long a request takes until every rank has seen it: they look once a second, and a busy file system shows it late."""
+
+STEADY = 0.8
+"""A step may be this much shorter than the last one."""
+
+
+def trigger(
+    run: str | Path | None = None,
+    *,
+    step: int | str = NEXT,
+    count: int = 1,
+    role: str | None = None,
+    ranks: int | str | Sequence[int | str] | None = None,
+    backend: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Request:
+    """Ask a running job to record a step, without restarting it.
+
+    Returns at once; the ranks see the request within two seconds, and those that are past its step say so in their status. Called
+    in a job itself, one rank calls it for all.
+
+    Args:
+        run: the run directory; None: that of the session of this process.
+        step: its number, or "next": the next one that every rank can still reach.
+        count: so many consecutive steps.
+        role: windows of this role only; None: of every role.
+        ranks: which ranks record, as in the configuration; None: those of the configuration.
+        backend: what records; None: as configured.
+        options: anything else that the table of a role may say: ``max_seconds=30``, ``torch={"with_stack": True}``.
+
+    Returns:
+        The request; its ``name`` withdraws it, its ``step`` is the number that was chosen.
+
+    Raises:
+        ConfigError: something in it cannot be, every rank is past that step, or no rank is there.
+        OSError: the run directory cannot be written.
+    """
+    session = cell.session
+    if run is not None:
+        path = Path(run)
+    elif session is not None and session.path is not None:
+        path = session.path
+    else:
+        raise ConfigError.at("run", None, "there is no session in this process; name the run's folder")
+    return ask(path, step, count=count, role=role, ranks=ranks, backend=backend, **options)
+
+
+def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes: Any) -> Request:
+    """Check a request against what is known of the run, and place it. Raises ConfigError and OSError."""
+    if isinstance(step, str) and step != NEXT:
+        raise ConfigError.at("step", step, f'expected a number or "{NEXT}"{nearest(step, [NEXT])}')
+    number = 0 if isinstance(step, str) else step
+    drafted = Request.make(number, count=count, role=role, **changes)
+    statuses = [status for status in read_statuses(path) if status["condition"] != "damaged"]
+    living = [status for status in statuses if status["condition"] in (LIVE, "stale")]
+    if not path.is_dir():
+        raise ConfigError.at("run", str(path), "no such folder")
+    if not living and (statuses or step == NEXT):
+        what = (
+            "the run is over: no process of it lives"
+            if statuses
+            else "no rank has told at which step it is; name the step, or look with `stepprof status`"
+        )
+        raise ConfigError.at("run", path.name, what)
+    _check_against(path, drafted, living)
+    if step == NEXT:
+        drafted = Request.make(reachable_step(living), count=count, role=role, **changes)
+    else:
+        begun = max((status["step"] for status in living if status["step"] is not None), default=-1)
+        if number <= begun:
+            reachable = reachable_step(living)
+            raise ConfigError.at(
+                "step", number, f"rank {_rank_at(living, begun)} is at step {begun} already; the nearest that every rank can still reach is {reachable}"
+            )  # fmt: skip
+    place_request(path, drafted)
+    return drafted
+
+
+def withdraw(path: Path, name: str) -> bool:
+    """Withdraw a request; False where it was before. What has been recorded stays. Raises ConfigError and OSError."""
+    return withdraw_request(path, name)
+
+
+def reachable_step(statuses: Sequence[Mapping[str, Any]], now_unix_ns: int | None = None) -> int:
+    """The first step that none of these ranks will have begun when they have seen a request that is made now.
+
+    >>> rank = {"step": 7, "step_since_unix_ns": 0, "step_seconds": 60.0, "published_unix_ns": int(9e9)}
+    >>> reachable_step([rank, {**rank, "step": 5}], now_unix_ns=int(10e9))
+    8
+    >>> reachable_step([{**rank, "step_seconds": 0.1}], now_unix_ns=int(10e9))
+    52
+    """
+    now = time.time_ns() if now_unix_ns is None else now_unix_ns
+    return 1 + max((_step_by_then(status, now) for status in statuses), default=0)
+
+
+def _step_by_then(status: Mapping[str, Any], now_unix_ns: int) -> int:
+    step: int | None = status["step"]
+    if step is None:
+        return 0
+    seconds: float | None = status["step_seconds"]
+    if seconds is None:
+        return step + 1
+    shortest = max(seconds * STEADY, 1e-4)
+    told, since = status["published_unix_ns"], status["step_since_unix_ns"]
+    unseen = max((now_unix_ns - told) / 1e9, 0.0) + REACH_SECONDS
+    steps = math.ceil(unseen / shortest)
+    if since is not None:
+        # it was noticed up to a second after it began
+        running = max((now_unix_ns - since) / 1e9, 0.0) + 1.0 + REACH_SECONDS
+        steps = min(steps, math.floor(running / shortest))
+    return int(step + min(steps, 10**6))
+
+
+def answers(path: Path, name: str) -> dict[str, list[dict[str, Any]]]:
+    """What each process that lives says of a request: by outcome, "unseen" where it has said nothing yet."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for status in read_statuses(path):
+        seen = status["requests"].get(name)
+        if seen is not None:
+            found.setdefault(str(seen["outcome"]), []).append({"rank": status["rank"], **seen})
+        elif status["condition"] == LIVE:
+            found.setdefault("unseen", []).append({"rank": status["rank"], "reason": None})
+    return found
+
+
+def wait_for_answers(path: Path, name: str, seconds: float) -> dict[str, list[dict[str, Any]]]:
+    """`answers`, once every live process has said something, or after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = answers(path, name)
+        if (found and "unseen" not in found) or time.monotonic() >= deadline:
+            return found
+        time.sleep(0.1)
+
+
+def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what no rank of this run could do."""
+    from stepprof.manifest import read_run  # the reading wing: not loaded into a job that never asks
+
+    content = read_run(path)
+    world = next((s["world_size"] for s in statuses if s["world_size"]), content.get("world_size"))
+    roles = {role for status in statuses for role in status["roles"] or ()}
+    config = content.get("config")
+    known = Config.from_mapping(config) if isinstance(config, Mapping) else Config()
+    roles |= set(known.roles)
+    if request.role is not None and roles and request.role not in roles:
+        raise ConfigError.at(
+            "role", request.role, f"no window of this role has come in{nearest(request.role, sorted(roles))}"
+        )
+    for role in (None, request.role, *known.roles):
+        if request.concerns(role):
+            request.policy(known.policy(role))
+    if request.ranks is not None and isinstance(world, int) and request.role is None:
+        request.ranks.check(world)
+
+
+def _rank_at(statuses: Sequence[Mapping[str, Any]], step: int) -> Any:
+    return next(status["rank"] for status in statuses if status["step"] == step)

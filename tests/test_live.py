@@ -1,0 +1,368 @@
+"""A running job of several processes: triggered, watched, killed; nothing of it changes the job's result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepprof
+from stepprof.cli import main
+from stepprof.errors import ConfigError
+from stepprof.requests import Request, place_request, withdraw_request
+from stepprof.statuses import read_statuses
+from stepprof.triggering import ask, reachable_step, wait_for_answers
+
+LOOP = """
+import logging, pathlib, sys, time
+import stepprof
+
+logging.basicConfig(level="INFO", stream=sys.stdout)
+rank, seconds, first = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+stepprof.init({"backend": "null", "output_dir": "runs"}, rank=rank, world_size=4, run_id="job")
+step = first
+while not pathlib.Path("stop").exists() and step < 10_000:
+    with stepprof.profile_step(step):
+        with stepprof.profile_step(step, role="actor"):
+            time.sleep(seconds)
+    step += 1
+stepprof.shutdown()
+print("result", step > first, flush=True)
+"""
+
+
+class Job:
+    """Processes of one run, which go on until they are told to stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder / "runs" / "job"
+        self.ranks: dict[int, subprocess.Popen[str]] = {}
+        (folder / "loop.py").write_text(textwrap.dedent(LOOP))
+
+    def start(self, rank: int, seconds: float = 0.02, first: int = 1) -> None:
+        self.ranks[rank] = subprocess.Popen(
+            [sys.executable, "-W", "error", "loop.py", str(rank), str(seconds), str(first)],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_until(self, test: Callable[[dict[Any, dict[str, Any]]], bool], seconds: float = 20) -> None:
+        """Wait for what the processes tell of themselves."""
+        deadline = time.monotonic() + seconds
+        while not test(self.statuses()):
+            assert time.monotonic() < deadline, self.statuses()
+            time.sleep(0.05)
+
+    def wait_for(self, *ranks: int) -> None:
+        """Wait until these ranks have told how long a step takes."""
+        self.wait_until(
+            lambda found: all(rank in found and found[rank]["step_seconds"] is not None for rank in ranks)
+        )
+
+    def statuses(self) -> dict[Any, dict[str, Any]]:
+        return {status["rank"]: status for status in read_statuses(self.run)}
+
+    def outcomes(self, name: str) -> dict[Any, str]:
+        return {
+            rank: status["requests"][name]["outcome"]
+            for rank, status in self.statuses().items()
+            if name in status["requests"]
+        }
+
+    def end(self) -> dict[int, str]:
+        """Let every process end, and return what each printed. Its result is what it would have been."""
+        (self.folder / "stop").touch()
+        printed = {rank: process.communicate(timeout=30)[0] for rank, process in self.ranks.items()}
+        for rank, process in self.ranks.items():
+            if process.returncode != -signal.SIGKILL:
+                assert "result True" in printed[rank], printed[rank]
+                assert process.returncode == 0, printed[rank]
+        return printed
+
+    def recorded(self, step: int) -> set[int]:
+        manifests = (self.run / f"step-{step:06d}" / "manifest").glob("*.json")
+        windows = [window for path in manifests for window in json.loads(path.read_text())["windows"]]
+        return {window["rank"] for window in windows if window["status"] in ("complete", "joined")}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    for process in made.ranks.values():
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+class TestTrigger:
+    def test_the_next_step_on_ranks_that_are_at_different_ones(self, job: Job) -> None:
+        """One absolute step, which all of them reach; it is armed at the step before."""
+        for rank in range(3):
+            job.start(rank, 0.02 + 0.01 * rank)
+        job.wait_for(0, 1, 2)
+        request = stepprof.trigger(job.run, ranks="all")
+        assert request.step > max(status["step"] for status in job.statuses().values())
+        answers = wait_for_answers(job.run, request.name, 5)
+        assert set(answers) <= {"accepted", "reached"}
+        job.wait_until(lambda _: set(job.outcomes(request.name).values()) == {"reached"})
+        printed = job.end()
+        assert job.recorded(request.step) == {0, 1, 2}
+        assert "to=armed target=rank-0 seconds=" in printed[0]
+        assert job.recorded(request.step - 1) == job.recorded(request.step + 1) == set()
+
+    def test_two_at_once_one_withdrawn_and_one_for_the_past(self, job: Job) -> None:
+        """Each has its own outcome; the ranks that were past a step say so, and record the rest of it."""
+        job.start(0, 0.05)
+        job.wait_for(0)
+        begun = job.statuses()[0]["step"]
+        first, second = (stepprof.trigger(job.run, role=role) for role in (None, "actor"))
+        withdrawn = stepprof.trigger(job.run, step=begun + 5000)
+        past = Request.make(begun)
+        half = Request.make(begun, count=begun + 200)
+        for late in (past, half):
+            place_request(job.run, late)
+        job.wait_until(lambda _: job.outcomes(withdrawn.name) == {0: "accepted"})
+        assert withdraw_request(job.run, withdrawn.name)
+        job.wait_until(lambda _: job.outcomes(withdrawn.name) == {0: "withdrawn"})
+        job.wait_until(lambda _: job.outcomes(first.name) == job.outcomes(second.name) == {0: "reached"})
+        assert job.outcomes(past.name) == {0: "missed"}
+        seen = job.statuses()[0]["requests"]
+        assert seen[past.name]["reason"].startswith("this rank was at step")
+        assert seen[half.name]["missed"].startswith(f"{begun}-")
+        printed = job.end()[0]
+        assert job.recorded(first.step) == {0}
+        assert job.recorded(begun) == set()
+        assert f"event=request missed request={past.name}" in printed
+
+    def test_a_rank_that_comes_late_and_one_that_dies(self, job: Job) -> None:
+        """The late one finds the request when it begins; the dead one is called crashed, and keeps nobody from anything."""
+        for rank in (0, 1):
+            job.start(rank, 0.05)
+        job.wait_for(0, 1)
+        request = stepprof.trigger(job.run, step=job.statuses()[0]["step"] + 120, ranks="all")
+        wait_for_answers(job.run, request.name, 5)
+        job.ranks[1].send_signal(signal.SIGKILL)
+        job.start(2, 0.02, first=request.step - 20)
+        job.wait_until(
+            lambda _: [job.outcomes(request.name).get(rank) for rank in (0, 2)] == ["reached", "reached"]
+        )
+        conditions = {rank: status["condition"] for rank, status in job.statuses().items()}
+        assert conditions == {0: "live", 1: "crashed", 2: "live"}
+        assert job.outcomes(request.name)[1] == "accepted"
+        job.end()
+        assert job.recorded(request.step) == {0, 2}
+
+    def test_of_another_user_damaged_and_hostile(self, job: Job) -> None:
+        """What no user of ours could have meant is refused with its reason, and the rest goes on."""
+        job.start(0, 0.02)
+        job.wait_for(0)
+        folder = job.run / "requests"
+        folder.mkdir(mode=0o700)
+        (folder / "half.json").write_text('{"name": "half", "st')
+        (folder / "up.json").write_text('{"name": "up", "step": 1, "changes": {"output_dir": "/etc"}}')
+        (folder / "notes.txt").write_text("not one")
+        os.mkfifo(folder / "pipe.json")
+        expected = {"half", "up", "pipe"}
+        if os.getuid() == 0:
+            foreign = place_request(job.run, Request.make(900_000))
+            os.chown(foreign, 12345, -1)
+            expected.add(foreign.stem)
+        job.wait_until(lambda found: set(found[0]["requests"]) == expected)
+        job.wait_until(lambda _: all(job.outcomes(name) == {0: "refused"} for name in expected))
+        asked = stepprof.trigger(job.run)
+        job.wait_until(lambda _: job.outcomes(asked.name) == {0: "reached"})
+        printed = job.end()[0]
+        assert "unknown key" in printed
+        assert os.getuid() != 0 or "made by user 12345" in printed
+
+
+class TestRunDirectoryGoes:
+    def test_it_becomes_unwritable_and_comes_back(self, job: Job) -> None:
+        """Told once; the job does not notice."""
+        job.start(0, 0.02)
+        job.wait_for(0)
+        for name in ("status", "requests"):
+            if (job.run / name).exists():
+                (job.run / name).rename(job.folder / name)
+            (job.run / name).write_text("in the way")
+        time.sleep(2.5)
+        printed = job.end()[0]
+        assert printed.count("event=status cannot be written") == 1
+        assert printed.count("event=requests cannot be read") == 1
+
+
+class TestStatus:
+    def test_of_a_run_that_is_over(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        """Ended processes are called so, and nobody can be asked any more."""
+        job.start(0)
+        job.wait_for(0)
+        job.end()
+        assert main(["status", str(job.run)]) == 0
+        assert "1 ended" in capsys.readouterr().out
+        with pytest.raises(ConfigError, match="the run is over"):
+            stepprof.trigger(job.run)
+        assert main(["status", str(job.run), "--watch", "0.1", "--json"]) == 0
+        content = json.loads(capsys.readouterr().out)
+        assert content["conditions"] == {"ended": 1}
+
+    def test_the_commands_on_a_job_that_runs(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        """A request and what became of it, as text and as JSON."""
+        job.start(0)
+        job.wait_for(0)
+        assert main(["trigger", str(job.run), "--count", "2", "--set", "max_seconds=9", "--wait", "5"]) == 0
+        printed = capsys.readouterr().out
+        name = printed.split()[1]
+        assert "max_seconds = 9" in printed
+        assert "by 1 (rank 0)" in printed
+        assert main(["trigger", str(job.run), "--withdraw", name]) == 0
+        assert main(["trigger", str(job.run), "--withdraw", name]) == 0
+        assert "was withdrawn before" in capsys.readouterr().out
+        assert main(["trigger", str(job.run), "--json", "--backend", "null", "--set", "export=inline"]) == 0
+        answered = json.loads(capsys.readouterr().out)
+        assert answered["request"]["changes"] == {"export": "inline", "backend": ["null"]}
+        assert main(["status", str(job.run)]) == 0
+        assert f"request {name}" in capsys.readouterr().out
+        job.end()
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--step", "nxt"], 'did you mean "next"'),
+            (["--step", "0"], "is at step"),
+            (["--ranks", "9"], "the nearest is 3"),
+            (["--role", "actr"], 'did you mean "actor"'),
+            (["--backend", "nul"], 'did you mean "null"'),
+            (["--set", "max_seconds"], "expected KEY=VALUE"),
+            (["--set", "torch=1", "--set", "torch.with_stack=true"], "torch is set to a value already"),
+            (["--ranks", "0", "--set", "ranks=all"], "named twice"),
+            (["--withdraw", "x"], "no such request"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_where_it_is_made(
+        self, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Against the run's own roles, ranks and steps; nothing is written."""
+        run = half_written_run(tmp_path)
+        assert main(["trigger", str(run), *arguments]) == 2
+        assert message in capsys.readouterr().err
+        assert not (run / "requests").exists()
+
+    def test_damaged_stale_and_hostile_files(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whatever lies there, the command shows it and says what it is."""
+        run = half_written_run(tmp_path)
+        folder = run / "status"
+        good = json.loads((folder / "rank-0.json").read_text())
+        (folder / "rank-1.json").write_text("{")
+        (folder / "rank-2.json").write_text("[" * 100_000)
+        (folder / "rank-3.json").write_text(
+            json.dumps({**good, "rank": 3, "published_unix_ns": time.time_ns() - 10**12})
+        )
+        (folder / "rank-4.json").write_text(
+            json.dumps(
+                {**good, "rank": "a\x1b[31m", "engines": {"r/0": {"state": 1, "health": "ok"}, "x": 3}}
+            )
+        )
+        (folder / "rank-5.json").write_text(json.dumps({key: {"a": [1e999]} for key in good}))
+        os.mkfifo(folder / "rank-6.json")
+        assert main(["status", str(run)]) == 1
+        printed = capsys.readouterr().out
+        assert "4 damaged, 2 live, 1 stale" in printed
+        assert "\x1b" not in printed
+
+    def test_of_a_run_that_tells_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """An older run, or one that has just begun."""
+        (tmp_path / "job").mkdir()
+        (tmp_path / "job" / "run.json").write_text("{}")
+        assert main(["status", str(tmp_path / "job")]) == 0
+        assert "no process has told of itself" in capsys.readouterr().out
+        assert main(["trigger", str(tmp_path / "job")]) == 2
+        assert main(["trigger", str(tmp_path / "job"), "--step", "7", "--wait", "0"]) == 1
+        assert "no process of the run has answered" in capsys.readouterr().out
+
+
+class TestPython:
+    def test_without_a_session_the_run_must_be_named(self) -> None:
+        """There is nothing to guess."""
+        with pytest.raises(ConfigError, match="name the run"):
+            stepprof.trigger()
+
+    def test_in_the_job_itself(self, tmp_path: Path) -> None:
+        """A rank asks for all of them."""
+        session = stepprof.init({"backend": "null", "output_dir": str(tmp_path)})
+        try:
+            with stepprof.profile_step(3):
+                request = stepprof.trigger(step=5)
+            deadline = time.monotonic() + 10
+            while not session.selector.requests and time.monotonic() < deadline:
+                time.sleep(0.05)
+            for step in (4, 5):
+                with stepprof.profile_step(step):
+                    pass
+        finally:
+            stepprof.shutdown()
+        assert request.step == 5
+        assert session.path is not None
+        (status,) = read_statuses(session.path)
+        assert status["requests"][request.name]["outcome"] == "reached"
+
+    def test_a_folder_that_is_none(self, tmp_path: Path) -> None:
+        """Said before anything is written."""
+        with pytest.raises(ConfigError, match="no such folder"):
+            ask(tmp_path / "nowhere", 3, count=1, role=None)
+
+
+RANK = {"step": 10, "step_since_unix_ns": 0, "step_seconds": 1.0, "published_unix_ns": 0}
+
+
+class TestReachableStep:
+    def test_nobody_will_have_begun_it(self) -> None:
+        """The rank that is furthest decides, by how far it may have come since it told."""
+        behind = {**RANK, "step": 2}
+        assert reachable_step([RANK, behind], 0) == 15
+        assert reachable_step([RANK, behind], 10**10) == 27
+
+    def test_a_step_that_takes_long_is_no_reason_to_wait(self) -> None:
+        """What is known to be still running has not ended meanwhile."""
+        hanging = {**RANK, "published_unix_ns": 10**12}
+        assert reachable_step([hanging], 10**12) == 15
+
+    def test_ranks_that_have_not_begun(self) -> None:
+        """The first step of all, and one more where nobody knows how long a step takes."""
+        assert reachable_step([{**RANK, "step": None}], 0) == 1
+        assert reachable_step([{**RANK, "step_seconds": None}], 0) == 12
+
+
+def half_written_run(tmp_path: Path) -> Path:
+    """A run as a process leaves it that is in the middle of step 7."""
+    session = stepprof.init(
+        {"backend": "null", "output_dir": str(tmp_path)}, rank=0, world_size=4, run_id="job"
+    )
+    for step in range(1, 8):
+        with stepprof.profile_step(step, role="actor"):
+            pass
+    session.background.round()
+    time.sleep(1)
+    session.background.round()
+    run = session.path
+    assert run is not None
+    status = (run / "status" / "rank-0.json").read_text()
+    stepprof.shutdown()
+    (run / "status" / "rank-0.json").write_text(status)
+    return run
