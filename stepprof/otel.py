@@ -179,7 +179,7 @@ class Sender:
         self._wake = threading.Event()
         self._ending = self._failed = False
         self._paused_until = 0.0
-        self.sent = self.dropped = 0
+        self.sent = self.dropped = self._under_way = 0
         self._thread = threading.Thread(target=self._run, name="stepprof-otel", daemon=True)
         self._thread.start()
 
@@ -199,7 +199,7 @@ class Sender:
         self._ending = True
         self._wake.set()
         self._thread.join(min(timeout, self._timeout))
-        left = self.dropped + len(self._queue)
+        left = self.dropped + self._under_way + len(self._queue)
         if left:
             logger.warning("spans were not sent", spans=left, sent=self.sent)
 
@@ -226,7 +226,8 @@ class Sender:
 
         anchor = Anchor.take()
         offset = anchor.unix_ns - anchor.monotonic_ns
-        batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+        self._under_way = min(BATCH, len(self._queue))
+        batch = [self._queue.popleft() for _ in range(self._under_way)]
         try:
             translated = [
                 each for span in batch if (each := self._translator.translate(span, offset)) is not None
@@ -235,6 +236,7 @@ class Sender:
             reason = "the collector did not take them"
         except Exception as error:  # noqa: BLE001 - an exporter may raise what it will
             sent, reason = False, describe_error(error)
+        self._under_way = 0
         if sent:
             self.sent += len(translated)
             self._failed = False

@@ -1,0 +1,177 @@
+"""What the spans of a run add up to: calls, seconds, the median and the longest of each window and region, per role and rank."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepprof.checks import nearest
+from stepprof.errors import ConfigError
+from stepprof.history import median_of
+from stepprof.manifest import read_spans
+from stepprof.selection import Ranks
+from stepprof.summary import Rank, rank_order
+
+__all__ = ["SpanTable", "SpanTime", "Wanted", "span_times"]
+
+KINDS = ("window", "region", "mark", "counter")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which spans are meant; None: all."""
+
+    step: int | None = None
+    role: str | None = None
+    region: str | None = None
+    """The name, whatever the kind."""
+    ranks: Ranks | None = None
+
+    def includes_rank(self, rank: object) -> bool:
+        """Whether spans of this rank are meant; a process without a number is, unless numbers are asked for."""
+        return self.ranks is None or (isinstance(rank, int) and rank in self.ranks)
+
+
+@dataclass(slots=True)
+class SpanTime:
+    """The spans of one name, kind, role and rank."""
+
+    kind: str
+    name: str
+    role: str | None
+    rank: Rank | None
+    """None: of several ranks together."""
+    ranks: int = 1
+    errors: int = 0
+    longest: float = -1.0
+    """Seconds of the longest one; of which step and rank:"""
+    longest_step: int | None = None
+    longest_rank: Rank | None = None
+    seconds_of_each: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, seconds: float, step: int | None, *, error: bool) -> None:
+        """One more span."""
+        if seconds > self.longest:
+            self.longest, self.longest_step, self.longest_rank = seconds, step, self.rank
+        self.seconds_of_each.append(seconds)
+        self.errors += error
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; the keys are stable. A mark and a value have no duration."""
+        table: dict[str, Any] = {
+            "kind": self.kind,
+            "name": self.name,
+            "role": self.role,
+            "rank": self.rank,
+            "count": len(self.seconds_of_each),
+            "errors": self.errors,
+        }
+        if self.kind in ("window", "region"):
+            table |= {
+                "seconds": sum(self.seconds_of_each),
+                "median_seconds": median_of(self.seconds_of_each),
+                "longest_seconds": self.longest,
+                "longest_step": self.longest_step,
+            }
+        return table
+
+
+@dataclass(slots=True)
+class SpanTable:
+    """Times of spans, the longest in all first, and what was wrong with the files."""
+
+    times: list[SpanTime] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """The processes that any span is of."""
+        return sorted({time.rank for time in self.times if time.rank is not None}, key=rank_order)
+
+    def together(self) -> list[SpanTime]:
+        """The same with all ranks in one row."""
+        rows: dict[tuple[str, str, str | None], SpanTime] = {}
+        for time in self.times:
+            row = rows.setdefault(
+                (time.kind, time.name, time.role), SpanTime(time.kind, time.name, time.role, None, ranks=0)
+            )
+            if time.longest > row.longest:
+                row.longest, row.longest_step, row.longest_rank = time.longest, time.longest_step, time.rank
+            row.ranks += 1
+            row.errors += time.errors
+            row.seconds_of_each.extend(time.seconds_of_each)
+        return _ordered(rows.values())
+
+
+def span_times(path: Path, wanted: Wanted | None = None) -> SpanTable:
+    """Add up the spans of a run.
+
+    Raises:
+        ConfigError: no span is meant by what is wanted, though there are others; says which is nearest.
+    """
+    wanted = wanted or Wanted()
+    table = SpanTable()
+    found: dict[tuple[str, str, str | None, Any], SpanTime] = {}
+    steps: set[int] = set()
+    roles: set[str] = set()
+    names: set[str] = set()
+    for span in read_spans(path, findings=table.findings):
+        kind, name, role, step = (span.get(key) for key in ("kind", "name", "role", "step"))
+        if kind not in KINDS or not isinstance(name, str):
+            continue
+        role = role if isinstance(role, str) else None
+        step = step if isinstance(step, int) else None
+        if not wanted.includes_rank(span["rank"]):
+            continue
+        steps.update(() if step is None else (step,))
+        if wanted.step not in (None, step):
+            continue
+        roles.update(() if role is None else (role,))
+        if wanted.role not in (None, role):
+            continue
+        names.add(name)
+        if wanted.region not in (None, name):
+            continue
+        key = (kind, name, role, span["rank"])
+        if key not in found:
+            found[key] = SpanTime(kind, name, role, span["rank"])
+        nanoseconds = span.get("dur")
+        found[key].add(
+            nanoseconds / 1e9 if isinstance(nanoseconds, int | float) else 0.0,
+            step,
+            error=bool(span.get("error")),
+        )
+    if not found:
+        _refuse(path, wanted, steps, roles, names)
+    table.times = _ordered(found.values())
+    return table
+
+
+def _refuse(
+    path: Path, wanted: Wanted, steps: Collection[int], roles: Collection[str], names: Collection[str]
+) -> None:
+    """Nothing is meant: by which word, and what was probably meant."""
+    number = wanted.step
+    if number is not None and steps and number not in steps:
+        close = min(steps, key=lambda step: abs(step - number))
+        raise ConfigError(f"--step = {number}: no span of it in {path}; the nearest that has some: {close}")
+    for option, given, known in (("--role", wanted.role, roles), ("--region", wanted.region, names)):
+        if given is not None and given not in known and known:
+            raise ConfigError(f'{option} = "{given}": no span of it in {path}{nearest(given, sorted(known))}')
+
+
+def _ordered(times: Iterable[SpanTime]) -> list[SpanTime]:
+    """By kind, then by what took the most time."""
+    return sorted(
+        times,
+        key=lambda time: (
+            KINDS.index(time.kind),
+            -sum(time.seconds_of_each),
+            time.name,
+            time.role or "",
+            rank_order(time.rank if time.rank is not None else -1),
+        ),
+    )
