@@ -56,6 +56,8 @@ def engine_entry(replica=0, **more):
         "host": "h",
         "status": "complete",
         "error": None,
+        "start_unix_ns": None,
+        "end_unix_ns": None,
         "start_seconds": 0.25,
         "stop_seconds": 0.5,
         "artifacts": [{"path": "x", "kind": "trace", "bytes": 1, "events": 1}],
@@ -226,6 +228,26 @@ class TestIdle:
         )
         rows = {row.label: row for row in made.idle}
         assert (rows["rank 0"].busy, rows["rank 0"].causes) == (0.05, {"rollout": 0.05})
+
+    def test_the_job_waits_for_an_engine_to_begin_and_to_hand_over(self):
+        """By the clock of the process that drives it: the first 10 ms for its start, 30 ms after the rollout for its stop."""
+        entry = engine_entry(
+            start_unix_ns=T0 + 10 * MS,
+            start_seconds=0.01,
+            end_unix_ns=T0 + 50 * MS,
+            stop_seconds=0.03,
+            fragment="rollout-engines-rank-driver.json",
+        )
+        made = report(
+            spans("driver", ("window", "step", 0, 100, None), ("window", "rollout", 10, 40, "rollout")),
+            spans(0, ("window", "actor", 80, 20, "actor")),
+            manifests=[manifest(engines=[entry])],
+        )
+        (row,) = made.idle
+        assert (row.busy, row.causes) == (0.02, {"rollout": 0.04, "flush": 0.04})
+        assert "40 ms per process were spent on handing recordings over; rollout/0 took 30 ms" in [
+            headline.text for headline in made.headlines
+        ]
 
     def test_a_rank_that_generates_itself_is_busy(self):
         (row,) = report(spans(0, ("window", "rollout", 0, 50, "rollout"))).idle

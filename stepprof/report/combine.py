@@ -75,7 +75,7 @@ def combine(
         roles=role_times(processes, start, end),
         regions=region_times(processes, start, end),
         skew=[*end_skew(processes), *collective_skew(waits)],
-        idle=idle_times(processes, whole, engine_roles, waits),
+        idle=idle_times(processes, whole, engine_roles, waits, engines),
         rollout=_rollouts(processes, start),
         overlap=overlaps(processes),
         ops=merge_ops(_tables(processes, "ops"), "op"),

@@ -45,6 +45,7 @@ def headlines(report: Report) -> list[Headline]:
         *_idleness(report.idle, least),
         *_exposed(report.overlap, report.idle, least),
         *_overheads(report.overhead, least),
+        *_handovers(report.overhead, report.idle, least),
         *_memory(report.memory),
         *_coverage(report),
     ]
@@ -170,6 +171,16 @@ def _exposed(rows: Sequence[Overlap], idle: Sequence[Idle], least: float) -> lis
         text = f"the {devices[0].device.upper()}s were busy for {share:.0%} of what was captured"
         found.append(Headline(text, "busy", None))
     return found
+
+
+def _handovers(rows: Sequence[Overhead], idle: Sequence[Idle], least: float) -> list[Headline]:
+    """What the job waited for engines to begin and to hand over their recordings."""
+    slowest = max(rows, key=lambda row: row.stop or 0.0, default=None)
+    waited = sum(row.causes.get("flush", 0.0) for row in idle) / len(idle) if idle else 0.0
+    if slowest is None or not slowest.stop or waited < least:
+        return []
+    text = f"{seconds_text(waited)} per process were spent on handing recordings over; {slowest.label} took {seconds_text(slowest.stop)}"
+    return [Headline(text, "overhead", waited)]
 
 
 def _overheads(rows: Sequence[Overhead], least: float) -> list[Headline]:

@@ -6,7 +6,9 @@ the profiler, a collective, the host, the rollout, other ranks of its own role, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from stepprof.report.collectives import Waiting
 from stepprof.report.intervals import EMPTY, Intervals
@@ -16,6 +18,7 @@ from stepprof.report.schema import Idle
 __all__ = ["idle_times"]
 
 LONGEST_STALL_SECONDS = 1e6
+_DRIVER = re.compile(r"-engines-rank-(.+?)(?:\.\d+)?\.json$")
 LEAST_NS = 1000
 """Less of a cause is where two edges of one moment do not quite meet."""
 
@@ -25,6 +28,7 @@ def idle_times(
     step: Intervals,
     engine_roles: frozenset[str | None],
     waits: Mapping[str | None, Mapping[str, Waiting]],
+    engines: Sequence[Mapping[str, Any]] = (),
 ) -> list[Idle]:
     """A row for each process that windows or a trace are known of; a driver without a trace of its own only waits, and has none.
 
@@ -33,7 +37,9 @@ def idle_times(
         step: from its begin to its end.
         engine_roles: roles that engines work in: a rank in such a window waits for them.
         waits: inside collectives, by role and label.
+        engines: of the manifests: while one is started or hands over its recording, the job waits for it.
     """
+    handing = _handing(engines, processes)
     phases = {
         role: union(window for process in processes for window in process.windows if window.role == role)
         for role in {window.role for process in processes for window in process.windows}
@@ -48,7 +54,15 @@ def idle_times(
     for process in processes:
         if process.origin.rank == "driver" and not any(digest.work for digest in process.digests):
             continue
-        row = _row(process, step=step, rollout=rollout, phases=phases, engine_roles=engine_roles, waits=waits)
+        row = _row(
+            process,
+            step=step,
+            rollout=rollout,
+            phases=phases,
+            engine_roles=engine_roles,
+            waits=waits,
+            handing=handing,
+        )
         if row is not None:
             rows.append(row)
     return rows
@@ -62,6 +76,7 @@ def _row(
     phases: Mapping[str | None, Intervals],
     engine_roles: frozenset[str | None],
     waits: Mapping[str | None, Mapping[str, Waiting]],
+    handing: Intervals,
 ) -> Idle | None:
     computing, communicating, closed = process.working()
     on_device = any(digest.work is not None and digest.work.device != "cpu" for digest in process.digests)
@@ -99,11 +114,12 @@ def _row(
         ("rollout", rollout),
         ("peers", peers),
         ("other_role", others),
+        ("flush", handing),
     ):
         part = (left & when).total
         if part >= LEAST_NS:
             left -= when
-            causes[cause] = part
+            causes[cause] = causes.get(cause, 0) + part
     unknown = left.total
     if closed:  # gaps too narrow to travel one by one lie where the device was traced
         causes["host"] = causes.get("host", 0) + closed
@@ -125,6 +141,24 @@ def _captured(process: Process) -> Intervals:
         if digest.work is not None and digest.start is not None and digest.end is not None:
             whole |= Intervals.one(digest.start, digest.end)
     return whole
+
+
+def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process]) -> Intervals:
+    """While engines were started and stopped, by the clock of the process that drove them."""
+    offsets = {str(process.origin.rank): process.offset_ns for process in processes if process.told}
+    start, end = [], []
+    for engine in engines:
+        driver = _DRIVER.search(engine.get("fragment") or "")
+        offset = offsets.get(driver[1], 0) if driver else 0
+        for at, seconds, before in (
+            (engine["start_unix_ns"], engine["start_seconds"], True),
+            (engine["end_unix_ns"], engine["stop_seconds"], False),
+        ):
+            if at is not None and 0 < (seconds or 0) < LONGEST_STALL_SECONDS:
+                length = int(seconds * 1e9)
+                start.append(int(at) - offset - (length if before else 0))
+                end.append(start[-1] + length)
+    return Intervals.union(start, end)
 
 
 def _flushing(process: Process) -> Intervals:
