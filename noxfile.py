@@ -119,7 +119,7 @@ def ray(session: nox.Session) -> None:
 def viewers(session: nox.Session) -> None:
     """Look at timelines and reports with what people look at them with: Perfetto's trace processor in Node, and Chromium."""
     session.install("-c", "constraints.txt", "-e", ".[torch,core-tests,open]")
-    run_tests(session, "tests/viewers", "-m", "not demo")
+    run_tests(session, "tests/viewers", "-m", "not demo and not ray")
 
 
 @nox.session(python="3.11")
