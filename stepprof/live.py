@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Live", "Pace"]
 
+LAST_STEPS = 5
+"""Of so many steps the shortest is the pace: the next one is hardly shorter."""
+
 MOST_ROLES = 64
 """Roles that the status names: a program that makes up a name per step has no more to say by the thousandth."""
 
 
 class Pace:
-    """Which step runs and how long the last one took, from its first window's start to its last one's end."""
+    """Which step runs, and how long the last ones took.
+
+    ``seconds`` is the last one's, from its first window's start to its last one's end; ``shortest`` the least time from the start
+    of one step to that of the next.
+    """
 
     def __init__(self) -> None:
         self.seconds: float | None = None
+        self._between: deque[float] = deque(maxlen=LAST_STEPS)
         self.roles: set[str] = set()
         self._step: int | None = None
         self._start = self._end = 0
@@ -42,9 +51,15 @@ class Pace:
             if where.number != self._step:
                 if self._step is not None:
                     self.seconds = (self._end - self._start) / 1e9
+                    self._between.append(max(span[2] - self._start, 0) / 1e9)
                 self._step, self._start, self._end = where.number, span[2], span[3]
             else:
                 self._start, self._end = min(self._start, span[2]), max(self._end, span[3])
+
+    @property
+    def shortest(self) -> float | None:
+        """The shortest of the last steps, with what came after it."""
+        return min(self._between, default=None)
 
     def since_unix_ns(self, step: int | None) -> int | None:
         """When this step was seen to run for the first time."""
@@ -109,5 +124,6 @@ class Live:
             "step": step,
             "step_since_unix_ns": self.pace.since_unix_ns(step),
             "step_seconds": self.pace.seconds,
+            "pace_seconds": self.pace.shortest,
             "role": None if window is None else window.role,
         }

@@ -166,5 +166,6 @@ _FIELDS: dict[str, _Check] = {
     "step": _count,
     "step_since_unix_ns": _count,
     "step_seconds": _seconds,
+    "pace_seconds": _seconds,
     "role": _text,
 }

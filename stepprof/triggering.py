@@ -27,7 +27,7 @@ REACH_SECONDS = 2.5
 """How long a request takes until every rank has seen it: they look once a second, and a busy file system shows it late."""
 
 STEADY = 0.8
-"""A step may be this much shorter than the last one."""
+"""A step may be this much shorter than the shortest of the last few."""
 
 
 def trigger(
@@ -110,10 +110,10 @@ def withdraw(path: Path, name: str) -> bool:
 def reachable_step(statuses: Sequence[Mapping[str, Any]], now_unix_ns: int | None = None) -> int:
     """The first step that none of these ranks will have begun when they have seen a request that is made now.
 
-    >>> rank = {"step": 7, "step_since_unix_ns": 0, "step_seconds": 60.0, "published_unix_ns": int(9e9)}
+    >>> rank = {"step": 7, "step_since_unix_ns": 0, "pace_seconds": 60.0, "published_unix_ns": int(9e9)}
     >>> reachable_step([rank, {**rank, "step": 5}], now_unix_ns=int(10e9))
     8
-    >>> reachable_step([{**rank, "step_seconds": 0.1}], now_unix_ns=int(10e9))
+    >>> reachable_step([{**rank, "pace_seconds": 0.1}], now_unix_ns=int(10e9))
     52
     """
     now = time.time_ns() if now_unix_ns is None else now_unix_ns
@@ -124,7 +124,7 @@ def _step_by_then(status: Mapping[str, Any], now_unix_ns: int) -> int:
     step: int | None = status["step"]
     if step is None:
         return 0
-    seconds: float | None = status["step_seconds"]
+    seconds: float | None = status["pace_seconds"]
     if seconds is None:
         return step + 1
     shortest = max(seconds * STEADY, 1e-4)

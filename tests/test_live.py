@@ -328,7 +328,7 @@ class TestPython:
             ask(tmp_path / "nowhere", 3, count=1, role=None)
 
 
-RANK = {"step": 10, "step_since_unix_ns": 0, "step_seconds": 1.0, "published_unix_ns": 0}
+RANK = {"step": 10, "step_since_unix_ns": 0, "pace_seconds": 1.0, "published_unix_ns": 0}
 
 
 class TestReachableStep:
@@ -346,7 +346,7 @@ class TestReachableStep:
     def test_ranks_that_have_not_begun(self) -> None:
         """The first step of all, and one more where nobody knows how long a step takes."""
         assert reachable_step([{**RANK, "step": None}], 0) == 1
-        assert reachable_step([{**RANK, "step_seconds": None}], 0) == 12
+        assert reachable_step([{**RANK, "pace_seconds": None}], 0) == 12
 
 
 def half_written_run(tmp_path: Path) -> Path:

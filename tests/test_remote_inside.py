@@ -17,6 +17,7 @@ from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.inside import Guest, serve
 from stepprof.remote.inside_find import locate
 from stepprof.remote.inside_values import Attachment, Inside, Unknown
+from stepprof.requests import Request
 from stepprof.rundir import step_folder
 from stepprof.window import Window
 
@@ -275,6 +276,20 @@ class TestSessions:
         ):
             guest.arm(None, attachment("rank"), window(run, 9, rank=True))
         guest.leave(5.0)
+
+    def test_what_was_asked_for_while_the_job_runs(self, run, attachment):
+        """It reaches the actor with the window, wherever the folder of requests lies; one that cannot be met is refused."""
+        here, guest = window(run, 9, role="actor", rank=True), Guest()
+        asked = Request.make(9, role="actor")
+        guest.arm(None, attachment("rank", requests=(asked.to_dict(),)), here)
+        guest.start(here)
+        assert stepprof.state().status == "recording"
+        guest.stop(here)
+        with pytest.raises(EngineFailure, match="cannot be met in the actor: step = -1"):
+            guest.arm(None, attachment("rank", requests=({"name": "x", "step": -1},)), here)
+        guest.leave(5.0)
+        (told,) = fragment(run / "step-000009" / "manifest" / "actor-rank-0.json")
+        assert told["status"] == "complete"
 
     def test_abort(self, run, attachment):
         """What is open is closed as partial."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from stepprof.backends import make_backend
 from stepprof.capture import LeftOpen
 from stepprof.current import cell
-from stepprof.errors import StepprofError
+from stepprof.errors import ConfigError, StepprofError
 from stepprof.records import EXPORTING, LOST
 from stepprof.remote.base import EngineFailure
+from stepprof.requests import Request
 from stepprof.startup import init
 from stepprof.step import StepWindow, profile_step
 
@@ -73,6 +74,7 @@ class Follower:
     def arm(self, attachment: Attachment, window: EngineWindow) -> None:
         """Prepare for a window."""
         session = self._here()
+        self._ask(session, attachment)
         self._check(session, attachment, window)
         session.approach(window.window.step, window.window.role)
 
@@ -171,6 +173,17 @@ class Follower:
                 _users[session].add(self)
             self._session = session
             return session
+
+    @staticmethod
+    def _ask(session: Session, attachment: Attachment) -> None:
+        """What was asked for while the job runs holds here as in the process that this one follows."""
+        for table in attachment.requests:
+            try:
+                session.selector.request(Request.read(table))
+            except ConfigError as error:
+                raise EngineFailure(
+                    f"the request cannot be met in the actor: {error}", "unconfigured"
+                ) from None
 
     def _check(self, session: Session, attachment: Attachment, window: EngineWindow) -> None:
         """Refuse before anything begins what this session cannot record."""

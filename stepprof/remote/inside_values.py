@@ -38,6 +38,8 @@ class Attachment:
     stop_seconds: float = 60.0
     """The same, for everything else."""
     options: Mapping[str, object] = field(default_factory=dict)
+    requests: tuple[Mapping[str, object], ...] = ()
+    """What was asked for while the job runs, and holds in this window: the actor may not see the folder where it lies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import uuid
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepprof.checks import byte_size
 from stepprof.current import cell
@@ -26,6 +26,10 @@ from stepprof.remote.ray_calls import Agents
 from stepprof.remote.ray_clock import Clocks, ping_pong
 from stepprof.remote.ray_files import Carrier, lost_fragment, mark, take_over, unmark
 from stepprof.rundir import step_folder
+
+if TYPE_CHECKING:
+    from stepprof.session import Session
+    from stepprof.window import Window
 
 __all__ = ["CLOSE_SECONDS", "ActorDriver", "SpansDriver", "agents", "drivers"]
 
@@ -221,6 +225,7 @@ class ActorDriver:
             start_seconds=policy.engine_start_timeout_seconds,
             stop_seconds=policy.engine_stop_timeout_seconds,
             options=self._engine_options,
+            requests=() if window is None else _requests(session, window.window),
         )
 
     def _learn(self, facts: Facts) -> None:
@@ -295,6 +300,15 @@ class SpansDriver(ActorDriver):
         finally:
             if marker.name:
                 await in_thread(unmark, marker)
+
+
+def _requests(session: Session, window: Window) -> tuple[Mapping[str, object], ...]:
+    """What was asked for of this window while the job runs."""
+    return tuple(
+        request.to_dict()
+        for request in session.selector.requests
+        if window.step in request.steps and request.concerns(window.role)
+    )
 
 
 def _why_waiting(facts: Facts | None) -> str | None:

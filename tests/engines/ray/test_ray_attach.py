@@ -13,6 +13,7 @@ from conftest import fragments, workers_path
 from driving import kill
 
 import stepprof
+from stepprof.statuses import read_statuses
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
@@ -315,6 +316,7 @@ class TestFromAnAsyncActor:
 
 SCRIPT = """
 import stepprof
+from stepprof.statuses import read_statuses
 import os, sys, time
 session = stepprof.init({{"output_dir": "runs", "steps": [2], "ranks": "all", "backend": "{backend}", "engine_start_timeout_seconds": 60}}, run_id="job")
 import ray
@@ -374,3 +376,32 @@ class TestTheDriverLeaves:
         found = fragments(tmp_path / "runs" / "job" / "step-000002")["rollout-engines-rank-0.json"]["engines"]
         assert {entry["status"] for entry in found} == {"failed"}
         assert all("Ray has been shut down" in entry["error"] for entry in found)
+
+
+class TestTrigger:
+    def test_engines_and_ranks_of_a_driver(self, ray_here, make, session):
+        """A step that nobody configured, asked for from outside while the loop runs: every engine and rank records it."""
+        server, trainers = make(Server), [make(Colocated) for _ in range(2)]
+        ray_here.get(server.generate.remote("warm"))
+        stepprof.attach(server, find="engine")
+        stepprof.attach(trainers, role="actor", kind="rank")
+        asked, step, deadline = None, 0, time.monotonic() + 60
+        while asked is None or (step <= asked.step and time.monotonic() < deadline):
+            step += 1
+            with stepprof.profile_step(step, role="rollout"):
+                ray_here.get(server.generate.remote(step))
+            with stepprof.profile_step(step, role="actor"):
+                ray_here.get([handle.update.remote() for handle in trainers])
+            time.sleep(0.3)
+            if asked is None and session.path.joinpath("status", "rank-driver.json").exists() and step > 4:
+                asked = stepprof.trigger(session.path, backend="null")
+        stepprof.shutdown(20)
+        (entry,) = engines(session, asked.step)
+        assert (entry["status"], entry["kind"]) == ("complete", "simulated")
+        told = fragments(session.path / f"step-{asked.step:06d}")
+        for rank in (0, 1):
+            (window,) = told[f"actor-rank-{rank}.json"]["windows"]
+            assert (window["status"], window["backend"]) == ("complete", "null")
+        by_rank = {status["rank"]: status for status in read_statuses(session.path)}
+        assert by_rank["driver"]["requests"][asked.name]["outcome"] == "reached"
+        assert set(by_rank["driver"]["engines"]) == {"rollout/0", "actor/0", "actor/1"}
