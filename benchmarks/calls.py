@@ -1,8 +1,8 @@
 """What a call costs while nothing is recorded: without a session, and under one whose step is not selected.
 
 The figures with a limit are those of the promise "off costs nothing". One process runs them all: first the block before any
-`init`, when names of the package are still loaded lazily; then everything after an `init` that is switched off; then a session
-with the null backend.
+`init`, when names of the package are still loaded lazily; then everything after an `init` that is switched off; then sessions
+with the null backend, the last of which watches itself.
 """
 
 from __future__ import annotations
@@ -170,6 +170,28 @@ def _groups_without_spans() -> list[Group]:
     ]
 
 
+def _groups_while_watching() -> list[Group]:
+    """The process watches itself: what that costs a call is what its thread takes of the interpreter's lock."""
+    groups = [
+        Group(
+            "with-block, watching itself",
+            _blocks()[:1],
+            {"with region(name)": Limit(1000, "value")},
+            "thread",
+        ),
+        Group(
+            "window with its span, watching itself, not selected",
+            _windows()[2:],
+            {"with profile_step(step, role), each step once": Limit(3000, "added")},
+            "thread",
+        ),
+    ]
+    return [
+        Group(group.name, [_settling(subject) for subject in group.subjects], group.limits, group.clock)
+        for group in groups
+    ]
+
+
 def _settling(subject: Subject) -> Subject:
     return Subject(
         subject.name,
@@ -191,9 +213,14 @@ def measure_calls(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     groups, absent = _groups_without_session()
     rows += [row for group in groups for row in _rows(group, time_subjects(group.subjects, effort))]
     rows += _against_verl(rows)
-    for spans, under_session in ((False, _groups_without_spans()), (True, _groups_with_session())):
+    sessions: list[tuple[dict[str, object], list[Group]]] = [
+        ({"spans": False}, _groups_without_spans()),
+        ({"spans": True}, _groups_with_session()),
+        ({"spans": True, "watch": {"enabled": True, "max_captures": 0}}, _groups_while_watching()),
+    ]
+    for options, under_session in sessions:
         with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
-            config = {"output_dir": folder, "steps": "every 1000000000", "backend": "null", "spans": spans}
+            config = {"output_dir": folder, "steps": "every 1000000000", "backend": "null", **options}
             stepprof.init(config, rank=0, world_size=1)
             try:
                 for group in under_session:

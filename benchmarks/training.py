@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
 import stepprof
@@ -26,18 +26,32 @@ def measure_training(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
         return [], {"torch": "the training loop needs torch"}
     pairs, steps = (2, 5) if quick else (40, 50)
     bare, recorded = _loops()
+    rows = []
+    for group, options in ((GROUP, {}), (f"{GROUP}, watching itself", {"watch": {"enabled": True}})):
+        rows += _measured(group, options, (bare, recorded), pairs, steps)
+    return rows, {}
+
+
+def _measured(
+    group: str,
+    options: Mapping[str, object],
+    loops: tuple[Callable[[int], None], Callable[[int], None]],
+    pairs: int,
+    steps: int,
+) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
-        stepprof.init({"output_dir": folder, "steps": "1000000000", "backend": "null"}, rank=0, world_size=1)
+        config = {"output_dir": folder, "steps": "1000000000", "backend": "null", **options}
+        stepprof.init(config, rank=0, world_size=1)
         try:
-            without, with_it = _pairs(bare, recorded, pairs, steps)
+            without, with_it = _pairs(*loops, pairs, steps)
         finally:
             stepprof.shutdown()
     ratio = Figure.of([mine / its for mine, its in zip(with_it, without, strict=True)])
     base, ours = Figure.of(without), Figure.of(with_it)
     return [
-        Row(GROUP, "without stepprof", "ms", base.minimum, base.median, base.spread),
+        Row(group, "without stepprof", "ms", base.minimum, base.median, base.spread),
         Row(
-            GROUP,
+            group,
             "with profile_step and four regions a step",
             "ms",
             ours.minimum,
@@ -46,14 +60,14 @@ def measure_training(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
             added=ours.median - base.median,
         ),
         Row(
-            GROUP,
+            group,
             f"ratio within a pair, {pairs} pairs of {steps} steps",
             "x",
             ratio.minimum,
             ratio.median,
             ratio.spread,
         ),
-    ], {}
+    ]
 
 
 def _pairs(

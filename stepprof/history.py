@@ -89,7 +89,7 @@ class History:
         self._limit = max(
             median * options.factor, median + options.spread * deviation, median + options.min_seconds
         )
-        self._fresh = max(1, len(self._values) // 10)
+        self._fresh = max(1, len(self._values) // 4)
 
 
 class Floor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,3 +72,24 @@ class TestAvailableAndTotal:
         """Then no capture is ended for it."""
         files()
         assert hostmemory.available_and_total() is None
+
+
+class TestOfThisProcess:
+    def test_resident(self, monkeypatch, tmp_path) -> None:
+        """What it has, where the system tells."""
+        found = hostmemory.resident_bytes()
+        assert found is None or found > 2**20
+        monkeypatch.setattr(hostmemory, "_STATM", tmp_path / "nothing")
+        assert hostmemory.resident_bytes() is None
+
+    def test_on_devices(self, monkeypatch) -> None:
+        """All of them together, once torch has touched one; asking loads nothing and touches nothing."""
+        cuda = SimpleNamespace(
+            is_initialized=lambda: False, device_count=lambda: 2, memory_allocated=lambda device: 100 + device
+        )
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+        assert hostmemory.device_bytes() is None
+        cuda.is_initialized = lambda: True
+        assert hostmemory.device_bytes() == 201
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+        assert hostmemory.device_bytes() is None
