@@ -11,6 +11,7 @@ from benchmarks.calls import measure_calls
 from benchmarks.engine_windows import measure_engine_windows
 from benchmarks.fanout import measure_actors, measure_fanout
 from benchmarks.figures import Row
+from benchmarks.living import measure_living
 from benchmarks.memory import measure_memory
 from benchmarks.merging import measure_merging
 from benchmarks.report import document, table
@@ -30,6 +31,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "fanout": lambda given: (measure_fanout(quick=given.quick), {}),
     "actors": lambda given: measure_actors(quick=given.quick),
     "engines": lambda given: measure_engine_windows(quick=given.quick),
+    "live": lambda given: (measure_living(quick=given.quick), {}),
     "merge": lambda given: measure_merging(quick=given.quick),
     "report": lambda given: measure_reporting(quick=given.quick),
     "training": lambda given: measure_training(quick=given.quick),
