@@ -39,6 +39,7 @@ class Pace:
         self._step: int | None = None
         self._start = self._end = 0
         self._noticed: tuple[int | None, int | None] = (None, None)
+        self._sampled: float | None = None
 
     def see(self, spans: Iterable[Span]) -> None:
         """Take in finished spans, in their order."""
@@ -58,14 +59,19 @@ class Pace:
 
     @property
     def shortest(self) -> float | None:
-        """The shortest of the last steps, with what came after it."""
-        return min(self._between, default=None)
+        """The shortest of the last steps, with what came after it; without spans the mean of those between two looks."""
+        return min(self._between, default=self._sampled)
 
     def since_unix_ns(self, step: int | None) -> int | None:
         """When this step was seen to run for the first time."""
-        if self._noticed[0] != step:
-            self._noticed = step, time.time_ns()
-        return self._noticed[1]
+        before, at = self._noticed
+        if before == step:
+            return at
+        now = time.time_ns()
+        if before is not None and at is not None and step is not None and step > before:
+            self._sampled = max(now - at, 0) / 1e9 / (step - before)
+        self._noticed = step, now
+        return now
 
 
 class Live:

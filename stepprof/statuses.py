@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from stepprof.errors import ConfigError
 from stepprof.rundir import STATUS
+from stepprof.selection import Steps
 from stepprof.writer import is_alive
 
-__all__ = ["LIVE", "read_statuses"]
+__all__ = ["LIVE", "missed_requests", "read_statuses"]
 
 LIVE = "live"
 """The condition of a process that tells of itself as often as it should."""
@@ -48,6 +50,28 @@ def read_statuses(run: Path) -> list[dict[str, Any]]:
         return []
     found = [_read(path) for path in files]
     return sorted((status for status in found if status is not None), key=_place)
+
+
+def missed_requests(run: Path, step: int) -> list[str]:
+    """Which ranks say that they could not record this step though they were asked to, and why: one line for each request and reason."""
+    ranks: dict[tuple[str, str, str | None], list[str]] = {}
+    for status in read_statuses(run):
+        for name, seen in status["requests"].items():
+            if seen["outcome"] in ("missed", "refused") and _asks_for(seen, step):
+                key = name, str(seen["outcome"]), seen["reason"]
+                ranks.setdefault(key, []).append(str(status["rank"]))
+    return [
+        f"request {name}: {outcome} by rank {', '.join(who)}: {reason}"
+        for (name, outcome, reason), who in ranks.items()
+    ]
+
+
+def _asks_for(seen: Mapping[str, str | None], step: int) -> bool:
+    """Whether these are the steps that were missed; of a request that was refused, those that it asked for."""
+    try:
+        return step in Steps.parse(seen["missed"] or seen["steps"] or "none")
+    except ConfigError:
+        return False
 
 
 def _place(status: Mapping[str, Any]) -> tuple[bool, int, str]:

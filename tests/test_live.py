@@ -149,6 +149,24 @@ class TestTrigger:
         assert job.recorded(begun) == set()
         assert f"event=request missed request={past.name}" in printed
 
+    def test_what_some_ranks_missed_is_told_of_the_step(
+        self, job: Job, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Who was past it stands beside what the others recorded."""
+        job.start(0, 0.02, first=1000)
+        job.start(1, 0.1)
+        job.wait_for(0, 1)
+        step = job.statuses()[1]["step"] + 60
+        assert step < job.statuses()[0]["step"]
+        late = Request.make(step, ranks="all")
+        place_request(job.run, late)
+        job.wait_until(lambda _: job.outcomes(late.name) == {0: "missed", 1: "reached"})
+        job.end()
+        assert job.recorded(step) == {1}
+        capsys.readouterr()
+        assert main(["show", str(job.run), "--step", str(step)]) == 0
+        assert f"request {late.name}: missed by rank 0: this rank was at step" in capsys.readouterr().out
+
     def test_a_rank_that_comes_late_and_one_that_dies(self, job: Job) -> None:
         """The late one finds the request when it begins; the dead one is called crashed, and keeps nobody from anything."""
         for rank in (0, 1):

@@ -12,6 +12,7 @@ from stepprof.commands.common import add_json, add_run, chosen_run, chosen_step,
 from stepprof.commands.engines import clocks_table, engine_notes, engines_table
 from stepprof.manifest import read_step
 from stepprof.rundir import step_folder
+from stepprof.statuses import missed_requests
 from stepprof.summary import RegionTime, absent_ranks, ordered_ranks, region_times
 from stepprof.tables import duration, number, printable, size, table
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_step(path: Path, step: int) -> dict[str, Any]:
-    """All that is known of a step, JSON-able: its combined `manifest`, `regions` with their seconds, what is `missing`, and its `folder`."""
+    """All that is known of a step, JSON-able: its combined `manifest`, `regions` with their seconds, what is `missing`, which `missed_requests` there are, and its `folder`."""
     manifest = read_step(path, step)
     regions = region_times(path, step)
     return {
@@ -52,6 +53,7 @@ def describe_step(path: Path, step: int) -> dict[str, Any]:
         "manifest": manifest,
         "regions": [dataclasses.asdict(time) for time in regions.times],
         "missing": absent_ranks(path, manifest),
+        "missed_requests": missed_requests(path, step),
         "span_findings": regions.findings,
     }
 
@@ -75,6 +77,7 @@ def render_step(run_path: Path, step: int) -> str:
         parts.append(clocks)
     notes = [note for window in windows for note in _notes(window)] + engine_notes(engines)
     notes += absent_ranks(path, manifest)
+    notes += missed_requests(path, step)
     notes += [
         f"{finding['fragment'] or 'manifest'}: {finding['problem']}" for finding in manifest["findings"]
     ]

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{path}: the request cannot be written: {error.strerror or error}") from error
     if not args.json:
-        print(_render_request(request))
+        print(_render_request(request, path.name))
     found = wait_for_answers(path, request.name, max(args.wait, 0.0))
     if args.json:
         print_json({"path": str(path), "request": request.to_dict(), "answers": found})
@@ -104,11 +104,13 @@ def _options(items: list[str]) -> dict[str, Any]:
     return table
 
 
-def _render_request(request: Request) -> str:
+def _render_request(request: Request, run_id: str) -> str:
     what = "windows without a role and of every role" if request.role is None else f"role {request.role}"
     changes = "".join(f", {key} = {value}" for key, value in request.changes.items())
     steps = f"step {request.step}" if request.count == 1 else f"steps {request.steps}"
-    return printable(f"request {request.name}") + "\n" + printable(f"{steps}: {what}{changes}")
+    return (
+        printable(f"request {request.name} to run {run_id}") + "\n" + printable(f"{steps}: {what}{changes}")
+    )
 
 
 def _render_answers(found: Mapping[str, list[dict[str, Any]]]) -> str:
