@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.errors import ConfigError
 from stepprof.files import write_atomically, write_exclusively
 from stepprof.log import logger
-from stepprof.requests import Request
+from stepprof.requests import Request, place_request
 from stepprof.rundir import step_folder
 from stepprof.tables import size
 from stepprof.writer import writer_identity
@@ -78,30 +78,43 @@ class AutoCaptures:
         problem = self._probe(policy)
         if problem is not None:
             return f"none: {'+'.join(policy.backend)} cannot record here: {problem}"
-        request = self._request(what, role, step, policy)
+        rank = self._selector.identity.rank
+        request = self._request(what, role, step, policy, rank)
         facts = {"what": what, **facts, "writer": writer_identity()}
-        claim = self._take(int(str(facts["step"])), {**facts, **self._target(request)})
+        claim = self._take(int(str(facts["step"])), {**facts, **self._target(request, rank)})
         if isinstance(claim, str):
             return claim
         self._claim, self._tries = claim, 1
         self._ask(request)
         return f"step {step}"
 
-    def _request(self, what: str, role: str | None, step: int, policy: Policy) -> Request:
+    def record_elsewhere(self, what: str, facts: Mapping[str, object], rank: int, step: int) -> str:
+        """Have another rank record this step, by a request in the run directory, as a person would make it; never raises."""
+        if not self._options.max_captures:
+            return "none: max_captures = 0"
+        try:
+            request = self._request(what, None, step, self._selector.policy(None), rank)
+            content = {"what": what, **facts, "writer": writer_identity(), **self._target(request, rank)}
+            claim = self._take(int(str(facts["step"])), content)
+            if isinstance(claim, str):
+                return claim
+            place_request(self._run, request)
+        except (OSError, ConfigError) as error:
+            return f"none: {error}"
+        return f"step {step}"
+
+    def _request(self, what: str, role: str | None, step: int, policy: Policy, rank: int | str) -> Request:
         changes: dict[str, Any] = {}
-        rank, left = self._selector.identity.rank, self._left()
+        left = self._left()
         if isinstance(rank, int):
             changes["ranks"] = str(rank)
         if left is not None and (policy.max_bytes is None or policy.max_bytes > left):
             changes["max_bytes"] = max(left, 1)
         return Request.make(step, role=role, reason=f"watch: {what}", **changes)
 
-    def _target(self, request: Request) -> dict[str, Any]:
-        return {
-            "capture_step": request.step,
-            "capture_rank": self._selector.identity.rank,
-            "request": request.name,
-        }
+    @staticmethod
+    def _target(request: Request, rank: int | str) -> dict[str, Any]:
+        return {"capture_step": request.step, "capture_rank": rank, "request": request.name}
 
     def _ask(self, request: Request) -> None:
         self._selector.request(request)
@@ -173,7 +186,7 @@ class AutoCaptures:
         changes: dict[str, Any] = dict(asked.changes)
         again = Request.make(next_step(asked.role), role=asked.role, reason=asked.reason, **changes)
         try:
-            content = {**content, **self._target(again)}
+            content = {**content, **self._target(again, content["capture_rank"])}
             write_atomically(path, _dump(content))
             self._claim = (path, content)
             self._ask(again)

@@ -26,6 +26,7 @@ from stepprof.checks import (
 from stepprof.errors import ConfigError
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu", "privateuse1")
+LEAST_LAG_SECONDS = 15.0
 _ACTIVITY_ALIASES = {"gpu": "cuda", "npu": "privateuse1"}
 
 
@@ -218,6 +219,8 @@ class WatchOptions:
     """Which regions are watched; None: all; []: none, only the windows."""
     memory_growth: int | str = "4GiB"
     """By how much the memory that never comes back may grow, on the host and on the device each; "none": it is not watched."""
+    lag_seconds: float | str = 60.0
+    """How far a rank may be behind the median of all, in steps times what a step takes; "none": nobody looks."""
     max_captures: int = 3
     """How many captures watching may make in the whole run, all ranks together; 0: it only tells."""
     max_bytes: int | str = "2GiB"
@@ -237,8 +240,12 @@ class WatchOptions:
                 "roles": _roles,
                 "regions": lambda value, key: () if value in ((), []) else texts(value, key),
                 **dict.fromkeys(("memory_growth", "max_bytes"), limit(byte_size)),
+                "lag_seconds": limit(seconds),
             },
         )
+        if isinstance(self.lag_seconds, float) and self.lag_seconds < LEAST_LAG_SECONDS:
+            problem = f"what ranks publish is some seconds old; the nearest is {LEAST_LAG_SECONDS:g}"
+            raise ConfigError.at("lag_seconds", self.lag_seconds, problem)
         if self.min_steps > self.window:
             problem = f"longer than the history, whose window is {self.window}; the nearest is {self.window}"
             raise ConfigError.at("min_steps", self.min_steps, problem)

@@ -74,6 +74,12 @@ def readers_of(session: Session) -> Readers:
 
         selector = session.selector
         captures = AutoCaptures(session.path, watch, selector, session.local.capturer.probe)
+        if isinstance(watch.lag_seconds, float):
+            from stepprof.lagging import LagFinder
+
+            readers.append(
+                LagFinder(session.path, watch.lag_seconds, lambda: session.rank, session.recorder, captures)
+            )
         readers.append(Watcher(watch, session.recorder, selector.has_come, captures, lambda: session.rank))
     if isinstance(otel, OtelOptions) and otel.enabled:
         from stepprof.otel import Sender, missing
