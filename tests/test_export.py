@@ -219,14 +219,14 @@ class TestBadEnds:
         monkeypatch.setattr(export, "_LOOK_SECONDS", 0.05)
 
         def job() -> tuple[Artifact, ...]:
-            if os.fork() == 0:  # keeps what it inherited for a second
-                time.sleep(1)
+            if os.fork() == 0:  # keeps what it inherited for a while
+                time.sleep(6)
                 os._exit(0)
             os._exit(5)
 
         began = time.perf_counter()
         assert "status 5" in str(outcome(job).error)
-        assert time.perf_counter() - began < 0.9
+        assert time.perf_counter() - began < 5
 
     @pytest.mark.parametrize("failure", [OSError(errno.ENOMEM, "no memory"), RuntimeError("shutting down")])
     def test_no_fork_to_be_had(self, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
