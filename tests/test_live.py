@@ -384,3 +384,51 @@ def half_written_run(tmp_path: Path) -> Path:
     stepprof.shutdown()
     (run / "status" / "rank-0.json").write_text(status)
     return run
+
+
+class TestTerminal:
+    @pytest.mark.parametrize("arguments", [[], ["--watch", "0.1"]])
+    def test_with_colours(self, tmp_path: Path, arguments: list[str]) -> None:
+        """On a terminal the same words are in colours; --watch ends with the run."""
+        run = half_written_run(tmp_path)
+        path = run / "status" / "rank-0.json"
+        content = json.loads(path.read_text())
+        engines = {"rollout/0": {"kind": "vllm", "name": "x", "host": "n-1", "state": "idle", "health": "ok"}}
+        path.write_text(json.dumps({**content, "engines": engines, "last_error": "export: a disk is full"}))
+        ours, theirs = os.openpty()
+        shown = subprocess.Popen(
+            [sys.executable, "-m", "stepprof", "status", str(run), *arguments],
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "150"},
+        )
+        os.close(theirs)
+        if arguments:
+            time.sleep(1.0)
+            path.write_text(json.dumps({**json.loads(path.read_text()), "ended": True}))
+        printed = b""
+        while True:
+            try:
+                printed += os.read(ours, 65536)
+            except OSError:  # the other side of the terminal has gone
+                break
+        os.close(ours)
+        assert shown.wait(20) == 0
+        assert b"\x1b[" in printed
+        for word in (b"rollout/0", b"a disk is full", b"live"):
+            assert word in printed
+
+    def test_as_text_until_the_run_ends(self, job: Job) -> None:
+        """Through a pipe, one table after the other."""
+        job.start(0)
+        job.wait_for(0)
+        shown = subprocess.Popen(
+            [sys.executable, "-m", "stepprof", "status", str(job.run), "--watch", "0.2"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(1.5)
+        job.end()
+        printed = shown.communicate(timeout=20)[0]
+        assert printed.count("run job") > 1
+        assert "1 ended" in printed.rsplit("run job", 1)[1]
