@@ -60,16 +60,20 @@ class AutoCaptures:
         self._claim: tuple[Path, dict[str, Any]] | None = None
         self._tries = 0
 
-    def record(self, what: str, facts: Mapping[str, object], role: str | None, step: int) -> str:
-        """Have this step of the role recorded because of what was found; says in a few words what became of that, and never raises."""
+    def record(
+        self, what: str, facts: Mapping[str, object], role: str | None, next_step: Callable[[], int]
+    ) -> str:
+        """Have the next step of the role recorded because of what was found; says in a few words what became of that, and never raises."""
         if self._asked is not None:
             return f"none: that of step {self._asked.step} is awaited"
         try:
-            return self._try_to_record(what, facts, role, step)
+            return self._try_to_record(what, facts, role, next_step)
         except (OSError, ConfigError) as error:
             return f"none: {error}"
 
-    def _try_to_record(self, what: str, facts: Mapping[str, object], role: str | None, step: int) -> str:
+    def _try_to_record(
+        self, what: str, facts: Mapping[str, object], role: str | None, next_step: Callable[[], int]
+    ) -> str:
         if not self._options.max_captures:
             return "none: max_captures = 0"
         policy = self._selector.policy(role)
@@ -78,7 +82,7 @@ class AutoCaptures:
         problem = self._probe(policy)
         if problem is not None:
             return f"none: {'+'.join(policy.backend)} cannot record here: {problem}"
-        rank = self._selector.identity.rank
+        rank, step = self._selector.identity.rank, next_step()
         request = self._request(what, role, step, policy, rank)
         facts = {"what": what, **facts, "writer": writer_identity()}
         claim = self._take(int(str(facts["step"])), {**facts, **self._target(request, rank)})

@@ -205,7 +205,7 @@ class WatchOptions:
     """Slow is what takes at least so many times the median."""
     spread: float = 8.0
     """And lies at least so many deviations above it, as the history varies by itself."""
-    min_seconds: float = 0.05
+    min_seconds: float = 0.5
     """And takes at least so many seconds more than the median."""
     window: int = 100
     """Over how many of the last steps the history goes; for as many nothing more is told after something was."""

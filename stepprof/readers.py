@@ -73,6 +73,9 @@ def readers_of(session: Session) -> Readers:
         from stepprof.watching import Watcher
 
         selector = session.selector
+        for policy in selector.policies() if watch.max_captures else ():
+            if policy.enabled:  # slow imports now: in the middle of training they would make steps slow
+                session.local.capturer.probe(policy)
         captures = AutoCaptures(session.path, watch, selector, session.local.capturer.probe)
         if isinstance(watch.lag_seconds, float):
             from stepprof.lagging import LagFinder

@@ -215,9 +215,8 @@ class Watcher:
 
     def _tell(self, finding: Finding, span: Span) -> None:
         """The log, the mark at the end of its window, and the capture."""
-        step = self._next_step(finding.role)
-        facts = finding.facts
-        outcome = self._captures.record(finding.what, facts, finding.role, step)
+        facts, role = finding.facts, finding.role
+        outcome = self._captures.record(finding.what, facts, role, lambda: self._next_step(role))
         attributes = {**facts, "capture": outcome}
         mark: Span = (finding.what, "mark", span[3], span[3], span[4], span[5], span[6], attributes, False)
         self._recorder.pending.append(mark)
