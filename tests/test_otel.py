@@ -18,6 +18,7 @@ from stepprof.config import Config
 from stepprof.errors import ConfigError
 from stepprof.options import OtelOptions
 from stepprof.otel import Sender
+from stepprof.remote.following import spans_only
 
 
 class Collector:
@@ -289,6 +290,13 @@ class TestConfigured:
         """Refused when it is configured."""
         with pytest.raises(ConfigError, match=r"otel\.endpoint"):
             Config(otel={"endpoint": endpoint})
+
+    def test_processes_that_only_follow_send_theirs(self) -> None:
+        """Whose regions belong to the run sends them where the run's go."""
+        config = Config(steps="2", otel={"enabled": True, "endpoint": "http://collector:4318/v1/traces"})
+        theirs = Config.from_mapping(spans_only(config.to_dict()))
+        assert (theirs.otel, theirs.off) == (config.otel, True)
+        assert spans_only({"output_dir": "x"}) == {"output_dir": "x", "spans": True, "backend": "null"}
 
     def test_nothing_is_loaded_unless_asked_for(self, run_script) -> None:
         """A session without it imports none of it."""

@@ -232,7 +232,8 @@ class Follower:
 
 def spans_only(config: Mapping[str, object]) -> dict[str, object]:
     """The configuration of a process that has nothing to capture, but whose regions belong to the run."""
-    return {"output_dir": config["output_dir"], "spans": True, "backend": "null"}
+    kept = {"output_dir": config["output_dir"], "spans": True, "backend": "null"}
+    return {**kept, "otel": config["otel"]} if "otel" in config else kept
 
 
 def is_settled(record: Mapping[str, object]) -> bool:
