@@ -63,6 +63,8 @@ class Capturer:
         self.changed = changed
         self._backends: dict[object, Backend] = {}
         self._unavailable: dict[object, str] = {}
+        # two threads may ask at once; reentrant, since a signal handler may come in between
+        self._probing = threading.RLock()
         self.exports = Exports(
             exporter, origin.rank, lambda window: self._holder(window.step, window.role), self.note, changed
         )
@@ -73,20 +75,25 @@ class Capturer:
         """Why this policy's backend cannot record here, or None. Pays its slow imports, once."""
         key = _key(policy)
         if key not in self._backends and key not in self._unavailable:
-            reason: str | None
-            try:
-                backend = make_backend(policy)
-                reason = backend.probe()
-            except Exception as error:  # noqa: BLE001 - a backend that cannot even be asked is one that cannot record
-                reason = describe_error(error)
-            if reason is None:
-                self._backends[key] = backend
-            else:
-                self._unavailable[key] = reason
-                self.health = "unconfigured"
-                self.last_error = f"{'+'.join(policy.backend)} cannot record here: {reason}"
-                logger.warning("backend unavailable", backend="+".join(policy.backend), reason=reason)
+            with self._probing:
+                if key not in self._backends and key not in self._unavailable:
+                    self._probe(policy, key)
         return self._unavailable.get(key)
+
+    def _probe(self, policy: Policy, key: object) -> None:
+        reason: str | None
+        try:
+            backend = make_backend(policy)
+            reason = backend.probe()
+        except Exception as error:  # noqa: BLE001 - a backend that cannot even be asked is one that cannot record
+            reason = describe_error(error)
+        if reason is None:
+            self._backends[key] = backend
+            return
+        self._unavailable[key] = reason
+        self.health = "unconfigured"
+        self.last_error = f"{'+'.join(policy.backend)} cannot record here: {reason}"
+        logger.warning("backend unavailable", backend="+".join(policy.backend), reason=reason)
 
     def note(self, reason: str, window: Window | None = None) -> None:
         """Something was not recorded: the log and ``state()`` say so."""

@@ -86,6 +86,7 @@ class Control:
         self._looked = -LOOK_SECONDS
         self._read_at: tuple[int, float] = (0, 0.0)
         self._failed: str | None = None
+        self._unprepared: list[Policy] = []
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
         """For each request that was seen, what became of it: JSON-able, the latest ones."""
@@ -122,6 +123,11 @@ class Control:
             self._read_at = changed_ns, now
         self._read()
 
+    def prepare(self) -> None:
+        """Load the backends of what was taken: seconds, the first time. After the answer is told, and beside the training thread."""
+        while self._unprepared:
+            self._probe(self._unprepared.pop(0))
+
     def _read(self) -> None:
         try:
             with os.scandir(self._folder) as entries:
@@ -157,9 +163,6 @@ class Control:
         """Have it recorded, as far as its steps are still to come."""
         try:
             policies = self._selector.asked_of(request)
-            for policy in policies:
-                if self._selector.selects_rank(policy):
-                    self._probe(policy)
             past = self._last_step()
             while True:
                 left, missed = _still_to_come(request, past)
@@ -171,6 +174,7 @@ class Control:
                 self._selector.request(left)
                 past = self._last_step()
                 if past is None or past < left.step or not policies or left.step in self._selector.came():
+                    self._unprepared += [p for p in policies if self._selector.selects_rank(p)]
                     return _Seen("accepted", None, request, missed)
                 # that step came in meanwhile: what is left of it would be half a step
                 self._selector.withdraw(left.name)

@@ -92,9 +92,10 @@ class Live:
         self._publisher = Publisher(session.local.capturer.origin, self._condition, self._progress)
 
     def look(self) -> None:
-        """A round: what is asked for, then what is told."""
+        """A round: what is asked for, what is told, and what was taken is prepared."""
         self.control.look()
         self._publisher.publish()
+        self.control.prepare()
 
     def close(self) -> None:
         """The session has ended, and says so."""

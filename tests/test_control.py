@@ -63,7 +63,9 @@ class TestTaking:
         request = Request.make(7, count=2)
         place_request(tmp_path, request)
         assert session.look() == {request.name: "accepted"}
-        assert session.probed
+        assert session.probed == []
+        session.control.prepare()
+        assert session.probed == [("null",)]
         assert [session.enter(step) for step in (6, 7)] == [False, True]
         assert session.look() == {request.name: "accepted"}
         assert session.enter(8)
