@@ -7,9 +7,12 @@ import json
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from msgspec import Raw
 from timelines import T0, Timeline, drawn, make_source, sources
 
 from stepprof.timeline import perfetto
+from stepprof.timeline.arguments import Shortened
+from stepprof.timeline.event import Event
 from stepprof.timeline.model import Alignment, Origin, Track
 from stepprof.timeline.place import Place
 
@@ -299,6 +302,30 @@ class TestArguments:
             {"Concrete Inputs": '[""]', "Input Dims": "[[16,4],[]]"},
             {},
         ]
+
+    @pytest.mark.parametrize("category", ["cpu_op", "kernel", "cuda_runtime", "user_annotation"])
+    def test_what_reading_leaves_out_is_not_missed(self, category):
+        """What is kept of arguments while a trace is read is drawn as all of them would be, whatever else is like them."""
+        raws = [
+            b'{"External id": %d, "queued": 0, "stream": %d, "correlation": %d, "grid": [%d, 1]}' % numbers
+            for numbers in ((1, 7, 1, 4), (2, 7, 2, 4), (3, 8, 3, 4), (4, 7, 4, 5), (5, 7, 5, 4))
+        ]
+        raws += [
+            b'{"note": 1, "External id": 6, "correlation": 6}',
+            b'{"note": 2, "External id": 7, "correlation": 7}',
+            b'{"stream": 7, "correlation":8.5}',
+            b'{"stream": 7, "correlation":8.25}',
+            b'{"stream": 7}',
+            b'{"Concrete Inputs": [1], "Ev Idx": 9, "stack": "a"}',
+            b'{"Concrete Inputs": [1], "Ev Idx": 10, "stack": "b"}',
+            b'{"Concrete Inputs": [2], "Ev Idx": 11\n    }',
+            b'{"Concrete Inputs": [1], "Ev Idx": 12}',
+            b"",
+        ]
+        kept = Shortened()([Event("X", cat=category, args=Raw(raw)) for raw in raws])
+        assert self.of(*kept, category=category) == self.of(*raws, category=category)
+        if category == "kernel":
+            assert kept[0] is kept[1] is kept[4]
 
     @pytest.mark.parametrize(
         "value",

@@ -7,7 +7,7 @@ encoded once when it is written (`Arguments`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
@@ -27,7 +27,11 @@ _BOOKKEEPING = (
 _DROP = frozenset(_BOOKKEEPING)
 _PAIRS = re.compile(rb'"(?:%s)"\s*:\s*(?:-?\d+|"[^"\\]*"|null)\s*,?\s*' % "|".join(_BOOKKEEPING).encode())
 _DIGITS = b"0123456789-"
-_SHAPES, _INDEX = b'"Concrete Inputs"', b'"Ev Idx"'  # what stands before, and after, only tells events apart
+_SHAPES, _INDEX = b'"Concrete Inputs"', b'"Ev Idx":'  # what stands before, and after, only tells events apart
+_LAST = b"0123456789 }\r\n\t"
+_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_LAUNCH, _OUTER = b'"correlation":', b'"External id":'
+_NUMBER = b"0123456789 "
 _INT64 = 2**63
 _LARGEST = 1 << 16  # bytes of one value: nobody reads more in a viewer
 
@@ -37,6 +41,7 @@ class Shortened:
 
     def __init__(self) -> None:
         self._shapes: dict[bytes, bytes] = {}
+        self._launches: dict[tuple[bytes, bytes, bytes], bytes] = {}
         self._bare: set[bytes] = set()
 
     def __call__(self, events: Iterable[Event]) -> list[bytes | None]:
@@ -46,12 +51,18 @@ class Shortened:
         for event in events:
             raw = bytes(event.args)
             if event.cat not in profiler:
-                kept.append(raw or None)
-            elif (at := raw.find(_SHAPES)) > 0:
-                key = raw[at : raw.rfind(_INDEX, at)]
+                kept.append(self._launched(raw) if event.cat in _DEVICE else raw or None)
+                continue
+            _, found, rest = raw.partition(_SHAPES)
+            if found:
+                key = rest.rstrip(_LAST)
                 known = shapes.get(key)
                 if known is None:
-                    known = shapes[key] = b"{%b}" % key.rstrip(b", \r\n\t")
+                    if not key.endswith(_INDEX):
+                        known = raw
+                    else:
+                        inputs = key[: -len(_INDEX)].rstrip(b", \r\n\t")
+                        known = shapes[key] = b"{%b%b}" % (_SHAPES, inputs)
                 kept.append(known)
             elif (text := raw.translate(None, _DIGITS)) in bare:
                 kept.append(None)
@@ -61,6 +72,30 @@ class Shortened:
                 bare.add(text)
                 kept.append(None)
         return kept
+
+    def _launched(self, raw: bytes) -> bytes | None:
+        """Of what a device did, all but which launch it was of tells it from others: the first that is like it stands for it."""
+        before, found, after = raw.partition(_LAUNCH)
+        if not found:
+            return raw or None
+        first, _, rest = before.partition(_OUTER)
+        key = (first, rest.lstrip(_NUMBER), after.lstrip(_NUMBER))
+        known = self._launches.get(key)
+        if known is None:
+            known = self._launches[key] = raw
+        return known
+
+
+class _Codes(dict["bytes | None", int]):
+    """What a function makes of each key, found out once."""
+
+    def __init__(self, code: Callable[[bytes | None], int]) -> None:
+        super().__init__()
+        self._code = code
+
+    def __missing__(self, raw: bytes | None) -> int:
+        code = self[raw] = self._code(raw)
+        return code
 
 
 class Arguments:
@@ -75,14 +110,13 @@ class Arguments:
         self._told = (0, 0)
 
     def codes(self, raws: list[bytes | None]) -> npt.NDArray[np.int64]:
-        """The numbers of debug annotations in the table for raw JSON objects; what is one object is encoded once."""
-        places = np.fromiter(map(id, raws), np.uint64, len(raws))
-        _, first, which = np.unique(places, return_index=True, return_inverse=True)
-        code = self._code
-        codes = [0 if (raw := raws[number]) is None else code(raw) for number in first.tolist()]
-        return np.array(codes, np.int64)[which.reshape(-1)]
+        """The numbers of debug annotations in the table for raw JSON objects; what is equal is encoded once."""
+        codes = _Codes(self._code)
+        return np.array([codes[raw] for raw in raws], np.int64)
 
-    def _code(self, raw: bytes) -> int:
+    def _code(self, raw: bytes | None) -> int:
+        if raw is None:
+            return 0
         rest = _PAIRS.sub(b"", raw)
         if not rest.strip(b" {},\r\n\t"):
             return 0

@@ -134,17 +134,17 @@ class FlowColumns(_Columns):
     def add(
         self,
         time: Times,
-        place: Sequence[int],
-        arrow: Sequence[int],
-        category: Sequence[int],
-        phase: Sequence[int],
+        place: Indices,
+        arrow: npt.NDArray[np.int64],
+        category: Indices,
+        phase: Indices,
     ) -> None:
         """Take some ends; those with one `arrow` belong together."""
         self._add(time, place, arrow, category, phase)
 
     def built(self, shift_ns: int, tracks: Indices) -> Flows:
         """Return arrows between `tracks` of the places that were given, `shift_ns` later: each step and end from the latest beginning or step of its arrow before it."""
-        time, track, arrow = self._times(0), self._indices(1), self._indices(2)
+        time, track, arrow = self._times(0), self._indices(1), self._times(2)
         category, phase = self._indices(3), self._indices(4)
         order = np.lexsort((phase, time, arrow))
         time, track, arrow, category, phase = (

@@ -5,7 +5,6 @@ Events are looked at by phase, in columns. What only this module knows: which ph
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import compress
@@ -17,6 +16,7 @@ from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumn
 from stepprof.timeline.counted import MEMORY, Counted
 from stepprof.timeline.event import Event
 from stepprof.timeline.iterations import Iterations
+from stepprof.timeline.kinds import FLOW_PHASES, Arrows, Kinds
 from stepprof.timeline.model import Alignment, Origin, Source, Times
 from stepprof.timeline.npu import adapt, is_npu
 from stepprof.timeline.pairs import PAIRED, Pairs
@@ -29,9 +29,7 @@ __all__ = ["Keep", "read"]
 Keep = Callable[[list[Event]], list[bytes | None]]
 """Gives what of the arguments of events is kept."""
 
-_FLOWS = {"s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}
 _INSTANTS = ("i", "I", "R")
-_GROUP = re.compile(r"\[[^\]]*\]")
 _LARGEST_METADATA = 4096
 
 
@@ -70,7 +68,8 @@ class _Reader:
     names: Interned[str] = field(default_factory=Interned)
     categories: Interned[str] = field(default_factory=Interned)
     rows: Rows = field(default_factory=Rows)
-    arrows: Interned[tuple[object, ...]] = field(default_factory=Interned)
+    kinds: Kinds = field(init=False)
+    arrows: Arrows = field(init=False)
     flows: FlowColumns = field(default_factory=FlowColumns)
     counters: CounterColumns = field(default_factory=CounterColumns)
     slices: SliceColumns = field(init=False)
@@ -87,6 +86,8 @@ class _Reader:
         self.slices = SliceColumns(bool(self.args))
         self.instants = InstantColumns(bool(self.args))
         self.pairs = Pairs(self.names, self.categories, self.rows, self.slices, self.instants)
+        self.kinds = Kinds(self.names, self.categories, self.rows)
+        self.arrows = Arrows(self.categories, self.rows)
         self.counted = Counted(self.rows, self.counters)
         self.iterations = Iterations(self.names, self.categories, self.rows)
 
@@ -102,7 +103,7 @@ class _Reader:
             rest.setdefault(event.ph, []).append(event)
         for event in rest.pop("M", ()):
             self.rows.name(event)
-        arrows = [event for phase in _FLOWS for event in rest.pop(phase, ())]
+        arrows = [event for phase in FLOW_PHASES for event in rest.pop(phase, ())]
         if self.arrows_wanted:
             self._flow(arrows)
         self._counter(rest.pop("C", []))
@@ -130,11 +131,7 @@ class _Reader:
         if len(duration) and duration.min() < 0:
             self.negative += int(np.count_nonzero(duration < 0))
             duration = np.maximum(duration, 0)
-        names, categories, places = self.names, self.categories, self.rows.places
-        name = np.array([names[event.name] for event in events], dtype=np.int32)
-        category = np.array([categories[event.cat] for event in events], dtype=np.int32)
-        place = np.array([places[event.pid, event.tid] for event in events], dtype=np.int32)
-        track = self.rows.of_places(place, category, categories)
+        name, category, track = self.kinds.of(events)
         self.slices.add(start, duration, name, category, track, args=self._kept(events))
         self.iterations.take(name, track, start, duration)
 
@@ -145,15 +142,7 @@ class _Reader:
 
     def _flow(self, events: list[Event]) -> None:
         events, time = self._timed(events)
-        ends, arrows, categories = self.rows.ends, self.arrows, self.categories
-        self.flows.add(
-            time,
-            [ends[event.pid, event.tid] for event in events],
-            # a merger leaves the ids of several ranks as they were, and puts the rank before the process
-            [arrows[event.cat, event.id, _group(event.pid)] for event in events],
-            [categories[event.cat] for event in events],
-            [_FLOWS[event.ph] for event in events],
-        )
+        self.flows.add(time, *self.arrows.of(events))
 
     def _counter(self, events: list[Event]) -> None:
         events, time = self._timed(events)
@@ -234,10 +223,3 @@ def _refused(source: Source) -> Source:
     )
     nothing.metadata = source.metadata
     return nothing
-
-
-def _group(pid: int | str) -> str:
-    if isinstance(pid, int):
-        return ""
-    match = _GROUP.match(pid)
-    return match[0] if match else ""

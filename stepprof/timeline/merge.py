@@ -27,6 +27,7 @@ from stepprof.timeline.load import load
 from stepprof.timeline.order import source_order
 from stepprof.timeline.parts import FORMATS, Format, Job, Part, write_part
 from stepprof.timeline.place import Place, clock_text
+from stepprof.timeline.raw import Limits
 from stepprof.timeline.workers import Failed, each_in_worker
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ __all__ = ["Merged", "default_output", "merge", "places"]
 
 _DAY_NS = 86_400 * 10**9
 _COPY = 4 << 20
+_GUESSED_FROM = 4096
+"""Events of a trace by which it is guessed when the timeline begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +207,13 @@ def _part_file(scratch: Path, index: int) -> Path:
 
 
 def _first_guess(ordered: list[tuple[Input, Place]], job: Job) -> int:
-    """About when the timeline begins: what the smallest sources say."""
-    for wanted, _ in sorted(ordered, key=lambda each: each[0].bytes):
-        extent = extent_of(load(wanted, args=False, assume=job.assume))
-        if extent is not None:
-            return extent[0]
+    """About when the timeline begins: what the first events of the smallest source say, or all of it where that takes reading to its end."""
+    smallest = sorted((wanted for wanted, _ in ordered), key=lambda each: each.bytes)
+    for limits in (Limits(events=_GUESSED_FROM), None):
+        for wanted in smallest:
+            extent = extent_of(load(wanted, args=False, assume=job.assume, limits=limits, flows=False))
+            if extent is not None:
+                return extent[0]
     return 0
 
 

@@ -29,7 +29,7 @@ def nanoseconds(microseconds: Sequence[float | str]) -> tuple[npt.NDArray[np.int
     texts = bool(microseconds) and isinstance(microseconds[0], str)
     if not texts:
         try:
-            values = np.fromiter(microseconds, np.float64, len(microseconds))
+            values = np.array(microseconds, np.float64)
             texts = bool((np.abs(values) >= FLOAT_EXACT_US).any())
         except ValueError:
             texts = True
