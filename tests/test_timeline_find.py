@@ -142,6 +142,19 @@ class TestRuns:
         assert placed["far.json"] == Alignment("ping-pong", 9, 1)
         assert placed["other.json"].method == "unmeasured"
 
+    def test_one_that_is_named_twice(self, tmp_path):
+        """By a link too: it is read once, under the name that came first."""
+        run = make_run(tmp_path / "runs")
+        record(run)
+        link = tmp_path / "link"
+        link.symlink_to(run.path)
+        found = find([link, run.path, run.path], output_dir=tmp_path)
+        assert labels(found) == ["actor rank 0"]
+        assert found.folder == link / "step-000002"
+        file = run.path / "step-000002" / "actor" / "rank-0.trace.json.gz"
+        (tmp_path / "one.json.gz").symlink_to(file)
+        assert len(find([file, tmp_path / "one.json.gz"], output_dir=tmp_path).inputs) == 1
+
     def test_runs_that_are_not_one(self, tmp_path):
         for name in ("r", "s"):
             record(make_run(tmp_path, run_id=name))

@@ -88,6 +88,9 @@ def find(
                 plain.append(path)
         else:
             runs.append(find_run(output_dir, None if each is None else str(each)).absolute())
+    # one that is named twice, or by a link too, is read once
+    runs = list({run.resolve(): run for run in reversed(runs)}.values())[::-1]
+    plain = list({path.resolve(): path for path in reversed(plain)}.values())[::-1]
     found = Found()
     clocks = None
     if runs:
@@ -127,7 +130,7 @@ def _chosen_step(runs: Sequence[Path], step: int | None) -> int:
 def _from_runs(found: Found, runs: Sequence[Path], step: int) -> Clocks:
     told: list[dict[str, Any]] = []
     gathered: list[tuple[Input, str | None]] = []
-    for number, run in enumerate(dict.fromkeys(runs)):
+    for number, run in enumerate(runs):
         # names of fragments are unique within one directory alone
         mark = f"{number}/"
         if step not in steps(run):
