@@ -54,6 +54,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def clean_log() -> Iterator[None]:
+    """Take back what `capture_logs` leaves: structlog as if the application had configured it, so that lines go to stdout from then on."""
+    yield
+    if (structlog := sys.modules.get("structlog")) is not None:
+        structlog.reset_defaults()
+
+
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., Ran]:
     """Return a function that runs the text of a script in a process of its own, with the test's folder as its working directory."""
