@@ -194,7 +194,11 @@ def _rich(content: Mapping[str, Any]) -> Any:
     for row in _rows(content["processes"]):
         texts = [printable("-" if cell is None else str(cell)) for cell in row]
         columns.add_row(*(Text(text, style=_COLOURS.get(text.removeprefix("was "), "")) for text in texts))
-    parts: list[RenderableType] = [Text(_title(content), style="bold"), columns, *(Text(note) for note in _notes(content))]
+    parts: list[RenderableType] = [
+        Text(_title(content), style="bold"),
+        columns,
+        *(Text(note) for note in _notes(content)),
+    ]
     return Group(*parts)
 
 
