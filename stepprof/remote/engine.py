@@ -199,22 +199,13 @@ class EngineTarget:
             entry.update(status="lost", error=LOST)
         self._note(None)
         recording.started.set_result(None)
-        capped_by = await self._until_its_end(recording)
-        await self._stop(recording, window, capped_by)
+        await recording.until_its_end()
+        await self._stop(recording, window)
 
-    async def _until_its_end(self, recording: Recording) -> str | None:
-        if recording.max_seconds is None:
-            await recording.stop.wait()
-            return None
-        waiting = asyncio.ensure_future(recording.stop.wait())
-        await asyncio.wait({waiting}, timeout=recording.max_seconds)
-        if waiting.done():
-            return None
-        waiting.cancel()
-        logger.warning("cap hit", target=self.label, capped_by="max_seconds")
-        return "max_seconds"
-
-    async def _stop(self, recording: Recording, window: EngineWindow, capped_by: str | None) -> None:
+    async def _stop(self, recording: Recording, window: EngineWindow) -> None:
+        capped_by = recording.capped_by
+        if capped_by is not None:
+            logger.warning("cap hit", target=self.label, capped_by=capped_by)
         self._commit("stop", window, reason=capped_by)
         recording.entry["end_unix_ns"] = time.time_ns()
         began = time.perf_counter()

@@ -27,6 +27,9 @@ __all__ = ["Fleet"]
 LEAVE_SECONDS = 60.0
 """How long an engine that is detached may take to hand over what it has."""
 
+SHOW_SECONDS = 0.01
+"""For how long changes are gathered before they are shown: a thousand engines answer one after the other."""
+
 TOLD = 8
 """Engines that get a line of their own when they fall ill together; more are one line."""
 
@@ -126,10 +129,13 @@ class Fleet:
         self.changed()
 
     def changed(self) -> None:
-        """Something that ``stepprof.state`` shows has changed: shown once for all that changes in one round of the loop."""
+        """Something that ``stepprof.state`` shows has changed: shown soon, once for all that changes together."""
         if not self._publishing:
             self._publishing = True
-            remote_loop().call(self._show)
+            remote_loop().call(self._show_soon)
+
+    def _show_soon(self) -> None:
+        asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)
 
     def tell_health(self, change: HealthChange) -> None:
         """An engine's health has changed: told soon, together with others of the same."""

@@ -32,7 +32,9 @@ class Recording:
         self.entry = entry
         self._save = save
         self.step = step
-        self.max_seconds = max_seconds
+        self._max_seconds = max_seconds
+        self.capped_by: str | None = None
+        """What ended it before its window did."""
         self.window: EngineWindow | None = None
         """Its folder, once there is one."""
         self.stop = asyncio.Event()
@@ -79,6 +81,21 @@ class Recording:
         """A window of its step went out; the last one takes the capture with it."""
         self._open -= 1
         if self._open <= 0:
+            self.stop.set()
+
+    async def until_its_end(self) -> None:
+        """Until its windows are over, or it has lasted as long as it may."""
+        if self._max_seconds is None:
+            await self.stop.wait()
+            return
+        # no task and no time-out of its own: a thousand engines are answered one after the other
+        cap = asyncio.get_running_loop().call_later(self._max_seconds, self._cap)
+        await self.stop.wait()
+        cap.cancel()
+
+    def _cap(self) -> None:
+        if not self.stop.is_set():
+            self.capped_by = "max_seconds"
             self.stop.set()
 
     def fail(self, status: str, error: str, health: str) -> None:
