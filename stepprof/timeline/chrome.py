@@ -25,6 +25,7 @@ __all__ = ["HEAD", "encode", "tail", "text"]
 HEAD = b'{"traceEvents":[\n'
 _BLOCK = 1 << 17
 _DEEPEST = 64
+_BETWEEN = b"},\n"
 
 
 def tail(facts: Mapping[str, object]) -> bytes:
@@ -123,7 +124,7 @@ class _Writer:
                 b',"dur":',
                 _microseconds(slices.duration[order]),
             ]
-            yield _joined(stems, columns(len(order), times), _arguments(slices.args, order.tolist()))
+            yield _joined(stems, times, _arguments(slices.args, order.tolist()))
 
     def instants(self) -> Iterator[bytes]:
         instants = self.source.instants
@@ -131,20 +132,19 @@ class _Writer:
             block = slice(at, at + _BLOCK)
             row = self.layout.track_row[instants.track[block]]
             stems = self._stems(b'"ph":"i","s":"t"', instants.name[block], instants.category[block], row)
-            times = columns(len(row), [b',"ts":', self._times(instants.time[block])])
+            times: list[bytes | Bytes] = [b',"ts":', self._times(instants.time[block])]
             yield _joined(stems, times, _arguments(instants.args, range(at, at + len(row))))
 
     def counters(self) -> Iterator[bytes]:
         counters = self.source.counters
         names = _told_apart([track.name for track in self.source.tracks])
-        stems = [b'{"ph":"C","pid":%d,"name":%b' % (self.pid, text(name)) for name in names]
+        stems = [b'},\n{"ph":"C","pid":%d,"name":%b' % (self.pid, text(name)) for name in names]
         for at in range(0, len(counters), _BLOCK):
             block = slice(at, at + _BLOCK)
             value = counters.value[block]
-            times = columns(len(value), [b',"ts":', self._times(counters.time[block])])
             yield _joined(
                 [stems[track] for track in counters.track[block].tolist()],
-                times,
+                [b',"ts":', self._times(counters.time[block])],
                 [b'{"value":%b}' % text(each) for each in value.tolist()],
             )
 
@@ -162,13 +162,11 @@ class _Writer:
             ):
                 tid = (self._tid(row) for row in self.layout.nesting.row[slices[block]].tolist())
                 stems = [
-                    b'{%b,"id":%d,"cat":%b,"name":%b,"pid":%d,"tid":%d'
+                    b'},\n{%b,"id":%d,"cat":%b,"name":%b,"pid":%d,"tid":%d'
                     % (phase, id_, each, each, self.pid, its)
                     for id_, each, its in zip(number, name, tid, strict=True)
                 ]
-                yield _joined(
-                    stems, columns(len(stems), [b',"ts":', self._times(time[bound.drawn][block])]), None
-                )
+                yield _joined(stems, [b',"ts":', self._times(time[bound.drawn][block])], None)
 
     def _stems(
         self,
@@ -177,11 +175,11 @@ class _Writer:
         category: npt.NDArray[np.int32],
         row: npt.NDArray[np.int32],
     ) -> list[bytes]:
-        """The beginning of each event: what it shares with others of its name on its row is written once."""
+        """The end of the event before each, and its own beginning: what it shares with others of its name on its row is written once."""
         kinds = (name.astype(np.int64) * len(self.category_texts) + category) * len(self.layout.rows) + row
         _, example, which = np.unique(kinds, return_index=True, return_inverse=True)
         texts = [
-            b'{%b,"name":%b,"cat":%b,"pid":%d,"tid":%d'
+            b'},\n{%b,"name":%b,"cat":%b,"pid":%d,"tid":%d'
             % (phase, self.name_texts[a], self.category_texts[b], self.pid, self._tid(c))
             for a, b, c in zip(
                 name[example].tolist(), category[example].tolist(), row[example].tolist(), strict=True
@@ -221,14 +219,17 @@ def _arguments(args: list[bytes | None] | None, order: Sequence[int]) -> list[by
     return chosen
 
 
-def _joined(stems: list[bytes], times: npt.NDArray[np.uint8], args: list[bytes] | None) -> bytes:
-    step = 3 if args is None else 5
-    pieces = [b"},\n"] * (step * len(stems))
+def _joined(stems: list[bytes], times: list[bytes | Bytes], args: list[bytes] | None) -> bytes:
+    """Events, each with the end of the one before it: what the first has before itself comes after the last."""
+    matrix = columns(len(stems), times if args is None else [*times, b',"args":'])
+    step = 2 if args is None else 3
+    pieces = [b""] * (step * len(stems))
     pieces[0::step] = stems
-    pieces[1::step] = times.view(f"V{times.shape[1]}").ravel().tolist()
+    pieces[1::step] = matrix.view(f"V{matrix.shape[1]}").ravel().tolist()
     if args is not None:
-        pieces[2::step] = [b',"args":'] * len(stems)
-        pieces[3::step] = args
+        pieces[2::step] = args
+    pieces[0] = stems[0].removeprefix(_BETWEEN)
+    pieces.append(_BETWEEN)
     return b"".join(pieces)
 
 

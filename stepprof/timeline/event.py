@@ -20,8 +20,8 @@ class Event(Struct, gc=False):
     """One event, with what any reader or writer here needs of it. ``ts`` and ``dur`` are microseconds: a number where a float is exact, else the text of one (empty: there is none)."""
 
     ph: str
-    name: str = ""
     cat: str = ""
+    name: str = ""
     pid: int | str = 0
     tid: int | str = 0
     ts: float | str = ""
@@ -29,8 +29,6 @@ class Event(Struct, gc=False):
     id: int | str | None = None
     args: Raw = NOTHING
     id2: Raw = NOTHING
-    bp: str = ""
-    s: str = ""
     scope: str = ""
 
 
@@ -38,8 +36,8 @@ class _ExactEvent(Struct, gc=False):
     """The same with its times as they are written."""
 
     ph: str
-    name: str = ""
     cat: str = ""
+    name: str = ""
     pid: int | str = 0
     tid: int | str = 0
     ts: Raw = NOTHING
@@ -47,14 +45,12 @@ class _ExactEvent(Struct, gc=False):
     id: int | str | None = None
     args: Raw = NOTHING
     id2: Raw = NOTHING
-    bp: str = ""
-    s: str = ""
     scope: str = ""
 
     def event(self) -> Event:
         text = bytes(self.ts).decode("utf-8", "replace").strip('"')
         return Event(
-            self.ph, self.name, self.cat, self.pid, self.tid, text, self.dur, self.id, self.args, self.id2, self.bp, self.s, self.scope
+            self.ph, self.cat, self.name, self.pid, self.tid, text, self.dur, self.id, self.args, self.id2, self.scope
         )  # fmt: skip
 
 
@@ -91,7 +87,7 @@ def loosely(text: bytes) -> Event | None:
     if not isinstance(fields, dict) or not isinstance(fields.get("ph"), str):
         return None
     event = Event(fields["ph"])
-    for key in ("name", "cat", "bp", "s", "scope"):
+    for key in ("name", "cat", "scope"):
         if isinstance(fields.get(key), str | int | float):
             setattr(event, key, str(fields[key]))
     for key in ("pid", "tid", "id"):

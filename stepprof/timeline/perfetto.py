@@ -21,7 +21,16 @@ from stepprof.timeline.model import Source
 from stepprof.timeline.order import order_of_tracks
 from stepprof.timeline.packets import Extras, scatter
 from stepprof.timeline.place import Place, clock_text, process_name
-from stepprof.timeline.protobuf import Bytes, bytes_field, columns, varint, varint_field, varints, width_of
+from stepprof.timeline.protobuf import (
+    Bytes,
+    bytes_field,
+    columns,
+    varint,
+    varint_field,
+    varints,
+    width_of,
+    widths,
+)
 
 __all__ = ["encode", "head"]
 
@@ -218,19 +227,16 @@ class _Writer:
     ) -> bytes:
         """Packets of a track event each; `extras` are further fields of the events."""
         count = len(time)
-        body = columns(count, event)
         lengths = np.zeros(count, np.int64) if extras is None else extras.lengths
-        stem = columns(
-            count,
-            [
-                b"\x40",
-                varints(time - self.base, self.time_width),
-                b"\x50" + varint(self.sequence) + b"\x5a",
-                varints(lengths + body.shape[1]),
-                body,
-            ],
-        )
-        packets = columns(count, [b"\x0a", varints(lengths + stem.shape[1]), stem])
+        body = varints(lengths + widths(event))
+        stem: list[bytes | Bytes] = [
+            b"\x40",
+            varints(time - self.base, self.time_width),
+            b"\x50" + varint(self.sequence) + b"\x5a",
+            body,
+        ]
+        packet = varints(lengths + widths([*stem, *event]))
+        packets = columns(count, [b"\x0a", packet, *stem, *event])
         if extras is None or not lengths.any():
             return packets.tobytes()
         ends = np.cumsum(lengths + packets.shape[1])

@@ -22,9 +22,11 @@ __all__ = [
     "varint_field",
     "varints",
     "width_of",
+    "widths",
 ]
 
 Bytes = npt.NDArray[np.uint8]
+_SINGLE = [bytes((value,)) for value in range(0x80)]
 
 
 def varint(value: int) -> bytes:
@@ -33,6 +35,8 @@ def varint(value: int) -> bytes:
     >>> varint(300).hex()
     'ac02'
     """
+    if 0 <= value < 0x80:
+        return _SINGLE[value]
     value &= 0xFFFF_FFFF_FFFF_FFFF
     groups = bytearray()
     while value > 0x7F:
@@ -97,10 +101,15 @@ def columns(count: int, parts: Sequence[bytes | Bytes]) -> Bytes:
     >>> columns(2, [b"\\x08", varints(np.array([1, 2]))]).tolist()
     [[8, 1], [8, 2]]
     """
-    widths = [len(part) if isinstance(part, bytes) else part.shape[1] for part in parts]
-    out = np.empty((count, sum(widths)), np.uint8)
+    out = np.empty((count, widths(parts)), np.uint8)
     at = 0
-    for part, width in zip(parts, widths, strict=True):
+    for part in parts:
+        width = widths([part])
         out[:, at : at + width] = np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part
         at += width
     return out
+
+
+def widths(parts: Sequence[bytes | Bytes]) -> int:
+    """How wide constants and columns are beside each other."""
+    return sum(len(part) if isinstance(part, bytes) else part.shape[1] for part in parts)
