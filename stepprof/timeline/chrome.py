@@ -23,7 +23,7 @@ from stepprof.timeline.protobuf import Bytes, columns
 __all__ = ["HEAD", "encode", "tail", "text"]
 
 HEAD = b'{"traceEvents":[\n'
-_BLOCK = 1 << 17
+_BLOCK = 1 << 13
 _DEEPEST = 64
 _BETWEEN = b"},\n"
 

@@ -13,7 +13,8 @@ from isal import isal_zlib
 
 __all__ = ["blocks"]
 
-BLOCK = 2 << 20
+BLOCK = 1 << 19
+"""What fits into the caches of a core together with the events in it."""
 _FEED = 1 << 14
 """So much is decompressed at once, at most: where it is damaged, all that it would have given is lost at first."""
 _GZIP = b"\x1f\x8b"

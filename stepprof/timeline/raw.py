@@ -70,7 +70,7 @@ def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
 
 @dataclass(slots=True)
 class TraceStream:
-    """A file in batches of events, each of some 2 MB of text. The header is whole once the last batch has been taken.
+    """A file in batches of events, each of some half a MB of text. The header is whole once the last batch has been taken.
 
     Args:
         path: the file.
