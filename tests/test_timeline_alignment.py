@@ -126,6 +126,8 @@ def main():
         with stepprof.profile_step(step, role="rollout"):
             exchange(messages)
     stepprof.shutdown()
+    if rank == 1:
+        messages.recv(1)  # it tells the time until the other one has ended
 
 
 if __name__ == "__main__":
