@@ -124,6 +124,22 @@ class TestSlices:
             ("thread", "1", "1"),
         ]
 
+    def test_the_main_thread_is_named_and_stands_above_what_a_profiler_says_of_itself(self, load):
+        source = load(
+            complete(pid="Spans", tid="PyTorch Profiler"),
+            complete(pid="", tid=""),
+            complete(pid="[TP00] 7", tid=7),
+            complete(pid=70, tid=71),
+            complete(pid=70, tid=70),
+            meta("thread_name", pid=70, tid=70, name="thread 70 (python)"),
+            meta("process_sort_index", pid="Spans", sort_index=-1),
+            meta("process_sort_index", pid=70, sort_index=1),
+        )
+        ordered = sorted(source.tracks, key=lambda track: track.order)
+        assert [track.name.rpartition(": ")[2] for track in ordered] == [
+            "thread 7", "main thread 70 (python)", "thread 71", "PyTorch Profiler", "profiler",
+        ]  # fmt: skip
+
     def test_length_below_zero(self, load):
         source = load(complete(dur=-3))
         assert source.slices.duration.tolist() == [0]

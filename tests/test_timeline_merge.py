@@ -218,6 +218,23 @@ class TestMerge:
         placed = places([Input(origin, ("x",), 1) for origin in origins], {})
         assert [place.suffix for _, place in placed] == [" (rank0.1.json)", " (rank0.2.json)"]
 
+    def test_spans_and_traces_of_one_rank_say_what_they_hold(self):
+        """A person looks for a rank, not for a file; that is told only where there are two files of a kind."""
+        origins = [Origin("spans", f"spans/rank-{n}.000001.jsonl", rank=n, host="h") for n in (0, 1, 2)]
+        origins += [
+            Origin("rank", f"step-000002/step/rank-{n}.trace.json.gz", rank=n, host="h") for n in (0, 1)
+        ]
+        origins += [Origin("rank", "elsewhere/other.json", rank=1, host="h")]
+        placed = places([Input(origin, ("x",), 1) for origin in origins], {})
+        assert [each.origin.label + place.suffix for each, place in placed] == [
+            "rank 0 · spans",
+            "rank 1 · spans",
+            "rank 2",
+            "rank 0 · torch",
+            "rank 1 · torch (other.json)",
+            "rank 1 · torch (rank-1.trace.json.gz)",
+        ]
+
     def test_the_order_of_roles_is_that_in_which_they_began(self):
         """Not that of the alphabet; numbers sort as numbers."""
         origins = [Origin("rank", "x", role, rank) for role in ("ref", "actor") for rank in (10, 2)] + [

@@ -26,7 +26,7 @@ from stepprof.timeline.find import Input
 from stepprof.timeline.load import load
 from stepprof.timeline.order import source_order
 from stepprof.timeline.parts import FORMATS, Format, Job, Part, write_part
-from stepprof.timeline.place import Place, clock_text
+from stepprof.timeline.place import Place, clock_text, suffixes
 from stepprof.timeline.raw import Limits
 from stepprof.timeline.workers import Failed, each_in_worker
 
@@ -119,20 +119,10 @@ def merge(
 
 
 def places(inputs: Iterable[Input], roles: Mapping[str | None, int]) -> list[tuple[Input, Place]]:
-    """Put sources in order, and give each its place; those that would have the same name get their path behind it."""
+    """Put sources in order, and give each its place; those that would have the same name get behind it what tells them apart."""
     ordered = sorted(inputs, key=lambda each: source_order(each.origin, roles))
-    names = [(each.origin.label, each.origin.host) for each in ordered]
-    return [
-        (
-            each,
-            Place(
-                number,
-                len(ordered),
-                f" ({Path(each.origin.path).name})" if names.count(names[number]) > 1 else "",
-            ),
-        )
-        for number, each in enumerate(ordered)
-    ]
+    apart = suffixes([each.origin for each in ordered])
+    return [(each, Place(number, len(ordered), apart[number])) for number, each in enumerate(ordered)]
 
 
 def _write_parts(

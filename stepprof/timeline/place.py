@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from stepprof.timeline.model import Alignment, Source
+from stepprof.timeline.model import Alignment, Origin, Source
 
-__all__ = ["Place", "clock_text", "process_name"]
+__all__ = ["Place", "clock_text", "process_name", "suffixes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,29 @@ def process_name(source: Source, place: Place) -> str:
     origin = source.origin
     host = f" · {origin.host}" if origin.host else ""
     return f"{origin.label}{place.suffix}{host}"
+
+
+def suffixes(origins: Sequence[Origin]) -> list[str]:
+    """What tells each source from others of its name and host: what it holds, and its file only where that does not do.
+
+    >>> suffixes([Origin("spans", "spans/rank-0.jsonl", rank=0), Origin("rank", "step/rank-0.trace.json.gz", rank=0)])
+    [' · spans', ' · torch']
+    """
+    names = [(origin.label, origin.host) for origin in origins]
+    contents = [_content(origin) for origin in origins]
+    held = Counter(name for name, _ in set(zip(names, contents, strict=True)))
+    like = Counter(zip(names, contents, strict=True))
+    return [
+        (f" · {content}" if held[name] > 1 else "")
+        + (f" ({PurePath(origin.path).name})" if like[name, content] > 1 else "")
+        for origin, name, content in zip(origins, names, contents, strict=True)
+    ]
+
+
+def _content(origin: Origin) -> str:
+    if origin.kind == "spans":
+        return "spans"
+    return "torch_npu" if PurePath(origin.path).name.startswith("trace_view") else "torch"
 
 
 def clock_text(alignment: Alignment) -> str:

@@ -136,7 +136,10 @@ class Rows:
         if kind == "thread":
             known = self._thread.get((pid, tid))
             unnamed = f"thread {tid}" if isinstance(tid, int) else tid or "profiler"
-            return Track("thread", prefix + (known.name if known and known.name else unnamed), parts, order)
+            name = known.name if known and known.name else unnamed
+            if pid == tid and name.startswith(f"thread {tid} ("):  # as torch names them
+                name = f"main {name}"
+            return Track("thread", prefix + name, parts, order)
         if kind == "sample":
             return Track("sample", prefix + str(tid), (str(tid),), order)
         return Track(kind, prefix + str(tid), parts, order)
@@ -165,6 +168,8 @@ class Rows:
         process = self._process.get(pid)
         thread = self._thread.get((pid, tid))
         first = {"iterations": 0, "counter": 1, "async": 2, "sample": 2}.get(kind, 3)
+        if isinstance(pid, str) and not _MERGED.match(pid):
+            first += 2  # what the profiler says of itself
         return (
             first,
             process.sort_index if process else 0,
