@@ -195,17 +195,18 @@ def _microseconds(value: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Nanoseconds, none negative, as microseconds with three decimals: a row of text each, padded with spaces."""
     digits = max(4, len(str(int(value.max())))) if len(value) else 4
     out = np.empty((len(value), digits + 1), np.uint8)
-    left = value
-    for place in range(digits + 1):
-        column = digits - place
-        if place == 3:
-            out[:, column] = ord(".")
-            continue
-        if place > 4:
-            out[:, column] = np.where(left > 0, 48 + left % 10, 32)
-        else:
-            out[:, column] = 48 + left % 10
-        left = left // 10
+    out[:, digits - 3] = ord(".")
+    high = value
+    for place in range(digits):
+        if place % 9 == 0:  # numbers of 32 bits are divided many at once
+            high, low = np.divmod(high, 10**9)
+            left = low.astype(np.uint32)
+        rest = left // 10
+        digit = (left - 10 * rest + 48).astype(np.uint8)
+        if place > 3:
+            digit[(left == 0) & (high == 0)] = 32
+        out[:, digits - place - (place > 2)] = digit
+        left = rest
     return out
 
 
@@ -214,7 +215,8 @@ def _arguments(args: list[bytes | None] | None, order: Sequence[int]) -> list[by
         return None
     chosen = [args[number] or b"{}" for number in order]
     # a string that ends in a backslash: rare, so that it is looked for in all of them at once
-    if b'\\\\"' in b"".join(chosen):
+    whole = b"".join(chosen)
+    if b"\\" in whole and b'\\\\"' in whole:
         chosen = [text(msgspec.json.decode(each)) if b'\\\\"' in each else each for each in chosen]
     return chosen
 
