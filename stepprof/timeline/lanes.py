@@ -152,7 +152,7 @@ def _last_begun(nesting: Nesting, row: Indices, time: Times) -> Positions:
     """The last slice of `row` that began at `time` or before; -1: none."""
     if not len(nesting.row) or not len(time):
         return np.full(len(time), -1, np.int64)
-    first = np.searchsorted(nesting.row, row, side="left")
+    first = np.searchsorted(nesting.row, np.arange(int(row.max()) + 1))[row]
     begins, keys = _keys(nesting.row, nesting.start, row, time)
     found = np.searchsorted(begins, keys, side="right") - 1
     return np.where(found >= first, found, -1)
