@@ -39,7 +39,7 @@ class Intervals:
         if not len(start):
             return EMPTY
         if (start[1:] < start[:-1]).any():
-            order = np.argsort(start)
+            order = np.argsort(start, kind="stable")
             start, end = start[order], end[order]
         reach = np.maximum.accumulate(end)
         begins = np.flatnonzero(start[1:] > reach[:-1]) + 1
@@ -168,7 +168,7 @@ def depths(track: npt.NDArray[np.integer], start: Times, end: Times) -> npt.NDAr
         both, where = np.unique(np.concatenate((start, end)), return_inverse=True)
         start, end, low, span = where[: len(start)], where[len(start) :], 0, len(both)
     base = ranks.astype(np.int64) * span - low
-    ended = np.searchsorted(np.sort(base + end), base + start, side="right")
+    ended = np.searchsorted(np.sort(base + end, kind="stable"), base + start, side="right")
     return (np.arange(len(start)) - ended).astype(np.int32)
 
 
