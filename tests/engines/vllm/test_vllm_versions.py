@@ -1,7 +1,7 @@
 """What changed between 0.8.5 and 0.33: two older versions run over the same environment, the sources of others are asked.
 
-Versions up to 0.26 were built for another torch and do not load beside 0.32's: of their real wheels the signatures of
-``start_profile``, the fields of ``ProfilerConfig`` and the environment variables are taken. `nox -s vllm` puts them where they are
+Versions up to 0.26 were built for another torch and do not load beside 0.32's, and 0.33 has no build for a processor: of their real
+wheels the signatures of ``start_profile``, the fields of ``ProfilerConfig`` and the environment variables are taken. `nox -s vllm` puts them where they are
 looked for here.
 """
 
@@ -126,11 +126,14 @@ class TestSources:
         with pytest.raises(EngineFailure, match="delay_iterations = 2: this vLLM takes it only when"):
             start_arguments(bounded, Settings("/traces", max_iterations=8), known, "prefix")
 
-    def test_the_newest_takes_bounds_with_each_start(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("version", ["installed", "0.33.0"])
+    def test_the_newest_take_bounds_with_each_start(self, version: str, tmp_path: Path) -> None:
         """Only what differs from what was built in is given: a worker class of somebody else may not know them."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        known = inspect.signature(AsyncLLM.start_profile).parameters
+        known = (
+            inspect.signature(AsyncLLM.start_profile) if version == "installed" else signature(version)
+        ).parameters
         assert start_arguments(make_window(tmp_path), Settings("/traces"), known, "p") == {
             "profile_prefix": "p"
         }
@@ -175,7 +178,7 @@ class TestSources:
         assert "VLLM_PROFILER_MAX_ITERS" not in os.environ
         assert serve_args(tmp_path) == []
 
-    @pytest.mark.parametrize("version", ["0.13.0", "0.16.0", "0.27.1", "0.31.0"])
+    @pytest.mark.parametrize("version", ["0.13.0", "0.16.0", "0.27.1", "0.31.0", "0.33.0"])
     def test_engine_args_name_only_fields_that_the_version_has(
         self, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
