@@ -150,8 +150,9 @@ class Trace:
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """When the first forward step began and the last ended, since the Unix epoch."""
-        first, last = self.spans[0], self.spans[-1]
+        """When the first forward step that had something to do began, and the last ended, since the Unix epoch."""
+        busy = [span for span in self.spans if not span["name"].endswith("context_0(0)_generation_0(0)")]
+        first, last = busy[0], busy[-1]
         return (
             int(first["ts"] * 1000) + self.base_ns,
             int((last["ts"] + last["dur"]) * 1000) + self.base_ns,
