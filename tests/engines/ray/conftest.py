@@ -41,7 +41,8 @@ def cluster(plugin):
         warnings.simplefilter("ignore")
         patch.setenv("PYTHONPATH", workers_path(plugin))
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        head = {"num_cpus": 2, "include_dashboard": False, "resources": {"first": 8}}
+        made = Cluster(initialize_head=True, head_node_args=head)
         made.add_node(num_cpus=1, resources={"second": 8})
         made.wait_for_nodes()
         try:

@@ -233,7 +233,7 @@ class TestTree:
         import ray
 
         monkeypatch.setattr(ray_calls, "TREE_ABOVE", 3)
-        handles = [make(Server, {} if n % 2 else None) for n in range(6)]
+        handles = [make(Server, {"first": 0.01} if n % 2 else None) for n in range(6)]
         drivers = [connect(handle, find="engine") for handle in handles]
         here = [windows.make(2, replica=n) for n in range(6)]
         for driver, window in zip(drivers, here, strict=True):
