@@ -251,8 +251,12 @@ class Fleet:
             bracket.wait_stopped(max(deadline - time.monotonic(), 0.0))
         if self.engines:
             left = max(deadline - time.monotonic(), 0.0)
-            leaving = remote_loop().submit(_leave(self.engines, reason, left))
+            leaving = remote_loop().submit(self._end(reason, left))
             concurrent.futures.wait([leaving], timeout=left + 0.1)
+
+    async def _end(self, reason: str, timeout: float) -> None:
+        await _leave(self.engines, reason, timeout)
+        self._show()  # what was still being gathered
 
 
 async def _announce(listeners: list[Callable[..., Any]], step: int, role: str | None) -> None:
