@@ -362,7 +362,7 @@ class TestTrouble:
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
             pass
-        assert one.calls == ["arm", "start", "abort"]
+        assert one.calls[:3] == ["arm", "start", "abort"]  # then it is armed for the next step
 
     def test_an_engine_whose_worker_is_this_process_is_never_started(self, recording, engine):
         """Its work is in our own capture."""
