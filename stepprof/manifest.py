@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,17 @@ from stepprof.errors import ConfigError
 from stepprof.fragments import read_clock, read_engine, read_window
 from stepprof.rundir import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
 
-__all__ = ["find_run", "is_run", "list_runs", "read_clocks", "read_run", "read_spans", "read_step", "steps"]
+__all__ = [
+    "find_run",
+    "find_step",
+    "is_run",
+    "list_runs",
+    "read_clocks",
+    "read_run",
+    "read_spans",
+    "read_step",
+    "steps",
+]
 
 SCHEMA_VERSION = 1
 _SPANS_FILE = re.compile(r"rank-(.+)\.(\d+)\.jsonl")
@@ -79,6 +89,27 @@ def steps(path: Path) -> list[int]:
     except OSError:
         return []
     return sorted(number for number in numbers if number is not None)
+
+
+def find_step(runs: Sequence[Path], step: int | None) -> int:
+    """The step that is meant: the last one recorded where none is named.
+
+    Args:
+        runs: the folders of one run, of several nodes that share no disk.
+        step: its number; None: the last.
+
+    Raises:
+        ConfigError: it is not recorded; names the nearest that is.
+    """
+    recorded = sorted({number for run in runs for number in steps(run)})
+    if not recorded:
+        raise ConfigError(f'run "{runs[0]}": no step is recorded; "stepprof check" says what is there')
+    if step is None:
+        return recorded[-1]
+    if step not in recorded:
+        nearest = min(recorded, key=lambda other: abs(other - step))
+        raise ConfigError(f"step {step}: not recorded in {runs[0]}; the nearest that is: {nearest}")
+    return step
 
 
 def read_step(path: Path, step: int) -> dict[str, Any]:

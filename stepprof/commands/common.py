@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepprof.errors import ConfigError
-from stepprof.manifest import find_run, steps
+from stepprof.manifest import find_run
 
-__all__ = ["add_json", "add_run", "chosen_run", "chosen_step", "output_dir", "print_json"]
+__all__ = ["add_json", "add_run", "chosen_run", "output_dir", "print_json"]
 
 SCHEMA_VERSION = 1
 OUTPUT_DIR = "stepprof-runs"
@@ -50,19 +49,6 @@ def output_dir(args: argparse.Namespace) -> Path:
 def chosen_run(args: argparse.Namespace) -> Path:
     """The run that is meant, as an absolute path. Raises ConfigError where there is none."""
     return find_run(output_dir(args), args.run).absolute()
-
-
-def chosen_step(path: Path, step: int | None) -> int:
-    """The step of the run that is meant: the last one recorded where none is named. Raises ConfigError where it is not recorded."""
-    recorded = steps(path)
-    if not recorded:
-        raise ConfigError(f'run "{path}": no step is recorded; "stepprof check" says what is there')
-    if step is None:
-        return recorded[-1]
-    if step not in recorded:
-        nearest = min(recorded, key=lambda other: abs(other - step))
-        raise ConfigError(f"step {step}: not recorded in {path}; the nearest that is: {nearest}")
-    return step
 
 
 def print_json(content: Mapping[str, Any]) -> None:

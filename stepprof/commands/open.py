@@ -7,9 +7,10 @@ import threading
 import webbrowser
 from pathlib import Path
 
-from stepprof.commands.common import add_run, chosen_run, chosen_step
+from stepprof.commands.common import add_run, chosen_run
 from stepprof.commands.making import make_timeline
 from stepprof.errors import ConfigError
+from stepprof.manifest import find_step
 from stepprof.rundir import step_folder
 from stepprof.timeline.serve import TimelineServer, bundled_viewer
 
@@ -68,7 +69,7 @@ def _timeline(args: argparse.Namespace) -> Path:
             raise ConfigError(f'--step = {args.step}: "{args.run}" is a file; leave --step out')
         return Path(args.run).absolute()
     path = chosen_run(args)
-    step = chosen_step(path, args.step)
+    step = find_step([path], args.step)
     folder = path / step_folder(step)
     there = [folder / name for name in TIMELINES if (folder / name).is_file()]
     if there:

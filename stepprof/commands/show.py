@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepprof.commands.common import add_json, add_run, chosen_run, chosen_step, print_json
+from stepprof.commands.common import add_json, add_run, chosen_run, print_json
 from stepprof.commands.engines import clocks_table, engine_notes, engines_table
-from stepprof.manifest import read_step
+from stepprof.manifest import find_step, read_step
 from stepprof.rundir import step_folder
 from stepprof.statuses import missed_requests
 from stepprof.summary import RegionTime, absent_ranks, ordered_ranks, region_times
@@ -34,7 +34,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Show one step; always 0."""
     path = chosen_run(args)
-    step = chosen_step(path, args.step)
+    step = find_step([path], args.step)
     if args.json:
         print_json(describe_step(path, step))
     else:

@@ -13,6 +13,7 @@ from stepprof.timeline.model import Counters, Flows, Indices, Instants, Slices, 
 __all__ = ["CounterColumns", "FlowColumns", "InstantColumns", "Interned", "SliceColumns"]
 
 Key = TypeVar("Key", bound=Hashable)
+Number = TypeVar("Number", bound=np.generic)
 
 
 class Interned(dict[Key, int], Generic[Key]):
@@ -39,17 +40,17 @@ class _Columns:
         for parts, column in zip(self._parts, columns, strict=True):
             parts.append(column if isinstance(column, np.ndarray) else np.array(column, dtype=np.int32))
 
-    def _joined(self, column: int, dtype: type[np.generic]) -> npt.NDArray[np.generic]:
+    def _joined(self, column: int, dtype: type[Number]) -> npt.NDArray[Number]:
         parts = self._parts[column]
         joined = np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
         parts.clear()
         return joined
 
     def _times(self, column: int) -> Times:
-        return self._joined(column, np.int64)  # type: ignore[return-value]
+        return self._joined(column, np.int64)
 
     def _indices(self, column: int) -> Indices:
-        return self._joined(column, np.int32)  # type: ignore[return-value]
+        return self._joined(column, np.int32)
 
 
 class SliceColumns(_Columns):
@@ -118,7 +119,7 @@ class CounterColumns(_Columns):
     def built(self, shift_ns: int) -> Counters:
         """Return all of them, `shift_ns` later."""
         time = self._times(0) + shift_ns
-        return Counters(time, self._joined(1, np.float64), self._indices(2))  # type: ignore[arg-type]
+        return Counters(time, self._joined(1, np.float64), self._indices(2))
 
 
 class FlowColumns(_Columns):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.errors import ConfigError
-from stepprof.manifest import find_run, is_run, read_clocks, read_step, steps
+from stepprof.manifest import find_run, find_step, is_run, read_clocks, read_step, steps
 from stepprof.rundir import step_folder, step_number
 from stepprof.selection import Ranks
 from stepprof.summary import absent_ranks
@@ -94,7 +94,7 @@ def find(
     found = Found()
     clocks = None
     if runs:
-        found.step = _chosen_step(runs, step)
+        found.step = find_step(runs, step)
         clocks = _from_runs(found, runs, found.step)
         if not plain:
             found.folder = runs[0] / step_folder(found.step)
@@ -113,18 +113,6 @@ def find(
 
 def _has_runs(path: Path) -> bool:
     return is_run(path) or any(is_run(child) for child in path.iterdir() if child.is_dir())
-
-
-def _chosen_step(runs: Sequence[Path], step: int | None) -> int:
-    recorded = sorted({number for run in runs for number in steps(run)})
-    if not recorded:
-        raise ConfigError(f'run "{runs[0]}": no step is recorded; "stepprof check" says what is there')
-    if step is None:
-        return recorded[-1]
-    if step not in recorded:
-        nearest = min(recorded, key=lambda other: abs(other - step))
-        raise ConfigError(f"step {step}: not recorded in {runs[0]}; the nearest that is: {nearest}")
-    return step
 
 
 def _from_runs(found: Found, runs: Sequence[Path], step: int) -> Clocks:

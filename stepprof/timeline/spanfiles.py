@@ -67,12 +67,11 @@ def span_files(folder: Path) -> list[SpanFiles]:
     """The span files in a folder, those of one process together; in the order of the ranks, a driver first."""
     groups: dict[tuple[int | str, str | None, int | None], list[tuple[int, Path]]] = {}
     try:
-        files = [file for file in folder.iterdir() if _NAME.fullmatch(file.name)]
+        found = [(file, _NAME.fullmatch(file.name)) for file in folder.iterdir()]
     except OSError:
         return []
-    for file in files:
-        match = _NAME.fullmatch(file.name)
-        if match is None:  # pragma: no cover - asked above
+    for file, match in found:
+        if match is None:
             continue
         rank: int | str = int(match[1]) if match[1].isdecimal() else match[1]
         told = _Header()
