@@ -16,16 +16,10 @@ from typing import Any
 from stepprof import sources
 from stepprof.checks import MemoryFloor, keys_of, read_table, role_name, settle, under
 from stepprof.errors import ConfigError
-from stepprof.options import (
-    EngineOptions,
-    MemoryOptions,
-    NpuOptions,
-    NsysOptions,
-    OtelOptions,
-    Schedule,
-    TorchOptions,
-    WatchOptions,
-)
+from stepprof.memoryoptions import MemoryOptions
+from stepprof.npuoptions import NpuOptions
+from stepprof.nsysoptions import NsysOptions
+from stepprof.options import EngineOptions, OtelOptions, Schedule, TorchOptions, WatchOptions
 from stepprof.policy import CHECKS, TABLES, Policy, RolePolicy, arguments, items, resolve
 from stepprof.selection import Ranks, Steps
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from stepprof.checks import (
     byte_size,
-    choice,
     flag,
     limit,
     more_than,
@@ -74,58 +73,6 @@ class TorchOptions:
                 True,
                 "torch cannot record all threads together with profile_memory; leave one of the two out",
             )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NpuOptions:
-    """What torch_npu.profiler records on an Ascend device."""
-
-    activities: Sequence[str] | None = None
-    """Which activities to record, out of "cpu" and "npu"; None: both."""
-    level: str = "level0"
-    """How much the device records: "none", "level0", "level1" or "level2"."""
-    with_stack: bool = False
-    """Python stacks of each op."""
-    record_shapes: bool = False
-    """Shapes of each op's inputs."""
-    profile_memory: bool = False
-    """Allocations and frees."""
-    with_modules: bool = False
-    """The module hierarchy of each op."""
-    analyse: bool = False
-    """Analyse the capture inside the job instead of later; it forks, and takes more than a second."""
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        settle(
-            self,
-            {
-                "activities": names(("cpu", "npu"), {"gpu": "npu", "cuda": "npu"}),
-                "level": choice("none", "level0", "level1", "level2"),
-                **dict.fromkeys(
-                    ("with_stack", "record_shapes", "profile_memory", "with_modules", "analyse"), flag
-                ),
-            },
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NsysOptions:
-    """What the nsys backend can be told: nothing yet; the command line that launched nsys says what it records."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryOptions:
-    """What the memory backend records of the device allocator."""
-
-    max_entries: int = 100_000
-    """How many allocations and frees are kept, the latest ones; it bounds the host memory that the history takes."""
-    with_stack: bool = False
-    """The Python stack of each allocation."""
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        settle(self, {"max_entries": whole(1), "with_stack": flag})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

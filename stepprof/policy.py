@@ -28,7 +28,10 @@ from stepprof.checks import (
     under,
 )
 from stepprof.errors import ConfigError
-from stepprof.options import EngineOptions, MemoryOptions, NpuOptions, NsysOptions, Schedule, TorchOptions
+from stepprof.memoryoptions import MemoryOptions
+from stepprof.npuoptions import NpuOptions
+from stepprof.nsysoptions import NsysOptions
+from stepprof.options import EngineOptions, Schedule, TorchOptions
 from stepprof.plugins import backend_names, check_backends
 from stepprof.selection import Ranks, Steps
 

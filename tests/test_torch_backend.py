@@ -474,7 +474,7 @@ class TestTorchFails:
 
     def test_at_arm(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A warm-up that fails is tried again the next time."""
-        monkeypatch.setattr(backend_module._slot, "is_warm", False)
+        monkeypatch.setattr(TorchBackend, "_is_warm", False)
         backend = TorchBackend()
 
         def fail(_: object) -> None:
@@ -484,9 +484,9 @@ class TestTorchFails:
             patch.setattr(torch.profiler._KinetoProfile, "start_trace", fail)
             with pytest.raises(BackendError, match="did not start: RuntimeError: CUPTI"):
                 backend.arm()
-        assert not backend_module._slot.is_warm
+        assert not TorchBackend._is_warm
         backend.arm()
-        assert backend_module._slot.is_warm
+        assert TorchBackend._is_warm
 
     @pytest.mark.parametrize("by", ["stop", "abort"])
     def test_at_stop(self, place: Capture, monkeypatch: pytest.MonkeyPatch, by: str) -> None:

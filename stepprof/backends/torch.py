@@ -15,9 +15,10 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from stepprof.backends.base import Busy, Export, keep_for_good
+from stepprof.backends.slot import slot
 from stepprof.backends.torch_api import TorchApi, device_in_use, threads_held_still
 from stepprof.backends.torch_export import TorchExport
 from stepprof.errors import BackendError
@@ -39,6 +40,7 @@ class TorchBackend:
     """
 
     name = "torch"
+    _is_warm: ClassVar[bool] = False
 
     def __init__(self, options: TorchOptions | None = None) -> None:
         self._options = options or TorchOptions()
@@ -77,9 +79,9 @@ class TorchBackend:
     def arm(self) -> None:
         """Warm torch up by one empty session per process; nothing is held afterwards."""
         api = self._ready()
-        with _slot.held_by(self):
+        with slot.held_by(self, "torch"):
             self._refuse_foreign(api)
-            if _slot.is_warm:
+            if TorchBackend._is_warm:
                 return
             try:
                 self._begin(api)
@@ -87,20 +89,20 @@ class TorchBackend:
             except BaseException:
                 self.abort()
                 raise
-            _slot.is_warm = True
+            TorchBackend._is_warm = True
 
     def start(self, capture: Capture) -> None:
         """Begin to record: 0.4 ms, and the look for foreign profilers."""
         api = self._ready()
         if self._phase != "idle":
             raise BackendError(f"the torch backend is {self._phase} already")
-        _slot.take(self)
+        slot.take(self, "torch")
         try:
             self._refuse_foreign(api)
             self._begin(api)
         except BaseException:
             self.abort()
-            _slot.release(self)
+            slot.release(self)
             raise
 
     def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
@@ -254,7 +256,7 @@ class TorchBackend:
 
     def _let_go(self) -> None:
         self._session, self._phase = None, "idle"
-        _slot.release(self)
+        slot.release(self)
 
 
 _stranded: list[TorchBackend] = []
@@ -268,39 +270,3 @@ def _stop_stranded() -> None:
 
 # runs after the end of the session, which is registered later (the last comes first)
 atexit.register(_stop_stranded)
-
-
-class _Slot:
-    """The one capture of this process. A forked process has none, whatever its parent was doing."""
-
-    def __init__(self) -> None:
-        self.is_warm = False
-        self.reset()
-
-    def reset(self) -> None:
-        self._lock = threading.Lock()
-        self._holder: TorchBackend | None = None
-
-    def take(self, backend: TorchBackend) -> None:
-        with self._lock:
-            if self._holder is not None:
-                raise Busy("a torch capture of another stepprof backend runs in this process")
-            self._holder = backend
-
-    def release(self, backend: TorchBackend) -> None:
-        with self._lock:
-            if self._holder is backend:
-                self._holder = None
-
-    @contextlib.contextmanager
-    def held_by(self, backend: TorchBackend) -> Any:
-        self.take(backend)
-        try:
-            yield
-        finally:
-            self.release(backend)
-
-
-_slot = _Slot()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_slot.reset)
