@@ -290,11 +290,14 @@ class LocalCapture:
         self.record["export_seconds"] = round(result.seconds, 6)
         self.add_stall(result.stall_seconds)
         self.record["artifacts"] = as_entries(result.artifacts)
-        if result.error is not None:
+        if result.error is not None and not result.partial:
             self._fail(f"export: {result.error}", "failed")
             return False
         if self._ending is not None:
             self.record.update(status=self._ending.status, error=self._ending.error)
+        if result.error is not None:
+            reasons = (self.record["error"], f"export: {result.error}")
+            self.record.update(status="partial", error="; ".join(filter(None, reasons)))
         return True
 
     def exported_in_child(self, result: ExportResult) -> None:

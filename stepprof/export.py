@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from stepprof import forking
+from stepprof.backends.base import Incomplete
 from stepprof.log import logger
 from stepprof.window import Artifact
 
@@ -44,7 +45,8 @@ _LOOK_SECONDS = (
 class ExportResult:
     """How a job ended. An `error` may come with artifacts: those that exist nevertheless.
 
-    `seconds` is what the job took, `stall_seconds` how long `Exporter.submit` blocked its caller, `note` what was not done as it was asked for.
+    `seconds` is what the job took, `stall_seconds` how long `Exporter.submit` blocked its caller, `note` what was not done as it was asked for. `partial`: what the error says is
+    missing, is no reason to give up what there is.
     """
 
     artifacts: tuple[Artifact, ...]
@@ -52,6 +54,7 @@ class ExportResult:
     seconds: float
     stall_seconds: float
     note: str | None = None
+    partial: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -130,11 +133,11 @@ class Exporter:
 
     def _run(self, job: _Job, *, stalls: bool = True) -> None:
         began = time.perf_counter()
-        artifacts, error = _perform(job.thunk)
+        artifacts, error, partial = _perform(job.thunk)
         ended = time.perf_counter()
         if stalls:
             job.stall_seconds = ended - job.submitted
-        self._finish(job, artifacts, error, ended - began)
+        self._finish(job, artifacts, error, ended - began, partial=partial)
 
     def _submit_thread(self, job: _Job) -> None:
         thread = threading.Thread(
@@ -267,15 +270,23 @@ class Exporter:
             os.close(child.pipe)
         with self._lock:
             self._children.remove(child)
-        artifacts, error, seconds = _verdict(child, status)
-        self._finish(child.job, artifacts, error, seconds)
+        artifacts, error, seconds, partial = _verdict(child, status)
+        self._finish(child.job, artifacts, error, seconds, partial=partial)
 
-    def _finish(self, job: _Job, artifacts: tuple[Artifact, ...], error: str | None, seconds: float) -> None:
+    def _finish(
+        self,
+        job: _Job,
+        artifacts: tuple[Artifact, ...],
+        error: str | None,
+        seconds: float,
+        *,
+        partial: bool = False,
+    ) -> None:
         discard = getattr(job.thunk, "discard", None)
         if error is not None and callable(discard):
             discard()
         job.thunk = None
-        result = ExportResult(artifacts, error, seconds, job.stall_seconds, job.note)
+        result = ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, partial)
         try:
             job.on_done(result)
         except Exception as failure:  # noqa: BLE001 - the watcher serves other jobs too
@@ -285,41 +296,44 @@ class Exporter:
             self._changed.notify_all()
 
 
-def _perform(thunk: Thunk | None) -> tuple[tuple[Artifact, ...], str | None]:
-    """Run the job: what it made, and what went wrong. An exception may carry the artifacts that exist nevertheless."""
+def _perform(thunk: Thunk | None) -> tuple[tuple[Artifact, ...], str | None, bool]:
+    """Run the job: what it made, what went wrong, and whether the rest is worth having. An exception may carry the artifacts that exist nevertheless."""
     if thunk is None:
-        return (), "the export job is gone"
+        return (), "the export job is gone", False
     try:
-        return tuple(thunk()), None
+        return tuple(thunk()), None, False
     except Exception as error:  # noqa: BLE001 - whatever a backend raises is the outcome of its export
         kept = getattr(error, "artifacts", ())
-        return tuple(kept), f"{type(error).__name__}: {error}"
+        return tuple(kept), f"{type(error).__name__}: {error}", isinstance(error, Incomplete)
 
 
 def _report(job: _Job) -> dict[str, object]:
     """The work of a child, and what it tells its parent."""
     began = time.perf_counter()
-    artifacts, error = _perform(job.thunk)
+    artifacts, error, partial = _perform(job.thunk)
     if job.in_child is not None:
-        job.in_child(ExportResult(artifacts, error, time.perf_counter() - began, job.stall_seconds, job.note))
+        seconds = time.perf_counter() - began
+        job.in_child(ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, partial))
     return {
         "pid": os.getpid(),
         "artifacts": [asdict(artifact) for artifact in artifacts],
         "error": error,
+        "partial": partial,
         "seconds": time.perf_counter() - began,
     }
 
 
-def _verdict(child: _Child, status: object) -> tuple[tuple[Artifact, ...], str | None, float]:
+def _verdict(child: _Child, status: object) -> tuple[tuple[Artifact, ...], str | None, float, bool]:
     seconds = time.perf_counter() - child.began
     try:
         report = json.loads(child.received)
         if child.pid == 0:
             forking.reap(int(report["pid"]), block=True)
         artifacts = tuple(_artifact(entry) for entry in report["artifacts"])
-        return artifacts, report["error"], float(report["seconds"])
+        return artifacts, report["error"], float(report["seconds"]), bool(report["partial"])
     except (ValueError, KeyError, TypeError):  # it ended before it could tell
-        return (), f"the export process {forking.how_it_ended(status)} before its file was complete", seconds
+        error = f"the export process {forking.how_it_ended(status)} before its file was complete"
+        return (), error, seconds, False
 
 
 def _artifact(entry: Mapping[str, object]) -> Artifact:

@@ -107,7 +107,7 @@ class Exports:
                 bytes=sum(artifact.bytes for artifact in result.artifacts),
                 seconds=round(result.seconds, 3),
             )
-        else:
+        if result.error is not None:
             self._note(f"export: {result.error}", window)
         self._changed()
 

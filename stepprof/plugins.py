@@ -11,6 +11,8 @@ from stepprof.errors import ConfigError
 
 BUILT_IN = ("torch", "npu", "nsys", "memory", "null")
 GROUP = "stepprof.backends"
+BESIDE_OTHERS = "stepprof.backends.together"
+"""The entry-point group in which a plug-in names its backend once more to say that it can record beside others."""
 
 _EXCLUSIVE = ("torch", "npu", "nsys")
 """Two captures of these in one process crash it or rob each other."""
@@ -42,4 +44,17 @@ def check_backends(value: object, key: str) -> tuple[str, ...]:
             value,
             f'{" and ".join(clashing)} cannot record in one process together; did you mean "{clashing[0]}"?',
         )
+    for name in found:
+        if len(found) > 1 and name not in BUILT_IN and name not in _beside_others():
+            problem = (
+                f'"{name}" does not say that it can record beside others (entry-point group {BESIDE_OTHERS}); '
+                f'did you mean "{name}" alone?'
+            )
+            raise ConfigError.at(key, value, problem)
     return found
+
+
+def _beside_others() -> set[str]:
+    from importlib.metadata import entry_points
+
+    return {point.name for point in entry_points(group=BESIDE_OTHERS)}

@@ -18,7 +18,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "stepprof_oneapi-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stepprof-oneapi\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[stepprof.backends]\noneapi = stepprof_oneapi:Backend\n")
+    (info / "entry_points.txt").write_text(
+        "[stepprof.backends]\noneapi = stepprof_oneapi:Backend\nlonely = stepprof_oneapi:Lonely\n"
+        "[stepprof.backends.together]\noneapi = stepprof_oneapi:Backend\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -28,10 +31,20 @@ class TestPlugins:
         """A backend of a plug-in is configured like one of the package's own."""
         assert "oneapi" in backend_names()
         assert Config(backend=["oneapi", "memory"]).policy(None).backend == ("oneapi", "memory")
+        assert Config(backend="lonely").policy(None).backend == ("lonely",)
+
+    def test_beside_others_only_where_it_says_so(self) -> None:
+        """One that does not declare it is refused in a list, before anything of it is loaded."""
+        message = (
+            'backend = ["torch", "lonely"]: "lonely" does not say that it can record beside others '
+            '(entry-point group stepprof.backends.together); did you mean "lonely" alone?'
+        )
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            Config(backend=["torch", "lonely"])
 
     def test_a_misspelt_name_is_told(self) -> None:
         """The nearest name may be a plug-in's."""
-        message = 'backend = "oneap": unknown backend; did you mean "oneapi"? (one of: torch, npu, nsys, memory, null, oneapi)'
+        message = 'backend = "oneap": unknown backend; did you mean "oneapi"? (one of: torch, npu, nsys, memory, null, lonely, oneapi)'
         with pytest.raises(ConfigError, match=re.escape(message)):
             Config(backend="oneap")
 

@@ -18,10 +18,9 @@ pytest.importorskip("torch")
 import torch
 
 from stepprof.backends import torch as backend_module
-from stepprof.backends.base import Busy
+from stepprof.backends.base import Busy, ExportError
 from stepprof.backends.torch import TorchBackend
 from stepprof.backends.torch_api import device_in_use
-from stepprof.backends.torch_export import ExportError
 from stepprof.errors import BackendError
 from stepprof.export import Exporter, ExportResult
 from stepprof.options import TorchOptions
@@ -34,9 +33,8 @@ import gc, gzip, json, os, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import torch
-from stepprof.backends.base import Busy
+from stepprof.backends.base import Busy, ExportError
 from stepprof.backends.torch import TorchBackend
-from stepprof.backends.torch_export import ExportError
 from stepprof.errors import BackendError
 from stepprof.options import TorchOptions
 from stepprof.window import Capture, Window

@@ -23,12 +23,12 @@ _HERE = {
 
 def make_backend(policy: Policy) -> Backend:
     """The backend that a policy asks for, with its options. Raises BackendError where this installation has none such."""
-    if len(policy.backend) > 1:
-        raise BackendError(
-            f"backend = {list(policy.backend)}: this version records with one backend at a time; name one of them"
-        )
-    name = policy.backend[0]
-    return cast("Backend", _factory(name)(policy.options(name)))
+    parts = [cast("Backend", _factory(name)(policy.options(name))) for name in policy.backend]
+    if len(parts) == 1:
+        return parts[0]
+    from stepprof.backends.together import Together
+
+    return cast("Backend", Together(parts))
 
 
 def _factory(name: str) -> Callable[[Any], object]:

@@ -15,7 +15,7 @@ from typing import Protocol
 from stepprof.errors import BackendError
 from stepprof.window import Annotation, Artifact, Capture
 
-__all__ = ["Backend", "Busy", "Export", "keep_for_good"]
+__all__ = ["Backend", "Busy", "Export", "ExportError", "Incomplete", "keep_for_good"]
 
 Export = Callable[[], tuple[Artifact, ...]]
 """What is left to do after the hand-over: writes, verifies and names the artifacts. May run in a forked child."""
@@ -23,6 +23,18 @@ Export = Callable[[], tuple[Artifact, ...]]
 
 class Busy(BackendError):
     """Somebody else's profiler runs in this process; it is left alone."""
+
+
+class ExportError(BackendError):
+    """An export that failed; `artifacts` are those that exist nevertheless."""
+
+    def __init__(self, message: str, artifacts: tuple[Artifact, ...] = ()) -> None:
+        super().__init__(message)
+        self.artifacts = artifacts
+
+
+class Incomplete(ExportError):
+    """Something of the capture is missing, and what there is, is worth having: the window is `partial`."""
 
 
 class Backend(Protocol):

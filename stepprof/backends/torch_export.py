@@ -11,25 +11,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stepprof.errors import BackendError
+from stepprof.backends.base import ExportError
 from stepprof.files import publish
 from stepprof.kineto import TraceFileError, finish
 from stepprof.window import Annotation, Artifact, Capture
 
-__all__ = ["ExportError", "TorchExport"]
+__all__ = ["TorchExport"]
 
 KIND = "torch-trace"
 SUFFIX = ".trace.json.gz"
 
 _numbers = itertools.count(1)
-
-
-class ExportError(BackendError):
-    """An export that failed; `artifacts` are those that exist nevertheless."""
-
-    def __init__(self, message: str, artifacts: tuple[Artifact, ...] = ()) -> None:
-        super().__init__(message)
-        self.artifacts = artifacts
 
 
 class TorchExport:
