@@ -7,13 +7,13 @@ between waits, and one that comes back into its own act (a signal handler, a fin
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
+from typing import Any
 
-from transitions import EventData, Machine, MachineError, Transition
+from transitions import Event, Machine, MachineError
 
 from stepprof.errors import StateError
 from stepprof.log import logger
@@ -35,28 +35,36 @@ TRANSITIONS: tuple[tuple[str, str, str], ...] = (
 """(trigger, source, destination)."""
 
 
-_NAME = "stepprof"
+class _Event(Event):
+    """A trigger without conditions, callbacks and queue, as all of ours are: looking for them is most of what the library's own costs.
 
+    Nor does it have the library's own lines in the log: each transition of ours has its one line.
+    """
 
-def _not_ours(record: logging.LogRecord) -> bool:
-    """Keep the library's own chatter about our machine out of the application's log: each transition has its one line."""
-    return not (record.args and isinstance(record.args, tuple) and str(record.args[0]).startswith(_NAME))
-
-
-logging.getLogger("transitions.core").addFilter(_not_ours)
-
-
-class _Plain(Transition):
-    """A transition without conditions and callbacks, as all of ours are: looking for them is half of what the library's own costs."""
-
-    def execute(self, event_data: EventData) -> bool:
-        """Change the state."""
-        event_data.machine.set_state(cast("str", self.dest), event_data.model)
-        return True
+    def trigger(self, model: Any, *_: object, **__: object) -> bool:
+        """Change the state of one target."""
+        for transition in self.transitions.get(model.state, ()):
+            model.state = transition.dest
+            return True
+        raise MachineError(f"cannot {self.name} from {model.state}")
 
 
 class _Machine(Machine):
-    transition_cls = _Plain
+    event_cls = _Event
+
+
+_MACHINE = _Machine(
+    model=None,
+    states=list(STATES),
+    transitions=[list(transition) for transition in TRANSITIONS],
+    initial="idle",
+    auto_transitions=False,
+)
+"""One for all targets: each holds its own state."""
+
+
+def _log(fields: dict[str, object]) -> None:
+    logger.info("transition", **fields)
 
 
 class TargetMachine:
@@ -64,34 +72,28 @@ class TargetMachine:
 
     Args:
         target: its label, as in logs (``rank-0``).
+        tell: writes the line, or sees to it that it is written soon.
     """
 
     state: Status
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, tell: Callable[[dict[str, object]], object] = _log) -> None:
         self.target = target
+        self._tell = tell
         self.holder = "nobody"
         self.since = time.monotonic()
-        self._machine = _Machine(
-            model=self,
-            states=list(STATES),
-            transitions=[list(transition) for transition in TRANSITIONS],
-            initial="idle",
-            name=_NAME,
-            auto_transitions=False,
-            model_override=False,
-        )
+        self.state = "idle"
 
     def check(self, trigger: str) -> None:
         """Raise StateError where the trigger is illegal now; it names the state and who holds it."""
-        if trigger not in self._machine.get_triggers(self.state):
+        if trigger not in _MACHINE.get_triggers(self.state):
             raise StateError(f"{self.target}: cannot {trigger} while {self.state} (held by {self.holder})")
 
     def commit(self, trigger: str, holder: str, **fields: object) -> None:
         """Change the state, note who holds it, and log the transition. Raises StateError where it is illegal."""
         source, started = self.state, self.since
         try:
-            self._machine.events[trigger].trigger(self)
+            _MACHINE.events[trigger].trigger(self)
         except (MachineError, KeyError) as error:
             raise StateError(
                 f"{self.target}: cannot {trigger} while {source} (held by {self.holder})"
@@ -99,13 +101,9 @@ class TargetMachine:
         self.holder = "nobody" if self.state == "idle" else holder
         self.since = time.monotonic()
         if logger.tells("info"):
-            entries = {key: value for key, value in fields.items() if value is not None}
-            logger.info(
-                "transition",
-                **{"from": source, "to": self.state, "target": self.target},
-                seconds=round(self.since - started, 6),
-                **entries,
-            )
+            said = {key: value for key, value in fields.items() if value is not None}
+            line = {"from": source, "to": self.state, "target": self.target}
+            self._tell({**line, "seconds": round(self.since - started, 6), **said})
 
 
 class Turn:
