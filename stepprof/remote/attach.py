@@ -128,6 +128,8 @@ class Engine:
         self.targets: tuple[EngineTarget, ...] = ()
         self.changes = callable(target) and not _is_known(target)
         """Whether who the engines are has to be asked again at each arm."""
+        self.counts = ranks is None
+        """Whether its engines span as many ranks as they have workers: nobody said which."""
         self._target = target
         self._first = replica
         self._ranks = ranks
@@ -215,8 +217,7 @@ class Engine:
                     driver,
                     self.role,
                     number,
-                    self._fleet.changed,
-                    self._fleet.tell_health,
+                    self._fleet,
                     self._trace_dir,
                 )
             if target is not None:

@@ -78,7 +78,7 @@ class EngineWindow:
 
     def is_at(self, other: EngineWindow) -> bool:
         """Whether it is the same window with the same folder; what it is called may have become known only later."""
-        return (self.folder, self.stem, self.window.step, self.window.occurrence) == (
+        return self is other or (self.folder, self.stem, self.window.step, self.window.occurrence) == (
             other.folder,
             other.stem,
             other.window.step,

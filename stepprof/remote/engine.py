@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stepprof.log import logger
 from stepprof.machine import TargetMachine
 from stepprof.records import as_entries, describe_error
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.entries import LOST, RANKS
+from stepprof.remote.gate import passed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +40,19 @@ class HealthChange:
     reason: str | None
 
 
+class Observer(Protocol):
+    """Who is told of what becomes of an engine: the fleet."""
+
+    def changed(self) -> None:
+        """The state or the health has changed."""
+
+    def tell_transition(self, line: dict[str, object]) -> None:
+        """A transition, as it belongs in the log."""
+
+    def tell_health(self, change: HealthChange) -> None:
+        """A change of the health."""
+
+
 class EngineTarget:
     """One attached engine.
 
@@ -47,18 +60,16 @@ class EngineTarget:
         driver: speaks to it.
         role: whose windows it follows.
         replica: its number among the role's engines.
-        changed: called after each change of the state or the health.
-        tell_health: called with each change of the health.
+        fleet: is told of each change of the state or the health.
         trace_dir: a folder that the engine's host and this one share.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         driver: EngineDriver,
         role: str,
         replica: int,
-        changed: Callable[[], object],
-        tell_health: Callable[[HealthChange], object],
+        fleet: Observer,
         trace_dir: Path | None = None,
     ) -> None:
         self.driver = driver
@@ -68,14 +79,13 @@ class EngineTarget:
         self.workers: frozenset[int] | None = None
         """Which of its own ranks are asked for; None: all."""
         self.label = f"{role}/{replica}"
-        self.machine = TargetMachine(self.label)
+        self.machine = TargetMachine(self.label, fleet.tell_transition)
         self.health: Health = "ok"
         self.clock: Clock | None = None
         self.recording: Recording | None = None
         self.armed: EngineWindow | None = None
         self._arming: EngineWindow | None = None
-        self._changed = changed
-        self._tell_health = tell_health
+        self._fleet = fleet
         self._acting = asyncio.Lock()
 
     @property
@@ -109,11 +119,10 @@ class EngineTarget:
     def prepared_for(self, window: Window) -> EngineWindow | None:
         """What it is armed for, or being armed for, if that is this very window."""
         for place in (self.armed, self._arming):
-            if place is not None and (place.window.step, place.window.occurrence) == (
-                window.step,
-                window.occurrence,
-            ):
-                return place
+            if place is not None:
+                other = place.window
+                if other.step == window.step and other.occurrence == window.occurrence:
+                    return place
         return None
 
     async def _arm(self, window: EngineWindow) -> None:
@@ -165,10 +174,11 @@ class EngineTarget:
         """Nothing more will come of it: the next window may have the engine."""
         self.recording = None
         recording.settle()
-        self._changed()
+        self._fleet.changed()
 
     async def _record(self, recording: Recording, window: EngineWindow) -> None:
-        await self._arm(window)
+        if self.armed is not window:
+            await self._arm(window)
         # what an actor or a server is, some know only now
         if window.metadata.get("engine") != self.driver.kind:
             window = replace(window, metadata={**window.metadata, "engine": self.driver.kind})
@@ -191,15 +201,15 @@ class EngineTarget:
             if error.owes_stop:
                 await self._stop_for_sure()
             raise
-        recording.answered = True
+        recording.answered_at = asyncio.get_running_loop().time()
         entry = recording.entry
         entry.update(start_seconds=round(time.perf_counter() - began, 6), start_unix_ns=time.time_ns())
         if recording.late is None:
             # as it was written ahead, and so not written again: nothing has to be put right if the process dies now
             entry.update(status="lost", error=LOST)
         self._note(None)
-        recording.started.set_result(None)
-        await recording.until_its_end()
+        recording.started.open()
+        await recording.stop.wait()
         await self._stop(recording, window)
 
     async def _stop(self, recording: Recording, window: EngineWindow) -> None:
@@ -240,7 +250,7 @@ class EngineTarget:
 
     def give_up_start(self, recording: Recording, seconds: float) -> None:
         """Nobody waits for the start any longer; should it still come, it is stopped at once and kept as partial."""
-        if recording.started.done() or recording.late is not None:
+        if recording.started.is_open or recording.late is not None:
             return
         recording.given_up = True
         if recording.sent:
@@ -259,7 +269,7 @@ class EngineTarget:
 
     def give_up_stop(self, recording: Recording, seconds: float) -> None:
         """Nobody waits for the stop any longer; its files are kept when they come."""
-        if recording.finished.done() or recording.entry["status"] in ("failed", "skipped"):
+        if recording.finished.is_open or recording.entry["status"] in ("failed", "skipped"):
             return
         recording.given_up = True
         reason = f"its stop has not been answered within {seconds:.3g} s; what it still brings is kept"
@@ -274,7 +284,7 @@ class EngineTarget:
         else:
             recording.late = recording.late or reason
             recording.stop.set()
-            await asyncio.wait({recording.finished}, timeout=timeout)
+            await passed([recording.finished], timeout)
         close = getattr(self.driver, "close", None)
         if close is None:
             return
@@ -306,8 +316,8 @@ class EngineTarget:
         """Told once for each change: an engine that stays dead for a thousand steps is told of once."""
         before, self.health = self.health, health
         if before != health:
-            self._tell_health(HealthChange(self.label, self.driver.name, before, health, reason))
-            self._changed()
+            self._fleet.tell_health(HealthChange(self.label, self.driver.name, before, health, reason))
+            self._fleet.changed()
 
     def _to_idle(self, reason: str) -> None:
         self.armed = None
@@ -325,4 +335,4 @@ class EngineTarget:
             backend=self.driver.kind,
             reason=reason,
         )
-        self._changed()
+        self._fleet.changed()

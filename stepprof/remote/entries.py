@@ -44,20 +44,15 @@ class Entries:
         self._origin = origin
         self._window = window
         self._waiting = False
-        self.fragment = Fragment(origin, window, post, engines=True)
-
-    def add(self, target: EngineTarget | None, **fields: Any) -> dict[str, Any]:
-        """The entry of an engine: written ahead as lost, unless ``fields`` know better. None: who it is is not known."""
-        driver = None if target is None else target.driver
-        entry: dict[str, Any] = {
-            "role": self._window.role if target is None else target.role,
-            "occurrence": self._window.occurrence,
-            "replica": None if target is None else target.replica,
-            "kind": None if driver is None else driver.kind,
-            "name": None if driver is None else driver.name,
-            "host": None if driver is None else driver.host,
+        self._blank: dict[str, Any] = {
+            "role": window.role,
+            "occurrence": window.occurrence,
+            "replica": None,
+            "kind": None,
+            "name": None,
+            "host": None,
             "status": "lost",
-            "health": "unreachable" if target is None else target.health,
+            "health": "unreachable",
             "error": LOST,
             "body_error": None,
             "start_unix_ns": None,
@@ -65,10 +60,23 @@ class Entries:
             "start_seconds": None,
             "stop_seconds": None,
             "capped_by": None,
-            "artifacts": [],
-            "capture": None,
-            **fields,
         }
+        self.fragment = Fragment(origin, window, post, engines=True)
+
+    def add(self, target: EngineTarget | None, **fields: Any) -> dict[str, Any]:
+        """The entry of an engine: written ahead as lost, unless ``fields`` know better. None: who it is is not known."""
+        entry = {**self._blank, "artifacts": [], "capture": None}
+        if target is not None:
+            driver = target.driver
+            entry.update(
+                role=target.role,
+                replica=target.replica,
+                kind=driver.kind,
+                name=driver.name,
+                host=driver.host,
+                health=target.health,
+            )
+        entry.update(fields)
         self.fragment.engines.append(entry)
         return entry
 
@@ -103,7 +111,7 @@ class Entries:
         """What a driver is given for a place: with all that is known of the window by now."""
         window = self._window
         if (
-            place.window == window
+            (place.window is window or place.window == window)
             and place.options is policy.engine
             and place.workers == target.workers
             and place.metadata.get("engine") == target.driver.kind

@@ -16,6 +16,7 @@ from stepprof.log import logger
 from stepprof.records import describe_error
 from stepprof.remote.engine import EngineTarget
 from stepprof.remote.entries import Entries, remove_folder
+from stepprof.remote.gate import passed
 from stepprof.remote.loop import in_thread, remote_loop
 from stepprof.remote.recording import Recording
 
@@ -63,6 +64,7 @@ class Bracket:
         self._joins: list[tuple[Recording, dict[str, Any]]] = []
         self._unanswered = 0
         self._closing = False
+        self._cap: asyncio.TimerHandle | None = None
         self._started: concurrent.futures.Future[None] | None = None
         self._stopped: concurrent.futures.Future[None] | None = None
 
@@ -118,10 +120,11 @@ class Bracket:
                 logger.debug("arm refused", target=target.label, reason=str(result))
 
     async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
         bound = self._policy.engine_start_timeout_seconds
         deadline = time.monotonic() + bound
         targets = await self._targets(bound)
-        for target in await self._driven_here([target for target in targets if self._may_start(target)]):
+        for target in await self._driven_here(list(filter(self._may_start, targets))):
             if target.recording is None or await self._is_free(target, deadline):
                 self._claim(target)
         claimed = list(self._recordings)
@@ -132,17 +135,17 @@ class Bracket:
                 target.release(recording)
             raise
         for (target, recording), window in zip(claimed, windows, strict=True):
-            recording.task = asyncio.ensure_future(target.record(recording, window))
-            recording.task.add_done_callback(self._answered)
+            recording.finished.then(self._answered)
             self._unanswered += 1
+            recording.task = loop.create_task(target.record(recording, window))
         await asyncio.sleep(0)  # the starts are on their way: from here on there is time
-        self._entries.write_soon()  # as lost
+        self._entries.write_soon(targets)  # as lost
+        if self._policy.max_seconds is not None:
+            self._cap = loop.call_later(self._policy.max_seconds, self._look_at_caps)
         waiting = [recording.started for _, recording in self._recordings]
-        if waiting:
-            await asyncio.wait(waiting, timeout=max(deadline - time.monotonic(), 0.0))
-        for target, recording in self._recordings:
-            target.give_up_start(recording, bound)
-        self._entries.note_clocks(targets)
+        if not await passed(waiting, deadline - time.monotonic()):
+            for target, recording in self._recordings:
+                target.give_up_start(recording, bound)
 
     async def _stop(self, body_error: BaseException | None, partial: str | None) -> None:
         self._closing = True
@@ -165,21 +168,36 @@ class Bracket:
         waiting = [
             recording.finished for recording in ending if recording.stop.is_set() and recording.answered
         ]
-        if waiting:
-            await asyncio.wait(waiting, timeout=self._policy.engine_stop_timeout_seconds)
+        await passed(waiting, self._policy.engine_stop_timeout_seconds)
         for target, recording in self._recordings:
             if recording.stop.is_set():
                 target.give_up_stop(recording, self._policy.engine_stop_timeout_seconds)
         self._entries.write_soon(target for target, _ in self._recordings)
         self._forget_if_over()
 
-    def _answered(self, _: object) -> None:
+    def _look_at_caps(self) -> None:
+        """End what has recorded for as long as it may: one timer for all, since a thousand engines are answered one after the other."""
+        loop, bound = asyncio.get_running_loop(), self._policy.max_seconds
+        if bound is None:
+            return
+        now = loop.time()
+        begun = []
+        for _, recording in self._recordings:
+            if recording.answered_at is not None and recording.answered_at + bound <= now:
+                recording.cap("max_seconds")
+            elif not recording.stop.is_set():
+                begun.append(recording.answered_at or now)
+        self._cap = loop.call_at(min(begun) + bound, self._look_at_caps) if begun else None
+
+    def _answered(self) -> None:
         self._unanswered -= 1
         self._forget_if_over()
 
     def _forget_if_over(self) -> None:
         """It is over when its window has ended and every engine has given its last answer."""
         if self._stopped is not None and not self._unanswered:
+            if self._cap is not None:
+                self._cap.cancel()
             self._fleet.forget(self)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
@@ -215,18 +233,16 @@ class Bracket:
     async def _places(self, targets: list[EngineTarget], *, reserve: bool = False) -> list[EngineWindow]:
         """Where each one's files belong: the folder that it is armed for, or being armed for; else a new one."""
         async with self._fleet.placing:
-            known = {id(target): target.prepared_for(self._window) for target in targets}
-            without = [target for target in targets if known[id(target)] is None]
-            if without:
-                made = await in_thread(self._entries.places, without)
-                known.update(zip(map(id, without), made, strict=True))
-            windows = []
-            for target in targets:
-                place = known[id(target)]
-                if place is not None:
-                    windows.append(self._entries.now(target, place, self._policy))
-                    if reserve:
-                        target.reserve(windows[-1])
+            places = [target.prepared_for(self._window) for target in targets]
+            without = [target for target, place in zip(targets, places, strict=True) if place is None]
+            made = iter(await in_thread(self._entries.places, without) if without else ())
+            windows = [
+                self._entries.now(target, place or next(made), self._policy)
+                for target, place in zip(targets, places, strict=True)
+            ]
+            if reserve:
+                for target, window in zip(targets, windows, strict=True):
+                    target.reserve(window)
         return windows
 
     def _may_start(self, target: EngineTarget) -> bool:
@@ -243,9 +259,11 @@ class Bracket:
 
     async def _driven_here(self, targets: list[EngineTarget]) -> list[EngineTarget]:
         """Those that this process drives: an engine that several processes attach is driven by one of them."""
-        shared = [target for target in targets if not target.driver.key.startswith("object:")]
         world = self._fleet.origin.world_size
-        if not shared or world is None or world < 2:
+        if world is None or world < 2:
+            return targets
+        shared = [target for target in targets if not target.driver.key.startswith("object:")]
+        if not shared:
             return targets
         holders = await in_thread(self._entries.take, shared)
         mine = []
@@ -260,9 +278,7 @@ class Bracket:
 
     def _claim(self, target: EngineTarget) -> None:
         """From here on the engine is this window's: one that comes in at the same time finds it taken."""
-        recording = Recording(
-            self._entries.add(target), self._entries.save_later, self._window.step, self._policy.max_seconds
-        )
+        recording = Recording(self._entries.add(target), self._entries.save_later, self._window.step)
         recording.closing = self._closing
         target.recording = recording
         self._recordings.append((target, recording))
@@ -274,8 +290,7 @@ class Bracket:
         ):
             # its start, or its stop, is under way
             left = max(deadline - time.monotonic(), 0.0)
-            answered, _ = await asyncio.wait({recording.awaited}, timeout=left)
-            if not answered:
+            if not await passed([recording.awaited], left):
                 break
         if recording is None:
             return True

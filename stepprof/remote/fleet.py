@@ -55,6 +55,9 @@ class Fleet:
         self.placing = asyncio.Lock()
         """Held while a window's folders are made: an arming and a start of the same window share them."""
         self._publishing = False
+        self._version = object()
+        self._statuses: tuple[object, dict[str, str]] = None, {}
+        self._lines: list[dict[str, object]] = []
         self._health: list[HealthChange] = []
         self._listeners: list[tuple[Engine, Callable[..., Any]]] = []
         self._told: tuple[int, str | None] | None = None
@@ -80,6 +83,10 @@ class Fleet:
         ]
         first = {True: 0, False: 0}
         for target, engine in sorted(following, key=lambda pair: pair[0].replica):
+            if policy.ranks.all and engine.counts:
+                target.workers = None
+                found.append(target)
+                continue
             owned = engine.owned(target, first[target.is_rank])
             first[target.is_rank] += target.width
             asked = frozenset(index for index, rank in enumerate(owned) if rank in policy.ranks)
@@ -94,12 +101,17 @@ class Fleet:
         return not self._armed and not self._listeners
 
     def statuses(self) -> dict[str, str]:
-        """For each engine its state, or its health where that is what is worth knowing."""
-        return {
-            target.label: target.machine.state if target.health == "ok" else target.health
-            for engine in self.engines
-            for target in engine.targets
-        }
+        """For each engine its state, or its health where that is what is worth knowing. Not to be changed: it is kept until one changes."""
+        version, statuses = self._statuses
+        if version is not self._version:
+            version = self._version
+            statuses = {
+                target.label: target.machine.state if target.health == "ok" else target.health
+                for engine in self.engines
+                for target in engine.targets
+            }
+            self._statuses = version, statuses
+        return statuses
 
     def describe(self) -> dict[str, dict[str, object]]:
         """For each engine what it is, where, and how it is: JSON-able."""
@@ -130,12 +142,17 @@ class Fleet:
 
     def changed(self) -> None:
         """Something that ``stepprof.state`` shows has changed: shown soon, once for all that changes together."""
+        self._version = object()
         if not self._publishing:
             self._publishing = True
             remote_loop().call(self._show_soon)
 
     def _show_soon(self) -> None:
         asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)
+
+    def tell_transition(self, line: dict[str, object]) -> None:
+        """A transition: its line is written soon, on another thread, since a thousand of them would hold up the calls that they tell of."""
+        self._lines.append(line)
 
     def tell_health(self, change: HealthChange) -> None:
         """An engine's health has changed: told soon, together with others of the same."""
@@ -144,6 +161,9 @@ class Fleet:
     def _show(self) -> None:
         self._publishing = False
         self._publish()
+        lines, self._lines = self._lines, []
+        if lines:
+            self.post(partial(_tell_transitions, lines))
         changes, self._health = self._health, []
         for health in dict.fromkeys(change.after for change in changes):
             _tell([change for change in changes if change.after == health])
@@ -264,6 +284,11 @@ async def _announce(listeners: list[Callable[..., Any]], step: int, role: str | 
     for result in results:
         if isinstance(result, Exception):
             logger.debug("step not announced", step=step, reason=describe_error(result))
+
+
+def _tell_transitions(lines: list[dict[str, object]]) -> None:
+    for line in lines:
+        logger.info("transition", **line)
 
 
 def _tell(changes: list[HealthChange]) -> None:

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stepprof.remote.gate import Gate
+
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
 
@@ -22,33 +24,28 @@ class Recording:
         entry: its entry in the manifest, kept up to date.
         save: has the entry written, soon.
         step: whose windows it ends with.
-        max_seconds: after which the capture is ended before the window; None: never.
     """
 
-    def __init__(
-        self, entry: dict[str, Any], save: Callable[[], object], step: int, max_seconds: float | None
-    ) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, entry: dict[str, Any], save: Callable[[], object], step: int) -> None:
         self.entry = entry
         self._save = save
         self.step = step
-        self._max_seconds = max_seconds
         self.capped_by: str | None = None
         """What ended it before its window did."""
         self.window: EngineWindow | None = None
         """Its folder, once there is one."""
         self.stop = asyncio.Event()
         """The window is over, or nobody waits for the start any longer."""
-        self.started: asyncio.Future[None] = loop.create_future()
-        """Done when the start has succeeded or failed."""
-        self.finished: asyncio.Future[None] = loop.create_future()
-        """Done when nothing is left to do."""
+        self.started = Gate()
+        """Open when the start has succeeded or failed."""
+        self.finished = Gate()
+        """Open when nothing is left to do."""
         self.late: str | None = None
         """Why what was captured is not all of the window."""
         self.sent = False
         """The start has left: a stop is owed."""
-        self.answered = False
-        """The start has been answered well."""
+        self.answered_at: float | None = None
+        """When the start was answered well, by the loop's clock."""
         self.closing = False
         """The window that opened it is going out, or was given up while it came in."""
         self.given_up = False
@@ -56,6 +53,11 @@ class Recording:
         self.task: asyncio.Task[None] | None = None
         self._open = 1
         self._joined: list[dict[str, Any]] = []
+
+    @property
+    def answered(self) -> bool:
+        """Whether the start has been answered well."""
+        return self.answered_at is not None
 
     @property
     def ending(self) -> bool:
@@ -68,7 +70,7 @@ class Recording:
         return self.answered and not self.ending
 
     @property
-    def awaited(self) -> asyncio.Future[None]:
+    def awaited(self) -> Gate:
         """What comes before another window can join it, or have the engine to itself."""
         return self.finished if self.ending else self.started
 
@@ -83,19 +85,10 @@ class Recording:
         if self._open <= 0:
             self.stop.set()
 
-    async def until_its_end(self) -> None:
-        """Until its windows are over, or it has lasted as long as it may."""
-        if self._max_seconds is None:
-            await self.stop.wait()
-            return
-        # no task and no time-out of its own: a thousand engines are answered one after the other
-        cap = asyncio.get_running_loop().call_later(self._max_seconds, self._cap)
-        await self.stop.wait()
-        cap.cancel()
-
-    def _cap(self) -> None:
+    def cap(self, by: str) -> None:
+        """End it before its window does."""
         if not self.stop.is_set():
-            self.capped_by = "max_seconds"
+            self.capped_by = by
             self.stop.set()
 
     def fail(self, status: str, error: str, health: str) -> None:
@@ -111,6 +104,5 @@ class Recording:
 
     def settle(self) -> None:
         """Nobody has to wait any longer."""
-        for future in (self.started, self.finished):
-            if not future.done():
-                future.set_result(None)
+        self.started.open()
+        self.finished.open()
