@@ -163,8 +163,7 @@ class RunDir:
         artifacts = _artifacts_folder(name)
         (folder / artifacts).mkdir(exist_ok=True)
         wanted = manifest / f"{name}-{target}.json"
-        data = _dump(content)
-        tmp = write_temporary(wanted, data)
+        tmp = write_temporary(wanted, _dump(content, compact=True))
         try:
             number = 1
             while not place(tmp, suffixed(wanted, number)):
@@ -183,12 +182,11 @@ class RunDir:
         """
         folder = self.path / step_folder(step)
         above = folder / _artifacts_folder(role)
-        above.mkdir(parents=True, exist_ok=True)
         number = 1
         while True:
             name = f"replica-{replica}" if number == 1 else f"replica-{replica}.{number}"
             try:
-                (above / name).mkdir()
+                (above / name).mkdir(parents=True)
             except FileExistsError:
                 number += 1
             else:
@@ -286,8 +284,8 @@ def _part(rank: int | str) -> str:
     return str(rank) if isinstance(rank, int) else safe_name(rank) or "unnamed"
 
 
-def _dump(content: Mapping[str, object]) -> bytes:
-    """For people to read; with many engines on one line, which takes a tenth of the time."""
+def _dump(content: Mapping[str, object], *, compact: bool = False) -> bytes:
+    """For people to read; what training waits for, and many engines, on one line, which takes a tenth of the time."""
     engines = content.get("engines")
     many = isinstance(engines, list) and len(engines) > INDENTED_ENGINES
-    return json.dumps(content, indent=None if many else 1, default=str).encode()
+    return json.dumps(content, indent=None if many or compact else 1, default=str).encode()
