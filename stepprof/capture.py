@@ -6,7 +6,6 @@ of it, and how each window ended, but nothing of when to start or stop: that is 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -33,6 +32,17 @@ __all__ = ["MAX_ANNOTATIONS", "Ending", "LeftOpen", "LocalCapture", "Ticket"]
 
 MAX_ANNOTATIONS = 200_000
 """Spans that one capture writes into its artifact at most; the files of spans have the rest."""
+
+
+def _quietly(act: Callable[[], object]) -> None:
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - a range without a beginning or an end must not cost the capture
+        logger.warning("region not marked in the capture", reason=describe_error(error))
+
+
+def _always(mark: object) -> bool:
+    return True
 
 
 def _leave(marks: Sequence[AbstractContextManager[object]]) -> None:
@@ -191,22 +201,33 @@ class LocalCapture:
 
     def leave_marks(self) -> None:
         """Leave the regions that are still in progress (on other threads, or around the window), right before the stop."""
+        may_leave = getattr(self.backend, "may_leave", _always)
         marks = []
-        with contextlib.suppress(KeyError):  # it is empty: the regions' own threads take theirs out meanwhile
-            while True:
-                marks.append(self.marks.popitem()[1])
+        for key in reversed(list(self.marks)):  # the regions' own threads take theirs out meanwhile
+            mark = self.marks.get(key)
+            if mark is not None and may_leave(mark) and self.marks.pop(key, None) is not None:
+                marks.append(mark)
         if not marks:
             return
         leave = getattr(self.backend, "leave", _leave)
-        try:
-            leave(marks)
-        except Exception as error:  # noqa: BLE001 - a range without an end must not cost the capture
-            logger.warning("region not marked in the capture", reason=describe_error(error))
+        _quietly(lambda: leave(marks))
+
+    def _mark(self, ticket: Ticket) -> None:
+        """The range of a window that joins, where the backend has such a thing."""
+        make = getattr(self.backend, "mark_window", None)
+        if make is not None:
+            _quietly(lambda: self._enter_mark(ticket, make(ticket.window)))
+
+    def _enter_mark(self, ticket: Ticket, mark: AbstractContextManager[object] | None) -> None:
+        if mark is not None:
+            mark.__enter__()
+            self.marks[id(ticket)] = mark
 
     def join(self, ticket: Ticket) -> None:
         """A window comes in while the capture runs."""
         self.open.add(ticket)
         self.seen.setdefault(ticket.window.step, set()).add((ticket.window.role, ticket.window.occurrence))
+        self._mark(ticket)
         record = self._tell(ticket, "joined")
         record["error"] = None
         if self.values is not None:
@@ -215,6 +236,9 @@ class LocalCapture:
     def leave(self, ticket: Ticket, end_ns: int) -> None:
         """A window goes out; whether the capture ends with it is not decided here."""
         self.open.discard(ticket)
+        mark = self.marks.pop(id(ticket), None)
+        if mark is not None:
+            _quietly(lambda: _leave([mark]))
         if ticket.record is not None and not self.over:
             ticket.record["end_unix_ns"] = self._origin.unix_ns(end_ns)
 
@@ -290,8 +314,8 @@ class LocalCapture:
         self.record["export_seconds"] = round(result.seconds, 6)
         self.add_stall(result.stall_seconds)
         self.record["artifacts"] = as_entries(result.artifacts)
-        if result.error is not None and not result.partial:
-            self._fail(f"export: {result.error}", "failed")
+        if result.error is not None and result.outcome != "partial":
+            self._fail(f"export: {result.error}", result.outcome)
             return False
         if self._ending is not None:
             self.record.update(status=self._ending.status, error=self._ending.error)

@@ -205,6 +205,7 @@ class Capturer:
         try:
             self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
+            capture.leave_marks()
             self.exports.owe(capture, capture.backend.stop(capture.place, capture.annotate()))
             self._commit("done", window.step, window.role)
             self.backend = None

@@ -23,9 +23,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from stepprof import forking
-from stepprof.backends.base import Incomplete
 from stepprof.log import logger
-from stepprof.window import Artifact
+from stepprof.window import Artifact, Outcome
 
 __all__ = ["ExportResult", "Exporter"]
 
@@ -36,6 +35,8 @@ CHILDREN = 2
 """Children at a time; more of them would only fight over the disk and the cores that train."""
 EXPORT_TIMEOUT_SECONDS = 900.0
 """A child that takes longer is killed: a fork that met a lock in a bad state would otherwise stay for ever."""
+HURRY_SECONDS = 0.5
+"""What a job that is told to end keeps for its own last word."""
 _LOOK_SECONDS = (
     0.5  # how often a child is looked for besides its pipe, whose write end another fork may hold open
 )
@@ -45,8 +46,8 @@ _LOOK_SECONDS = (
 class ExportResult:
     """How a job ended. An `error` may come with artifacts: those that exist nevertheless.
 
-    `seconds` is what the job took, `stall_seconds` how long `Exporter.submit` blocked its caller, `note` what was not done as it was asked for. `partial`: what the error says is
-    missing, is no reason to give up what there is.
+    `seconds` is what the job took, `stall_seconds` how long `Exporter.submit` blocked its caller, `note` what was not done as it was asked for. `outcome` is
+    what the capture is by it: `partial` where what the error says is missing is no reason to give up what there is, `lost` where somebody else was to write it, and did not.
     """
 
     artifacts: tuple[Artifact, ...]
@@ -54,7 +55,7 @@ class ExportResult:
     seconds: float
     stall_seconds: float
     note: str | None = None
-    partial: bool = False
+    outcome: Outcome = "complete"
 
 
 @dataclass(slots=True, eq=False)
@@ -129,15 +130,26 @@ class Exporter:
         with self._changed:
             return self._changed.wait_for(lambda: not self._jobs, timeout)
 
+    def finish(self, timeout: float) -> bool:
+        """Wait for the last time: a job that itself waits for somebody else is told until when it may."""
+        until = time.monotonic() + timeout
+        with self._lock:
+            thunks = [job.thunk for job in self._jobs]
+        for thunk in thunks:
+            hurry = getattr(thunk, "hurry", None)
+            if callable(hurry):
+                hurry(until - min(HURRY_SECONDS, timeout / 2))
+        return self.wait(max(until - time.monotonic(), 0.0))
+
     # in place, and in a thread
 
     def _run(self, job: _Job, *, stalls: bool = True) -> None:
         began = time.perf_counter()
-        artifacts, error, partial = _perform(job.thunk)
+        artifacts, error, outcome = _perform(job.thunk)
         ended = time.perf_counter()
         if stalls:
             job.stall_seconds = ended - job.submitted
-        self._finish(job, artifacts, error, ended - began, partial=partial)
+        self._finish(job, artifacts, error, ended - began, outcome)
 
     def _submit_thread(self, job: _Job) -> None:
         thread = threading.Thread(
@@ -270,8 +282,8 @@ class Exporter:
             os.close(child.pipe)
         with self._lock:
             self._children.remove(child)
-        artifacts, error, seconds, partial = _verdict(child, status)
-        self._finish(child.job, artifacts, error, seconds, partial=partial)
+        artifacts, error, seconds, outcome = _verdict(child, status)
+        self._finish(child.job, artifacts, error, seconds, outcome)
 
     def _finish(
         self,
@@ -279,14 +291,13 @@ class Exporter:
         artifacts: tuple[Artifact, ...],
         error: str | None,
         seconds: float,
-        *,
-        partial: bool = False,
+        outcome: Outcome = "failed",
     ) -> None:
         discard = getattr(job.thunk, "discard", None)
         if error is not None and callable(discard):
             discard()
         job.thunk = None
-        result = ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, partial)
+        result = ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, outcome)
         try:
             job.on_done(result)
         except Exception as failure:  # noqa: BLE001 - the watcher serves other jobs too
@@ -296,44 +307,44 @@ class Exporter:
             self._changed.notify_all()
 
 
-def _perform(thunk: Thunk | None) -> tuple[tuple[Artifact, ...], str | None, bool]:
-    """Run the job: what it made, what went wrong, and whether the rest is worth having. An exception may carry the artifacts that exist nevertheless."""
+def _perform(thunk: Thunk | None) -> tuple[tuple[Artifact, ...], str | None, Outcome]:
+    """Run the job: what it made, what went wrong, and what the capture is by it. An exception may carry the artifacts that exist nevertheless."""
     if thunk is None:
-        return (), "the export job is gone", False
+        return (), "the export job is gone", "failed"
     try:
-        return tuple(thunk()), None, False
+        return tuple(thunk()), None, "complete"
     except Exception as error:  # noqa: BLE001 - whatever a backend raises is the outcome of its export
         kept = getattr(error, "artifacts", ())
-        return tuple(kept), f"{type(error).__name__}: {error}", isinstance(error, Incomplete)
+        return tuple(kept), f"{type(error).__name__}: {error}", getattr(error, "outcome", "failed")
 
 
 def _report(job: _Job) -> dict[str, object]:
     """The work of a child, and what it tells its parent."""
     began = time.perf_counter()
-    artifacts, error, partial = _perform(job.thunk)
+    artifacts, error, outcome = _perform(job.thunk)
     if job.in_child is not None:
         seconds = time.perf_counter() - began
-        job.in_child(ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, partial))
+        job.in_child(ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, outcome))
     return {
         "pid": os.getpid(),
         "artifacts": [asdict(artifact) for artifact in artifacts],
         "error": error,
-        "partial": partial,
+        "outcome": outcome,
         "seconds": time.perf_counter() - began,
     }
 
 
-def _verdict(child: _Child, status: object) -> tuple[tuple[Artifact, ...], str | None, float, bool]:
+def _verdict(child: _Child, status: object) -> tuple[tuple[Artifact, ...], str | None, float, Outcome]:
     seconds = time.perf_counter() - child.began
     try:
         report = json.loads(child.received)
         if child.pid == 0:
             forking.reap(int(report["pid"]), block=True)
         artifacts = tuple(_artifact(entry) for entry in report["artifacts"])
-        return artifacts, report["error"], float(report["seconds"]), bool(report["partial"])
+        return artifacts, report["error"], float(report["seconds"]), report["outcome"]
     except (ValueError, KeyError, TypeError):  # it ended before it could tell
         error = f"the export process {forking.how_it_ended(status)} before its file was complete"
-        return (), error, seconds, False
+        return (), error, seconds, "failed"
 
 
 def _artifact(entry: Mapping[str, object]) -> Artifact:

@@ -113,8 +113,11 @@ class Exports:
 
 
 def _mode(capture: LocalCapture) -> str:
+    waits = getattr(capture.backend, "waits", False)
     if capture.policy.export != "auto":
-        return capture.policy.export
+        return "thread" if waits and capture.policy.export == "inline" else capture.policy.export
+    if waits:
+        return "thread"
     try:
         return capture.backend.export_mode()
     except Exception as error:  # noqa: BLE001 - the capture is there: exporting it in place is always possible

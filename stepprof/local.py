@@ -59,6 +59,7 @@ class LocalTarget:
         self.capturer = Capturer(origin, exporter, background, self._changed)
         self.watch = RegionWatch(self.capturer)
         self._hook = RegionHook(self.capturer, self.watch)
+        recorder.late = self._hook.late
 
     @property
     def calm(self) -> bool:

@@ -179,6 +179,8 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
     hook = recorder.hook
     if hook is not None:
         hook.exit(token, span)
+    elif token is not None:
+        recorder.late(token)
 
 
 def _fill(made: Region, name: str, attributes: dict[str, object]) -> Region:

@@ -160,8 +160,10 @@ class RegionHook:
             capturer.apply_here()
             entry = self._watch.enter(name) if self._watch.tickets else None
             capture = capturer.capture
-            if capture is not None and not lane:
-                mark = capture.backend.mark(name)
+            if capture is not None:
+                backend: Any = capture.backend
+                make = getattr(backend, "mark_lane", None) if lane else backend.mark
+                mark = None if make is None else make(name)
                 if mark is not None:
                     marks = capture.marks
                     mark.__enter__()
@@ -193,6 +195,16 @@ class RegionHook:
                 self._watch.exit(entry)
         except Exception as error:  # noqa: BLE001 - as above
             self._tell_once(error)
+
+    def late(self, token: Any) -> None:
+        """A region ends after its capture has: a range that only its own thread can end is still open."""
+        marked = token[0]
+        mark = None if marked is None else marked[0].pop(marked[1], None)
+        if mark is not None:
+            try:
+                mark.__exit__(None, None, None)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._tell_once(error)
 
     def _tell_once(self, error: Exception) -> None:
         if not self._mark_failed:

@@ -343,7 +343,7 @@ class Session:
         self._guard(self.local.capturer.exports.submit_all)
         if fleet is not None:
             fleet.close(reason, max(deadline - time.monotonic(), 0.0))
-        if not self.exporter.wait(max(deadline - time.monotonic(), 0.0)):
+        if not self.exporter.finish(max(deadline - time.monotonic(), 0.0)):
             logger.warning("exports unfinished", exports=self.exporter.pending(), seconds=bound)
         for role, steps in self.selector.never_came():
             logger.warning("selected steps never came", steps=str(steps), role=role, rank=self.rank)

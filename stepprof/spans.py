@@ -62,10 +62,14 @@ class _Thread(threading.local):
         self.id = threading.get_native_id()
 
 
+def _nothing_late(token: object) -> None:
+    """No capture, so that nothing of one is left open."""
+
+
 class Recorder:
     """Spans of this process, from any thread or task, while a session is on.
 
-    ``hook`` is None but while a selected window is open. ``keep`` False (``spans = false``) records nothing for the files. What
+    ``hook`` is None but while a selected window is open; ``late`` is given what it answered to a region that ends after that. ``keep`` False (``spans = false``) records nothing for the files. What
     started before it ``began`` is not of its session.
     """
 
@@ -76,6 +80,7 @@ class Recorder:
         "hook",
         "is_compiling",
         "keep",
+        "late",
         "pending",
         "running_loop",
         "thread",
@@ -87,6 +92,7 @@ class Recorder:
         self.pending: deque[Span] = deque()
         self.keep = keep
         self.hook: Hook | None = None
+        self.late: Callable[[object], object] = _nothing_late
         self.wake = wake
         self.thread = _Thread()
         self.running_loop = asyncio._get_running_loop

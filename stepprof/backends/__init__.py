@@ -17,6 +17,7 @@ __all__ = ["make_backend"]
 
 _HERE = {
     "null": ("stepprof.backends.null", "NullBackend"),
+    "nsys": ("stepprof.backends.nsys", "NsysBackend"),
     "torch": ("stepprof.backends.torch", "TorchBackend"),
 }
 

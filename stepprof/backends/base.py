@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from stepprof.errors import BackendError
-from stepprof.window import Annotation, Artifact, Capture
+from stepprof.window import Annotation, Artifact, Capture, Outcome
 
 __all__ = ["Backend", "Busy", "Export", "ExportError", "Incomplete", "keep_for_good"]
 
@@ -28,6 +28,9 @@ class Busy(BackendError):
 class ExportError(BackendError):
     """An export that failed; `artifacts` are those that exist nevertheless."""
 
+    outcome: Outcome = "failed"
+    """What the window is by it."""
+
     def __init__(self, message: str, artifacts: tuple[Artifact, ...] = ()) -> None:
         super().__init__(message)
         self.artifacts = artifacts
@@ -35,6 +38,8 @@ class ExportError(BackendError):
 
 class Incomplete(ExportError):
     """Something of the capture is missing, and what there is, is worth having: the window is `partial`."""
+
+    outcome = "partial"
 
 
 class Backend(Protocol):
@@ -68,7 +73,11 @@ class Backend(Protocol):
         """A synchronous region inside the capture, or None where the backend has no such thing.
 
         It is entered and left on the thread of the region. One that is still in progress when the capture ends is left right before
-        `stop`, by the thread that stops: by the backend's ``leave(marks)`` where it has such a method.
+        `stop`, by the thread that stops: by the backend's ``leave(marks)`` where it has such a method. One of which its ``may_leave(mark)``
+        says no is left by the region's own thread, later.
+
+        A backend may have two more of the kind, whose marks are left on any thread, in any order: ``mark_lane(name)``, a region that may be
+        suspended (a coroutine's, a generator's), and ``mark_window(window)``, a window that joins the capture.
         """
         ...
 
@@ -77,7 +86,10 @@ class Backend(Protocol):
         ...
 
     def export_mode(self) -> str:
-        """What ``export = "auto"`` means here and now: ``fork``, ``thread`` or ``inline``."""
+        """What ``export = "auto"`` means here and now: ``fork``, ``thread`` or ``inline``.
+
+        A backend whose export waits for somebody else says so by ``waits = True``: it is never run in place, whatever is configured.
+        """
         ...
 
 

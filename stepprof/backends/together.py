@@ -14,7 +14,7 @@ from typing import Any
 from stepprof.backends.base import Backend, Busy, Export, ExportError, Incomplete
 from stepprof.errors import BackendError
 from stepprof.log import logger
-from stepprof.window import Annotation, Artifact, Capture
+from stepprof.window import Annotation, Artifact, Capture, Window
 
 __all__ = ["Together"]
 
@@ -37,6 +37,24 @@ class Together:
         self.mark: Callable[[str], Mark | None] = (
             self._marking[0].mark if len(self._marking) == 1 else self._mark_all
         )
+
+    @property
+    def waits(self) -> bool:
+        """Whether the export of one of them waits for somebody else."""
+        return any(getattr(part, "waits", False) for part in self.parts)
+
+    def mark_lane(self, name: str) -> Mark | None:
+        """A region that may be suspended, in those that mark such."""
+        return self._mark_by("mark_lane", name)
+
+    def mark_window(self, window: Window) -> Mark | None:
+        """A window that joins the capture, in those that mark such."""
+        return self._mark_by("mark_window", window)
+
+    def may_leave(self, mark: Any) -> bool:
+        """Whether the calling thread can end every range of this mark."""
+        pairs = [(self._marking[0], mark)] if len(self._marking) == 1 else mark.pairs
+        return all(getattr(part, "may_leave", _always)(inner) for part, inner in pairs)
 
     @property
     def thread_bound(self) -> bool:
@@ -114,6 +132,16 @@ class Together:
                 kind = Busy if isinstance(error, Busy) else BackendError
                 raise kind(_told(part.name, error)) from error
 
+    def _mark_by(self, kind: str, what: object) -> Mark | None:
+        found = [
+            (part, mark)
+            for part in self._marking
+            if (make := getattr(part, kind, None)) is not None and (mark := make(what)) is not None
+        ]
+        if len(self._marking) == 1:
+            return found[0][1] if found else None
+        return _Marks(found) if found else None
+
     def _mark_all(self, name: str) -> Mark | None:
         found = [(part, mark) for part in self._marking if (mark := part.mark(name)) is not None]
         return _Marks(found) if found else None
@@ -180,6 +208,13 @@ class _Exports:
             raise kind("; ".join(failures), tuple(artifacts))
         return tuple(artifacts)
 
+    def hurry(self, until: float) -> None:
+        """The process is about to end: what waits for somebody else may wait until then."""
+        for _, export in self._exports:
+            hurry = getattr(export, "hurry", None)
+            if callable(hurry):
+                hurry(until)
+
     def discard(self) -> None:
         """Remove what an export that was cut short may have left."""
         for _, export in self._exports:
@@ -190,6 +225,10 @@ class _Exports:
 
 def _of(part: Backend, mark: Any) -> list[Mark]:
     return [inner for owner, inner in mark.pairs if owner is part]
+
+
+def _always(mark: Mark) -> bool:
+    return True
 
 
 def _leave(marks: Sequence[Mark]) -> None:
