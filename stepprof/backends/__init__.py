@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["make_backend"]
 
 _HERE = {
+    "memory": ("stepprof.backends.memory", "MemoryBackend"),
     "null": ("stepprof.backends.null", "NullBackend"),
+    "npu": ("stepprof.backends.npu", "NpuBackend"),
     "nsys": ("stepprof.backends.nsys", "NsysBackend"),
     "torch": ("stepprof.backends.torch", "TorchBackend"),
 }

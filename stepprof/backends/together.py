@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -68,6 +69,13 @@ class Together:
             if reason is not None:
                 return f"{part.name}: {reason}"
         return None
+
+    def keep_near(self, folder: Path) -> None:
+        """Where captures will belong, for those that have to know before there is one."""
+        for part in self.parts:
+            keep_near = getattr(part, "keep_near", None)
+            if keep_near is not None:
+                keep_near(folder)
 
     def arm(self) -> None:
         """Arm each; where one cannot be, none is."""

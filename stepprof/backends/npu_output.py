@@ -1,0 +1,101 @@
+"""What torch_npu prints while it is called: its errors are told nowhere else.
+
+It prints to `sys.stdout`, which is the user's: so for as long as a call takes there stands something in its place that passes on whatever other threads print, and whatever this thread prints
+that is not torch_npu's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Overheard", "overhear"]
+
+_LINE = re.compile(
+    r"^(?:\[[^\]]*\] )?\[(?P<level>ERROR|WARNING|INFO)\] (?:\[\d+\] )?(?:\S+\.py: )?(?P<text>.*)$"
+)
+_CALL_FAILED = re.compile(r"Call \w+ failed|Incorrect schedule")
+_WARNING = "Warning: "
+
+
+@dataclass(slots=True)
+class Overheard:
+    """What torch_npu said."""
+
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def take(self, line: str) -> bool:
+        """Whether the line is torch_npu's."""
+        found = _LINE.match(line)
+        if found is None and not _CALL_FAILED.search(line):
+            if line.startswith(_WARNING):
+                self.warnings.append(line[len(_WARNING) :])
+            return line.startswith(_WARNING)
+        text = line if found is None else found["text"]
+        is_error = _CALL_FAILED.search(text) or (found is not None and found["level"] == "ERROR")
+        (self.errors if is_error else self.warnings).append(text)
+        return True
+
+
+@contextlib.contextmanager
+def overhear() -> Iterator[Overheard]:
+    """Hear what torch_npu prints on this thread while the block runs."""
+    heard = Overheard()
+    stream = sys.stdout
+    if stream is None:  # a process without one
+        yield heard
+        return
+    between = _Between(stream, heard)
+    sys.stdout = between
+    try:
+        yield heard
+    finally:
+        between.end()
+        if sys.stdout is between:  # somebody may have put another one there meanwhile
+            sys.stdout = stream
+
+
+class _Between:
+    """Stands for a stream; whoever keeps it beyond the block has the stream itself."""
+
+    def __init__(self, stream: Any, heard: Overheard) -> None:
+        self._stream = stream
+        self._heard = heard
+        self._thread = threading.get_ident()
+        self._rest = ""
+        self._over = False
+
+    def write(self, text: str) -> int:
+        """Pass it on, unless it is torch_npu's."""
+        if self._over or threading.get_ident() != self._thread or not isinstance(text, str):
+            return int(self._stream.write(text) or 0)
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if not self._heard.take(line):
+                self._stream.write(f"{line}\n")
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """As a stream does."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """As a stream does."""
+        self._stream.flush()
+
+    def end(self) -> None:
+        """From now on everything is passed on."""
+        self._over = True
+        rest, self._rest = self._rest, ""
+        if rest and not self._heard.take(rest):
+            self._stream.write(rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,200 @@
+"""One recorder per device at a time, across the processes of a host.
+
+Ascend asks for it: processes that share a device record one after the other, each from start to stop. A lease is a lock of the kernel's (`flock`) on a file that stands for the device, so that
+it ends with its holder however that ends. The file says who holds it, for the message of whoever finds it taken.
+
+Which processes use a device is known in the same way: each holds a shared lock on a second file for as long as it lives. Whoever has the device to itself may keep the lease while it is only armed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+from stepprof.backends.base import Busy
+from stepprof.errors import BackendError
+
+__all__ = ["DeviceLease", "lease_folder", "physical_device"]
+
+_LOOK_SECONDS = 0.02
+_TRIES = 50
+
+
+def lease_folder(configured: Path | None = None) -> Path:
+    """The folder of leases, made if need be: of this user alone, and the same for all its processes on this host, whatever their environment says.
+
+    Raises:
+        BackendError: it cannot be made, or somebody else has made it.
+    """
+    path = configured or Path(f"/tmp/stepprof-{os.getuid()}")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat() if configured is None else path.stat()
+    except OSError as error:
+        raise BackendError(
+            f"the folder of device leases, {path}, cannot be made: {error.strerror or error}; name another one: lease_dir"
+        ) from error
+    if not stat.S_ISDIR(status.st_mode) or (configured is None and status.st_uid != os.getuid()):
+        raise BackendError(
+            f"the folder of device leases, {path}, is not this user's own; name another one: lease_dir"
+        )
+    return path
+
+
+def physical_device(index: int, environ: Mapping[str, str]) -> int:
+    """The number of a device on its host: what a process calls device 0 is another one where ASCEND_RT_VISIBLE_DEVICES says so.
+
+    >>> physical_device(1, {"ASCEND_RT_VISIBLE_DEVICES": "4,6"})
+    6
+    """
+    visible = environ.get("ASCEND_RT_VISIBLE_DEVICES", "")
+    try:
+        return [int(part) for part in visible.split(",") if part.strip()][index]
+    except (ValueError, IndexError):
+        return index
+
+
+class DeviceLease:
+    """The lease on one device. Not for two threads at once.
+
+    Args:
+        device: its name, such as ``npu-3``.
+        folder: where the processes agree; see `lease_folder`.
+    """
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self.device = device
+        self._path = folder / f"{device}.lease"
+        self._users_path = folder / f"{device}.users"
+        self._lock: int | None = None
+        self._users: int | None = None
+        _leases.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process has it."""
+        return self._lock is not None
+
+    def take(self, holder: str, wait_seconds: float = 0.0) -> None:
+        """Have it, or wait for it, at most for so long.
+
+        Args:
+            holder: what is recorded, for those who find it taken.
+
+        Raises:
+            Busy: another process has it.
+            BackendError: the file of the lease cannot be used.
+        """
+        if self._lock is None:
+            descriptor = self._open(self._path)
+            try:
+                self._wait(descriptor, wait_seconds)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            self._lock = descriptor
+        self.describe(holder)
+
+    def describe(self, holder: str) -> None:
+        """Say what is recorded under the lease that is held."""
+        if self._lock is None:
+            return
+        text = json.dumps({"pid": os.getpid(), "holder": holder, "since": time.time()})
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, text.encode(), 0)
+
+    def release(self) -> None:
+        """Give it back; harmless where it is not held."""
+        import fcntl
+
+        descriptor, self._lock = self._lock, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have the same descriptor open
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def is_shared(self) -> bool:
+        """Whether other processes record this device, too, or may. From the first call on, this one counts among them."""
+        import fcntl
+
+        try:
+            users = self._users = self._open(self._users_path) if self._users is None else self._users
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError:
+            alone = False
+        except (OSError, BackendError):
+            return True
+        for _ in range(_TRIES):  # somebody else may be asking at this moment
+            try:
+                fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.001)
+        return not alone
+
+    def forget(self) -> None:
+        """In a forked process: what the parent holds is the parent's; to let go here takes nothing from it."""
+        for descriptor in (self._lock, self._users):
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self._lock = self._users = None
+
+    def _wait(self, descriptor: int, wait_seconds: float) -> None:
+        import fcntl
+
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    waited = f", also after {wait_seconds:g} s" if wait_seconds else ""
+                    raise Busy(
+                        f"{self.device} is recorded by {self._holder(descriptor)}{waited}; two recorders of one device take turns"
+                    ) from None
+            except OSError as error:
+                raise BackendError(
+                    f"{self._path} cannot be locked: {error.strerror or error}; name a folder on a local disk: lease_dir"
+                ) from error
+            time.sleep(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+
+    def _holder(self, descriptor: int) -> str:
+        try:
+            told = json.loads(os.pread(descriptor, 4096, 0))
+            return (
+                f"process {told['pid']} ({told['holder']}, for {max(0.0, time.time() - told['since']):.1f} s)"
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"
+
+    @staticmethod
+    def _open(path: Path) -> int:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise BackendError(
+                f"the device lease {path} cannot be opened: {error.strerror or error}; name another folder: lease_dir"
+            ) from error
+
+
+_leases: weakref.WeakSet[DeviceLease] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for lease in tuple(_leases):
+        lease.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
