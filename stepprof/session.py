@@ -25,6 +25,7 @@ from stepprof.export import Exporter
 from stepprof.live import Live
 from stepprof.local import LocalTarget
 from stepprof.log import logger
+from stepprof.outofmemory import OutOfMemory
 from stepprof.readers import readers_of
 from stepprof.records import Origin
 from stepprof.refusal import Refusals
@@ -86,6 +87,7 @@ class Session:
         self.local = LocalTarget(
             origin, self.recorder, self.exporter, self.background, strict=config.strict, changed=self.publish
         )
+        self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
         self.live = Live(self, run)
         self._spans.observers.append(self.live.pace.see)
         self._readers = readers_of(self)
@@ -104,6 +106,7 @@ class Session:
         for policy in self.selector.policies():
             if self.selector.selects_rank(policy) and not policy.steps.is_none:
                 self.local.capturer.probe(policy)
+        self.out_of_memory.begin(self.selector)
         self._guard(self.live.look)  # what was asked for before this process came
         self.background.start()
         cell.session = self
@@ -288,6 +291,13 @@ class Session:
         self.local.capturer.machine.target = f"rank-{identity.rank}"
         self.publish()
 
+    def _place(self) -> tuple[int, str | None]:
+        """The step and role of this thread, or of the window that came in last."""
+        where = self.recorder.where()
+        if where is not None and where.number is not None:
+            return where.number, where.role
+        return self.last_step or 0, None
+
     # -- what shows
 
     def publish(self) -> None:
@@ -339,6 +349,7 @@ class Session:
         self._guard(lambda: self.local.ask_owner(reason, min(bound / 2, OWNER_SECONDS)))
         if cell.session is self:
             cell.clear()
+        self._guard(self.out_of_memory.end)
         self._guard(lambda: self.local.abort(reason, max(bound, 0.1)))
         self._guard(self.local.capturer.exports.submit_all)
         if fleet is not None:

@@ -17,6 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     from warm import Server, Warm
+from cudamemory import cuda  # noqa: F401 - a fixture
 from faulty import faulty, log, start  # noqa: F401 - fixtures
 from simulated import engine  # noqa: F401 - a fixture
 

@@ -1,0 +1,111 @@
+"""What a snapshot of CUDA's allocator amounts to: per device what is held, and when most was.
+
+Plain arithmetic on the tables that torch makes (`torch.cuda.memory._snapshot`), for who writes one and for who reads one. The history holds sizes as they were asked for, and frees count when the
+memory can be used again. It is a ring: it knows the end, and is followed back from there, so that what was overwritten makes the peak one of what is left. Nothing is taken for granted, since a file
+that is read may hold anything: what is no number counts as none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["DevicePeak", "as_mapping", "as_number", "device_peaks", "entries_of", "listed"]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """One device: what is held in the end, the most that was while the history lasted, and when that was (Unix time in microseconds)."""
+
+    device: int
+    entries: int
+    active_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    peak_unix_us: int | None
+    peak_entry: int | None
+    """Which entry of the history brought it there; None: it was there from the beginning."""
+    allocations: int
+    ooms: int
+
+
+def device_peaks(snapshot: Mapping[str, Any]) -> list[DevicePeak]:
+    """Of each device that holds memory or has a history."""
+    active: dict[int, int] = {}
+    reserved: dict[int, int] = {}
+    for segment in map(as_mapping, listed(snapshot.get("segments"))):
+        device = as_number(segment.get("device"))
+        reserved[device] = reserved.get(device, 0) + as_number(segment.get("total_size"))
+        held = sum(map(_asked_for, listed(segment.get("blocks"))))
+        active[device] = active.get(device, 0) + held
+    traces = listed(snapshot.get("device_traces"))
+    found = {device for device, trace in enumerate(traces) if listed(trace)} | set(reserved)
+    return [
+        _peak(
+            device,
+            listed(traces[device]) if 0 <= device < len(traces) else [],
+            active.get(device, 0),
+            reserved.get(device, 0),
+        )
+        for device in sorted(found)
+    ]
+
+
+def entries_of(snapshot: Mapping[str, Any]) -> int:
+    """How many entries its histories have."""
+    return sum(len(listed(trace)) for trace in listed(snapshot.get("device_traces")))
+
+
+def listed(value: object) -> list[Any]:
+    """A list, or an empty one in the place of anything else."""
+    return value if isinstance(value, list) else []
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """A table, or an empty one in the place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_number(value: object) -> int:
+    """A whole number, or 0 in the place of anything else."""
+    return value if type(value) is int else 0
+
+
+def _asked_for(block: object) -> int:
+    table = as_mapping(block)
+    if str(table.get("state")) == "inactive":
+        return 0
+    return as_number(table.get("requested_size", table.get("size")))
+
+
+def _peak(device: int, trace: list[Any], active: int, reserved: int) -> DevicePeak:
+    events = [(as_mapping(entry).get("action"), as_number(as_mapping(entry).get("size"))) for entry in trace]
+    level = active - sum(map(_change, events))
+    peak, at = level, None
+    for index, held in enumerate(itertools.accumulate(map(_change, events), initial=level)):
+        if held > peak:
+            peak, at = held, index - 1
+    moment = None if at is None else as_mapping(trace[at]).get("time_us")
+    return DevicePeak(
+        device=device,
+        entries=len(trace),
+        active_bytes=active,
+        reserved_bytes=reserved,
+        peak_bytes=peak,
+        peak_unix_us=moment if type(moment) is int else None,
+        peak_entry=at,
+        allocations=_count(events, "alloc"),
+        ooms=_count(events, "oom"),
+    )
+
+
+def _change(event: tuple[object, int]) -> int:
+    """What an entry of the history adds to what is held."""
+    action, size = event
+    return size if action == "alloc" else -size if action == "free_completed" else 0
+
+
+def _count(events: Iterable[tuple[object, int]], wanted: str) -> int:
+    return sum(action == wanted for action, _ in events)
