@@ -63,7 +63,7 @@ class Host:
             self._connection = self._accept(listener)
         self._connection.send((model, arguments))
         self.before = None
-        assert self._answer() == "up"
+        assert self.answer() == "up"
         if before is not None:
             self.before = self.run(before, *before_arguments)
 
@@ -81,9 +81,10 @@ class Host:
         """Have a function of a test module called there: its first argument is the engine."""
         assert self._connection is not None
         self._connection.send((function.__module__, function.__qualname__, arguments))
-        return self._answer(timeout)
+        return self.answer(timeout)
 
-    def _answer(self, timeout: float = START_SECONDS) -> Any:
+    def answer(self, timeout: float = START_SECONDS) -> Any:
+        """What a function brings that was sent."""
         assert self._connection is not None
         try:
             if not self._connection.poll(timeout):

@@ -40,6 +40,20 @@ def synchronous(engine: Any, folder: Path, config: Plain, steps: int = 4, prompt
     return seen
 
 
+def running(engine: Any, folder: Path, tokens: int) -> None:
+    """A training loop of which nothing is recorded, unless somebody asks for it, until a file says after which step it ends."""
+    begin(folder, steps="none")
+    stepprof.attach(engine, role="rollout")
+    last, step = folder / "last-step", 0
+    while not last.exists() or step < int(last.read_text()):
+        step += 1
+        with stepprof.profile_step(step, role="rollout"):
+            generate(engine, tokens)
+        with stepprof.profile_step(step, role="actor"):
+            generate(engine, 1)  # whose windows are not its business
+    stepprof.shutdown()
+
+
 def in_coroutines(engine: Any, folder: Path) -> Plain:
     """``async with`` on the engine's loop, and a synchronous block there, which is wrong."""
     begin(folder)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +14,10 @@ import pytest
 import sglang_recorded
 from sglang_driven import Trace
 from sglang_host import Host, HostDiedError
+
+from stepprof.manifest import read_step
+from stepprof.manifest import steps as recorded_steps
+from stepprof.statuses import read_statuses
 
 if TYPE_CHECKING:
     pass
@@ -101,6 +108,44 @@ class TestSessions:
         (entry,) = told(folder, 3)
         assert entry["status"] == "complete"
         assert opened(folder, entry["artifacts"][0], 3).forward == steps(2)
+
+
+class TestTriggered:
+    def test_the_next_step_from_a_shell(self, host: Host, tmp_path: Path) -> None:
+        """``stepprof trigger RUN --step next --role rollout``: the engine's trace of that step, with its forward steps, and of no other."""
+        run, last = tmp_path / "run", tmp_path / "last-step"
+        host.send(sglang_recorded.running, tmp_path, 4)
+        step = 0
+        try:
+            deadline = time.monotonic() + 60
+            while not any(status["step_seconds"] for status in read_statuses(run)):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            command = [sys.executable, "-m", "stepprof", "trigger", str(run), "--step", "next"]
+            asked = subprocess.run(
+                [*command, "--role", "rollout", "--ranks", "all", "--json"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            step = json.loads(asked.stdout)["request"]["step"]
+        finally:
+            (tmp_path / "writing").write_text(str(step + 2))
+            (tmp_path / "writing").rename(last)
+            host.answer()
+        assert recorded_steps(run) == [step]
+        (entry,) = told(tmp_path, step)
+        assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
+        (artifact,) = entry["artifacts"]
+        trace = opened(tmp_path, artifact, step)
+        assert trace.forward == steps(4)
+        assert entry["start_unix_ns"] < trace.within_ns[0] < trace.within_ns[1] < entry["end_unix_ns"]
+        assert (trace.stated["step"], trace.stated["replica"]) == (step, 0)
+        (window,) = read_step(run, step)["windows"]
+        assert (window["role"], window["status"]) == ("rollout", "complete")
+        (status,) = read_statuses(run)
+        assert [seen["outcome"] for seen in status["requests"].values()] == ["reached"]
 
 
 @pytest.fixture(scope="module")
