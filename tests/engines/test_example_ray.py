@@ -1,6 +1,7 @@
 """The GRPO job under Ray runs as it stands, with each engine that is installed: what it trains, and what is recorded of it.
 
-It is run by the command of the README, in a process of its own, once in lockstep and once with the engine one step ahead.
+It is run by the command of the README, in a process of its own, once in lockstep and once with the engine one step ahead. In lockstep
+the second recorded step is asked for while the job runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ import pytest
 
 from stepprof.manifest import read_spans, read_step
 from stepprof.manifest import steps as recorded_steps
+from stepprof.statuses import read_statuses
 from stepprof.verification import verify_run
 
 HERE = Path(__file__).parent
@@ -83,26 +86,43 @@ def ahead(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def job(request: pytest.FixtureRequest, ahead: bool, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """The example has been run: four steps, of which two are recorded."""
+    """The example has been run: four steps, of which two are recorded, one of them because somebody asked for it while it ran."""
     engine = request.param
+    record = "2-3" if ahead else "2"
     folder = tmp_path_factory.mktemp(f"{engine}-{'ahead' if ahead else 'lockstep'}")
-    command = [sys.executable, str(EXAMPLE), "--engine", engine, "--steps", str(STEPS), "--record", "2-3"]
+    command = [sys.executable, str(EXAMPLE), "--engine", engine, "--steps", str(STEPS), "--record", record]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
     if engine == "sglang":
         paths = [str(HERE / "sglang" / "stubs"), environ.get("PYTHONPATH", "")]
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    done = subprocess.run(
-        [*command, *(["--async"] if ahead else [])],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=WHOLE,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    printed, problems = folder / "stdout", folder / "stderr"
+    with printed.open("w") as stdout, problems.open("w") as stderr:
+        running = subprocess.Popen(
+            [*command, *(["--async"] if ahead else [])], cwd=folder, env=environ, stdout=stdout, stderr=stderr
+        )
+    try:
+        if not ahead:
+            ask_for(3, folder / "stepprof-runs", running)
+        running.wait(WHOLE)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 0, f"{printed.read_text()[-4000:]}\n{problems.read_text()[-8000:]}"
     (path,) = (folder / "stepprof-runs").iterdir()
-    return Job(engine, ahead, done.stdout, path)
+    return Job(engine, ahead, printed.read_text(), path)
+
+
+def ask_for(step: int, runs: Path, running: subprocess.Popen[bytes]) -> None:
+    """Ask the job for a recording of a step, from a shell, as soon as it can be asked."""
+    deadline = time.monotonic() + WHOLE
+    while not any(read_statuses(run) for run in runs.glob("*")):
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (run,) = runs.iterdir()
+    command = [sys.executable, "-m", "stepprof", "trigger", str(run), "--step", str(step), "--wait", "30"]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert asked.returncode == 0, asked.stdout + asked.stderr
 
 
 class TestTheJob:
