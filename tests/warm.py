@@ -150,15 +150,22 @@ class Running:
 
 
 class Server:
-    """The process that forks for each script."""
+    """The process that forks for each script.
 
-    def __init__(self) -> None:
+    Args:
+        first: what it runs before anything else, with warnings as they are by default: imports beyond torch.
+        env: variables of its own.
+    """
+
+    def __init__(self, first: str = "", env: Mapping[str, str] | None = None) -> None:
         answers, answer = os.pipe()
         requests, request = os.pipe()
         # the numbers 3 and 4 in the child, whatever they are here
-        launcher = f"import os, sys; os.dup2({answer}, 1003); os.dup2({requests}, 1004); os.dup2(1003, 3); os.dup2(1004, 4); os.closerange(5, 1100); exec(compile({SERVER!r}, 'server', 'exec'))"
+        launcher = f"import os, sys; os.dup2({answer}, 1003); os.dup2({requests}, 1004); os.dup2(1003, 3); os.dup2(1004, 4); os.closerange(5, 1100); exec(compile({first!r}, 'first', 'exec')); exec(compile({SERVER!r}, 'server', 'exec'))"
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", launcher], pass_fds=(answer, requests)
+            [sys.executable, *([] if first else ["-W", "error"]), "-c", launcher],
+            pass_fds=(answer, requests),
+            env={**os.environ, **(env or {})},
         )
         os.close(answer)
         os.close(requests)

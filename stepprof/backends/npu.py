@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepprof.backends.base import Busy, Export
-from stepprof.backends.npu_api import NpuApi
+from stepprof.backends.npu_api import NpuApi, foreign_npu_profile
 from stepprof.backends.npu_export import NpuExport
 from stepprof.backends.npu_session import NpuSession
 from stepprof.backends.slot import slot
@@ -131,13 +131,18 @@ class NpuBackend:
             raise BackendError(
                 f"this npu capture belongs to thread {self._thread.name!r}, and {threading.current_thread().name!r} cannot stop it (torch_npu would record on)"
             )
-        hurt = self._foreign_inside(api, session)
+        theirs = foreign_npu_profile(session.profile)
         self._close_window()
         try:
             problem = session.finish()
         finally:
             self._let_go()
-        return NpuExport(session, capture, self._options, hurt or problem)
+        return NpuExport(
+            session,
+            capture,
+            self._options,
+            f"{theirs}: the two took each other's events" if theirs else problem,
+        )
 
     def abort(self) -> None:
         """Leave any half state. Idempotent."""
@@ -205,14 +210,6 @@ class NpuBackend:
             session.let_go()
             self._let_go()
         raise Busy(f"{found}; it is left alone")
-
-    def _foreign_inside(self, api: NpuApi, session: NpuSession) -> str | None:
-        found = api.foreign(session.profile)
-        return (
-            None
-            if found is None
-            else f"{found}, since some moment of this capture; the two have taken each other's events"
-        )
 
     def _begin(self, api: NpuApi, capture: Capture) -> NpuSession:
         """A session without a warm-up ahead of it: in the device's turn."""

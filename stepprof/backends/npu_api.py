@@ -256,12 +256,12 @@ class NpuApi:
             self.mstx.range_end(number)
 
 
-def foreign_npu_profile() -> str | None:
-    """Describe a profile of torch_npu's in this process that has not been stopped, or return None. Imports nothing.
+def foreign_npu_profile(ours: Any = None) -> str | None:
+    """Describe a profile of torch_npu's in this process that is not `ours` and has not been stopped, or return None. Imports nothing.
 
     One that was only constructed counts: it stops whichever session there is when it is dropped.
     """
-    return _foreign_object(None) if "torch_npu.profiler.profiler" in sys.modules else None
+    return _foreign_object(ours) if "torch_npu.profiler.profiler" in sys.modules else None
 
 
 def _foreign_object(ours: Any, *kinds: type) -> str | None:

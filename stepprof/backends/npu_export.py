@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stepprof.backends.base import ExportError, Incomplete
 from stepprof.backends.npu_session import NpuSession, tree_bytes
+from stepprof.log import logger
 from stepprof.npufolder import KIND, SUFFIX, missing_parts
 from stepprof.npuoptions import NpuOptions
 from stepprof.window import Artifact, Capture
@@ -51,10 +52,12 @@ class NpuExport:
         lacking = missing_parts(folder, on_host=self._options.on_host, on_device=self._options.on_device)
         problem = self._problem or lacking
         if problem is not None:
-            said = "".join(
-                f"; CANN said {complaint}" for complaint in self._complaints if complaint not in problem
+            said = [each for each in self._complaints if each.rpartition(" (")[0] not in problem]
+            raise ExportError("; CANN said ".join([problem, *said]), self._artifact(folder))
+        if self._complaints:
+            logger.warning(
+                "npu recorded, and CANN complained", folder=folder.name, reason="; ".join(self._complaints)
             )
-            raise ExportError(f"{problem}{said}", self._artifact(folder))
         if self._options.analyse:
             self._analyse(folder)
         return self._artifact(folder)

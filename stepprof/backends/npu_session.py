@@ -84,13 +84,15 @@ class NpuSession:
         """End the recording; what went wrong, if anything did. What there is of it lies in the folder either way."""
         problem = None
         self._api.cann_complaint()
+        if not self._api.recording_this_thread():
+            problem = "another profiler ended this capture and took its events"
         try:
             self._api.call(
                 self.profile.step
             )  # stop() alone takes the schedule for incomplete, and says so on stdout
             self._api.call(self.profile.stop)
         except BackendError as error:
-            problem = str(error)
+            problem = problem or str(error)
             self._end_by_force()
         finally:
             self.let_go()
@@ -141,7 +143,7 @@ class NpuSession:
     def _note_complaint(self, call: str) -> str | None:
         told = self._api.cann_complaint()
         if told:
-            self.complaints.append(f"at {call}: {told}")
+            self.complaints.append(f"{told} (at {call})")
         return told
 
     def _end_by_force(self) -> None:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 from stepprof.backends.base import Busy, Export, keep_for_good
+from stepprof.backends.npu_api import foreign_npu_profile
 from stepprof.backends.slot import slot
 from stepprof.backends.torch_api import TorchApi, device_in_use, threads_held_still
 from stepprof.backends.torch_export import TorchExport
@@ -195,6 +196,9 @@ class TorchBackend:
         found = api.foreign()
         if found is not None:
             raise Busy(f"another torch profiler {found} in this process; it is left alone")
+        of_npu = foreign_npu_profile()
+        if of_npu is not None:
+            raise Busy(f"{of_npu}; it is left alone")
 
     def _foreign_inside(self, api: TorchApi) -> str | None:
         """What another profiler did to our running session; to stop ours then would rob theirs, and crash it."""

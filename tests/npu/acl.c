@@ -120,7 +120,13 @@ uint64_t MsprofSysCycleTime(void) { return monotonic_ns(); }
 
 int aclprofInit(const char *path, size_t size) {
     snprintf(profiling, sizeof profiling, "%.*s", (int)size, path);
-    return answer("aclprofInit", profiling);
+    int code = answer("aclprofInit", profiling);
+    if (code != 0) profiling[0] = '\0';
+    return code;
+}
+int aclprofFinalize(void) {
+    profiling[0] = '\0';
+    return answer("aclprofFinalize", "");
 }
 void *aclprofCreateConfig(uint32_t *ids, uint32_t count, int metrics, const void *events, uint64_t kinds) {
     char detail[128];
@@ -138,6 +144,7 @@ int aclprofStart(const void *config) {
     (void)config;
     int code = answer("aclprofStart", profiling);
     if (code != 0) return code;
+    if (profiling[0] == '\0') return 200002; /* not initialized */
     char path[8192];
     int size = snprintf(path, sizeof path, "%s/PROF_%06d_20260101000000000_%016X", profiling, ++sessions, getpid());
     const char *parts[] = {"", "/host", "/device_0"};
