@@ -55,7 +55,7 @@ def core(session: nox.Session) -> None:
         "-c",
         "import stepprof.examples, stepprof.errors; assert 'site-packages' in stepprof.examples.__file__",
     )
-    run_tests(session, "-m", "not torch and not demo and not ray")
+    run_tests(session, "-m", "not torch and not demo and not ray and not s3")
 
 
 @nox.session(venv_backend="none")

@@ -96,6 +96,20 @@ class Config:
     """Whether the regions of every step are kept and written to rolling files."""
     strict: bool = False
     """Raise where stepprof would otherwise degrade and log; for tests and CI."""
+    on_complete: str | Sequence[str] | None = None
+    """A command to run, on one rank, when a step is recorded on all of them."""
+    on_complete_when: str = "step"
+    """When on_complete is run: after each recorded "step", or once at the end of the "run"."""
+    on_complete_timeout_seconds: float = 60.0
+    """How long on_complete may take; then it is killed, with all that it has started."""
+    upload: str | None = None
+    """Where artifacts and manifests are uploaded to, such as "s3://bucket/prefix"; needs stepprof[upload]."""
+    upload_timeout_seconds: float = 600.0
+    """How long the upload of what one process has recorded of a step may take, all tries together."""
+    keep_steps: int | None = None
+    """The artifacts of so many recorded steps are kept, the latest ones; those of older ones are deleted."""
+    keep_bytes: int | str | None = None
+    """How many bytes of artifacts are kept in the run; those of the oldest steps are deleted first."""
     torch: TorchOptions | Mapping[str, object] = field(default_factory=TorchOptions)
     """Options of the torch backend."""
     npu: NpuOptions | Mapping[str, object] = field(default_factory=NpuOptions)

@@ -12,7 +12,7 @@ from typing import Any
 
 from stepprof.writer import is_alive
 
-__all__ = ["STATUSES", "read_clock", "read_engine", "read_window"]
+__all__ = ["AFTER", "STATUSES", "read_after", "read_clock", "read_engine", "read_window"]
 
 STATUSES = ("complete", "joined", "partial", "skipped", "failed", "lost")
 _WINDOW: dict[str, Any] = {
@@ -56,6 +56,12 @@ _ENGINE: dict[str, Any] = {
     "artifacts": [],
     "capture": None,
 }
+AFTER: dict[str, dict[str, Any]] = {
+    "uploads": {"path": "", "url": None, "status": "failed", "bytes": None, "seconds": None, "tries": None, "verified": None, "error": None},
+    "completions": {"command": [], "status": "lost", "error": None, "exit_status": None, "start_unix_ns": None, "seconds": None, "output": ""},
+    "pruned": {"unix_ns": None, "reason": "", "files": None, "bytes": None, "not_uploaded": None, "kept": [], "paths": []},
+}  # fmt: skip
+"""What comes after a recording, by the key of its list: what each entry has at least."""
 _CLOCK: dict[str, Any] = {"host": None, "offset_ns": None, "error_ns": None, "method": None}
 _NUMBERS = frozenset(
     {
@@ -109,6 +115,28 @@ def read_engine(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any
         elif alive is None:
             _doubt(engine, writer)
     return engine, problems
+
+
+def read_after(key: str, entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
+    """What came of an upload or a command, or what was deleted; of a key in `AFTER`."""
+    known, problems = AFTER[key], []
+    read = {**known, **entry}
+    for name, default in known.items():
+        value = read[name]
+        if isinstance(default, str):
+            fits = isinstance(value, str)
+        elif isinstance(default, list):
+            fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        elif name in ("url", "error", "verified"):
+            fits = isinstance(value, str | None)
+        else:
+            fits = value is None or _is_number(value)
+        if not fits:
+            problems.append(f"damaged: {name} = {value!r} in {key}")
+            read[name] = default
+    if key == "completions" and read["status"] == "lost" and _is_alive(writer):
+        read.update(status="running", error=None)
+    return read, problems
 
 
 def read_clock(entry: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:

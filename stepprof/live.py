@@ -115,8 +115,10 @@ class Live:
             "backend": None if capturer.backend is None else capturer.backend.name,
             "health": capturer.health,
             "engines": {} if session.fleet is None else session.fleet.describe(),
-            "last_error": capturer.last_error,
+            "last_error": capturer.last_error
+            or (None if session.after is None else session.after.last_error),
             "pending_exports": list(exports.pending),
+            "pending_uploads": 0 if session.after is None else session.after.pending,
             "recorded_steps": list(exports.recorded),
             "recorded_bytes": exports.recorded_bytes,
             "roles": sorted(self.pace.roles),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.errors import ConfigError
-from stepprof.fragments import read_clock, read_engine, read_window
+from stepprof.fragments import AFTER, read_after, read_clock, read_engine, read_window
 from stepprof.rundir import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
 
 __all__ = [
@@ -116,7 +116,7 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
     """The manifest of a step, combined from its fragments.
 
     Returns:
-        schema_version, run_id, step, version, windows, engines, clocks, as the file format says; each window and engine also has `fragment`, the file that told of it, and a status that
+        schema_version, run_id, step, version, windows, engines, clocks, uploads, completions, pruned, as the file format says; each window and engine also has `fragment`, the file that told of it, and a status that
         is `recording` or `exporting` (of an engine `flushing`) while the process lives that is at it; and `findings`: a list of {fragment, problem} for what could not be read or does
         not agree.
     """
@@ -129,6 +129,7 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
         "windows": [],
         "engines": [],
         "clocks": [],
+        **{key: [] for key in AFTER},
         "findings": [],
     }
 
@@ -162,6 +163,12 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
         for key, read in (("windows", read_window), ("engines", read_engine)):
             for entry in _entries(content, key, told):
                 known, problems = read(entry, content.get("writer"))
+                manifest[key].append({**known, "fragment": file.name})
+                for problem in problems:
+                    told(problem)
+        for key in AFTER:
+            for entry in _entries(content, key, told):
+                known, problems = read_after(key, entry, content.get("writer"))
                 manifest[key].append({**known, "fragment": file.name})
                 for problem in problems:
                     told(problem)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from stepprof.afterchecks import command, upload_url
 from stepprof.checks import (
     NO_LIMIT,
     Check,
@@ -26,6 +27,7 @@ from stepprof.checks import (
     settle,
     texts,
     under,
+    whole,
 )
 from stepprof.errors import ConfigError
 from stepprof.memoryoptions import MemoryOptions
@@ -228,5 +230,12 @@ CHECKS: dict[str, Check] = {
     "engine_stop_timeout_seconds": seconds,
     "spans": flag,
     "strict": flag,
+    "on_complete": command,
+    "on_complete_when": choice("step", "run"),
+    "on_complete_timeout_seconds": seconds,
+    "upload": upload_url,
+    "upload_timeout_seconds": seconds,
+    "keep_steps": whole(1),
+    "keep_bytes": byte_size,
     "plugins": _plugin_tables,
 }

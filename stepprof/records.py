@@ -39,6 +39,8 @@ class Origin:
         self.pid = os.getpid()
         self.writer = writer_identity()
         self.anchor = Anchor.take()
+        self.told: Callable[[Fragment], object] | None = None
+        """Gets each fragment when a version of it was written."""
 
     def unix_ns(self, monotonic_ns: int) -> int:
         """A ``perf_counter_ns`` reading as wall-clock time."""
@@ -127,6 +129,21 @@ class Fragment:
         self.windows: list[dict[str, Any]] = []
         self.engines: list[dict[str, Any]] = []
         self.clocks: list[dict[str, Any]] = []
+        self.uploads: list[dict[str, Any]] = []
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it has not said its last word yet: something is recorded or exported."""
+        entries = [*self.windows, *self.engines]
+        return any(entry["status"] == "lost" and entry.get("health") != "dead" for entry in entries)
+
+    def word(self) -> str:
+        """What it says of windows and engines: to see whether a later version says something else."""
+        return repr((self.windows, self.engines, self.clocks))
+
+    def artifact_paths(self) -> list[str]:
+        """The artifacts that it names, by their paths below the step's folder."""
+        return [each["path"] for entry in [*self.windows, *self.engines] for each in entry["artifacts"]]
 
     def write_ahead(self) -> Claim:
         """Claim the name, with what is known so far. Raises OSError."""
@@ -163,6 +180,8 @@ class Fragment:
             logger.warning(
                 "manifest not written", step=self._window.step, role=self._window.role, reason=str(error)
             )
+        if self._origin.told is not None:
+            self._origin.told(self)
 
     def write_in_child(self) -> None:
         """Write it in a forked child: without the lock and the log, which threads of the parent may have held at the fork."""
@@ -180,6 +199,7 @@ class Fragment:
             "writer": origin.writer,
             "windows": [dict(record) for record in self.windows],
             "engines": [dict(entry) for entry in list(self.engines)],
+            **({"uploads": [dict(entry) for entry in self.uploads]} if self.uploads else {}),
             "clocks": [
                 {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"},
                 *self.clocks,

@@ -5,8 +5,11 @@
       spans/rank-0.000001.jsonl                spans of every step, rolling files
       status/rank-0.json                       what each process does now, or did last
       requests/step-7-0b1c….json               what was asked for while the job ran
+      after/keeper.1.json                      who looks after what comes after a recording
       step-000002/
         manifest/actor-rank-0.json             one fragment per target, written ahead as `lost`
+        manifest/on-complete.json              the command that was run when the step was recorded
+        manifest/pruned.json                   when and why its artifacts were deleted
         actor/rank-0.trace.json.gz             its artifacts
 
 Every rank writes here beside the others without a lock. A name belongs to whoever made it first, whatever the clock says; what comes later under the same name (a second occurrence, a second run
@@ -28,7 +31,10 @@ from stepprof.runid import agree_on_run, safe_name
 from stepprof.writer import is_alive, writer_identity
 
 __all__ = [
+    "AFTER",
     "MANIFEST",
+    "ON_COMPLETE",
+    "PRUNED",
     "REQUESTS",
     "RUN_FILE",
     "SPANS",
@@ -49,6 +55,9 @@ SPANS = "spans"
 MANIFEST = "manifest"
 STATUS = "status"
 REQUESTS = "requests"
+AFTER = "after"
+ON_COMPLETE = "on-complete.json"
+PRUNED = "pruned.json"
 WHOLE_STEP = "step"  # stands for the role in the names of a window without one
 INDENTED_ENGINES = 16
 _STEP_FOLDER = re.compile(r"step-(\d{6,})")

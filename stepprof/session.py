@@ -36,6 +36,9 @@ from stepprof.status import State
 from stepprof.window import Window
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepprof.after import After
     from stepprof.remote.attach import Engine
     from stepprof.remote.fleet import Fleet
 
@@ -78,8 +81,9 @@ class Session:
         self.exporter = Exporter()
         header = {"run_id": run.run_id, "rank": identity.rank, "world_size": identity.world_size}
         origin = Origin(run, identity.rank, identity.world_size)
+        self._span_files: list[Path] = []
         self._spans = SpanFile(
-            lambda: run.spans_path(origin.rank), {**header, "host": origin.host, "pid": origin.pid}
+            lambda: self._new_span_file(run), {**header, "host": origin.host, "pid": origin.pid}
         )
         self.background = Background(self._chores)
         self.recorder.wake = self.background.wake
@@ -88,6 +92,8 @@ class Session:
             origin, self.recorder, self.exporter, self.background, strict=config.strict, changed=self.publish
         )
         self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
+        self.after = _after(config, run, origin)
+        """What comes after a recording; None: nothing was asked for."""
         self.live = Live(self, run)
         self._spans.observers.append(self.live.pace.see)
         self._readers = readers_of(self)
@@ -109,6 +115,8 @@ class Session:
         self.out_of_memory.begin(self.selector)
         self._guard(self.live.look)  # what was asked for before this process came
         self.background.start()
+        if self.after is not None:
+            self.after.start()
         cell.session = self
         self.publish()
         ending.watch(self)
@@ -298,6 +306,11 @@ class Session:
             return where.number, where.role
         return self.last_step or 0, None
 
+    def _new_span_file(self, run: RunDir) -> Path:
+        path = run.spans_path(self._origin.rank)
+        self._span_files.append(path)
+        return path
+
     # -- what shows
 
     def publish(self) -> None:
@@ -362,6 +375,20 @@ class Session:
         self._spans.drain(self.recorder)
         self._spans.close()
         self._readers.close(max(deadline - time.monotonic(), 0.0))
+        after = self.after
+        if after is not None:
+            self._guard(lambda: after.finish_uploads(max(deadline - time.monotonic(), 0.0), self._span_files))
         self.publish()
         self._guard(self.live.close)
+        if after is not None:
+            self._guard(lambda: after.close(max(deadline - time.monotonic(), 0.0)))
         ending.unwatch(self)
+
+
+def _after(config: Config, run: RunDir, origin: Origin) -> After | None:
+    asked = (config.on_complete, config.upload, config.keep_steps, config.keep_bytes)
+    if all(each is None for each in asked):
+        return None
+    from stepprof.after import After
+
+    return After(config, run, origin)

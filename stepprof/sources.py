@@ -32,6 +32,16 @@ KEY_OF_VARIABLE = {
     "STEPPROF_OUTPUT_DIR": "output_dir",
 }
 VARIABLES = (SWITCH, CONFIG_VARIABLE, *KEY_OF_VARIABLE, RUN_ID_VARIABLE)
+FACTS = (
+    "STEPPROF_RUN",
+    "STEPPROF_STEP",
+    "STEPPROF_STEP_DIR",
+    "STEPPROF_RECORDED_STEPS",
+    "STEPPROF_STATUS",
+    "STEPPROF_BYTES",
+    "STEPPROF_UPLOADED_TO",
+)
+"""What a command of ``on_complete`` is told, beside the run's id: no keys of a configuration."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -81,8 +91,10 @@ def switched_off(environ: Mapping[str, str]) -> bool:
 
 def overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
     """Yield (variable, key, value) for each variable that sets a key; refuse one that is a misspelt one of ours."""
+    # STEPPROF_STEP alone is a misspelt STEPPROF_STEPS
+    known = (*VARIABLES, *FACTS) if "STEPPROF_STATUS" in environ else VARIABLES
     for variable in environ:
-        if variable.startswith(SWITCH) and variable not in VARIABLES:
+        if variable.startswith(SWITCH) and variable not in known:
             for close in difflib.get_close_matches(variable, VARIABLES, n=1, cutoff=0.85):
                 raise ConfigError.at(
                     f"${variable}", environ[variable], f'unknown variable; did you mean "${close}"?'

@@ -184,6 +184,7 @@ _FIELDS: dict[str, _Check] = {
     "health": _text,
     "last_error": _text,
     "pending_exports": _texts,
+    "pending_uploads": _count,
     "recorded_steps": _counts,
     "recorded_bytes": _count,
     "roles": _texts,

@@ -38,6 +38,9 @@ _making = threading.Lock()
 
 Key = tuple[int, "str | None", int]
 
+_OF_THE_DRIVER = ("on_complete", "keep_steps", "keep_bytes")
+"""What one process does for all: here it is the one that is followed."""
+
 
 class Follower:
     """One attachment's part in the session of this process."""
@@ -156,7 +159,8 @@ class Follower:
         with _making:
             session = cell.session
             if session is None:
-                config = {**attachment.config, "output_dir": str(run.parent)}
+                config = {key: value for key, value in attachment.config.items() if key not in _OF_THE_DRIVER}
+                config["output_dir"] = str(run.parent)
                 try:
                     session = init(
                         spans_only(config) if self._spans else config,
@@ -233,7 +237,10 @@ class Follower:
 def spans_only(config: Mapping[str, object]) -> dict[str, object]:
     """The configuration of a process that has nothing to capture, but whose regions belong to the run."""
     kept = {"output_dir": config["output_dir"], "spans": True, "backend": "null"}
-    return {**kept, "otel": config["otel"]} if "otel" in config else kept
+    return {
+        **kept,
+        **{key: config[key] for key in ("otel", "upload", "upload_timeout_seconds") if key in config},
+    }
 
 
 def is_settled(record: Mapping[str, object]) -> bool:

@@ -1,0 +1,166 @@
+"""Another program beside the job: bounded in time and in what is kept of what it says, and gone with all that it has started when its time is over.
+
+It is started without a fork of our own (`subprocess` does it in one step, without a line of Python in the child), with no descriptor of the job's but its own two, in a process group and a session of its own: a
+signal for the job does not reach it, and one for the group reaches its children.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Ended", "end", "has_ended", "run_bounded", "start"]
+
+LOOK_SECONDS = 0.1
+DEATH_SECONDS = 5.0
+CHUNK = 1 << 16
+TAIL = 2000
+"""So many characters of what a program prints are kept, the last ones."""
+FREE_BYTES = 1 << 20
+REST_SECONDS = 0.002
+"""A program that prints more than the former is read no faster than a chunk in that time: the job needs its interpreter itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended."""
+
+    status: int | None
+    """Its exit status, negative for a signal; None where somebody else in this process has waited for it."""
+    seconds: float
+    killed: str | None
+    """Why it was killed; None where it ended by itself."""
+    output: str
+    """The end of what it printed."""
+
+
+def start(argv: Sequence[str], env: Mapping[str, str], *, talks: bool = False) -> subprocess.Popen[bytes]:
+    """Start a program. `talks`: its input and output are pipes, and its errors too; else its input is empty and its errors go with the output.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(
+        list(argv),
+        stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if talks else subprocess.STDOUT,
+        env=dict(env),
+        close_fds=True,
+        start_new_session=True,
+    )
+
+
+def run_bounded(
+    argv: Sequence[str], env: Mapping[str, str], seconds: float, stop: threading.Event, stopped: str
+) -> Ended:
+    """Run a program to its end, or kill it with its children when the time is over or `stop` is set.
+
+    Args:
+        argv: the program and its arguments.
+        env: its whole environment.
+        seconds: how long it may take.
+        stop: ends it early.
+        stopped: what is said then.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    began = time.monotonic()
+    child = start(argv, env)
+    tail: collections.deque[bytes] = collections.deque(maxlen=2)
+    killed = None
+    try:
+        killed = _read_until_it_ends(child, tail, began + seconds, stop)
+        if killed == "stop":
+            killed = stopped
+        elif killed is not None:
+            killed = f"it did not end within {seconds:g} s"
+    finally:
+        status = end(child)
+    output = b"".join(tail).decode("utf-8", "replace")[-TAIL:]
+    return Ended(status, time.monotonic() - began, killed, output)
+
+
+def _read_until_it_ends(
+    child: subprocess.Popen[bytes], tail: collections.deque[bytes], deadline: float, stop: threading.Event
+) -> str | None:
+    """Keep the end of what it prints; returns why it has to be killed, None where it has ended."""
+    assert child.stdout is not None
+    descriptor = child.stdout.fileno()
+    os.set_blocking(descriptor, False)
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    total, at_end = 0, False
+    while True:
+        ended = has_ended(child)  # first: what it printed before that is there to be read
+        if at_end:
+            stop.wait(LOOK_SECONDS if not ended else 0)
+        elif not poller.poll(0 if ended else LOOK_SECONDS * 1000) and ended:
+            return None
+        else:
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(descriptor, CHUNK)
+                at_end = not data
+                total += len(data)
+                if data:
+                    _keep(tail, data)
+        if ended and (at_end or total > FREE_BYTES):
+            return None
+        if total > FREE_BYTES:
+            time.sleep(REST_SECONDS)
+        if stop.is_set():
+            return "stop"
+        if time.monotonic() > deadline:
+            return "late"
+
+
+def _keep(tail: collections.deque[bytes], data: bytes) -> None:
+    """The last two pieces, each long enough to be the whole tail."""
+    if tail and len(tail[-1]) + len(data) <= CHUNK:
+        tail.append(tail.pop() + data)
+    else:
+        tail.append(data)
+
+
+def has_ended(child: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended; it is not reaped by that, so that its process group is still its own."""
+    if child.returncode is not None:
+        return True
+    if not hasattr(os, "waitid"):
+        return child.poll() is not None
+    try:
+        return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody in this process waits for every child, or ignores SIGCHLD
+        return True
+
+
+def end(child: subprocess.Popen[bytes]) -> int | None:
+    """Kill what is left of it and of its group, and take its exit status; None where somebody else has."""
+    waited = True
+    if hasattr(os, "waitid") and child.returncode is None:
+        try:
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            waited = False
+    if child.returncode is None and waited:
+        # not yet reaped: the number of its group is nobody else's
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    try:
+        status = child.wait(DEATH_SECONDS)
+    except subprocess.TimeoutExpired:  # in a call that not even SIGKILL ends, such as on a dead network disk
+        return None
+    return status if waited else None

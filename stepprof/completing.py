@@ -1,0 +1,155 @@
+"""Running a command when something is recorded: once for each step, or once at the end of the run, on whichever rank takes it.
+
+That it is taken, what it was, and how it ended stand in one file, which is made by one process alone: `manifest/on-complete.json` of the step, or `after/on-complete.json` of the run. A process that dies
+meanwhile leaves it as `lost`, and nobody runs the command a second time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.childprocess import run_bounded
+from stepprof.files import suffixed, write_atomically, write_exclusively
+from stepprof.log import logger
+from stepprof.rundir import AFTER, MANIFEST, ON_COMPLETE, step_folder
+from stepprof.wholesteps import OUTCOMES, Step
+
+__all__ = ["Completer"]
+
+LOST = "the process ended before the command did"
+AT_THE_END = "the run ended, and could not wait longer"
+
+
+class Completer:
+    """The command of one configuration.
+
+    Args:
+        run: the run directory.
+        run_id: what it is called.
+        argv: the command.
+        timeout_seconds: how long it may take.
+        header: of the fragments that tell of it: whose run, who writes.
+        stop: kills it early.
+        uploaded_to: where the artifacts go, if anywhere.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        run_id: str,
+        argv: Sequence[str],
+        timeout_seconds: float,
+        *,
+        header: Mapping[str, object],
+        stop: threading.Event,
+        uploaded_to: str | None,
+    ) -> None:
+        self.last_error: str | None = None
+        self._run = run
+        self._run_id = run_id
+        self._argv = tuple(argv)
+        self._timeout_seconds = timeout_seconds
+        self._header = header
+        self._stop = stop
+        self._uploaded_to = uploaded_to
+        self._began_ns = time.time_ns()
+
+    def missing(self) -> str | None:
+        """Why the command surely cannot be run here."""
+        if shutil.which(self._argv[0]) is None:
+            return f"on_complete: there is no command {self._argv[0]} here, or it may not be run"
+        return None
+
+    def for_step(self, step: Step) -> Path | None:
+        """Run it for a whole step, unless it was already; the file that tells of it, if it was run here."""
+        path = self._run / step_folder(step.number) / MANIFEST / ON_COMPLETE
+        if path.exists():
+            return None
+        facts = {"STEPPROF_STEP": str(step.number), "STEPPROF_STEP_DIR": str(self._run / step_folder(step.number))}  # fmt: skip
+        return self._take(path, {"step": step.number}, facts, [step])
+
+    def for_run(self, steps: Sequence[Step]) -> Path | None:
+        """Run it for the run as it is now, unless another process of this job has."""
+        folder = self._run / AFTER
+        folder.mkdir(exist_ok=True)
+        number = 1
+        while (path := suffixed(folder / ON_COMPLETE, number)).exists():
+            if path.stat().st_mtime_ns >= self._began_ns:
+                return None
+            number += 1  # that was the end of an earlier job in the same run
+        facts = {"STEPPROF_RECORDED_STEPS": ",".join(str(step.number) for step in steps)}
+        return self._take(path, {}, facts, steps)
+
+    def _take(
+        self, path: Path, where: Mapping[str, object], facts: Mapping[str, str], steps: Sequence[Step]
+    ) -> Path | None:
+        """Be the one that runs it, and run it."""
+        entry: dict[str, Any] = {
+            "command": list(self._argv),
+            "status": "lost",
+            "error": LOST,
+            "exit_status": None,
+            "start_unix_ns": time.time_ns(),
+            "seconds": None,
+            "output": "",
+        }
+        content = {**self._header, **where, "completions": [entry]}
+        try:
+            if not write_exclusively(path, _dump(content)):
+                return None
+        except OSError as error:
+            self._note(f"not run: {error}", where)
+            return None
+        entry.update(self._perform(facts, steps))
+        if entry["status"] == "complete":
+            logger.info("on_complete", **where, seconds=entry["seconds"])
+        else:
+            self._note(str(entry["error"]), where, output=entry["output"][-500:])
+        try:
+            write_atomically(path, _dump(content))
+        except OSError as error:
+            self._note(f"the outcome cannot be written: {error}", where)
+        return path
+
+    def _perform(self, facts: Mapping[str, str], steps: Iterable[Step]) -> dict[str, Any]:
+        env = {**os.environ, **self._facts(steps), **facts, "STEPPROF": "0"}
+        try:
+            ended = run_bounded(self._argv, env, self._timeout_seconds, self._stop, AT_THE_END)
+        except (OSError, ValueError) as error:
+            return {"status": "failed", "error": f"it cannot be started: {error}", "seconds": 0.0}
+        outcome: dict[str, Any] = {
+            "exit_status": ended.status,
+            "seconds": round(ended.seconds, 3),
+            "output": ended.output,
+        }
+        if ended.killed is not None:
+            return {**outcome, "status": "failed", "error": f"killed: {ended.killed}"}
+        if ended.status:
+            how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
+            return {**outcome, "status": "failed", "error": f"it ended with {how}"}
+        return {**outcome, "status": "complete", "error": None}
+
+    def _facts(self, steps: Iterable[Step]) -> dict[str, str]:
+        steps = list(steps)
+        known = {
+            "STEPPROF_RUN": str(self._run),
+            "STEPPROF_RUN_ID": self._run_id,
+            "STEPPROF_STATUS": max((step.status for step in steps), key=OUTCOMES.index, default="complete"),
+            "STEPPROF_BYTES": str(sum(step.bytes for step in steps)),
+        }
+        return known if self._uploaded_to is None else {**known, "STEPPROF_UPLOADED_TO": self._uploaded_to}
+
+    def _note(self, reason: str, where: Mapping[str, object], **fields: object) -> None:
+        self.last_error = f"on_complete: {reason}"
+        logger.warning("on_complete failed", **where, reason=reason, **fields)
+
+
+def _dump(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content, indent=1).encode()
