@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from warm import Server, Warm
 from cudamemory import cuda  # noqa: F401 - a fixture
 from faulty import faulty, log, start  # noqa: F401 - fixtures
+from ran import Ran
 from simulated import engine  # noqa: F401 - a fixture
 
 _LAUNCHER_PREFIXES = ("STEPPROF", "SLURM", "TORCHELASTIC", "RAY_")
@@ -31,20 +31,6 @@ _LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a script ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-    def check(self) -> Ran:
-        """Return this where the script ended well; else fail with all that it printed."""
-        assert self.returncode == 0, f"exit status {self.returncode}\n{self.stdout}\n{self.stderr}"
-        return self
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from conftest import Ran
+from ran import Ran
 
 from stepprof.manifest import list_runs, read_step
 from stepprof.verification import artifact_problem
