@@ -75,7 +75,7 @@ def as_number(value: object) -> int:
 
 def _asked_for(block: object) -> int:
     table = as_mapping(block)
-    if str(table.get("state")) == "inactive":
+    if table.get("state") == "inactive":
         return 0
     return as_number(table.get("requested_size", table.get("size")))
 

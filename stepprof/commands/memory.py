@@ -1,0 +1,145 @@
+"""What `stepprof show` tells of CUDA's allocator: the peaks of each process, and what held the most at the peak."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.memorypeaks import as_mapping, listed
+from stepprof.memorysnapshot import UNKNOWN, MemorySnapshot, read_snapshot
+from stepprof.tables import duration, number, printable, size, table
+
+__all__ = ["SNAPSHOT", "describe_memory", "memory_tables"]
+
+SNAPSHOT = "memory-snapshot"
+SUMMARY = "memory-summary"
+_SUMMARY_BYTES = 1 << 20
+_BACKSLASH = "\\"
+_Entry = Mapping[str, Any]
+
+
+def describe_memory(folder: Path, entries: Sequence[_Entry], most: int) -> dict[str, Any]:
+    """The same, JSON-able: `peaks` as the processes wrote them, and the `snapshots` that were read, each with its `top` places or its `finding`.
+
+    Args:
+        folder: the step's.
+        entries: its windows and engines.
+        most: how many snapshots are read; `not_read` names the others.
+    """
+    paths = [artifact["path"] for _, artifact in _artifacts(entries, SNAPSHOT)]
+    return {
+        "peaks": [
+            {"artifact": artifact["path"], **_summary(folder / artifact["path"])}
+            for _, artifact in _artifacts(entries, SUMMARY)
+        ],
+        "snapshots": [dataclasses.asdict(read_snapshot(folder / path, path)) for path in paths[:most]],
+        "not_read": paths[most:],
+    }
+
+
+def memory_tables(folder: Path, entries: Sequence[_Entry], most: int) -> tuple[list[str], list[str]]:
+    """As text: tables, and notes on what could not be read."""
+    tables: list[str] = []
+    notes: list[str] = []
+    peaks = _peaks(folder, entries, notes)
+    if peaks:
+        tables.append(peaks)
+    found = list(_artifacts(entries, SNAPSHOT))
+    for entry, artifact in found[:most]:
+        snapshot = read_snapshot(folder / artifact["path"], artifact["path"])
+        if snapshot.finding:
+            notes.append(f"{snapshot.path}: {snapshot.finding}")
+        tables += _top(snapshot, entry)
+    if len(found) > most:
+        notes.append(
+            f"{len(found) - most} more memory snapshots are not read; --snapshots {len(found)} reads all"
+        )
+    return tables, notes
+
+
+def _artifacts(entries: Sequence[_Entry], kind: str) -> Iterator[tuple[_Entry, _Entry]]:
+    for entry in entries:
+        for artifact in entry["artifacts"]:
+            if artifact["kind"] == kind:
+                yield entry, artifact
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """What a process wrote of its peaks; a `finding` where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(_SUMMARY_BYTES))
+    except OSError as error:
+        return {"finding": f"cannot be read: {error.strerror or error}"}
+    except (ValueError, RecursionError) as error:
+        return {"finding": f"is no JSON: {error}"}
+    found = as_mapping(content)
+    devices = [dict(as_mapping(device)) for device in listed(found.get("devices"))]
+    return {"devices": devices, "out_of_memory": found.get("out_of_memory")}
+
+
+def _peaks(folder: Path, entries: Sequence[_Entry], notes: list[str]) -> str:
+    rows = []
+    for entry, artifact in _artifacts(entries, SUMMARY):
+        summary = _summary(folder / artifact["path"])
+        if "finding" in summary:
+            notes.append(f"{artifact['path']}: {summary['finding']}")
+            continue
+        for device in summary["devices"]:
+            rows.append(
+                [
+                    "  " + artifact["path"],
+                    _plain(device, "device"),
+                    _bytes(device, "allocated_bytes"),
+                    _bytes(device, "history_peak_bytes"),
+                    _since(_plain(device, "history_peak_unix_us"), entry),
+                    _bytes(device, "max_allocated_bytes"),
+                    _bytes(device, "max_reserved_bytes"),
+                    number(_plain(device, "num_ooms")),
+                ]
+            )
+    headers = ["  memory", "device", "held", "peak", "at s", "max allocated", "max reserved", "out of memory"]
+    return table(headers, rows, "lrrrrrrr") if rows else ""
+
+
+def _top(snapshot: MemorySnapshot, entry: _Entry) -> Iterator[str]:
+    for peak in snapshot.devices:
+        places = snapshot.top[peak.device]
+        if not places:
+            continue
+        moment = _since(peak.peak_unix_us, entry)
+        at = "before the history begins" if moment is None else f"{moment} s after the window began"
+        title = f"{snapshot.path}, device {peak.device}: {size(peak.peak_bytes)} asked for and held at the peak, {at}"
+        rows = [
+            [
+                "  " + (size(place.bytes) or ""),
+                number(place.count),
+                printable(" < ".join(map(_short, place.frames[:3])) or UNKNOWN),
+            ]
+            for place in places
+        ]
+        yield f"{printable(title)}\n{table(['  bytes', 'blocks', 'allocated by'], rows, 'rrl')}"
+
+
+def _short(frame: str) -> str:
+    """A frame with the last two parts of its path."""
+    where, _, name = frame.rpartition(" ")
+    return f"{'/'.join(where.replace(_BACKSLASH, '/').split('/')[-2:])} {name}"
+
+
+def _since(unix_us: int | None, entry: _Entry) -> str | None:
+    start = entry["start_unix_ns"]
+    return None if unix_us is None or start is None else duration((unix_us * 1000 - start) / 1e9)
+
+
+def _bytes(device: Mapping[str, Any], key: str) -> str | None:
+    value = _plain(device, key)
+    return None if value is None else size(value)
+
+
+def _plain(device: Mapping[str, Any], key: str) -> int | None:
+    value = device.get(key)
+    return value if type(value) is int else None
