@@ -47,6 +47,10 @@ class StepSummary:
     findings: int
     engines: Mapping[str, int] = field(default_factory=dict)
     """How the captures of attached engines ended."""
+    pruned: int = 0
+    """How many of the artifacts were deleted, since a budget was used up."""
+    not_uploaded: int = 0
+    """How many could not be uploaded."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same, JSON-able; the keys are stable."""
@@ -89,6 +93,8 @@ def summarize_step(path: Path, step: int) -> StepSummary:
         bytes=sum(artifact["bytes"] for artifact in artifacts),
         findings=len(manifest["findings"]),
         engines=dict(Counter(engine["status"] for engine in engines)),
+        pruned=sum(len(each["paths"]) for each in manifest["pruned"]),
+        not_uploaded=sum(each["status"] != "uploaded" for each in manifest["uploads"]),
     )
 
 

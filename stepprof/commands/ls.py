@@ -10,7 +10,7 @@ from typing import Any
 
 from stepprof.commands.common import add_json, add_run, chosen_run, output_dir, print_json
 from stepprof.manifest import list_runs, read_run, steps
-from stepprof.summary import summarize_step
+from stepprof.summary import StepSummary, summarize_step
 from stepprof.tables import size, table
 
 __all__ = ["add", "run"]
@@ -75,7 +75,7 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
                         _counts(s.engines),
                         ", ".join(s.roles) or None,
                         _shown(s.ranks),
-                        s.artifacts,
+                        _artifacts(s),
                         size(s.bytes),
                         s.findings or None,
                     ]
@@ -116,6 +116,13 @@ def _run_id(path: Path) -> str:
 
 def _counts(statuses: Any) -> str | None:
     return ", ".join(f"{count} {status}" for status, count in sorted(statuses.items())) or None
+
+
+def _artifacts(summary: StepSummary) -> str:
+    notes = [f"{summary.pruned} pruned"] if summary.pruned else []
+    notes += [f"{summary.not_uploaded} not uploaded"] if summary.not_uploaded else []
+    shown = f" ({', '.join(notes)})" if notes else ""
+    return f"{summary.artifacts}{shown}"
 
 
 def _shown(items: Any) -> str | None:

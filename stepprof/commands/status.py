@@ -124,7 +124,7 @@ def _rows(processes: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
                 status["role"],
                 duration(status["step_seconds"]),
                 status["health"],
-                len(status["pending_exports"] or ()) or None,
+                len(status["pending_exports"] or ()) + (status["pending_uploads"] or 0) or None,
                 len(status["recorded_steps"] or ()) or None,
                 size(status["recorded_bytes"] or None),
             ]

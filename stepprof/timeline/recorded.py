@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from stepprof.aftermath import pruned_paths
 from stepprof.rundir import SPANS, step_folder
 from stepprof.summary import SESSIONS, engine_label, told_once
 from stepprof.timeline.model import Alignment, Origin
@@ -47,9 +48,13 @@ class Recorded:
     """Each with the fragment that told of it."""
     findings: list[tuple[str | None, str]] = field(default_factory=list)
     """What brought nothing: (whose it is, why)."""
+    _pruned: Mapping[str, str] = field(default_factory=dict)
 
     def take(self, manifest: Mapping[str, Any]) -> None:
         """Take in the step's manifest."""
+        self._pruned = {
+            f"{step_folder(self.step)}/{path}": why for path, why in pruned_paths(manifest).items()
+        }
         for window in manifest["windows"]:
             pid = window["pid"] if isinstance(window["pid"], int) else None
             occurrence = int(window["occurrence"] or 1)
@@ -72,9 +77,8 @@ class Recorded:
             try:
                 size = file.stat().st_size
             except OSError as error:
-                self.findings.append(
-                    (label, f"{name} is in the manifest and cannot be read: {error.strerror}")
-                )
+                problem = f"is in the manifest and cannot be read: {error.strerror}"
+                self.findings.append((label, f"{name} {self._pruned.get(name, problem)}"))
                 continue
             rank = worker_of(file.name) if origin.kind == "engine" else origin.rank
             found = Input(replace(origin, path=name, rank=rank), (str(file),), size, entry["status"])
