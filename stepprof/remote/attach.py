@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import importlib
 import inspect
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -205,13 +207,14 @@ class Engine:
         known = {(target.driver.key, target.is_rank): target for target in self.targets}
         staying = [target for key, target in known.items() if key in wanted]
         used = {(other.is_rank, other.replica) for other in (*self._others(), *staying)}
+        free = {kind: _free(self._first or 0, kind, used) for kind in (False, True)}
         taken: list[EngineTarget] = []
         for (key, ranks), driver in wanted.items():
             target = known.get((key, ranks))
             if target is None and self._fleet is not None:
                 number = getattr(driver, "rank", None)
                 if number is None:
-                    number = next(n for n in itertools.count(self._first or 0) if (ranks, n) not in used)
+                    number = next(free[ranks])
                 used.add((ranks, number))
                 target = EngineTarget(
                     driver,
@@ -233,6 +236,11 @@ class Engine:
             if engine is not self and engine.role == self.role
             for target in engine.targets
         ]
+
+
+def _free(first: int, ranks: bool, used: set[tuple[bool, int]]) -> Iterator[int]:
+    """The numbers from the first on that nobody has."""
+    return (number for number in itertools.count(first) if (ranks, number) not in used)
 
 
 async def _expanded(driver: Any) -> list[EngineDriver]:
@@ -280,15 +288,19 @@ def _is_known(target: object) -> bool:
     return any(kind.recognises(target) for kind in _kinds())
 
 
-def _kinds() -> Iterator[EngineKind]:
+def _kinds() -> tuple[EngineKind, ...]:
     """Those of other packages first: who brings one for an engine of ours knows it better."""
+    return _installed(tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=1)
+def _installed(path: tuple[str, ...]) -> tuple[EngineKind, ...]:
+    """What can be imported from this path. Looked for once: it takes some milliseconds, and who the engines are is asked at every arm."""
     from importlib.metadata import entry_points
 
-    for point in entry_points(group=GROUP):
-        yield _made(point.load())
-    for where in BUILT_IN.values():
-        module, _, name = where.partition(":")
-        yield _made(getattr(importlib.import_module(module), name))
+    theirs = [_made(point.load()) for point in entry_points(group=GROUP)]
+    ours = [where.partition(":") for where in BUILT_IN.values()]
+    return (*theirs, *(_made(getattr(importlib.import_module(module), name)) for module, _, name in ours))
 
 
 def _made(kind: Any) -> EngineKind:

@@ -87,6 +87,7 @@ class EngineTarget:
         self._arming: EngineWindow | None = None
         self._fleet = fleet
         self._acting = asyncio.Lock()
+        self._left = False
 
     @property
     def is_rank(self) -> bool:
@@ -107,8 +108,11 @@ class EngineTarget:
         """Arm for a window that is about to come. Raises EngineFailure, or whatever the driver does."""
         try:
             async with self._acting:
-                if self.recording is None:
+                if self.recording is None and not self._left:
                     await self._arm(window)
+                if self._left:
+                    self.disarm("detached")
+                    raise EngineFailure("it was detached while it was being armed", "ok")
         finally:
             self._arming = None
 
@@ -278,6 +282,7 @@ class EngineTarget:
 
     async def leave(self, reason: str, timeout: float) -> None:
         """Take no more part: what records is stopped, what is armed forgotten, and a driver that has a ``close`` is closed. Never raises."""
+        self._left = True
         recording = self.recording
         if recording is None:
             self.disarm("detached")

@@ -80,7 +80,7 @@ class Bracket:
 
     async def started(self) -> None:
         """`wait_started` for a coroutine."""
-        await _await(self._started)
+        await _await(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS)
 
     def send_stops(self, body_error: BaseException | None, *, partial: str | None = None) -> None:
         """Have the stops sent, once; also those of engines whose start has not been answered."""
@@ -94,7 +94,7 @@ class Bracket:
 
     async def stopped(self) -> None:
         """`wait_stopped` for a coroutine."""
-        await _await(self._stopped)
+        await _await(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
 
     # -- on the loop
 
@@ -318,7 +318,7 @@ def _wait(future: concurrent.futures.Future[None] | None, timeout: float) -> Non
         concurrent.futures.wait([future], timeout=timeout)
 
 
-async def _await(future: concurrent.futures.Future[None] | None) -> None:
+async def _await(future: concurrent.futures.Future[None] | None, timeout: float) -> None:
     """Wait in a coroutine: that the caller is cancelled never reaches the work."""
     if future is not None:
-        await asyncio.wait([asyncio.wrap_future(future)])
+        await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout)

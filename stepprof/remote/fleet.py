@@ -14,12 +14,13 @@ from stepprof.log import logger
 from stepprof.records import Origin, describe_error
 from stepprof.remote.entries import remove_folder
 from stepprof.remote.fanout import OWN_LOOP, Bracket
-from stepprof.remote.loop import remote_loop
+from stepprof.remote.loop import in_thread, remote_loop
 from stepprof.window import Window
 
 if TYPE_CHECKING:
     from stepprof.config import Policy
     from stepprof.remote.attach import Engine
+    from stepprof.remote.base import EngineWindow
     from stepprof.remote.engine import EngineTarget, HealthChange
 
 __all__ = ["Fleet"]
@@ -306,5 +307,13 @@ def _tell(changes: list[HealthChange]) -> None:
 
 
 async def _leave(engines: Iterable[Engine], reason: str, timeout: float) -> None:
-    leaving = [target.leave(reason, timeout) for engine in engines for target in engine.targets]
-    await asyncio.gather(*leaving)
+    targets = [target for engine in engines for target in engine.targets]
+    armed = [target.armed for target in targets if target.armed is not None]
+    await asyncio.gather(*(target.leave(reason, timeout) for target in targets))
+    if armed:
+        await in_thread(_remove_folders, armed)
+
+
+def _remove_folders(windows: Iterable[EngineWindow]) -> None:
+    for window in windows:
+        remove_folder(window)

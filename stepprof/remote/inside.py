@@ -8,7 +8,6 @@ returns at once with a number, and the answer is asked for.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import socket
@@ -222,8 +221,11 @@ class Guest:
         from stepprof.log import logger
 
         logger.warning("no stop came", step=window.window.step, role=window.window.role, pid=os.getpid())
-        with self.turn, contextlib.suppress(EngineFailure):
-            self.stop(window)
+        with self.turn:
+            try:
+                self.stop(window)
+            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; nobody waits for it
+                logger.warning("not stopped", step=window.window.step, reason=describe_error(error))
 
 
 # -- the entry

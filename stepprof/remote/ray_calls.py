@@ -129,6 +129,8 @@ class NodeAgent:
                 result = await call(self._handles[key], name, inside.serve, *arguments, owes_stop=owes_stop)
             except EngineFailure as failure:
                 result = failure.with_traceback(None)
+            except Exception as error:  # noqa: BLE001 - an answer that never comes would keep the others' stream open
+                result = EngineFailure(f"{name}: {describe_error(error)}", owes_stop=owes_stop)
             await come.put((number, result))
 
         running = [asyncio.ensure_future(one(number, *what)) for number, what in enumerate(calls)]
