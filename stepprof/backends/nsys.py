@@ -29,7 +29,7 @@ NOT_STARTED = (
     "or make its Ray actor with stepprof.backends.nsys.ray_runtime_env(config)"
 )
 _SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|WEBHOOK", re.IGNORECASE
+    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|WEBHOOK", re.IGNORECASE
 )
 
 _told: set[str] = set()

@@ -20,6 +20,7 @@ from stepprof.errors import BackendError
 __all__ = ["CudaProfiler", "libraries"]
 
 _LOADER_NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
+_USUAL_HOME = "/usr/local/cuda"
 _MAPPED = re.compile(r"\S*/libcudart[^/\s]*\.so[^/\s]*")
 
 
@@ -98,7 +99,7 @@ def _mapped() -> list[str]:
 
 
 def _in_wheels() -> list[str]:
-    """In nvidia-cuda-runtime (``nvidia/cu13/lib``) and nvidia-cuda-runtime-cu12 (``nvidia/cuda_runtime/lib``), torch's own version first."""
+    """In nvidia-cuda-runtime (``nvidia/cu13/lib``) and nvidia-cuda-runtime-cu12 (``nvidia/cuda_runtime/lib``), torch's own version first, else the newest."""
     try:
         spec = find_spec("nvidia")
     except (ImportError, ValueError):
@@ -106,15 +107,20 @@ def _in_wheels() -> list[str]:
     places = [] if spec is None else list(spec.submodule_search_locations or ())
     found = [path for place in places for path in Path(place).glob("cu*/lib/libcudart.so.*")]
     version = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None) or ""
-    major = f".so.{version.partition('.')[0]}"
-    return [str(path) for path in sorted(found, key=lambda path: (major not in path.name, path.name))]
+    wanted = version.partition(".")[0]
+
+    def rank(path: Path) -> tuple[bool, int]:
+        major = path.name.removeprefix("libcudart.so.").partition(".")[0]
+        return major == wanted, int(major) if major.isdigit() else 0
+
+    return [str(path) for path in sorted(found, key=rank, reverse=True)]
 
 
 def _below_cuda_home(environ: Mapping[str, str]) -> list[str]:
     homes = [environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     return [
         str(path)
-        for home in [*homes, "/usr/local/cuda"]
+        for home in [*homes, _USUAL_HOME]
         if home
         for folder in ("lib64", "lib", "targets/x86_64-linux/lib")
         for path in sorted(Path(home, folder).glob("libcudart.so*"))

@@ -24,6 +24,7 @@ from stepprof.policy import Policy
 
 __all__ = ["count_windows", "nsys_command", "profile_help", "ray_runtime_env"]
 
+HELP_SECONDS = 30.0
 _SHELL = re.compile(r"[A-Za-z0-9._/@+=%:-]+", re.ASCII)
 _CHARS = "letters, digits and ._/@+=%:-"
 
@@ -221,7 +222,7 @@ def profile_help(nsys: str) -> str:
             [found, "profile", "--help"],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HELP_SECONDS,
             check=False,
             stdin=subprocess.DEVNULL,
         )

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import threading
 import zlib
+from importlib import import_module
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
@@ -59,8 +61,8 @@ class Ranges:
 
     def missing(self) -> str | None:
         """Why nothing can be marked, whatever tool there is; or None. Imports nothing."""
-        from importlib.util import find_spec
-
+        if self._nvtx is not None and not hasattr(self._nvtx, "Domain"):
+            return "this nvtx is too old; update it with: pip install 'stepprof[nsys]'"
         return (
             None
             if find_spec("nvtx")
@@ -71,12 +73,10 @@ class Ranges:
         """Whether a tool is attached by now."""
         if self._domain is not None:
             return True
-        if self._nvtx is None:
-            if self.missing() is not None:
-                return False
-            import nvtx
-
-            self._nvtx = nvtx
+        if self._nvtx is None and self.missing() is None:
+            self._nvtx = import_module("nvtx")
+        if self.missing() is not None:
+            return False
         domain = self._nvtx.Domain(DOMAIN)
         if type(domain).__name__ == "DummyDomain":
             return False

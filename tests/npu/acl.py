@@ -19,15 +19,45 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CANN = re.compile(r"(acl|Msprof|rt[A-Z]|hal[A-Z])\w+")
 # what torch_npu looks up by name when it runs, which no list of undefined symbols has
-LOOKED_UP = """
-aclSetCompileopt aclrtSetDeviceSatMode aclprofStop aclprofFinalize aclprofWarmup aclprofDestroyConfig aclprofCreateStepInfo aclprofDestroyStepInfo aclprofGetStepTimestamp
-aclprofMarkEx aclprofRegisterDeviceCallback aclrtSynchronizeDevice aclrtSynchronizeDeviceWithTimeout aclrtSynchronizeStreamWithTimeout aclrtCtxSetSysParamOpt
-aclrtSetOpExecuteTimeOut aclrtDestroyStreamForce aclrtQueryEventStatus aclrtStreamQuery aclrtSetStreamFailureMode aclrtPeekAtLastError halGetAPIVersion
-""".split()
+LOOKED_UP = [
+    "aclSetCompileopt",
+    "aclrtSetDeviceSatMode",
+    "aclprofStop",
+    "aclprofFinalize",
+    "aclprofWarmup",
+    "aclprofDestroyConfig",
+    "aclprofCreateStepInfo",
+    "aclprofDestroyStepInfo",
+    "aclprofGetStepTimestamp",
+    "aclprofMarkEx",
+    "aclprofRegisterDeviceCallback",
+    "aclrtSynchronizeDevice",
+    "aclrtSynchronizeDeviceWithTimeout",
+    "aclrtSynchronizeStreamWithTimeout",
+    "aclrtCtxSetSysParamOpt",
+    "aclrtSetOpExecuteTimeOut",
+    "aclrtDestroyStreamForce",
+    "aclrtQueryEventStatus",
+    "aclrtStreamQuery",
+    "aclrtSetStreamFailureMode",
+    "aclrtPeekAtLastError",
+    "halGetAPIVersion",
+]
 # each is a library of CANN's that one of torch_npu's asks for
-LIBRARIES = """
-hccl acl_op_compiler ge_runner graph acl_tdt_channel msprofiler opapi ascend_hal runtime ms_tools_ext msprof ascend_dump
-""".split()
+LIBRARIES = [
+    "hccl",
+    "acl_op_compiler",
+    "ge_runner",
+    "graph",
+    "acl_tdt_channel",
+    "msprofiler",
+    "opapi",
+    "ascend_hal",
+    "runtime",
+    "ms_tools_ext",
+    "msprof",
+    "ascend_dump",
+]
 
 
 def build(folder: Path) -> dict[str, str]:

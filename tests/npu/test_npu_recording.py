@@ -1,0 +1,306 @@
+"""Windows, regions and steps with the real torch_npu: what is recorded, and what CANN is asked to do for it."""
+
+from __future__ import annotations
+
+import json
+
+from conftest import Call
+
+from stepprof.npufolder import missing_parts
+
+SESSION = [
+    "aclprofInit",
+    "aclprofCreateConfig",
+    "aclprofWarmup",
+    "aclprofStart",
+    "aclprofRegisterDeviceCallback",
+    "aclprofStop",
+    "aclprofDestroyConfig",
+    "aclprofFinalize",
+]
+
+
+class TestWindow:
+    def test_whole(self, npu):
+        """One session; a folder below the step's, with what host and device left, and what it is of."""
+        npu.run(
+            """
+            init()
+            use_device()
+            for step in (1, 2, 3):
+                with profile_step(step, role="actor"):
+                    with region("update", batch=4):
+                        work()
+            """
+        ).check()
+        window = npu.window()
+        assert (window["status"], window["error"], window["backend"]) == ("complete", None, "npu")
+        folder = npu.folder_of()
+        assert folder.parent.name == "rank-0.npu"
+        assert folder.name.endswith("_ascend_pt")
+        assert missing_parts(folder, on_host=True, on_device=True) is None
+        (artifact,) = window["artifacts"]
+        assert (
+            artifact["bytes"] == sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) > 0
+        )
+        told = json.loads((folder / "profiler_metadata.json").read_text())["stepprof"]
+        assert (told["step"], told["role"], told["rank"]) == (2, "actor", 0)
+        assert npu.names() == SESSION
+        assert npu.ranges() == ["(step 2 actor", "(update", "update)", "step 2 actor)"]
+        assert not npu.left_over()
+
+    def test_the_warm_up_comes_before_the_window(self, npu):
+        """What is slow is done when the step before ends."""
+        npu.run(
+            """
+            init()
+            use_device()
+            with profile_step(1, role="actor"):
+                pass
+            print(stepprof.state().status, flush=True)
+            with open("acl.log") as log:
+                print(log.read().count("aclprofWarmup"), flush=True)
+            with profile_step(2, role="actor"):
+                work()
+            """
+        ).check()
+        assert npu.names() == SESSION
+
+    def test_several_in_a_row(self, npu):
+        npu.run(
+            """
+            init()
+            use_device()
+            for step in range(1, 5):
+                for role in ("rollout", "actor"):
+                    with profile_step(step, role=role):
+                        work()
+            """,
+            env={"STEPPROF_STEPS": "2-4"},
+        ).check()
+        for step in (2, 3, 4):
+            assert {window["status"] for window in npu.windows(step)} == {"complete"}
+        assert npu.names() == SESSION * 6
+        assert not npu.left_over()
+
+    def test_nested_roles_are_one_session(self, npu):
+        npu.run(
+            """
+            init()
+            use_device()
+            with profile_step(2):
+                with profile_step(2, role="rollout"):
+                    work()
+                with profile_step(2, role="actor"):
+                    work()
+            """
+        ).check()
+        assert [window["status"] for window in npu.windows()].count("joined") == 2
+        assert npu.names() == SESSION
+
+    def test_an_exception_in_the_body(self, npu):
+        """It reaches the caller; every range is closed, and the next step records."""
+        ran = npu.run(
+            """
+            init()
+            use_device()
+            for step in (2, 3):
+                try:
+                    with profile_step(step, role="actor"):
+                        with region("outer"):
+                            with region("inner"):
+                                work()
+                                raise ValueError("mine")
+                except ValueError as error:
+                    print(error)
+            """,
+            env={"STEPPROF_STEPS": "2-3"},
+        ).check()
+        assert ran.stdout == "mine\nmine\n"
+        assert npu.window()["body_error"] == "ValueError: mine"
+        assert npu.names() == SESSION * 2
+        one = ["(step 2 actor", "(outer", "(inner", "inner)", "outer)", "step 2 actor)"]
+        assert npu.ranges() == [*one, *(text.replace("step 2", "step 3") for text in one)]
+
+    def test_without_a_device_in_use(self, npu):
+        """A process that uses none yet is not given a context ahead of its window."""
+        ran = npu.run(
+            """
+            init()
+            with profile_step(1):
+                pass
+            print(stepprof.state().status, torch.npu.is_initialized())
+            with profile_step(2):
+                work()
+            """
+        ).check()
+        assert ran.stdout == "armed False\n"
+        assert npu.window()["status"] == "complete"
+        assert npu.names() == SESSION
+
+    def test_the_output_of_the_job_is_its_own(self, npu):
+        """torch_npu prints to stdout; the job's own lines come out, and nothing else."""
+        npu.run_twice(
+            """
+            init()
+            use_device()
+            def chatter():
+                while not done.is_set():
+                    print("thread", end=" ")
+                    sys.stdout.flush()
+                    time.sleep(0.001)
+                    break
+            done = threading.Event()
+            threading.Thread(target=chatter).start()
+            time.sleep(0.1)
+            for step in (1, 2, 3):
+                print("step", step)
+                with profile_step(step, role="actor"):
+                    print("[WARNING] of mine")
+                    work()
+            """
+        )
+
+    def test_region_as_capture(self, npu):
+        npu.run(
+            """
+            init()
+            use_device()
+            with profile_step(2, role="actor"):
+                for _ in range(3):
+                    with region("mini_batch"):
+                        work()
+            """,
+            env={"STEPPROF_CONFIG": str(_config(npu, 'capture_per = "region"\nregions = ["mini_batch"]'))},
+        ).check()
+        assert npu.names()[: len(SESSION)] == SESSION
+        assert len(npu.names()) % len(SESSION) == 0
+
+
+def _config(npu, text):
+    file = npu.folder / "stepprof.toml"
+    file.write_text(text)
+    return file
+
+
+class TestArmed:
+    def test_a_step_that_never_comes(self, npu):
+        """What was warm is ended like a session: no folder, no thread and no configuration of CANN's is left."""
+        ran = npu.run(
+            """
+            init()
+            use_device()
+            work()
+            before = len(os.listdir("/proc/self/task"))
+            with profile_step(1):
+                pass
+            assert stepprof.state().status == "armed"
+            with profile_step(5):
+                pass
+            assert stepprof.state().status == "idle"
+            print(len(os.listdir("/proc/self/task")) - before)
+            with profile_step(6):
+                work()
+            """,
+            env={"STEPPROF_STEPS": "2,6"},
+        ).check()
+        assert npu.window(6)["status"] == "complete"
+        names = npu.names()
+        assert names.count("aclprofInit") == names.count("aclprofFinalize")
+        assert names == SESSION * (len(names) // len(SESSION))
+        assert not npu.left_over()
+        assert int(ran.stdout) <= 1  # the background thread of stepprof's own
+
+    def test_the_end_of_the_job(self, npu):
+        npu.leave = False
+        npu.run(
+            """
+            init()
+            use_device()
+            with profile_step(1):
+                pass
+            assert stepprof.state().status == "armed"
+            """
+        ).check()
+        assert npu.names() == SESSION
+        assert not npu.left_over()
+
+
+class TestEnd:
+    def test_exit_in_a_window(self, npu):
+        npu.leave = False
+        npu.run(
+            """
+            init()
+            use_device()
+            profile_step(2, role="actor").start()
+            work()
+            """
+        ).check()
+        assert npu.window()["status"] == "partial"
+        assert missing_parts(npu.folder_of(), on_host=True, on_device=True) is None
+        assert npu.names() == SESSION
+
+    def test_sigterm_in_a_window(self, npu):
+        npu.leave = False
+        running = npu.start(
+            """
+            init()
+            use_device()
+            with profile_step(2, role="actor"):
+                work()
+                print("in", flush=True)
+                time.sleep(60)
+            """
+        )
+        running.wait_for("in").send(15)
+        assert running.wait().returncode == -15
+        assert npu.window()["status"] == "partial"
+        assert npu.names() == SESSION
+
+    def test_forked_processes_end_nothing(self, npu):
+        """torch_npu's profile stops its session when it is freed, in whatever process that is."""
+        npu.leave = False
+        npu.run(
+            """
+            init()
+            use_device()
+            with profile_step(2, role="actor"):
+                work()
+                child = os.fork()
+                if not child:
+                    import gc
+                    stepprof.shutdown()
+                    gc.collect()
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+                work()
+            """
+        ).check()
+        assert npu.window()["status"] == "complete"
+        assert npu.names() == SESSION
+        assert len({call.pid for call in npu.calls()}) == 1
+
+    def test_a_thread_that_may_not_stop(self, npu):
+        """The stop is posted to the thread that recorded: torch_npu would record for ever."""
+        npu.run(
+            """
+            init()
+            use_device()
+            window = profile_step(2, role="actor").start()
+            work()
+            other = threading.Thread(target=window.stop)
+            other.start()
+            other.join()
+            with region("next"):
+                pass
+            """
+        ).check()
+        assert npu.window()["status"] == "complete"
+        assert npu.names() == SESSION
+        assert len({call.thread for call in npu.calls()}) == 1
+
+
+def test_calls_are_read(npu):
+    (npu.folder / "acl.log").write_text("12 3 4 aclprofInit /a b\n13 3 4 aclprofStop \n")
+    assert npu.calls() == [Call(12, 3, 4, "aclprofInit", "/a b"), Call(13, 3, 4, "aclprofStop", "")]
