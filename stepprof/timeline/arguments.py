@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.timeline.event import Event
+from stepprof.timeline.model import Args
 from stepprof.timeline.protobuf import bytes_field, double_field, varint, varint_field
 
 __all__ = ["PROFILER", "Arguments", "Shortened"]
@@ -44,10 +45,10 @@ class Shortened:
         self._launches: dict[tuple[bytes, bytes, bytes], bytes] = {}
         self._bare: set[bytes] = set()
 
-    def __call__(self, events: Iterable[Event]) -> list[bytes | None]:
+    def __call__(self, events: Iterable[Event]) -> list[Args]:
         """The arguments of each event, without what `PROFILER` writes for itself; None: nothing remains."""
         shapes, bare, profiler = self._shapes, self._bare, PROFILER
-        kept: list[bytes | None] = []
+        kept: list[Args] = []
         for event in events:
             raw = bytes(event.args)
             if event.cat not in profiler:
@@ -109,7 +110,7 @@ class Arguments:
         self._texts: dict[str, int] = {}
         self._told = (0, 0)
 
-    def codes(self, raws: list[bytes | None]) -> npt.NDArray[np.int64]:
+    def codes(self, raws: list[Args]) -> npt.NDArray[np.int64]:
         """The numbers of debug annotations in the table for raw JSON objects; what is equal is encoded once."""
         codes = _Codes(self._code)
         return np.array([codes[raw] for raw in raws], np.int64)

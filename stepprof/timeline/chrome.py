@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Raw
 
-from stepprof.timeline.lanes import Layout, bind_flows, lay_out
-from stepprof.timeline.model import Source
+from stepprof.timeline.lanes import Layout, Nesting, bind_flows, lay_out
+from stepprof.timeline.model import Args, Indices, Source
 from stepprof.timeline.order import order_of_tracks
 from stepprof.timeline.place import Place, clock_text, process_name
 from stepprof.timeline.protobuf import Bytes, columns
 
 __all__ = ["HEAD", "encode", "tail", "text"]
 
+Positions = npt.NDArray[np.int64]
+_Rows = TypeVar("_Rows", int, Positions)
+
 HEAD = b'{"traceEvents":[\n'
 _BLOCK = 1 << 13
+_WRITTEN = 1 << 10
 _DEEPEST = 64
 _BETWEEN = b"},\n"
 
@@ -74,7 +80,7 @@ class _Writer:
         self.category_texts = [text(name) for name in source.categories]
         self.pid = place.index + 1
 
-    def _tid(self, row: int) -> int:
+    def _tid(self, row: _Rows) -> _Rows:
         return (row + 1) * self.place.count + self.place.index + 1
 
     def names(self) -> bytes:
@@ -114,26 +120,36 @@ class _Writer:
 
     def slices(self) -> Iterator[bytes]:
         slices, nesting = self.source.slices, self.layout.nesting
+        order = _as_they_came(nesting)
+        row = np.empty(len(slices), np.int32)
+        row[nesting.order] = nesting.row
+        stems = _Stems(self, b'"ph":"X"')
         for at in range(0, len(slices), _BLOCK):
-            block = slice(at, at + _BLOCK)
-            order = nesting.order[block]
-            stems = self._stems(b'"ph":"X"', slices.name[order], slices.category[order], nesting.row[block])
+            block: slice | Positions = slice(at, at + _BLOCK) if order is None else order[at : at + _BLOCK]
             times: list[bytes | Bytes] = [
                 b',"ts":',
-                self._times(nesting.start[block]),
+                self._times(slices.start[block]),
                 b',"dur":',
-                _microseconds(slices.duration[order]),
+                _microseconds(np.maximum(slices.duration[block], 0)),
             ]
-            yield _joined(stems, times, _arguments(slices.args, order.tolist()))
+            yield from _joined(
+                stems.of(slices.name[block], slices.category[block], row[block]),
+                times,
+                _arguments(slices.args, block),
+            )
 
     def instants(self) -> Iterator[bytes]:
         instants = self.source.instants
+        stems = _Stems(self, b'"ph":"i","s":"t"')
         for at in range(0, len(instants), _BLOCK):
             block = slice(at, at + _BLOCK)
             row = self.layout.track_row[instants.track[block]]
-            stems = self._stems(b'"ph":"i","s":"t"', instants.name[block], instants.category[block], row)
             times: list[bytes | Bytes] = [b',"ts":', self._times(instants.time[block])]
-            yield _joined(stems, times, _arguments(instants.args, range(at, at + len(row))))
+            yield from _joined(
+                stems.of(instants.name[block], instants.category[block], row),
+                times,
+                _arguments(instants.args, block),
+            )
 
     def counters(self) -> Iterator[bytes]:
         counters = self.source.counters
@@ -142,7 +158,7 @@ class _Writer:
         for at in range(0, len(counters), _BLOCK):
             block = slice(at, at + _BLOCK)
             value = counters.value[block]
-            yield _joined(
+            yield from _joined(
                 [stems[track] for track in counters.track[block].tolist()],
                 [b',"ts":', self._times(counters.time[block])],
                 [b'{"value":%b}' % text(each) for each in value.tolist()],
@@ -152,40 +168,29 @@ class _Writer:
         flows = self.source.flows
         bound = bind_flows(flows, self.layout)
         category = flows.category[bound.drawn]
-        for at in range(0, len(category), _BLOCK):
-            block = slice(at, at + _BLOCK)
-            number = [self.place.index << 32 | each for each in range(at, at + len(category[block]))]
-            name = [self.category_texts[each] for each in category[block].tolist()]
+        # ids of all sources are told apart by their high digits
+        number = np.arange(len(category), dtype=np.int64) + (self.place.index << 32)
+        row = self.layout.nesting.row.astype(np.int64)
+        for kind in np.unique(category).tolist():
+            of = np.flatnonzero(category == kind)
+            name = self.category_texts[kind]
             for phase, slices, time in (
-                (b'"ph":"s"', bound.first, flows.start),
-                (b'"ph":"f","bp":"e"', bound.last, flows.end),
+                (b'{"ph":"s"', bound.first, flows.start),
+                (b'{"ph":"f","bp":"e"', bound.last, flows.end),
             ):
-                tid = (self._tid(row) for row in self.layout.nesting.row[slices[block]].tolist())
-                stems = [
-                    b'},\n{%b,"id":%d,"cat":%b,"name":%b,"pid":%d,"tid":%d'
-                    % (phase, id_, each, each, self.pid, its)
-                    for id_, each, its in zip(number, name, tid, strict=True)
-                ]
-                yield _joined(stems, [b',"ts":', self._times(time[bound.drawn][block])], None)
-
-    def _stems(
-        self,
-        phase: bytes,
-        name: npt.NDArray[np.int32],
-        category: npt.NDArray[np.int32],
-        row: npt.NDArray[np.int32],
-    ) -> list[bytes]:
-        """The end of the event before each, and its own beginning: what it shares with others of its name on its row is written once."""
-        kinds = (name.astype(np.int64) * len(self.category_texts) + category) * len(self.layout.rows) + row
-        _, example, which = np.unique(kinds, return_index=True, return_inverse=True)
-        texts = [
-            b'},\n{%b,"name":%b,"cat":%b,"pid":%d,"tid":%d'
-            % (phase, self.name_texts[a], self.category_texts[b], self.pid, self._tid(c))
-            for a, b, c in zip(
-                name[example].tolist(), category[example].tolist(), row[example].tolist(), strict=True
-            )
-        ]
-        return [texts[number] for number in which.tolist()]
+                stem = b'%b,"cat":%b,"name":%b,"pid":%d,"id":' % (phase, name, name, self.pid)
+                for at in range(0, len(of), _BLOCK):
+                    some = of[at : at + _BLOCK]
+                    parts: list[bytes | Bytes] = [
+                        stem,
+                        _whole(number[some]),
+                        b',"tid":',
+                        _whole(self._tid(row[slices[some]])),
+                        b',"ts":',
+                        self._times(time[bound.drawn[some]]),
+                        _BETWEEN,
+                    ]
+                    yield columns(len(some), parts).tobytes()
 
     def _times(self, time: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         return _microseconds(time - self.place.base_ns)
@@ -210,29 +215,73 @@ def _microseconds(value: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     return out
 
 
-def _arguments(args: list[bytes | None] | None, order: Sequence[int]) -> list[bytes] | None:
+def _whole(value: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Integers, none negative: a row of text each, padded with spaces."""
+    return _microseconds(value * 1000)[:, :-4]
+
+
+class _Stems(dict[int, bytes]):
+    """The end of the event before each, and its own beginning: what it shares with others of its name on its row is written once."""
+
+    def __init__(self, writer: _Writer, phase: bytes) -> None:
+        super().__init__()
+        self._writer, self._phase = writer, phase
+        self._categories, self._rows = len(writer.category_texts), len(writer.layout.rows)
+
+    def of(self, name: Indices, category: Indices, row: Indices) -> list[bytes]:
+        kinds = (name.astype(np.int64) * self._categories + category) * self._rows + row
+        return [self[kind] for kind in kinds.tolist()]
+
+    def __missing__(self, kind: int) -> bytes:
+        kinds, row = divmod(kind, self._rows)
+        name, category = divmod(kinds, self._categories)
+        stem = self[kind] = b'},\n{%b,"name":%b,"cat":%b,"pid":%d,"tid":%d' % (
+            self._phase,
+            self._writer.name_texts[name],
+            self._writer.category_texts[category],
+            self._writer.pid,
+            self._writer._tid(row),
+        )
+        return stem
+
+
+def _as_they_came(nesting: Nesting) -> Positions | None:
+    """In which order slices are written: as they came (None), unless one that holds another of the same beginning came after it."""
+    order, row, start = nesting.order, nesting.row, nesting.start
+    tied = (start[1:] == start[:-1]) & (row[1:] == row[:-1])
+    return order if (tied & (order[1:] < order[:-1])).any() else None
+
+
+def _arguments(args: list[Args] | None, which: slice | Positions) -> list[Args] | None:
     if args is None:
         return None
-    chosen = [args[number] or b"{}" for number in order]
-    # a string that ends in a backslash: rare, so that it is looked for in all of them at once
-    whole = b"".join(chosen)
-    if b"\\" in whole and b'\\\\"' in whole:
-        chosen = [text(msgspec.json.decode(each)) if b'\\\\"' in each else each for each in chosen]
-    return chosen
+    return args[which] if isinstance(which, slice) else [args[number] for number in which.tolist()]
 
 
-def _joined(stems: list[bytes], times: list[bytes | Bytes], args: list[bytes] | None) -> bytes:
+def _joined(stems: list[bytes], times: list[bytes | Bytes], args: Sequence[Args] | None) -> Iterator[bytes]:
     """Events, each with the end of the one before it: what the first has before itself comes after the last."""
     matrix = columns(len(stems), times if args is None else [*times, b',"args":'])
     step = 2 if args is None else 3
-    pieces = [b""] * (step * len(stems))
+    pieces: list[bytes | Raw] = [b""] * (step * len(stems))
     pieces[0::step] = stems
     pieces[1::step] = matrix.view(f"V{matrix.shape[1]}").ravel().tolist()
     if args is not None:
-        pieces[2::step] = args
-    pieces[0] = stems[0].removeprefix(_BETWEEN)
-    pieces.append(_BETWEEN)
-    return b"".join(pieces)
+        pieces[2::step] = [b"{}" if each is None else each for each in args]
+    # as much at once as fits into the caches of a core
+    for at in range(0, len(pieces), step * _WRITTEN):
+        some = pieces[at : at + step * _WRITTEN]
+        some[0] = bytes(some[0]).removeprefix(_BETWEEN)
+        some.append(_BETWEEN)
+        joined = b"".join(some)
+        # a string that ends in a backslash: rare, so that it is looked for in all of them at once
+        if args is not None and b"\\" in joined and b'\\\\"' in joined:
+            some[2::step] = [_without_backslash(bytes(each)) for each in some[2::step]]
+            joined = b"".join(some)
+        yield joined
+
+
+def _without_backslash(args: bytes) -> bytes:
+    return text(msgspec.json.decode(args)) if b'\\\\"' in args else args
 
 
 def _told_apart(names: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.timeline.model import Counters, Flows, Indices, Instants, Slices, Times
+from stepprof.timeline.model import Args, Counters, Flows, Indices, Instants, Slices, Times
 
 __all__ = ["CounterColumns", "FlowColumns", "InstantColumns", "Interned", "SliceColumns"]
 
@@ -34,7 +34,7 @@ class _Columns:
 
     def __init__(self, columns: int, args: bool = False) -> None:
         self._parts: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(columns)]
-        self._args: list[bytes | None] | None = [] if args else None
+        self._args: list[Args] | None = [] if args else None
 
     def _add(self, *columns: Sequence[int] | npt.NDArray[np.generic]) -> None:
         for parts, column in zip(self._parts, columns, strict=True):
@@ -67,7 +67,7 @@ class SliceColumns(_Columns):
         category: Sequence[int] | Indices,
         track: Sequence[int] | Indices,
         *,
-        args: Sequence[bytes | None] | None = None,
+        args: Sequence[Args] | None = None,
     ) -> None:
         """Take some slices; without `args` they have none."""
         self._add(start, duration, name, category, track)
@@ -93,7 +93,7 @@ class InstantColumns(_Columns):
         category: Sequence[int],
         track: Sequence[int],
         *,
-        args: Sequence[bytes | None] | None = None,
+        args: Sequence[Args] | None = None,
     ) -> None:
         """Take some instants; without `args` they have none."""
         self._add(time, name, category, track)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.timeline.model import Counters, Instants, Slices, Source, Times
+from stepprof.timeline.model import Args, Counters, Instants, Slices, Source, Times
 
 __all__ = ["CPU_OPS", "Filters"]
 
@@ -75,5 +75,5 @@ class Filters:
         return kept
 
 
-def _kept(args: list[bytes | None] | None, mask: Mask) -> list[bytes | None] | None:
+def _kept(args: list[Args] | None, mask: Mask) -> list[Args] | None:
     return None if args is None else [args[number] for number in np.flatnonzero(mask).tolist()]

@@ -23,7 +23,7 @@ _DAMAGED: Any = isal_zlib.error
 
 
 def blocks(path: Path, limit: int, findings: list[str], block: int = BLOCK) -> Iterator[bytes]:
-    """Yield what a file holds, uncompressed, in blocks of about `block` bytes.
+    """Yield what a file holds, uncompressed, in blocks of at most `block` bytes.
 
     Args:
         path: the file.
@@ -47,26 +47,12 @@ def _pieces(path: Path, findings: list[str], block: int) -> Iterator[bytes]:
             compressed = file.read(2) == _GZIP
             file.seek(0)
             if compressed:
-                yield from _joined(_gunzip(file, findings, block), block)
+                yield from _gunzip(file, findings, block)
             else:
                 while piece := file.read(block):
                     yield piece
     except OSError as error:
         findings.append(f"cannot be read: {error.strerror or error}")
-
-
-def _joined(pieces: Iterator[bytes], block: int) -> Iterator[bytes]:
-    """The same bytes in pieces of at least `block`."""
-    held: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        held.append(piece)
-        size += len(piece)
-        if size >= block:
-            yield b"".join(held)
-            held, size = [], 0
-    if held:
-        yield b"".join(held)
 
 
 def _gunzip(file: BinaryIO, findings: list[str], block: int) -> Iterator[bytes]:

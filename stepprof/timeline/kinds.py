@@ -1,4 +1,4 @@
-"""What many events of a trace have in common: complete ones their name, category and place, ends of arrows their category, phase and place.
+"""What many events of a trace have in common: their phase, name, category and place.
 
 What only this module knows: a look into one table with all of that as its key is quicker than one look for each; the columns follow from the numbers in a handful of numpy operations.
 """
@@ -16,73 +16,67 @@ from stepprof.timeline.event import Event
 from stepprof.timeline.model import Indices
 from stepprof.timeline.tracks import Rows
 
-__all__ = ["FLOW_PHASES", "Arrows", "Kinds"]
+__all__ = ["COMPLETE", "OTHER", "Kinds"]
 
-FLOW_PHASES = {"s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}
+COMPLETE, OTHER = -1, -2
+"""Phases beside those of `FlowColumns`."""
+_PHASES = {"X": COMPLETE, "s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}
 _GROUP = re.compile(r"\[[^\]]*\]")
 _ID_BITS = 40
 
 _Place = int | str
+_Kind = tuple[str, str, str, _Place, _Place]
 
 
 class Kinds:
-    """Name, category and track of complete events."""
+    """The kinds of the events of one file, numbered as they are met."""
 
     def __init__(self, names: Interned[str], categories: Interned[str], rows: Rows) -> None:
         self._names, self._categories, self._rows = names, categories, rows
-        self._kinds: Interned[tuple[str, str, _Place, _Place]] = Interned()
-        self._columns: list[Indices] = [np.zeros(0, np.int32)] * 3
-
-    def of(self, events: Sequence[Event]) -> tuple[Indices, Indices, Indices]:
-        """Return three columns, numbers of `names`, `categories` and tracks of `rows`."""
-        kinds, known = self._kinds, len(self._kinds)
-        kind = np.array([kinds[event.name, event.cat, event.pid, event.tid] for event in events], np.int32)
-        if len(kinds) > known:
-            self._learn(list(kinds)[known:])
-        name, category, track = (column[kind] for column in self._columns)
-        return name, category, track
-
-    def _learn(self, new: list[tuple[str, str, _Place, _Place]]) -> None:
-        name = np.array([self._names[each[0]] for each in new], np.int32)
-        category = np.array([self._categories[each[1]] for each in new], np.int32)
-        place = np.array([self._rows.places[each[2:]] for each in new], np.int32)
-        track = self._rows.of_places(place, category, self._categories)
-        columns = zip(self._columns, (name, category, track), strict=True)
-        self._columns = [np.concatenate(both) for both in columns]
-
-
-class Arrows:
-    """Place, arrow, category and phase of ends of arrows."""
-
-    def __init__(self, categories: Interned[str], rows: Rows) -> None:
-        self._categories, self._rows = categories, rows
-        self._ids: Interned[_Place | None] = Interned()
-        self._kinds: Interned[tuple[str, str, _Place, _Place]] = Interned()
+        self._kinds: Interned[_Kind] = Interned()
         self._groups: Interned[tuple[str, str]] = Interned()
+        self._ids: Interned[_Place | None] = Interned()
         self._columns: list[Indices] = [np.zeros(0, np.int32)] * 4
 
-    def of(self, events: Sequence[Event]) -> tuple[Indices, npt.NDArray[np.int64], Indices, Indices]:
-        """Return four columns: numbers of `rows.ends`, one for all ends of the same arrow, numbers of `categories`, phases of `FlowColumns`."""
-        kinds, ids, known = self._kinds, self._ids, len(self._kinds)
-        kind = np.array([kinds[event.ph, event.cat, event.pid, event.tid] for event in events], np.int32)
-        number = np.array([ids[event.id] for event in events], np.int64)
+    def of(self, events: Sequence[Event]) -> tuple[Indices, Indices]:
+        """Return two columns: the kind of each event, and its phase: one of `FlowColumns` for the end of an arrow, `COMPLETE`, or `OTHER`."""
+        kinds, known = self._kinds, len(self._kinds)
+        kind = np.array(
+            [kinds[each.ph, each.name, each.cat, each.pid, each.tid] for each in events], np.int32
+        )
         if len(kinds) > known:
             self._learn(list(kinds)[known:])
-        place, group, category, phase = (column[kind] for column in self._columns)
+        return kind, self._columns[0][kind]
+
+    def complete(self, kind: Indices) -> tuple[Indices, Indices, Indices]:
+        """Return three columns for kinds of complete events: numbers of names, of categories and of tracks of `Rows`."""
+        _, name, category, track = self._columns
+        return name[kind], category[kind], track[kind]
+
+    def arrows(
+        self, kind: Indices, events: Sequence[Event]
+    ) -> tuple[Indices, npt.NDArray[np.int64], Indices, Indices]:
+        """Return four columns for ends of arrows: numbers of `Rows.ends`, one for all ends of the same arrow, numbers of categories, phases."""
+        ids = self._ids
+        number = np.array([ids[event.id] for event in events], np.int64)
+        phase, group, category, place = (column[kind] for column in self._columns)
         return place, group.astype(np.int64) << _ID_BITS | number, category, phase
 
-    def _learn(self, new: list[tuple[str, str, _Place, _Place]]) -> None:
-        rows = [
-            (
-                self._rows.ends[pid, tid],
-                self._groups[category, _group(pid)],
-                self._categories[category],
-                FLOW_PHASES[phase],
-            )
-            for phase, category, pid, tid in new
-        ]
-        columns = zip(self._columns, np.array(rows, np.int32).T, strict=True)
-        self._columns = [np.concatenate(both) for both in columns]
+    def _learn(self, new: list[_Kind]) -> None:
+        columns = np.full((4, len(new)), OTHER, np.int32)
+        complete = [at for at, each in enumerate(new) if each[0] == "X"]
+        if complete:
+            columns[0, complete] = COMPLETE
+            columns[1, complete] = [self._names[new[at][1]] for at in complete]
+            category = np.array([self._categories[new[at][2]] for at in complete], np.int32)
+            place = np.array([self._rows.places[new[at][3:]] for at in complete], np.int32)
+            columns[2, complete] = category
+            columns[3, complete] = self._rows.of_places(place, category, self._categories)
+        for at, (phase, _, category_, pid, tid) in enumerate(new):
+            if phase in _PHASES and phase != "X":
+                group = self._groups[category_, _group(pid)]
+                columns[:, at] = _PHASES[phase], group, self._categories[category_], self._rows.ends[pid, tid]
+        self._columns = [np.concatenate(both) for both in zip(self._columns, columns, strict=True)]
 
 
 def _group(pid: _Place) -> str:

@@ -5,7 +5,7 @@ Events are looked at by phase, in columns. What only this module knows: which ph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
@@ -16,21 +16,26 @@ from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumn
 from stepprof.timeline.counted import MEMORY, Counted
 from stepprof.timeline.event import Event
 from stepprof.timeline.iterations import Iterations
-from stepprof.timeline.kinds import FLOW_PHASES, Arrows, Kinds
-from stepprof.timeline.model import Alignment, Origin, Source, Times
+from stepprof.timeline.kinds import COMPLETE, OTHER, Kinds
+from stepprof.timeline.model import Alignment, Args, Indices, Origin, Source, Times
 from stepprof.timeline.npu import adapt, is_npu
 from stepprof.timeline.pairs import PAIRED, Pairs
 from stepprof.timeline.raw import RawTrace, TraceStream
 from stepprof.timeline.times import nanoseconds
 from stepprof.timeline.tracks import Rows
 
-__all__ = ["Keep", "read"]
+__all__ = ["Keep", "as_they_stand", "read"]
 
-Keep = Callable[[list[Event]], list[bytes | None]]
+Keep = Callable[[Sequence[Event]], Sequence[Args]]
 """Gives what of the arguments of events is kept."""
 
 _INSTANTS = ("i", "I", "R")
 _LARGEST_METADATA = 4096
+
+
+def as_they_stand(events: Sequence[Event]) -> list[Args]:
+    """All arguments of events, where they lie in the text of the file: a copy of each takes longer than the rest of an event does, and the text takes no more memory."""
+    return [event.args or None for event in events]
 
 
 def read(
@@ -69,7 +74,6 @@ class _Reader:
     categories: Interned[str] = field(default_factory=Interned)
     rows: Rows = field(default_factory=Rows)
     kinds: Kinds = field(init=False)
-    arrows: Arrows = field(init=False)
     flows: FlowColumns = field(default_factory=FlowColumns)
     counters: CounterColumns = field(default_factory=CounterColumns)
     slices: SliceColumns = field(init=False)
@@ -87,69 +91,76 @@ class _Reader:
         self.instants = InstantColumns(bool(self.args))
         self.pairs = Pairs(self.names, self.categories, self.rows, self.slices, self.instants)
         self.kinds = Kinds(self.names, self.categories, self.rows)
-        self.arrows = Arrows(self.categories, self.rows)
         self.counted = Counted(self.rows, self.counters)
         self.iterations = Iterations(self.names, self.categories, self.rows)
 
     def take(self, batch: list[Event]) -> None:
         """Sort a batch by phase, and each phase into its columns."""
-        complete = [event for event in batch if event.ph == "X"]
-        self._complete(complete)
-        if len(complete) == len(batch):
+        kind, phase = self.kinds.of(batch)
+        complete = phase == COMPLETE
+        if complete.all():
+            self._complete(batch, kind)
             return
+        self._complete([*compress(batch, complete.tolist())], kind[complete])
+        arrows = phase >= 0
+        if self.arrows_wanted and arrows.any():
+            self._flow([*compress(batch, arrows.tolist())], kind[arrows])
+        others = phase == OTHER
+        if others.any():
+            self._others([*compress(batch, others.tolist())])
+
+    def _others(self, events: list[Event]) -> None:
         rest: dict[str, list[Event]] = {}
-        others = [event for event in batch if event.ph != "X"]
-        for event in others:
+        for event in events:
             rest.setdefault(event.ph, []).append(event)
         for event in rest.pop("M", ()):
             self.rows.name(event)
-        arrows = [event for phase in FLOW_PHASES for event in rest.pop(phase, ())]
-        if self.arrows_wanted:
-            self._flow(arrows)
         self._counter(rest.pop("C", []))
         self._instant([event for phase in _INSTANTS for event in rest.pop(phase, ())])
         if not PAIRED.isdisjoint(rest):
-            paired, time = self._timed([event for event in others if event.ph in PAIRED])
+            paired, time, _ = self._timed([event for event in events if event.ph in PAIRED])
             self.pairs.take(paired, time.tolist())
         for phase in rest.keys() - PAIRED:
             self.unknown[phase] = self.unknown.get(phase, 0) + len(rest[phase])
 
-    def _timed(self, events: list[Event]) -> tuple[list[Event], Times]:
+    def _timed(self, events: list[Event], kind: Indices | None = None) -> tuple[list[Event], Times, Indices]:
+        """Those of the events that have a time, their times, and what is left of a column beside them."""
         times, usable = nanoseconds([event.ts for event in events])
+        kind = np.zeros(len(events), np.int32) if kind is None else kind
         if not usable.all():
             self.untimed += int(np.count_nonzero(~usable))
-            events, times = list(compress(events, usable)), times[usable]
+            events, times, kind = list(compress(events, usable)), times[usable], kind[usable]
         if len(times):
             first = int(times.min())
             self.earliest = first if self.earliest is None else min(first, self.earliest)
-        return events, times
+        return events, times, kind
 
-    def _complete(self, events: list[Event]) -> None:
-        events, start = self._timed(events)
+    def _complete(self, events: list[Event], kind: Indices) -> None:
+        events, start, kind = self._timed(events, kind)
         duration, usable = nanoseconds([event.dur for event in events])
         self.untimed += int(np.count_nonzero(~usable))
         if len(duration) and duration.min() < 0:
             self.negative += int(np.count_nonzero(duration < 0))
             duration = np.maximum(duration, 0)
-        name, category, track = self.kinds.of(events)
+        name, category, track = self.kinds.complete(kind)
         self.slices.add(start, duration, name, category, track, args=self._kept(events))
         self.iterations.take(name, track, start, duration)
 
-    def _kept(self, events: list[Event]) -> list[bytes | None] | None:
+    def _kept(self, events: list[Event]) -> Sequence[Args] | None:
         if callable(self.args):
             return self.args(events)
         return [bytes(event.args) or None for event in events] if self.args else None
 
-    def _flow(self, events: list[Event]) -> None:
-        events, time = self._timed(events)
-        self.flows.add(time, *self.arrows.of(events))
+    def _flow(self, events: list[Event], kind: Indices) -> None:
+        events, time, kind = self._timed(events, kind)
+        self.flows.add(time, *self.kinds.arrows(kind, events))
 
     def _counter(self, events: list[Event]) -> None:
-        events, time = self._timed(events)
+        events, time, _ = self._timed(events)
         self.counted.counters(events, time.tolist())
 
     def _instant(self, events: list[Event]) -> None:
-        events, time = self._timed(events)
+        events, time, _ = self._timed(events)
         memory = np.array([event.name == MEMORY for event in events], dtype=np.bool_)
         if memory.any():
             self.counted.allocations(compress(events, memory), time[memory].tolist())

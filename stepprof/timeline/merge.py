@@ -37,8 +37,8 @@ __all__ = ["Merged", "default_output", "merge", "places"]
 
 _DAY_NS = 86_400 * 10**9
 _COPY = 4 << 20
-_GUESSED_FROM = 4096
-"""Events of a trace by which it is guessed when the timeline begins."""
+_GUESSED_FROM = 1 << 17
+"""Bytes of a trace by whose events it is guessed when the timeline begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def _part_file(scratch: Path, index: int) -> Path:
 def _first_guess(ordered: list[tuple[Input, Place]], job: Job) -> int:
     """About when the timeline begins: what the first events of the smallest source say, or all of it where that takes reading to its end."""
     smallest = sorted((wanted for wanted, _ in ordered), key=lambda each: each.bytes)
-    for limits in (Limits(events=_GUESSED_FROM), None):
+    for limits in (Limits(inflated_bytes=_GUESSED_FROM), None):
         for wanted in smallest:
             extent = extent_of(load(wanted, args=False, assume=job.assume, limits=limits, flows=False))
             if extent is not None:

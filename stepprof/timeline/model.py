@@ -11,9 +11,11 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Raw
 
 __all__ = [
     "Alignment",
+    "Args",
     "Counters",
     "Flows",
     "Instants",
@@ -26,6 +28,8 @@ __all__ = [
 
 Times = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int32]
+Args = bytes | Raw | None
+"""The raw JSON object of an event's arguments, if it has any."""
 
 TrackKind = Literal["thread", "stream", "async", "sample", "iterations", "counter"]
 """thread: a thread of the operating system. stream: a stream of a device. async: intervals that may overlap (coroutines, requests); a writer gives them lanes.
@@ -106,7 +110,7 @@ class Slices:
     """Into ``Source.categories``."""
     track: Indices
     """Into ``Source.tracks``."""
-    args: list[bytes | None] | None = None
+    args: list[Args] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -120,7 +124,7 @@ class Instants:
     name: Indices
     category: Indices
     track: Indices
-    args: list[bytes | None] | None = None
+    args: list[Args] | None = None
 
     def __len__(self) -> int:
         return len(self.time)

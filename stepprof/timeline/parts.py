@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal
 
-from isal import igzip
+from isal import isal_zlib
 
 from stepprof.timeline import chrome, perfetto
 from stepprof.timeline.arguments import Shortened
 from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
+from stepprof.timeline.kineto import as_they_stand
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Alignment
 from stepprof.timeline.place import Place, process_name
@@ -22,8 +23,7 @@ __all__ = ["FORMATS", "Format", "Job", "Part", "write_part"]
 Format = Literal["perfetto", "json"]
 FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz"}
 """Formats, and how the names of their files end."""
-_MEMBER = 8 << 20
-"""Bytes that become one member of gzip."""
+_MEMBER = 31  # window bits: a member of gzip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         file: gets the part.
     """
     source = job.filters.apply(
-        load(wanted, args=Shortened() if job.format == "perfetto" else True, assume=job.assume)
+        load(wanted, args=Shortened() if job.format == "perfetto" else as_they_stand, assume=job.assume)
     )
     first, last = extent_of(source) or (None, None)
     written = 0
@@ -93,11 +93,6 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
 
 
 def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
-    written = 0
-    waiting: list[bytes] = []
-    for piece in pieces:
-        waiting.append(piece)
-        if sum(map(len, waiting)) >= _MEMBER:
-            written += file.write(igzip.compress(b"".join(waiting), 1, mtime=0))
-            waiting.clear()
-    return written + file.write(igzip.compress(b"".join(waiting), 1, mtime=0))
+    """One member of gzip."""
+    member = isal_zlib.compressobj(1, wbits=_MEMBER)
+    return sum(file.write(member.compress(piece)) for piece in pieces) + file.write(member.flush())

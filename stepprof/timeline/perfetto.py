@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stepprof.timeline.arguments import Arguments
 from stepprof.timeline.lanes import Layout, bind_flows, lay_out
-from stepprof.timeline.model import Source
+from stepprof.timeline.model import Args, Source
 from stepprof.timeline.order import order_of_tracks
 from stepprof.timeline.packets import Extras, scatter
 from stepprof.timeline.place import Place, clock_text, process_name
@@ -214,7 +214,7 @@ class _Writer:
     def _names(self, name: npt.NDArray[np.int32], category: npt.NDArray[np.int32]) -> list[bytes | Bytes]:
         return [b"\x50", varints(name + 1), b"\x18", varints(category + 1)]
 
-    def _codes(self, args: list[bytes | None] | None, count: int) -> npt.NDArray[np.int64]:
+    def _codes(self, args: list[Args] | None, count: int) -> npt.NDArray[np.int64]:
         """The number of each event's arguments in the table of `arguments`."""
         return np.zeros(count, np.int64) if args is None else self.arguments.codes(args)
 

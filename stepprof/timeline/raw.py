@@ -105,26 +105,35 @@ class TraceStream:
         self._head(blocks(self.path, _PEEK_LIMIT, self.findings, _PEEK))
 
     def _batches(self, limits: Limits) -> Iterator[list[Event]]:
-        source = self._counted(
-            blocks(self.path, limits.inflated_bytes, self.findings, min(BLOCK, limits.event_bytes))
-        )
+        batch = min(BLOCK, limits.event_bytes)
+        source = self._counted(blocks(self.path, limits.inflated_bytes, self.findings, batch))
         text = self._head(source)
         if text is None:
             return
-        wanted, passing = 0, False
+        held, size, wanted, passing = [text], len(text), batch, False
         for block in source:
-            text += block
+            held.append(block)
+            size += len(block)
+            if size < wanted and not passing:
+                continue
+            if not passing:
+                rest, events = self._quickly(held)
+                if events:
+                    yield events
+                    held, size, wanted = [rest], len(rest), batch
+                    continue
+            text = b"".join(held)
             if passing:
                 border = BORDER.search(text)
                 text = text[border.end() :] if border else text[-_LOOKED_BACK:]
-                passing = border is None
-            if len(text) < wanted or passing:
-                continue
+                held, size, passing = [text], len(text), border is None
+                if passing:
+                    continue
             rest, events, ended = self._take(text)
             if events:
                 yield events
             text, taken = rest, len(rest) < len(text)
-            wanted = 0 if taken else 2 * len(text)
+            wanted = batch if taken else 2 * len(text)
             if not taken and not ended and len(text) > limits.event_bytes:
                 ended = self._has_ended(text)
                 passing = not ended
@@ -132,7 +141,21 @@ class TraceStream:
             if ended:
                 yield from self._end(text + self._rest(source, limits.event_bytes))
                 return
-        yield from self._end(text)
+            held, size = [text], len(text)
+        yield from self._end(b"".join(held))
+
+    def _quickly(self, held: list[bytes]) -> tuple[bytes, list[Event]]:
+        """Decode up to the last border, which is looked for in the last piece alone, so that the text is copied once; nothing where that does not go."""
+        last = held[-1]
+        cut = next(_cuts(last), None)
+        if cut is None:
+            return b"", []
+        border = BORDER.match(last, cut)
+        try:
+            events = self._decode(b"".join((b"[", *held[:-1], memoryview(last)[: cut + 1], b"]")))
+        except DECODE_ERRORS:
+            return b"", []
+        return last[border.end() :] if border else b"", events
 
     def _has_ended(self, text: bytes) -> bool:
         """Whether the array of events ends in a text that is too long for one event."""

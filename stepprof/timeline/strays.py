@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.timeline.model import Counters, Flows, Instants, Slices, Source, Times
+from stepprof.timeline.model import Args, Counters, Flows, Instants, Slices, Source, Times
 
 __all__ = ["FARTHEST_NS", "without_strays"]
 
@@ -75,5 +75,5 @@ def _flows(flows: Flows, kept: Flags) -> Flows:
     )
 
 
-def _args(args: list[bytes | None] | None, kept: Flags) -> list[bytes | None] | None:
+def _args(args: list[Args] | None, kept: Flags) -> list[Args] | None:
     return None if args is None else [args[at] for at in np.flatnonzero(kept).tolist()]
