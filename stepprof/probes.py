@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,10 +40,11 @@ class Finding:
 
 def machine_findings(output_dir: Path, environ: Mapping[str, str]) -> list[Finding]:
     """Everything but torch."""
+    from stepprof.nsysprobe import nsys_findings
+
     probes: tuple[Callable[[], Iterator[Finding]], ...] = (
         _python,
-        lambda: _injection(environ),
-        lambda: _nsys(environ),
+        lambda: nsys_findings(environ),
         _permissions,
         lambda: _output_dir(output_dir),
         _shared_memory,
@@ -67,78 +67,6 @@ def _python() -> Iterator[Finding]:
         )
     else:
         yield Finding("python", "ok", text)
-
-
-def _injection(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """CUPTI takes one subscriber per process: whoever is there before torch's Kineto takes the kernels from its traces."""
-    conflicts = []
-    for variable in ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH", "CUDA_INJECTION64_PATH", "LD_PRELOAD"):
-        value = environ.get(variable, "")
-        if "cupti" in value.lower():
-            yield Finding(
-                "cupti",
-                "problem",
-                f"{variable}={value}: libcupti becomes CUPTI's one subscriber at the first NVTX range, and torch.profiler records no kernels (CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED)",
-                f"unset {variable} for the training process",
-            )
-            return
-        if value and (
-            variable != "LD_PRELOAD" or re.search(r"nsys|nsight|nvtx|rocprof|omnitrace|ToolsInjection", value)
-        ):
-            conflicts.append(f"{variable}={value}")
-    if environ.get("NSYS_PROFILING_SESSION_ID"):
-        conflicts.append("the process runs under nsys")
-    if conflicts:
-        yield Finding(
-            "cupti",
-            "warning",
-            f"{'; '.join(conflicts)}: CUPTI takes one subscriber per process, and this may be it",
-            'record with backend = "nsys", or take it away to record with backend = "torch"',
-        )
-    else:
-        yield Finding("cupti", "ok", "nothing in the environment subscribes to CUPTI before torch does")
-
-
-def _nsys(environ: Mapping[str, str]) -> Iterator[Finding]:
-    found = shutil.which("nsys", path=environ.get("PATH"))
-    if found is None:
-        yield Finding("nsys", "ok", 'not on PATH; only backend = "nsys" needs it')
-        return
-    try:
-        done = subprocess.run(
-            [found, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        text = (done.stdout or done.stderr).strip().splitlines()
-    except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(
-            "nsys",
-            "warning",
-            f"{found} does not run: {error}",
-            "install Nsight Systems anew, or take it off PATH",
-        )
-        return
-    if done.returncode != 0 or not text:
-        yield Finding(
-            "nsys",
-            "warning",
-            f"{found} --version: exit status {done.returncode}",
-            "install Nsight Systems anew, or take it off PATH",
-        )
-        return
-    yield Finding("nsys", "ok", f"{text[0]} ({found})")
-    paranoid = _read("/proc/sys/kernel/perf_event_paranoid").strip()
-    if paranoid.lstrip("-").isdigit() and int(paranoid) > 2:
-        yield Finding(
-            "nsys sampling",
-            "warning",
-            f"kernel.perf_event_paranoid is {paranoid}: nsys cannot sample CPU stacks without privileges",
-            "sysctl kernel.perf_event_paranoid=2 (in a container: on its host)",
-        )
 
 
 def _permissions() -> Iterator[Finding]:

@@ -182,7 +182,7 @@ def _windows(
 def _profile(options: NsysOptions, number: int | None, output: str, nsys: str) -> tuple[dict[str, str], str]:
     """The options of ``nsys profile``, and what the process has to know of them."""
     text = profile_help(nsys)
-    one_by_one = re.search(r"repeat\[:N\]\[:mode\]|:mode\b|\basync\b", text) is not None
+    one_by_one = writes_one_by_one(text)
     mode = "async" if one_by_one else "defer" if number is not None else "unknown"
     end = "repeat" if number is None else f"repeat-shutdown:{number}"
     found = {
@@ -204,10 +204,20 @@ def _profile(options: NsysOptions, number: int | None, output: str, nsys: str) -
         f"ranges={number or ANY}",
         f"mode={mode}",
     ]
-    if not options.keep_environment and "--discard-environment" in text:
+    if not options.keep_environment and discards_environment(text):
         found["discard-environment"] = "true"
         told.append("environment=left-out")
     return {**found, **options.extra}, ";".join(told)
+
+
+def writes_one_by_one(text: str) -> bool:
+    """Whether this nsys, by its help, can write each report when its range has ended."""
+    return "[:mode]" in text
+
+
+def discards_environment(text: str) -> bool:
+    """Whether this nsys, by its help, can leave the environment out of its reports."""
+    return "--discard-environment" in text
 
 
 @functools.lru_cache(maxsize=8)
