@@ -50,6 +50,18 @@ class Kind:
     def connect(self, target, **options): return Driver(target)
 ''')
 sys.path.insert(0, folder)
+import stepprof
+
+def rest(wanted):
+    # until every engine that answers is so: armed for the next step, or idle after the last
+    deadline = time.monotonic() + 60
+    while not set(stepprof.state().engines.values()) <= {wanted, "unknown"} and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+
+def show(**found):
+    print("\\n" + json.dumps(found))  # a line of its own, whatever Ray prints
+    sys.stdout.flush()
 """
 
 _SCRIPT = (
@@ -57,7 +69,6 @@ _SCRIPT = (
     + """
 count, steps, hung = map(int, sys.argv[1:4])
 from bench_engines import Engine
-import stepprof
 engines = [Engine() for _ in range(count)]
 for engine in engines[:hung]:
     engine.hung = True
@@ -77,15 +88,14 @@ for step in range(1, steps + 1):
     began = time.perf_counter()
     with stepprof.profile_step(step, role="actor"):
         nexts.append(time.perf_counter() - began)
-    time.sleep(0.3)
+    rest("armed" if step < steps else "idle")
 async def one():
     await asyncio.sleep(CALL)
 async def bare():
     began = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(count)))
     return time.perf_counter() - began
-print(json.dumps({"enters": enters, "exits": exits, "nexts": nexts, "bare": [asyncio.run(bare()) for _ in range(3)]}))
-sys.stdout.flush()
+show(enters=enters, exits=exits, nexts=nexts, bare=[asyncio.run(bare()) for _ in range(3)])
 stepprof.shutdown(1)
 """
 )
@@ -107,13 +117,15 @@ class Holder:
     def call(self):
         time.sleep(CALL)
 
-import stepprof
 actors = [Holder.remote() for _ in range(count)]
 ray.get([actor.call.remote() for actor in actors])
-stepprof.init({"steps": f"1-{steps}", "backend": "null", "output_dir": folder, "roles": {"rollout": {"ranks": "all"}}})
+stepprof.init({"steps": f"2-{steps}", "backend": "null", "output_dir": folder, "roles": {"rollout": {"ranks": "all"}}})
 stepprof.attach(actors, find="engine")
+with stepprof.profile_step(1, role="rollout"):
+    pass  # at its end they are armed: so many processes import stepprof
+rest("armed")
 enters, exits, bare = [], [], []
-for step in range(1, steps + 1):
+for step in range(2, steps + 1):
     began = time.perf_counter()
     ray.get([actor.call.remote() for actor in actors])
     bare.append(time.perf_counter() - began)
@@ -122,9 +134,8 @@ for step in range(1, steps + 1):
         enters.append(time.perf_counter() - began)
         left = time.perf_counter()
     exits.append(time.perf_counter() - left)
-    time.sleep(0.5)
-print(json.dumps({"enters": enters, "exits": exits, "bare": bare}))
-sys.stdout.flush()
+    rest("armed" if step < steps else "idle")
+show(enters=enters, exits=exits, bare=bare)
 stepprof.shutdown(5)
 """
 )
@@ -137,13 +148,9 @@ def measure_actors(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     group = "enter of a window with n Ray actors, calls of 50 ms"
     rows = []
     for count in (2,) if quick else (8, 40):
-        found = json.loads(run_python("-c", _ACTORS, str(count), "3" if quick else "6").splitlines()[-1])
-        for name, samples in (
-            ("enter", found["enters"][1:]),
-            ("exit", found["exits"][1:]),
-            ("bare calls", found["bare"]),
-        ):
-            figure = Figure.of([x / 0.05 for x in samples])
+        found = _found(run_python("-c", _ACTORS, str(count), "4" if quick else "10"))
+        for name, key in (("enter", "enters"), ("exit", "exits"), ("bare calls", "bare")):
+            figure = Figure.of([x / 0.05 for x in found[key]])
             rows.append(
                 Row(group, f"{count} actors: {name}", "calls", figure.minimum, figure.median, figure.spread)
             )
@@ -205,7 +212,10 @@ def measure_fanout(*, quick: bool) -> list[Row]:
 
 
 def _run(count: int, steps: int, hung: int = 0) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = json.loads(
-        run_python("-c", _SCRIPT, str(count), str(steps), str(hung)).splitlines()[-1]
-    )
+    return _found(run_python("-c", _SCRIPT, str(count), str(steps), str(hung)))
+
+
+def _found(printed: str) -> dict[str, list[float]]:
+    line = next(line for line in reversed(printed.splitlines()) if line.startswith("{"))
+    found: dict[str, list[float]] = json.loads(line)
     return found
