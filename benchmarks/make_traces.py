@@ -149,23 +149,29 @@ def cuda_shaped(trace: dict[str, Any]) -> dict[str, Any]:
     end_of: dict[object, float] = {}
     free = {COMPUTE_STREAM: 0.0, NCCL_STREAM: 0.0}
     added: list[dict[str, Any]] = []
-    outermost = []
+    outermost: list[dict[str, Any]] = []
+    within: dict[object, float] = {}
+    innermost: dict[tuple[object, float], dict[str, Any]] = {}
     for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):
         if event["ts"] >= end_of.get(event["tid"], 0.0):
             end_of[event["tid"]] = event["ts"] + event["dur"]
+            within[event["tid"]] = event["ts"]
             outermost.append(event)
+        innermost[event["tid"], within[event["tid"]]] = event
     work = [(event, COMPUTE_STREAM) for event in outermost] + [(event, NCCL_STREAM) for event in collectives]
     for correlation, (event, stream) in enumerate(sorted(work, key=lambda pair: pair[0]["ts"]), start=1):
-        launch = event["ts"] + min(1.0, event["dur"] / 4)
+        # what launches is the last operator within, as a launch is never in the way of another operator
+        launching = innermost.get((event["tid"], event["ts"]), event)
+        launch = launching["ts"] + min(1.0, launching["dur"] / 4)
         start = round(max(launch + LAUNCH_US + QUEUE_US, free[stream]), 3)
         seconds = round(max(1.0, event["dur"] * 0.8), 3)
-        free[stream] = start + seconds
+        free[stream] = start + seconds + 0.01  # floats of these times are right within a nanosecond
         name = _kernel_name(event["name"], stream)
         place = {"pid": event["pid"], "tid": event["tid"]}
         device = {"pid": 0, "tid": stream}
         arguments = {"stream": stream, "device": 0, "context": 1, "correlation": correlation}
         shape = {"grid": [4, 1, 1], "block": [128, 1, 1], "registers per thread": 32, "shared memory": 0}
-        launch_us = round(min(LAUNCH_US, event["dur"] / 2), 3)
+        launch_us = round(min(LAUNCH_US, launching["dur"] / 2), 3)
         added += [
             {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **place, "ts": round(launch, 3),
              "dur": launch_us, "args": {"correlation": correlation, "cbid": 211}},

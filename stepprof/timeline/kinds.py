@@ -23,6 +23,7 @@ COMPLETE, OTHER = -1, -2
 _PHASES = {"X": COMPLETE, "s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}
 _GROUP = re.compile(r"\[[^\]]*\]")
 _ID_BITS = 40
+_SMALL = 1 << 39
 
 _Place = int | str
 _Kind = tuple[str, str, str, _Place, _Place]
@@ -57,10 +58,24 @@ class Kinds:
         self, kind: Indices, events: Sequence[Event]
     ) -> tuple[Indices, npt.NDArray[np.int64], Indices, Indices]:
         """Return four columns for ends of arrows: numbers of `Rows.ends`, one for all ends of the same arrow, numbers of categories, phases."""
-        ids = self._ids
-        number = np.array([ids[event.id] for event in events], np.int64)
+        number = self._numbers([event.id for event in events])
         phase, group, category, place = (column[kind] for column in self._columns)
         return place, group.astype(np.int64) << _ID_BITS | number, category, phase
+
+    def _numbers(self, ids: list[_Place | None]) -> npt.NDArray[np.int64]:
+        """A number for each id: itself, where it is a small one, as they nearly always are."""
+        if all(type(each) is int for each in ids):
+            number = np.array(ids)
+            if number.dtype == np.int64 and 0 <= int(number.min()) and int(number.max()) < _SMALL:
+                return number
+        interned = self._ids
+        return np.array(
+            [
+                each if isinstance(each, int) and 0 <= each < _SMALL else _SMALL + interned[each]
+                for each in ids
+            ],
+            np.int64,
+        )
 
     def _learn(self, new: list[_Kind]) -> None:
         columns = np.full((4, len(new)), OTHER, np.int32)
