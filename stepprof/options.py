@@ -25,6 +25,7 @@ from stepprof.checks import (
 from stepprof.errors import ConfigError
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu", "privateuse1")
+ENGINE_BACKENDS = ("torch", "npu", "nsys", "memory")
 LEAST_LAG_SECONDS = 15.0
 _ACTIVITY_ALIASES = {"gpu": "cuda", "npu": "privateuse1"}
 
@@ -79,6 +80,8 @@ class TorchOptions:
 class EngineOptions:
     """What an attached engine records of itself."""
 
+    backend: Sequence[str] | str | None = None
+    """What the engine records with, out of "torch", "npu", "nsys" and "memory"; None: what its role's backend says, of these; else torch."""
     activities: Sequence[str] | None = None
     """Which activities the engine records, such as ["cpu", "cuda"]; None or []: those that it has."""
     max_iterations: int | None = None
@@ -97,6 +100,7 @@ class EngineOptions:
         settle(
             self,
             {
+                "backend": _engine_backends,
                 "activities": names(ACTIVITIES, _ACTIVITY_ALIASES, empty=True),
                 "max_iterations": whole(1),
                 "delay_iterations": whole(0),
@@ -217,6 +221,15 @@ class OtelOptions:
             self,
             {"enabled": flag, "endpoint": _endpoint, "max_queue": whole(1), "timeout_seconds": seconds},
         )
+
+
+def _engine_backends(value: object, key: str) -> tuple[str, ...]:
+    found: tuple[str, ...] = names(ENGINE_BACKENDS)(value, key)
+    clashing = [name for name in found if name != "memory"]
+    if len(clashing) > 1 or ("nsys" in found and len(found) > 1):
+        problem = f'{" and ".join(found)} cannot record in one engine together; did you mean "{found[0]}"?'
+        raise ConfigError.at(key, value, problem)
+    return found
 
 
 def _roles(value: object, key: str) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from stepprof.errors import ConfigError
 from stepprof.memoryoptions import MemoryOptions
 from stepprof.npuoptions import NpuOptions
 from stepprof.nsysoptions import NsysOptions
-from stepprof.options import EngineOptions, Schedule, TorchOptions
+from stepprof.options import ENGINE_BACKENDS, EngineOptions, Schedule, TorchOptions
 from stepprof.plugins import backend_names, check_backends
 from stepprof.selection import Ranks, Steps
 
@@ -146,6 +146,7 @@ def resolve(base: Any, role: RolePolicy) -> Policy:
     }
     if not (base.enabled and values["enabled"]):
         values |= {"enabled": False, "steps": Steps()}
+    values["engine"] = _following(values["engine"], values["backend"])
     policy = Policy(**values)
     if policy.capture_per == "region":
         if not policy.regions:
@@ -158,6 +159,18 @@ def resolve(base: Any, role: RolePolicy) -> Policy:
         problem = 'has no effect without capture_per = "region"; did you mean to set that?'
         raise ConfigError.at("regions", policy.regions, problem)
     return policy
+
+
+def _following(engine: EngineOptions, backend: Sequence[str]) -> EngineOptions:
+    """Let an engine record with what its role's backend says; of a backend that no engine has, it says nothing."""
+    if engine.backend is not None:
+        return engine
+    known = [name for name in backend if name in ENGINE_BACKENDS]
+    if "nsys" in known:
+        known = [
+            "nsys"
+        ]  # beside it a process can keep its allocator's history; an engine is told one of the two
+    return replace(engine, backend=tuple(known) or ("torch",))
 
 
 def _inherit(name: str, base: Any, given: Any) -> Any:

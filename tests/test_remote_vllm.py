@@ -19,10 +19,12 @@ from typing import Any
 
 import pytest
 
+import stepprof
 from stepprof.errors import ConfigError
 from stepprof.options import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.loop import remote_loop
+from stepprof.remote.profilers import REPORT_ELSEWHERE
 from stepprof.remote.vllm import VllmEngine, VllmKind, engine_args
 from stepprof.remote.vllm_args import Settings, environment, lay_out
 from stepprof.remote.vllm_files import Brought, Workers, bring
@@ -439,6 +441,95 @@ class TestEngines:
         with pytest.raises(ConfigError, match="api_key"):
             VllmKind().connect(engine, api_key="secret")
         assert VllmKind().connect(engine, name="policy").name == "policy"
+
+
+class TestNsys:
+    """A role whose backend is nsys: the engine marks its part with cudaProfilerStart and cudaProfilerStop."""
+
+    def test_it_is_built_for_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """None of torch's settings, which vLLM refuses beside another profiler."""
+        fields = dict.fromkeys(
+            ("profiler", "torch_profiler_dir", "ignore_frontend", "max_iterations", "delay_iterations")
+        )
+        config = type("ProfilerConfig", (), {"__dataclass_fields__": fields})
+        monkeypatch.setitem(sys.modules, "vllm.config", _table(ProfilerConfig=config))
+        built = engine_args(tmp_path, {"backend": "nsys", "max_iterations": 5})["profiler_config"]
+        assert built == {
+            "profiler": "cuda",
+            "ignore_frontend": True,
+            "delay_iterations": 0,
+            "max_iterations": 5,
+        }
+
+    def test_one_too_old_for_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Up to 0.12 the environment says what is recorded, and knows only torch."""
+        monkeypatch.setitem(sys.modules, "vllm.config", _table())
+        with pytest.raises(
+            ConfigError, match=r'options\.backend = "nsys": vLLM marks its part for nsys from 0\.13 on'
+        ):
+            engine_args(tmp_path, {"backend": "nsys"})
+
+    def test_a_window_of_it(self, tmp_path: Path) -> None:
+        """Started and stopped; no folder is led anywhere, and where the report is stands in the manifest."""
+        calls: list[str] = []
+
+        def start_profile(self: Any, *, max_iterations: int | None = None) -> None:
+            calls.append(f"start {max_iterations}")
+
+        engine = engine_class(
+            "LLM", start_profile=start_profile, stop_profile=lambda self: calls.append("stop")
+        )()
+        engine.vllm_config = _table(profiler_config=_table(profiler="cuda", torch_profiler_dir=""))
+        driver = VllmEngine(engine)
+        window = make_window(tmp_path, backend="nsys", max_iterations=7)
+        _remote(driver.arm(window)).result(10)
+        _remote(driver.start(window)).result(10)
+        stopped = _remote(driver.stop(window)).result(10)
+        assert calls == ["start 7", "stop"]
+        assert (stopped.artifacts, stopped.partial) == ((), REPORT_ELSEWHERE)
+        with pytest.raises(EngineFailure, match="stop without start"):
+            _remote(driver.stop(window)).result(10)
+
+    def test_one_that_was_built_for_torch_is_refused(self, tmp_path: Path) -> None:
+        """It cannot be switched over; how to build it is told."""
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        engine.vllm_config = _table(profiler_config=_table(profiler="torch", torch_profiler_dir="/t"))
+        with pytest.raises(EngineFailure, match='profiler is "torch", not "cuda"') as caught:
+            _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="nsys"))).result(10)
+        assert "engine_args(folder, options)" in str(caught.value)
+
+    def test_memory_is_refused(self, tmp_path: Path) -> None:
+        """vLLM has nothing of the kind: when it is built, when it is attached, and before anything is sent."""
+        told = r'engine\.backend = "memory": a vLLM engine cannot record with it \(one of: torch, npu, nsys\)'
+        with pytest.raises(ConfigError, match=told):
+            engine_args(tmp_path, {"backend": "memory"})
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        with pytest.raises(EngineFailure, match=told):
+            _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="memory"))).result(10)
+        stepprof.init({"backend": "memory", "steps": "2", "output_dir": str(tmp_path)}, rank=0)
+        try:
+            with pytest.raises(ConfigError, match="roles.rollout." + told):
+                stepprof.attach(engine, role="rollout")
+        finally:
+            stepprof.shutdown()
+
+    def test_what_an_engine_follows(self) -> None:
+        """The role's backend, as far as an engine has the like; what the engine's table says, before that."""
+
+        def follows(**config: Any) -> object:
+            return stepprof.Config(**config).policy("rollout").engine.backend
+
+        assert follows() == ("torch",)
+        assert follows(backend="null") == ("torch",)
+        assert follows(backend=["torch", "memory"]) == ("torch", "memory")
+        assert follows(backend=["nsys", "memory"]) == ("nsys",)
+        assert follows(backend="npu") == ("npu",)
+        assert follows(backend="nsys", engine={"backend": "torch"}) == ("torch",)
+        assert follows(roles={"rollout": {"backend": "nsys"}}) == ("nsys",)
+        with pytest.raises(ConfigError, match="nsys and memory cannot record in one engine together"):
+            stepprof.Config(engine={"backend": ["nsys", "memory"]})
+        with pytest.raises(ConfigError, match='"nsis" is not known; did you mean "nsys"'):
+            stepprof.Config(engine={"backend": "nsis"})
 
 
 class TestArguments:

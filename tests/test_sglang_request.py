@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,7 +20,10 @@ from stepprof.options import EngineOptions
 from stepprof.remote import sglang_request
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.loop import remote_loop
+from stepprof.remote.profilers import REPORT_ELSEWHERE
 from stepprof.remote.sglang import SglangEngine, SglangKind
+from stepprof.remote.sglang_capture import SglangCapture
+from stepprof.remote.sglang_files import bring, discard
 from stepprof.remote.sglang_request import BY_STAGE_ITERATIONS, Facts, Request
 from stepprof.window import Window
 
@@ -329,6 +332,107 @@ class TestRequests:
         assert (plain.workers, plain.ranks, plain.replicas) == (16, 8, 2)
         shared = Facts.of("engine", {**args, "enable_dp_attention": True}, "", frozenset())
         assert (shared.workers, shared.ranks, shared.replicas) == (8, 8, 1)
+
+
+CUDA = {"device": "cuda"}
+
+
+class TestBackends:
+    """What the role's backend makes of the activities."""
+
+    @pytest.mark.parametrize(
+        ("backend", "activities"),
+        [
+            (None, ["CPU", "GPU"]),
+            ("torch", ["CPU", "GPU"]),
+            ("npu", ["CPU", "GPU"]),
+            ("nsys", ["CUDA_PROFILER"]),
+            ("memory", ["MEM"]),
+            (["torch", "memory"], ["CPU", "GPU", "MEM"]),
+        ],
+    )
+    def test_each_has_its_activities(self, backend: Any, activities: list[str]) -> None:
+        """Beside nsys nothing else may ask CUPTI."""
+        assert request(EngineOptions(backend=backend), facts(**CUDA)).fields["activities"] == activities
+
+    @pytest.mark.parametrize(
+        ("backend", "asked", "why"),
+        [
+            ("memory", {}, "runs on cpu, where its start would kill it"),
+            ("nsys", {"device": None}, "runs on a device that it does not name"),
+            (
+                "memory",
+                {**CUDA, "tp": 2, "ranks": 2, "replicas": 2},
+                "has 4 processes, and the names of its snapshots tell only 2",
+            ),
+        ],
+    )
+    def test_what_would_kill_it_is_refused(self, backend: str, asked: dict[str, Any], why: str) -> None:
+        """Nothing is sent; what to leave it at is told."""
+        told = refusal(EngineOptions(backend=backend), facts(**asked))
+        assert told.startswith(f'engine: engine.backend = "{backend}": it {why}')
+        assert 'leave it at engine.backend = "torch"' in told
+
+    def test_by_stage_is_torch_s(self) -> None:
+        """SGLang would stop the allocator's history with the first stage."""
+        options = EngineOptions(backend="memory", by_stage=True)
+        assert "cannot record it by stage; leave by_stage out" in refusal(options, facts(**CUDA))
+
+    def test_an_allocator_without_a_history(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """torch raises in the scheduler, which dies of it."""
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+        assert "keeps no history" in refusal(EngineOptions(backend="memory"), facts(**CUDA))
+
+    def test_snapshots_are_brought_under_their_rank(self, tmp_path: Path) -> None:
+        """SGLang names them by the time; one that is missing is told."""
+        out = tmp_path / "shared"
+        out.mkdir()
+        (out / "1763781500.5-TP-0-memory.pickle").write_bytes(b"snapshot")
+        window = make_window(tmp_path / "step-000002", EngineOptions(backend="memory"))
+        asked = request(window.options, facts(tp=2, ranks=2, **CUDA))
+        brought = bring(out, window, facts(tp=2, ranks=2, **CUDA), asked)
+        (artifact,) = brought.artifacts
+        assert (artifact.path, artifact.kind) == ("rollout/replica-0/rank-0.memory.pickle", "memory-snapshot")
+        assert (window.folder / artifact.path).read_bytes() == b"snapshot"
+        assert brought.problems == ["no memory snapshot of the engine's rank 1"]
+        assert list(out.iterdir()) == []
+
+    def test_what_is_thrown_away_includes_them(self, tmp_path: Path) -> None:
+        """An aborted capture leaves nothing."""
+        (tmp_path / "1763781500.5-TP-0-memory.pickle").write_bytes(b"snapshot")
+        discard(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_nsys_s_report_is_told_of(self, tmp_path: Path) -> None:
+        """The engine marks its part and writes nothing: the window is partial, and says where the report is."""
+
+        class Nsys:
+            calls: ClassVar[list[str]] = []
+
+            async def facts(self, window: EngineWindow) -> Facts:
+                return facts(**CUDA)
+
+            async def start(self, fields: Any) -> None:
+                self.calls.append(f"start {fields['activities']}")
+
+            async def stop(self) -> bool:
+                self.calls.append("stop")
+                return True
+
+            def withdraw(self) -> bool:
+                return False
+
+        capture = SglangCapture(Nsys())
+        window = make_window(tmp_path / "step-000002", EngineOptions(backend="nsys"))
+
+        async def run() -> Stopped:
+            await capture.arm(window)
+            await capture.start(window)
+            return await capture.stop(window)
+
+        stopped = asyncio.run(run())
+        assert Nsys.calls == ["start ['CUDA_PROFILER']", "stop"]
+        assert stopped == Stopped(partial=REPORT_ELSEWHERE)
 
 
 class TestObjects:

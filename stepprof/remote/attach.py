@@ -25,6 +25,7 @@ from stepprof.remote.base import EngineDriver, EngineKind
 from stepprof.remote.engine import EngineTarget
 from stepprof.remote.entries import RANKS
 from stepprof.remote.loop import in_thread
+from stepprof.remote.profilers import check_backends_of
 from stepprof.selection import Ranks
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ class Engine:
 
     def join(self, fleet: Fleet, policy: Policy) -> None:
         """Become part of a session. Raises ConfigError where the configuration asks for ranks that a list does not have."""
+        for driver in self._drivers:
+            check_backends_of(driver.kind, policy.engine, self.role)
         self._fleet = fleet
         self._take(self._drivers)
         if isinstance(self._target, (list, tuple)):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
+from stepprof.remote.profilers import REPORT_ELSEWHERE
 from stepprof.remote.sglang_files import bring, discard, find, folder_of, is_whole, require_writable
 from stepprof.remote.sglang_request import Facts, Request
 
@@ -116,13 +117,15 @@ class SglangCapture:
                 "ok",
             )
         recorded = await self._send_stop(sent)
-        if not facts.answers:
+        if not facts.answers and sent.request.writes_traces:
             await _until_whole(sent.folder, facts.workers, UNANSWERED_SECONDS)
         elif facts.ranks > facts.tp:  # only the first stage of a pipeline is waited for
             await _until_whole(sent.folder, facts.workers, STAGES_SECONDS)
         brought = await in_thread(_bring, sent, facts)
         if sent.request.by_stage and len(brought.stages) < 2:
             await self._clear(sent, facts)
+        if sent.request.backends == ("nsys",):
+            return Stopped(partial=REPORT_ELSEWHERE)
         if not brought.artifacts and not brought.problems:
             raise EngineFailure(_nothing(recorded, sent), "ok")
         ended_itself = not recorded and sent.request.bound is not None

@@ -18,15 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepprof.files import publish
 from stepprof.log import logger
 from stepprof.remote.artifacts import adopt
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.sglang_stages import STAGES, cut
+from stepprof.window import Artifact
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.sglang_request import Facts, Request
-    from stepprof.window import Artifact
 
 __all__ = ["Brought", "Found", "bring", "discard", "find", "folder_of", "is_whole", "require_writable"]
 
@@ -37,6 +38,7 @@ _NAME = re.compile(
     r"-?TP-(?P<tp>\d+)(?:-DP-(?P<dp>\d+))?(?:-PP-(?P<pp>\d+))?(?:-EP-\d+)?"
     r"(?:-(?:ForwardMode\.)?(?P<stage>EXTEND|DECODE|1|2))?\.trace\.json(?:\.gz)?$"
 )
+_SNAPSHOT = re.compile(r"-?TP-(?P<tp>\d+)-memory\.pickle$")
 _STAGES = {
     "EXTEND": "prefill",
     "DECODE": "decode",
@@ -182,11 +184,44 @@ def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) ->
         except EngineFailure as error:
             brought.problems.append(str(error))
     asked = window.workers if window.workers is not None else frozenset(range(facts.workers))
+    if "memory" in request.backends:
+        _bring_snapshots(folder, window, asked, brought)
     missing = sorted(worker for worker in asked if worker not in seen)
     if found and missing:
         which = ", ".join(map(str, missing))
         brought.problems.append(f"no trace of the engine's rank {which} of {facts.workers}")
     return brought
+
+
+def _bring_snapshots(folder: Path, window: EngineWindow, asked: frozenset[int], brought: Brought) -> None:
+    """Those of the allocators: one for each process, told apart by its rank in the name."""
+    seen = set()
+    for path in sorted(folder.glob("*TP-*-memory*.pickle")):
+        match = _SNAPSHOT.search(path.name)
+        if match is None or path.name.startswith("."):
+            continue
+        rank = int(match["tp"])
+        if rank not in asked:
+            path.unlink(missing_ok=True)
+            continue
+        final = window.output / f"rank-{rank}.memory.pickle"
+        try:
+            size = path.stat().st_size
+            final.parent.mkdir(parents=True, exist_ok=True)
+            hidden = final.with_name(f".{final.name}.{os.getpid()}")
+            shutil.move(path, hidden)  # from another file system, where its folder is shared
+            placed = publish(hidden, final)
+        except OSError as error:
+            brought.problems.append(
+                f"the snapshot {path} cannot be brought to {final}: {error.strerror or error}"
+            )
+            continue
+        seen.add(rank)
+        relative = placed.relative_to(window.folder).as_posix()
+        brought.artifacts.append(Artifact(relative, "memory-snapshot", size))
+    missing = sorted(asked - seen)
+    if missing:
+        brought.problems.append(f"no memory snapshot of the engine's rank {', '.join(map(str, missing))}")
 
 
 def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) -> list[Artifact]:
@@ -256,8 +291,8 @@ def is_whole(path: Path) -> bool:
 
 def discard(folder: Path) -> None:
     """Throw away what the engine wrote there."""
-    for each in find(folder):
+    for path in (*(each.path for each in find(folder)), *folder.glob("*TP-*-memory*.pickle")):
         try:
-            each.path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         except OSError as error:
-            logger.info("trace stays", path=str(each.path), reason=str(error))
+            logger.info("trace stays", path=str(path), reason=str(error))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.profilers import records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +111,13 @@ class Request:
     """It writes one, which is cut into its stages afterwards."""
     bound: int | None = None
     """After how many forward steps the engine ends it by itself: of each stage, or of both where it is cut."""
+    backends: tuple[str, ...] = ("torch",)
+    """What it records with."""
+
+    @property
+    def writes_traces(self) -> bool:
+        """Whether each of its processes leaves a trace."""
+        return "torch" in self.backends or "npu" in self.backends
 
     @classmethod
     def of(cls, window: EngineWindow, facts: Facts, folder: Path) -> Request:
@@ -128,11 +136,13 @@ class Request:
         bound = options.max_iterations
         if options.by_stage and bound is None:
             bound = BY_STAGE_ITERATIONS
+        backends = records(options)
+        _check_backends(backends, facts, by_stage=options.by_stage)
         cut = options.by_stage and facts.is_since(DEADLY_STAGES_SINCE)
         by_stage = options.by_stage and not cut
         fields: dict[str, Any] = {
             "output_dir": str(folder),
-            "activities": _activities(options.activities, facts),
+            "activities": _activities(options.activities, facts, backends),
             "with_stack": options.with_stack,
             "record_shapes": options.record_shapes,
             "profile_by_stage": by_stage,
@@ -142,7 +152,7 @@ class Request:
             fields["num_steps"] = bound if by_stage or facts.is_since(EXACT_SINCE) else bound + 1
         _check(facts, fields)
         known = {key: value for key, value in fields.items() if key in facts.fields}
-        return cls(known, by_stage=by_stage, cut=cut, bound=bound)
+        return cls(known, by_stage=by_stage, cut=cut, bound=bound, backends=backends)
 
     @classmethod
     def clearing(cls, facts: Facts, folder: Path) -> Request:
@@ -157,8 +167,36 @@ class Request:
         return cls({key: value for key, value in fields.items() if key in facts.fields})
 
 
-def _activities(wanted: object, facts: Facts) -> list[str]:
+def _check_backends(backends: tuple[str, ...], facts: Facts, *, by_stage: bool) -> None:
+    """Refuse what would kill the engine, or leave files that nobody can tell apart."""
+    beside_torch = [name for name in backends if name in ("nsys", "memory")]
+    if not beside_torch:
+        return
+    name = beside_torch[0]
+    problem = None
+    if facts.device != "cuda":
+        where = f"runs on {facts.device or 'a device that it does not name'}, where its start would kill it"
+        problem = f'{where}; leave it at engine.backend = "torch"'
+    elif by_stage:
+        problem = "cannot record it by stage; leave by_stage out"
+    elif name == "memory" and facts.workers != facts.tp:
+        problem = (
+            f"has {facts.workers} processes, and the names of its snapshots tell only {facts.tp} of them apart; "
+            'leave it at engine.backend = "torch"'
+        )
+    elif name == "memory" and "cudaMallocAsync" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+        problem = "would die of it: the allocator of PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync keeps no history"
+    if problem is not None:
+        raise EngineFailure(f'{facts.name}: engine.backend = "{name}": it {problem}', "unconfigured")
+
+
+def _activities(wanted: object, facts: Facts, backends: tuple[str, ...]) -> list[str]:
     """SGLang's names; without a wish: what is there."""
+    if "nsys" in backends:
+        return ["CUDA_PROFILER"]
+    snapshot = ["MEM"] if "memory" in backends else []
+    if backends == ("memory",):
+        return snapshot
     there = _ACTIVITIES.get(facts.device or "cpu", _ACTIVITIES["cpu"])
     names = [str(name).lower() for name in wanted] if isinstance(wanted, (list, tuple)) else []
     missing = [name for name in names if name not in there]
@@ -168,7 +206,7 @@ def _activities(wanted: object, facts: Facts) -> list[str]:
             f"the same, it would die); leave activities out, or name some of: {', '.join(there)}",
             "unconfigured",
         )
-    return list(dict.fromkeys(there[name] for name in names or there))
+    return [*dict.fromkeys(there[name] for name in names or there), *snapshot]
 
 
 def _check(facts: Facts, fields: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from stepprof.log import logger
 from stepprof.remote.base import Clock, EngineFailure, Stopped
 from stepprof.remote.loop import in_thread, on_loop
+from stepprof.remote.profilers import REPORT_ELSEWHERE, by_nsys, refuse_backends
 from stepprof.remote.vllm_args import Settings, engine_args, environment, serve_args
 from stepprof.remote.vllm_files import Workers, bring
 from stepprof.remote.vllm_folder import Session, TraceFolder, new_prefix
@@ -26,6 +27,7 @@ from stepprof.remote.vllm_http import VllmServer
 from stepprof.remote.vllm_words import died, differences, outcome, start_arguments
 
 if TYPE_CHECKING:
+    from stepprof.options import EngineOptions
     from stepprof.remote.base import EngineDriver, EngineWindow, Health
 
 __all__ = ["VllmEngine", "VllmKind", "VllmServer", "engine_args", "environment", "serve_args"]
@@ -133,27 +135,30 @@ class VllmEngine:
     def _config(self) -> Any:
         return getattr(self._core, "vllm_config", None)
 
-    def _settings(self) -> Settings:
-        """What its profiler was set to. Raises EngineFailure: nothing that can be recorded."""
+    def _settings(self, options: EngineOptions) -> Settings:
+        """What its profiler was set to. Raises EngineFailure: nothing that can be recorded, or not with what is asked for."""
+        wanted = "cuda" if by_nsys(options) else "torch"
         config = getattr(self._config(), "profiler_config", None)
         if config is not None:
             settings = Settings.of_config(config)
         else:
             settings = Settings.of_environment(importlib.import_module("vllm.envs"))
-        if settings.profiler == "torch" and settings.folder and "://" not in settings.folder:
+        if settings.profiler == wanted == "cuda":
+            return settings
+        if settings.profiler == wanted and settings.folder and "://" not in settings.folder:
             return settings
         if config is None:
             missing = "the environment variable VLLM_TORCH_PROFILER_DIR was not set when it was built"
         elif settings.profiler is None:
             missing = "its profiler_config.profiler is None"
-        elif settings.profiler != "torch":
-            missing = f'its profiler_config.profiler is "{settings.profiler}", not "torch"'
+        elif settings.profiler != wanted:
+            missing = f'its profiler_config.profiler is "{settings.profiler}", not "{wanted}"'
         else:
             missing = f"its profiler_config.torch_profiler_dir is {settings.folder!r}, not a folder"
         how = "AsyncEngineArgs(…, **args)" if self._is_async else "LLM(…, **args)"
         raise EngineFailure(
             f"the vLLM engine ({self.name}) was built without a profiler that can be recorded: {missing}. It cannot be switched on later. Build it "
-            f"with {how}, where args = stepprof.remote.vllm.engine_args(folder)",
+            f"with {how}, where args = stepprof.remote.vllm.engine_args(folder{', options' if wanted == 'cuda' else ''})",
             "unconfigured",
         )
 
@@ -173,10 +178,14 @@ class VllmEngine:
     async def arm(self, window: EngineWindow) -> None:
         """See that it lives, was built to be recorded, takes the bounds, and that its folder can be used."""
         self._refuse_dead()
-        settings = self._settings()
+        refuse_backends(self.kind, window.options, self.name)
+        settings = self._settings(window.options)
         self._arguments(window, settings)
         self._leave_front_end_out()
         self._tell_what_it_cannot(window, settings)
+        if by_nsys(window.options):
+            self._place = None
+            return
         # whatever trace_dir says: this host is the engine's, and its workers write where it was told to
         place = TraceFolder(Path(str(settings.folder)), self.key, lambda: not self._dead)
         await in_thread(place.prepare)
@@ -186,25 +195,30 @@ class VllmEngine:
         """Lead its folder to this window, and start it."""
         self._refuse_dead()
         place = self._place
-        if place is None:
+        if place is None and not by_nsys(window.options):
             raise EngineFailure("start without arm: nothing was sent to the engine", "ok")
-        given = self._arguments(window, self._settings())
-        if self._session is not None or await in_thread(lambda: place.left_open):
+        given = self._arguments(window, self._settings(window.options))
+        if self._session is not None or (place is not None and await in_thread(lambda: place.left_open)):
             logger.warning(
                 "capture left open", name=self.name, reason="begun for an earlier window and never stopped"
             )
             await self._leave()
-        session = await in_thread(place.begin, window)
+        session = Session(Path()) if place is None else await in_thread(place.begin, window)
         try:
             await self._call("start_profile", **given)
         except EngineFailure:
-            await in_thread(place.end, session)
+            if place is not None:
+                await in_thread(place.end, session)
             raise
         self._session = session
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """Stop it, and take what it wrote."""
         place, session = self._place, self._session
+        if place is None and session is not None:
+            await self._call("stop_profile")
+            self._session = None
+            return Stopped(partial=REPORT_ELSEWHERE)
         if place is None or session is None:
             raise EngineFailure("stop without start: nothing was sent to the engine", "ok")
         early = bool(await in_thread(place.traces, session, self._prefix))

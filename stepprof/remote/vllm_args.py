@@ -23,6 +23,7 @@ from typing import Any
 from stepprof.checks import read_table
 from stepprof.errors import ConfigError
 from stepprof.options import EngineOptions
+from stepprof.remote.profilers import by_nsys, check_backends_of
 
 __all__ = ["IDLE", "LINK", "Settings", "engine_args", "environment", "iterations", "lay_out", "serve_args"]
 
@@ -96,6 +97,10 @@ def engine_args(
     chosen = _options(options)
     fields = _config_fields()
     link = lay_out(Path(folder))
+    if fields is None and by_nsys(chosen):
+        raise ConfigError.at(
+            "options.backend", "nsys", 'vLLM marks its part for nsys from 0.13 on; did you mean "torch"?'
+        )
     if fields is None:
         os.environ.update(_variables(link, chosen, _known_variables()))
         return {}
@@ -145,24 +150,29 @@ def iterations(options: EngineOptions) -> tuple[int, int]:
 def _options(options: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
     if options is None:
         return EngineOptions()
-    return options if isinstance(options, EngineOptions) else read_table(EngineOptions, options, "options")
+    chosen = options if isinstance(options, EngineOptions) else read_table(EngineOptions, options, "options")
+    check_backends_of("vllm", chosen, "rollout")
+    return chosen
 
 
 def _profiler_config(link: Path, options: EngineOptions, fields: Iterable[str]) -> dict[str, Any]:
     """What the installed `ProfilerConfig` has fields for: it refuses the others."""
     delay, maximum = iterations(options)
     wanted: dict[str, Any] = {
-        "profiler": "torch",
-        "torch_profiler_dir": str(link),
-        "torch_profiler_with_stack": options.with_stack,
-        "torch_profiler_record_shapes": options.record_shapes,
+        "profiler": "cuda" if by_nsys(options) else "torch",
         "ignore_frontend": True,
         "delay_iterations": delay,
         "max_iterations": maximum,
-        "torch_profiler_dump_cuda_time_total": False,  # a table that costs a pass over all events at each stop
     }
-    if options.activities:
-        wanted["torch_profiler_activities"] = [_ACTIVITIES.get(name, name) for name in options.activities]
+    if not by_nsys(options):  # refused together with any other profiler
+        wanted |= {
+            "torch_profiler_dir": str(link),
+            "torch_profiler_with_stack": options.with_stack,
+            "torch_profiler_record_shapes": options.record_shapes,
+            "torch_profiler_dump_cuda_time_total": False,  # a table that costs a pass over all events at each stop
+        }
+        if options.activities:
+            wanted["torch_profiler_activities"] = [_ACTIVITIES.get(name, name) for name in options.activities]
     return {name: value for name, value in wanted.items() if name in set(fields)}
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
+from stepprof.remote.profilers import REPORT_ELSEWHERE, by_nsys, refuse_backends
 from stepprof.remote.vllm_args import Settings
 from stepprof.remote.vllm_files import Workers, bring
 from stepprof.remote.vllm_folder import Session, TraceFolder, new_prefix
@@ -82,9 +83,14 @@ class VllmServer:
             raise EngineFailure(f"the engine of the server {self.name} is dead: {health.text}", "dead")
         self._known = await self._takes()
         self._settings = await self._ask_settings()
+        refuse_backends(self.kind, window.options, self.name)
+        self._refuse_other_profiler(window)
         start_arguments(window, self._settings, self._known, self._prefix)
         for line in differences(window, self._settings):
             self._tell("engine records as it was built", line)
+        if by_nsys(window.options):
+            self._place = None
+            return
         folder = self._folder(window)
         if folder is None:
             self._place = None
@@ -135,7 +141,7 @@ class VllmServer:
         if place is None:
             if failure is not None:
                 raise failure
-            return Stopped(partial=self._elsewhere())
+            return Stopped(partial=REPORT_ELSEWHERE if by_nsys(window.options) else self._elsewhere())
         brought = await in_thread(bring, place, session, window, self._prefix, Workers())
         if failure is not None:
             self._session = session  # it may still be open: the next start stops it first
@@ -187,6 +193,16 @@ class VllmServer:
                 "unconfigured",
             )
         return Settings.of_config(_Fields(profiler))
+
+    def _refuse_other_profiler(self, window: EngineWindow) -> None:
+        """Refuse a server that says that it was started for another profiler than is asked for. Raises EngineFailure."""
+        wanted = "cuda" if by_nsys(window.options) else "torch"
+        if self._settings.profiler not in (None, wanted):
+            raise EngineFailure(
+                f'the server {self.name} was started with profiler "{self._settings.profiler}", and the role\'s backend asks for "{wanted}": '
+                "start it with stepprof.remote.vllm.serve_args(folder, options)",
+                "unconfigured",
+            )
 
     def _folder(self, window: EngineWindow) -> Path | None:
         """Where its traces can be found from here; None: nobody said."""
