@@ -66,7 +66,7 @@ class Kinds:
         """A number for each id: itself, where it is a small one, as they nearly always are."""
         if all(type(each) is int for each in ids):
             number = np.array(ids)
-            if number.dtype == np.int64 and 0 <= int(number.min()) and int(number.max()) < _SMALL:
+            if number.dtype == np.int64 and int(number.min()) >= 0 and int(number.max()) < _SMALL:
                 return number
         interned = self._ids
         return np.array(
