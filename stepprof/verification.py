@@ -16,7 +16,10 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
+from stepprof import npufolder
+from stepprof.aftermath import after_notes, is_pruned, pruned_paths
 from stepprof.manifest import read_run, read_spans, read_step, steps
+from stepprof.memorysnapshot import snapshot_problem
 from stepprof.rundir import MANIFEST, RUN_FILE, step_folder
 from stepprof.summary import SESSIONS, absent_ranks, engine_label, told_once, untold
 
@@ -49,6 +52,8 @@ class Verification:
     bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
+    pruned: dict[str, str] = field(default_factory=dict)
+    """Of the step at hand: the artifacts that were deleted, by path, and why."""
 
     @property
     def ok(self) -> bool:
@@ -82,6 +87,8 @@ def artifact_problem(file: Path, size: int, kind: str | None) -> str | None:
         kind: the manifest's kind; of a trace, events are expected.
     """
     try:
+        if kind == npufolder.KIND:
+            return _folder_problem(file)
         there = file.stat().st_size
         if not file.is_file():
             return "is no file"
@@ -89,6 +96,8 @@ def artifact_problem(file: Path, size: int, kind: str | None) -> str | None:
             return f"has {there} bytes; the manifest says {size}"
         if there == 0:
             return "is empty"
+        if kind == "memory-snapshot" and size <= PARSED_BYTES:
+            return snapshot_problem(file)
         compressed = file.suffix == ".gz"
         with gzip.open(file) if compressed else file.open("rb") as stream:
             if file.name.endswith((".json", ".json.gz")):
@@ -108,6 +117,8 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
     manifest = read_step(path, step)
     folder = path / step_folder(step)
     windows, engines = manifest["windows"], told_once(manifest["engines"])
+    result.pruned = pruned_paths(manifest)
+    result.notes += [Problem(step, folder.name, note) for note in after_notes(manifest, all_well=False)]
     result.steps += 1
     result.windows += len(windows)
     result.engines += len(engines)
@@ -128,7 +139,8 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
         result.problems.append(Problem(step, folder.name, "has no complete window"))
     named = {artifact["path"] for entry in [*windows, *engines] for artifact in entry["artifacts"]}
     for file in _files(folder):
-        if file.relative_to(folder).as_posix() not in named:
+        inside = file.relative_to(folder)
+        if not named.intersection(path.as_posix() for path in (inside, *inside.parents)):
             result.notes.append(
                 Problem(step, f"{folder.name}/{file.relative_to(folder).as_posix()}", "named in no manifest")
             )
@@ -169,9 +181,12 @@ def _verify_outcome(
         status == "joined"
         and entry.get("backend") != "null"
         and not _capture_is_there(folder.parent, entry["capture"])
+        and not _capture_was_pruned(folder.parent, entry["capture"])
     ):
         result.problems.append(Problem(step, who, f"joined a capture that is not there: {entry['capture']}"))
     for artifact in entry["artifacts"]:
+        if artifact["path"] in result.pruned and not (folder / artifact["path"]).exists():
+            continue
         result.artifacts += 1
         result.bytes += artifact["bytes"]
         problem = artifact_problem(folder / artifact["path"], artifact["bytes"], artifact["kind"])
@@ -192,6 +207,11 @@ def _capture_is_there(run: Path, capture: object) -> bool:
     # "rank-1" is neither "rank-10.trace.json.gz" nor "rank-1.2.trace.json.gz"
     own = re.compile(re.escape(file.name) + r"\.(?!\d)")
     return file.parent.is_dir() and any(own.match(other.name) for other in file.parent.iterdir())
+
+
+def _capture_was_pruned(run: Path, capture: Mapping[str, Any]) -> bool:
+    step, stem = capture.get("step"), capture.get("stem")
+    return isinstance(step, int) and isinstance(stem, str) and is_pruned(run, step, stem)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -222,6 +242,14 @@ def _json_problem(stream: BufferedIOBase, *, is_trace: bool) -> str | None:
         return f"is no JSON: it does not end as it should: {end[-20:]!r}"
     first = _FIRST_EVENT.search(held)
     return "has no traceEvents" if is_trace and (first is None or first[1] == b"]") else None
+
+
+def _folder_problem(folder: Path) -> str | None:
+    """What is wrong with a folder of torch_npu's; its size grows when it is analysed, and is not compared."""
+    if not folder.is_dir():
+        return "is no folder" if folder.exists() else "is missing"
+    inside = list(npufolder.profile_folders(folder)) or [folder]
+    return next((problem for found in inside if (problem := npufolder.missing_parts(found))), None)
 
 
 def _chunks(stream: BufferedIOBase) -> Iterator[bytes]:

@@ -213,3 +213,48 @@ class TestArtifactProblem:
         monkeypatch.setattr(verification, "_CHUNK", 40)
         problem = self.problem(tmp_path, "a.trace.json", data)
         assert problem == expected or problem.startswith(expected)
+
+
+class TestOtherKinds:
+    """What backends other than torch leave."""
+
+    def put(self, tmp_path, kind, path, write):
+        """A run with one such artifact of 5 bytes; its folder."""
+        run = make_run(tmp_path)
+        claim = record(run, data=b"", backend=kind)
+        write(claim.folder / path)
+        content = json.loads(claim.fragment.read_text())
+        content["windows"][0]["artifacts"] = [{"path": path, "kind": kind, "bytes": 5, "events": None}]
+        claim.write(content)
+        return run.path
+
+    def test_a_folder_of_torch_npu(self, tmp_path):
+        """Its parts are looked for; its size changes when it is analysed, and its files are not strangers."""
+
+        def write(folder):
+            (folder / "FRAMEWORK").mkdir(parents=True)
+            (folder / "FRAMEWORK" / "torch.op_range").write_bytes(b"x" * 9)
+            (folder / "profiler_info_0.json").write_text("{}")
+
+        path = self.put(tmp_path, "npu-profile", "actor/rank-0.npu", write)
+        result = verify_run(path)
+        assert (result.problems, result.notes) == ([], [])
+        (path / "step-000002/actor/rank-0.npu/profiler_info_0.json").unlink()
+        (problem,) = problems(path)
+        assert problem.startswith("step-000002/actor/rank-0.npu: torch_npu did not end the recording")
+
+    def test_a_folder_that_is_missing_or_none(self, tmp_path):
+        """Both are told."""
+        path = self.put(
+            tmp_path, "npu-profile", "actor/rank-0.npu", lambda folder: folder.write_bytes(b"12345")
+        )
+        assert problems(path) == ["step-000002/actor/rank-0.npu: is no folder"]
+        (path / "step-000002/actor/rank-0.npu").unlink()
+        assert problems(path) == ["step-000002/actor/rank-0.npu: is missing"]
+
+    def test_a_report_of_nsys(self, tmp_path):
+        """It is there, and as large as the manifest says."""
+        path = self.put(tmp_path, "nsys", "actor/rank-0.nsys-rep", lambda file: file.write_bytes(b"12345"))
+        assert problems(path) == []
+        (path / "step-000002/actor/rank-0.nsys-rep").write_bytes(b"")
+        assert problems(path) == ["step-000002/actor/rank-0.nsys-rep: has 0 bytes; the manifest says 5"]

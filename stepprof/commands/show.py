@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepprof.aftermath import after_notes
 from stepprof.commands.common import add_json, add_run, chosen_run, print_json
 from stepprof.commands.engines import clocks_table, engine_notes, engines_table
+from stepprof.commands.memory import describe_memory, memory_tables
 from stepprof.manifest import find_step, read_step
 from stepprof.rundir import step_folder
 from stepprof.statuses import missed_requests
@@ -28,6 +30,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     add_run(parser)
     parser.add_argument("--step", type=int, metavar="N", help="the step; by default the last one recorded")
+    parser.add_argument(
+        "--snapshots",
+        type=int,
+        default=4,
+        metavar="N",
+        help="how many memory snapshots are read for what held the most (default 4: one of 100,000 entries takes some seconds)",
+    )
     add_json(parser)
 
 
@@ -36,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
     path = chosen_run(args)
     step = find_step([path], args.step)
     if args.json:
-        print_json(describe_step(path, step))
+        print_json(describe_step(path, step, snapshots=args.snapshots))
     else:
-        print(render_step(path, step))
+        print(render_step(path, step, snapshots=args.snapshots))
     return 0
 
 
-def describe_step(path: Path, step: int) -> dict[str, Any]:
-    """All that is known of a step, JSON-able: its combined `manifest`, `regions` with their seconds, what is `missing`, which `missed_requests` there are, and its `folder`."""
+def describe_step(path: Path, step: int, *, snapshots: int = 4) -> dict[str, Any]:
+    """All that is known of a step, JSON-able: its combined `manifest`, `regions` with their seconds, what is `missing`, which `missed_requests` there are, its `folder`, and what its `memory` snapshots say."""
     manifest = read_step(path, step)
     regions = region_times(path, step)
     return {
@@ -55,10 +64,13 @@ def describe_step(path: Path, step: int) -> dict[str, Any]:
         "missing": absent_ranks(path, manifest),
         "missed_requests": missed_requests(path, step),
         "span_findings": regions.findings,
+        "memory": describe_memory(
+            path / step_folder(step), [*manifest["windows"], *manifest["engines"]], max(snapshots, 0)
+        ),
     }
 
 
-def render_step(run_path: Path, step: int) -> str:
+def render_step(run_path: Path, step: int, *, snapshots: int = 4) -> str:
     """A step as text: per rank, role and engine what was recorded, where it lies, bytes, what it cost in seconds; what is missing and why; seconds per region."""
     path = Path(run_path)
     manifest = read_step(path, step)
@@ -72,10 +84,14 @@ def render_step(run_path: Path, step: int) -> str:
     artifacts = _artifacts_table([*windows, *engines])
     if artifacts:
         parts.append(f"in {path / step_folder(step)}:\n{artifacts}")
+    tables, memory_notes = memory_tables(path / step_folder(step), [*windows, *engines], max(snapshots, 0))
+    parts += tables
     clocks = clocks_table(manifest["clocks"])
     if clocks:
         parts.append(clocks)
     notes = [note for window in windows for note in _notes(window)] + engine_notes(engines)
+    notes += memory_notes
+    notes += after_notes(manifest)
     notes += absent_ranks(path, manifest)
     notes += missed_requests(path, step)
     notes += [
