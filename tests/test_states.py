@@ -353,7 +353,9 @@ class Sequences(RuleBasedStateMachine):
             self._capture_ended("complete")
 
     def _can_hand_over(self) -> bool:
-        if self.capture is None or control.thread_bound:
+        if (
+            self.capture is None or control.thread_bound or self.spent
+        ):  # a window of a spent step does not wait
             return False
         mine = [
             entered
@@ -373,7 +375,6 @@ class Sequences(RuleBasedStateMachine):
         assert control.reached["stop"].wait(10)
         self.open.remove(last)
         self._capture_ended(self._cell(LAST, "recording").outcome)
-        self.spent = []
         try:
             for passing in (1, 5, 6):
                 entered = Entered(profile_step(passing), passing, None, False)

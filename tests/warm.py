@@ -38,6 +38,8 @@ def saving(kill):
         kill(pid, number)
     return kill_after_saving
 
+gc.collect()
+gc.freeze()  # else each child looks at all of torch once more before it ends, which takes more than a second
 answer("ready")
 children = {}
 for line in open(4, closefd=False):
