@@ -17,6 +17,7 @@ __all__ = ["command", "upload_url"]
 _PROTOCOLS = (
     "s3", "gs", "file", "s3a", "gcs", "abfs", "az", "adl", "hdfs", "webhdfs", "oci", "oss", "tos", "hf", "lakefs", "sftp", "ssh", "smb", "ftp", "webdav", "dbfs", "memory",
 )  # fmt: skip
+_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oci", "oss", "tos")
 _USUAL = ("s3", "gs", "file", "abfs", "hdfs", "sftp")
 _NOT_WRITABLE = frozenset({"http", "https", "data", "zip", "tar", "libarchive", "github", "gist", "git", "reference", "blockcache", "cached", "filecache", "simplecache", "generic", "dir", "dask", "jlab", "jupyter", "pyscript", "async_wrapper", "asyncwrapper", "asynclocal", "root", "wandb"})  # fmt: skip
 _SHELL = re.compile(r"[|;<>]|&&?|\|\||[0-9]?>>?|<<?")
@@ -77,7 +78,7 @@ def upload_url(value: object, key: str) -> str:
         if not rest.startswith("/") or not path:
             meant = f'; did you mean "file:///{path or "data/profiles"}"?'
             raise ConfigError.at(key, value, f"expected an absolute path{meant}")
-    elif not path or ".." in path.split("/") or not (place or scheme == "memory"):
+    elif not path or (scheme in _STORES and not place):
         raise ConfigError.at(key, value, f'names no place; such as "{scheme}://bucket/prefix"')
     if ".." in path.split("/"):
         raise ConfigError.at(key, value, "leads upwards; name the folder itself")

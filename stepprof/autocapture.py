@@ -19,7 +19,7 @@ from stepprof.errors import ConfigError
 from stepprof.files import write_atomically, write_exclusively
 from stepprof.log import logger
 from stepprof.requests import Request, place_request
-from stepprof.rundir import step_folder
+from stepprof.rundir import MANIFEST, PRUNED, step_folder
 from stepprof.tables import size
 from stepprof.writer import writer_identity
 
@@ -158,7 +158,8 @@ class AutoCaptures:
             return 0
         # a process without a rank records what is attached in it
         pattern = f"*/rank-{rank}.*" if isinstance(rank, int) else "*/**/*"
-        total = 0
+        # what was deleted meanwhile was written all the same
+        total = _pruned_bytes(self._run / step_folder(step) / MANIFEST / PRUNED)
         for file in (self._run / step_folder(step)).glob(pattern):
             with contextlib.suppress(OSError):  # gone meanwhile: then it takes no place
                 total += file.stat().st_size if file.parent.name != "manifest" and file.is_file() else 0
@@ -209,3 +210,13 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _pruned_bytes(path: Path) -> int:
+    entries = _read(path).get("pruned")
+    known = (
+        [entry.get("bytes") for entry in entries if isinstance(entry, dict)]
+        if isinstance(entries, list)
+        else []
+    )
+    return sum(each for each in known if isinstance(each, int))

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Uploader", "missing"]
 
 TRIES = 4
+LAST_TRIES = 2
+"""At the end of the run, for what has failed before and for the files that come last."""
 PAUSE_SECONDS = 0.5
 """Before the second try; twice as long before each further one."""
 FAILED = "the upload program"
@@ -167,7 +169,7 @@ class Uploader:
 
     def _upload_all(self) -> None:
         """One program for all that is due now."""
-        with _Program(self.url, self._stop) as program:
+        with _Program(self.url, self._stop, LAST_TRIES if self._ending else TRIES) as program:
             while not self._stop.is_set():
                 with self._lock:
                     due = next(iter(self._queue.values()), None)
@@ -220,7 +222,7 @@ class Uploader:
             say = logger.info if level == "info" else logger.debug
             say("uploaded", url=outcome["url"], bytes=outcome["bytes"], seconds=outcome["seconds"])
         else:
-            self._fail(f"{outcome['path']}: {outcome['error']}")
+            self._fail(f"{outcome['url'].removeprefix(self.url + '/')}: {outcome['error']}")
 
     def _fail(self, reason: str) -> None:
         self.failures += 1
@@ -231,8 +233,9 @@ class Uploader:
 class _Program:
     """The program that uploads, started when it is asked for something. One that has ended, or hangs, is started anew for the next file."""
 
-    def __init__(self, url: str, stop: threading.Event) -> None:
+    def __init__(self, url: str, stop: threading.Event, tries: int) -> None:
         self._url = url
+        self._tries = tries
         self._stop = stop
         self._child: subprocess.Popen[bytes] | None = None
         self._received = b""
@@ -264,7 +267,7 @@ class _Program:
         for pipe in (self._child.stdout, self._child.stderr):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-        answer = self._ask({"url": self._url, "tries": TRIES, "pause_seconds": PAUSE_SECONDS}, deadline)
+        answer = self._ask({"url": self._url, "tries": self._tries, "pause_seconds": PAUSE_SECONDS}, deadline)
         if "ready" not in answer:
             raise OSError(answer.get("error", f"{FAILED} did not start"))
 

@@ -25,8 +25,8 @@ WHOLE_AT_ONCE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oci",
 _CHUNK = 1 << 20
 
 
-class Another(Exception):
-    """Somebody else's file lies there: nothing is overwritten, and no further try would change that."""
+class Final(Exception):
+    """No further try would change it: somebody else's file lies there, or ours is not here."""
 
 
 class Target:
@@ -34,7 +34,7 @@ class Target:
 
     Args:
         url: the folder.
-        tries: how often each file is tried.
+        tries: how often a file is tried; after one that failed as often, once each until one succeeds: a store that is down is not waited for at every file.
         pause_seconds: before the second try; twice as long before each further one.
     """
 
@@ -44,6 +44,7 @@ class Target:
         self._fs, self._root = url_to_fs(url)
         self._at_once = url.partition("://")[0] in WHOLE_AT_ONCE
         self._tries = tries
+        self._patient = True
         self._pause_seconds = pause_seconds
 
     def upload(self, local: Path, name: str, *, replace: bool = False) -> dict[str, Any]:
@@ -62,56 +63,65 @@ class Target:
             "tries": 0,
             "error": None,
         }
-        for attempt in range(1, self._tries + 1):
+        tries = self._tries if self._patient else 1
+        for attempt in range(1, tries + 1):
             outcome["tries"] = attempt
             try:
                 outcome["bytes"], outcome["verified"] = self._try(local, name, replace=replace)
                 outcome.update(status="uploaded", error=None)
+                self._patient = True
                 break
             except Exception as error:  # noqa: BLE001 - whatever a store's client raises is the outcome
-                outcome["error"] = _describe(error)
-                if isinstance(error, Another | FileNotFoundError) and (
-                    isinstance(error, Another) or not local.exists()
-                ):
+                outcome["error"] = str(error) if isinstance(error, Final) else _describe(error)
+                if isinstance(error, Final):
                     break
-            if attempt < self._tries:
+            if attempt == tries:
+                self._patient = False
+            else:
                 time.sleep(self._pause_seconds * 2 ** (attempt - 1) * random.uniform(0.75, 1.25))
         outcome["seconds"] = round(time.monotonic() - began, 3)
         return outcome
 
     def _try(self, local: Path, name: str, *, replace: bool) -> tuple[int, str]:
-        size, digest = _read(local)
+        try:
+            size, digest = _read(local)
+        except OSError as error:
+            raise Final(f"it cannot be read: {error.strerror or error}") from error
         remote = f"{self._root.rstrip('/')}/{name}"
         self._fs.invalidate_cache()
         if not replace and (there := self._info(remote)) is not None:
             checked = self._checked(remote, there, size, digest, thorough=True)
             if checked is None:
-                raise Another(f"another file lies there already, with {there.get('size')} bytes")
+                raise Final(f"another file lies there already, with {there.get('size')} bytes")
             return size, checked
-        self._put(local, remote)
-        self._fs.invalidate_cache()
-        there = self._info(remote)
-        if there is None:
-            raise OSError("it is not there after it was uploaded")
-        checked = self._checked(remote, there, size, digest, thorough=False)
-        if checked is None:
-            raise OSError(f"{there.get('size')} bytes are there, or others, of {size}")
-        return size, checked
-
-    def _put(self, local: Path, remote: str) -> None:
         if self._at_once:
-            self._fs.put_file(str(local), remote)
-            return
-        folder, _, name = remote.rpartition("/")
+            return size, self._put(local, remote, size, digest)
+        folder, _, last = remote.rpartition("/")
         self._fs.makedirs(folder, exist_ok=True)
-        part = f"{folder}/.{name}.{os.getpid()}.part"
+        part = f"{folder}/.{last}.{os.getpid()}.part"
+        verified = self._put(local, part, size, digest)
+        self._fs.mv(part, remote)
+        return size, verified
+
+    def _put(self, local: Path, remote: str, size: int, digest: bytes) -> str:
+        """Write it there; by what it is known to be there. What is not as it should be does not stay."""
+        whole = self._at_once
         try:
-            self._fs.put_file(str(local), part)
-            self._fs.mv(part, remote)
+            self._fs.put_file(str(local), remote)
+            self._fs.invalidate_cache()
+            there = self._info(remote)
+            if there is None:
+                raise OSError("it is not there after it was uploaded")
+            verified = self._checked(remote, there, size, digest, thorough=False)
+            if verified is None:
+                whole = False
+                raise OSError(f"what arrived is not the file: {there.get('size')} bytes of {size}")
         except BaseException:
-            with contextlib.suppress(Exception):
-                self._fs.rm_file(part)
+            if not whole:  # else an earlier version of it may lie there still
+                with contextlib.suppress(Exception):
+                    self._fs.rm_file(remote)
             raise
+        return verified
 
     def _info(self, remote: str) -> Mapping[str, Any] | None:
         try:
