@@ -285,6 +285,26 @@ class TestFailures:
             replies = await asyncio.gather(*(client.request("GET", "/a") for _ in range(50)))
         assert all(reply.ok for reply in replies)
 
+    async def test_no_more_than_so_many_at_once(self, monkeypatch):
+        """A thousand servers are not a thousand threads and sockets; all are asked."""
+        monkeypatch.setattr("stepprof.remote.httpclient.AT_ONCE", 5)
+        there, most, counting = [], [], threading.Lock()
+
+        def answer(_):
+            with counting:
+                there.append(1)
+                most.append(len(there))
+            time.sleep(0.02)
+            with counting:
+                there.pop()
+            return {}
+
+        with serving({"/a": answer}) as server:
+            client = Client(server.url)
+            replies = await asyncio.gather(*(client.request("GET", "/a") for _ in range(30)))
+        assert all(reply.ok for reply in replies)
+        assert 1 < max(most) <= 5
+
 
 class TestTls:
     def context(self):

@@ -7,14 +7,18 @@ Environment variables that name a proxy are not followed: engines stand in the s
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import functools
 import http.client
 import json
 import socket
 import ssl
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -27,8 +31,15 @@ from stepprof.remote.loop import in_thread
 __all__ = ["Address", "Client", "Reply"]
 
 TIMEOUT_SECONDS = 10.0
+AT_ONCE = 256
+"""Requests under way at a time: each has a thread and a socket. A server that hangs keeps one of them until its time is out."""
 _MOST_BYTES = 1 << 26
 _TALK = 300
+
+
+_under_way: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +152,8 @@ class Client:
             EngineFailure: no answer. ``unreachable``: the request never left, or asked for nothing but information; ``unknown`` and
                 `owes_stop` where a POST left and was not answered.
         """
-        reply = await in_thread(self._request, method, path, json, timeout)
+        async with _turns():
+            reply = await in_thread(self._request, method, path, json, timeout)
         if self.same_host is None:
             self.same_host = reply.same_host
         self.bounds.note_date(reply)
@@ -197,9 +209,8 @@ class Client:
         if address.scheme == "http":
             return http.client.HTTPConnection(address.host, address.port, timeout=timeout)
         try:
-            context = ssl.create_default_context()
-            if self._ca_file is not None:
-                context.load_verify_locations(self._ca_file)
+            changed = None if self._ca_file is None else Path(self._ca_file).stat().st_mtime_ns
+            context = _trusted(self._ca_file, changed)
         except (OSError, ssl.SSLError) as error:
             raise EngineFailure(
                 f'ca_file = "{self._ca_file}" cannot be used: {error}', "unreachable"
@@ -247,6 +258,23 @@ class Client:
         raise EngineFailure(
             f"{self.name} {what}", "unknown" if asked else "unreachable", owes_stop=asked
         ) from error
+
+
+def _turns() -> asyncio.Semaphore:
+    """Who may have a request under way, on this loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _under_way:
+        _under_way[loop] = asyncio.Semaphore(AT_ONCE)
+    return _under_way[loop]
+
+
+@functools.lru_cache(maxsize=16)
+def _trusted(ca_file: str | None, changed: int | None) -> ssl.SSLContext:
+    """What certificates are checked by: reading the system's takes longer than many a request."""
+    context = ssl.create_default_context()
+    if ca_file is not None:
+        context.load_verify_locations(ca_file)
+    return context
 
 
 def _checked_key(name: str, key: object) -> str | None:
