@@ -57,7 +57,7 @@ class Capturer:
         self.health = "ok"
         self.last_error: str | None = None
         self.backend: Backend | None = None
-        self._armed_key: object = None
+        self._armed_key: tuple[int, object] | None = None
         self._spent: set[Ticket] = set()
         self.post = background.post
         self.changed = changed
@@ -125,6 +125,11 @@ class Capturer:
                 if role is None and policy.capture_per != "role":
                     # the window around those that went out before it: around the next ones, too, the whole step's comes first
                     self._expect(step, None)
+                return
+            if self._armed_key is not None and self._armed_key[1] == _key(policy):
+                # a backend is armed for whatever step: a window of this one comes in before the one that was next
+                self._armed_key = (step, _key(policy))
+                self._expect(step, role)
                 return
             self.to_idle(f"armed anew for step {step}")
         self.machine.check("arm")
@@ -310,9 +315,9 @@ class Capturer:
         self.step, self.role = (None, None) if self.machine.state == "idle" else (step, role)
 
     def _expect(self, step: int, role: str | None) -> None:
-        """Armed as before, but for another window of the step."""
-        if self.role != role:
-            self.role = role
+        """Armed as before, but for another window."""
+        if (self.step, self.role) != (step, role):
+            self.step, self.role = step, role
             self.machine.holder = self._holder(step, role)
             self.changed()
 

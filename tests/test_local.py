@@ -460,14 +460,14 @@ class TestArming:
         assert control.calls == ["arm", "abort"]
 
     def test_armed_for_another_step(self, start) -> None:
-        """It is armed anew."""
+        """A backend that is armed is armed for whatever step."""
         session = start(steps="2, 7")
         loop([1])
         loop([6])
         assert (stepprof.state().status, stepprof.state().step) == ("armed", 7)
         loop([1, 7])
         assert [w["step"] for w in ended(session)] == [7]
-        assert control.calls == ["arm", "abort", "arm", "abort", "arm", "abort", "arm", "start", "stop"]
+        assert control.calls == ["arm", "abort", "arm", "start", "stop"]
 
     def test_arming_fails(self, start) -> None:
         """The reason is kept, and the window itself tries once again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,9 @@ SESSION = [
 # torch_npu may be imported before the fork: no device is used by that
 FIRST = "import torch, torch_npu, torch_npu.profiler.profiler"
 PRELUDE = """
-def init(**npu):
-    return stepprof.init({"backend": "npu", "npu": {"lease_dir": "leases", **npu}})
+def init(config=None, **npu):
+    settings = {"backend": "npu", "steps": os.environ["STEPPROF_STEPS"], "output_dir": "runs", "npu": {"lease_dir": "leases", **npu}}
+    return stepprof.init({**settings, **(config or {})})
 
 def use_device():
     torch.npu.set_device(0)
@@ -54,7 +56,7 @@ class Npu(Warm):
         self._env = {**env, "STEPPROF_ACL_LOG": str(folder / "acl.log")}
 
     def start(self, script: str, *arguments: str, env: Mapping[str, str] | None = None) -> Running:
-        return super().start(PRELUDE + script, *arguments, env={**self._env, **(env or {})})
+        return super().start(PRELUDE + textwrap.dedent(script), *arguments, env={**self._env, **(env or {})})
 
     def calls(self, prefix: str = "aclprof") -> list[Call]:
         """What was called, in order."""
