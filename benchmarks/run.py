@@ -14,6 +14,7 @@ from benchmarks.figures import Row
 from benchmarks.living import measure_living
 from benchmarks.memory import measure_memory
 from benchmarks.merging import measure_merging
+from benchmarks.nsys_regions import measure_nsys_regions
 from benchmarks.report import document, table
 from benchmarks.reporting import measure_reporting
 from benchmarks.starting import measure_starting
@@ -33,6 +34,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "engines": lambda given: measure_engine_windows(quick=given.quick),
     "live": lambda given: (measure_living(quick=given.quick), {}),
     "merge": lambda given: measure_merging(quick=given.quick),
+    "nsys": lambda given: measure_nsys_regions(quick=given.quick),
     "report": lambda given: measure_reporting(quick=given.quick),
     "training": lambda given: measure_training(quick=given.quick),
     "window": lambda given: measure_window(quick=given.quick, rounds=given.rounds),

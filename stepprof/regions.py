@@ -157,7 +157,9 @@ class RegionHook:
         entry = None
         try:
             capturer = self._capturer
-            capturer.apply_here()
+            capture = capturer.capture
+            if capture is not None and capture.request is not None:
+                capturer.apply_here()
             entry = self._watch.enter(name) if self._watch.tickets else None
             capture = capturer.capture
             if capture is not None:
@@ -190,7 +192,8 @@ class RegionHook:
             if capture is not None:
                 if lane or span[7]:
                     capture.annotations.append(span)
-                self._capturer.apply_here()
+                if capture.request is not None:
+                    self._capturer.apply_here()
             if entry is not None:
                 self._watch.exit(entry)
         except Exception as error:  # noqa: BLE001 - as above

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
-from stepprof.current import cell
+from stepprof.current import cell, scope
 from stepprof.window import WHOLE_STEP, Window
 
 __all__ = ["DOMAIN", "MAX_NAMES", "Ranges", "colour", "may_leave"]
@@ -85,24 +85,20 @@ class Ranges:
 
     def push(self, name: str) -> _Pushed | None:
         """A range on the stack of the thread that enters it, which must leave it, too."""
-        domain = self._domain
-        if domain is None:
+        if self._domain is None:
             return None
-        recorder = cell.recorder
-        where = None if recorder is None else recorder.where()
-        role = None if where is None else where.role
-        attributes = self._attributes.get((role, name)) or self._register(role, name)
-        return _Pushed(domain, attributes)
+        role = _role()
+        made = _Pushed()
+        made._domain = self._domain
+        made._attributes = self._attributes.get((role, name)) or self._register(role, name)
+        return made
 
     def span(self, name: str) -> _Spanned | None:
         """A range that any thread may leave, at any time."""
         if self._domain is None:
             return None
-        recorder = cell.recorder
-        where = None if recorder is None else recorder.where()
-        role = None if where is None else where.role
-        attributes = self._attributes.get((role, name)) or self._register(role, name)
-        return _Spanned(self._domain, attributes)
+        role = _role()
+        return _Spanned(self._domain, self._attributes.get((role, name)) or self._register(role, name))
 
     def window(self, window: Window) -> _Spanned | None:
         """The range of a window; its payload is the step."""
@@ -135,14 +131,24 @@ def may_leave(mark: object) -> bool:
     return not isinstance(mark, _Pushed) or mark.thread == threading.get_ident()
 
 
+def _role() -> str | None:
+    """The role that holds here; what `Recorder.where` says, written out for the usual case."""
+    where = scope.get()
+    if where is None:
+        where = cell.scope
+    elif not where._start:
+        recorder = cell.recorder
+        where = None if recorder is None else recorder.where()
+    return None if where is None else where.role
+
+
 class _Pushed:
-    """A range on its thread's stack."""
+    """A range on its thread's stack. Filled in by `Ranges.push`: an __init__ would be one more call for each region."""
 
     __slots__ = ("_attributes", "_domain", "thread")
 
-    def __init__(self, domain: Any, attributes: Any) -> None:
-        self._domain = domain
-        self._attributes = attributes
+    _attributes: Any
+    _domain: Any
 
     def __enter__(self) -> _Pushed:
         self.thread = threading.get_ident()

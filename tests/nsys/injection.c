@@ -1,4 +1,4 @@
-/* A tool for NVTX: every range, mark, domain and category of the process as a line of JSON in $NVTX_LOG, with thread and time.
+/* A tool for NVTX: every range, mark, domain and category of the process as a line of JSON in $NVTX_LOG, with thread and time; of nothing with $NVTX_QUIET.
  *
  * NVTX loads the library that $NVTX_INJECTION64_PATH names at its first call and asks it for InitializeInjectionNvtx2. What is declared here of NVTX's own types is the part that is
  * used, in its published layout. */
@@ -28,10 +28,11 @@ typedef struct {
     int (*table)(int module, void ****table, unsigned int *size);
 } callbacks_t;
 
-static int log_file = -1;
+static int log_file = -1, quiet;
 static uint64_t last_range;
 
 static void say(const char *op, const char *domain, uint64_t range, const attributes_t *a, const char *text) {
+    if (quiet) return;
     struct timespec now;
     char line[2048];
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -80,6 +81,7 @@ int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t)) {
     unsigned int size = 0;
     const char *path = getenv("NVTX_LOG");
     if (!path || !callbacks || !callbacks->table(5, &table, &size)) return 0; /* 5: the functions that take a domain */
+    quiet = getenv("NVTX_QUIET") != NULL;
     log_file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (log_file < 0) return 0;
     void *ours[] = {NULL, (void *)mark, (void *)start, (void *)end, (void *)push, (void *)pop, NULL, NULL,
