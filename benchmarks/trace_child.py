@@ -43,11 +43,13 @@ def decode(given: dict[str, Any]) -> Work:
 def merge(given: dict[str, Any]) -> Work:
     """`stepprof merge`."""
     from stepprof.timeline.find import find
+    from stepprof.timeline.heap import keep_freed_memory
     from stepprof.timeline.merge import merge as merge_inputs
 
     output = Path(given["folder"], f"stepprof.{'pftrace' if given['format'] == 'perfetto' else 'json.gz'}")
 
     def work() -> object:
+        keep_freed_memory()  # as the command does
         found = find(given["files"], output_dir=Path())
         merge_inputs(found.inputs, output, format=given["format"], workers=given["workers"])
         return output.stat().st_size
@@ -59,8 +61,10 @@ def report(given: dict[str, Any]) -> Work:
     """`stepprof report`, without the page."""
     from stepprof.report.analyse import analyse
     from stepprof.timeline.find import find
+    from stepprof.timeline.heap import keep_freed_memory
 
     def work() -> object:
+        keep_freed_memory()  # as the command does
         found = find(given["files"], output_dir=Path())
         done = analyse(found, workers=given["workers"])
         return {

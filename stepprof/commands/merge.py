@@ -14,6 +14,7 @@ from stepprof.commands.reading import (
     add_work,
     assumed,
     chosen_cluster,
+    keep_freed_memory,
     progress_bar,
     require_extra,
 )
@@ -88,6 +89,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Merge; 0, or 1 where nothing of a source came into the timeline."""
     require_extra()
+    keep_freed_memory()
     format_ = _format(args.format)
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")

@@ -15,7 +15,15 @@ from stepprof.errors import ConfigError
 if TYPE_CHECKING:
     from stepprof.timeline.onray import Cluster
 
-__all__ = ["add_sources", "add_work", "assumed", "chosen_cluster", "progress_bar", "require_extra"]
+__all__ = [
+    "add_sources",
+    "add_work",
+    "assumed",
+    "chosen_cluster",
+    "keep_freed_memory",
+    "progress_bar",
+    "require_extra",
+]
 
 _NEEDED = ("numpy", "msgspec", "rich", "isal")
 
@@ -79,6 +87,13 @@ def require_extra() -> None:
         raise ConfigError(
             f"reading traces needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: pip install 'stepprof[report]'"
         )
+
+
+def keep_freed_memory() -> None:
+    """This process is ours: what it frees, it will need again."""
+    from stepprof.timeline import heap
+
+    heap.keep_freed_memory()
 
 
 @contextlib.contextmanager

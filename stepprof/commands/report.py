@@ -15,6 +15,7 @@ from stepprof.commands.reading import (
     add_work,
     assumed,
     chosen_cluster,
+    keep_freed_memory,
     progress_bar,
     require_extra,
 )
@@ -60,6 +61,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Report or compare; 0."""
     require_extra()
+    keep_freed_memory()
     html, json = _file(args.html, "--html", ".html"), _file(args.json, "--json", ".json")
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")

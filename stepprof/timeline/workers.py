@@ -14,6 +14,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from stepprof.timeline.heap import keep_freed_memory
+
 __all__ = ["Failed", "call", "each_in_worker"]
 
 Result = TypeVar("Result")
@@ -78,7 +80,8 @@ def _in_pool(
     note: Callable[[int, Result | Failed], None],
 ) -> None:
     """Do some tasks; with a worker that dies, all that have not ended are left."""
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, initializer=keep_freed_memory) as pool:
         futures: dict[Future[Result | Failed], int] = {}
         try:
             for number in order:
