@@ -28,6 +28,7 @@ COMMANDS = {
     "spans": "show what windows and regions took in every step; write them as a timeline",
     "check": "check artifacts against manifests; fails where anything is missing",
     "open": "show the timeline of a step in a browser",
+    "analyse": "have torch_npu make what it recorded on Ascend devices readable",
     "merge": "write one timeline of all that was recorded of a step",
     "report": "say where a step went: in the terminal, as JSON, as a page; compare two steps or runs",
     "doctor": "say what can record on this machine, and what stands in the way",

@@ -9,13 +9,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["KIND", "OUTPUT", "SUFFIX", "is_analysed", "missing_parts", "profile_folders"]
+__all__ = ["FOLDER", "KIND", "OUTPUT", "SUFFIX", "TRACE", "is_analysed", "missing_parts", "profile_folders"]
 
 KIND = "npu-profile"
 """The artifact's kind in the manifest; its path is a folder."""
 SUFFIX = ".npu"
+FOLDER = "_ascend_pt"
+"""How the name of a folder of torch_npu's ends."""
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 """Where an analysis writes."""
+TRACE = f"{OUTPUT}/trace_view.json"
 
 _DONE = "analyse.done"
 _CANN = re.compile(r"PROF_\d+_\d+_[0-9a-zA-Z]+")
@@ -41,9 +44,9 @@ def is_analysed(folder: Path) -> bool:
 
 def profile_folders(below: Path) -> Iterator[Path]:
     """The folders that torch_npu left below another one, or that folder itself."""
-    if below.name.endswith("_ascend_pt"):
+    if below.name.endswith(FOLDER):
         yield below
         return
-    for path in sorted(below.rglob("*_ascend_pt")):
+    for path in sorted(below.rglob(f"*{FOLDER}")):
         if path.is_dir():
             yield path

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.aftermath import pruned_paths
+from stepprof import npufolder
 from stepprof.rundir import SPANS, step_folder
 from stepprof.summary import SESSIONS, engine_label, told_once
 from stepprof.timeline.model import Alignment, Origin
@@ -71,6 +72,13 @@ class Recorded:
     def _entry(self, entry: Mapping[str, Any], origin: Origin, label: str) -> None:
         for name in self._named(entry):
             file = self.run / name
+            if file.name.endswith(npufolder.FOLDER):
+                file /= npufolder.TRACE
+                if not file.is_file():
+                    problem = f'not analysed yet: "stepprof analyse {self.run.name} --step {self.step}" makes its trace'
+                    self.findings.append((label, f"{name} is {problem}"))
+                    continue
+                name = f"{name}/{npufolder.TRACE}"
             if not name.endswith(TRACES):
                 self.findings.append((label, f"{name} is no trace of a kind that is read here: left out"))
                 continue
