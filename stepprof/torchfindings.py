@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof import torchprobe
+from stepprof.memoryprobe import memory_findings
 from stepprof.probes import Finding
 
 __all__ = ["torch_findings"]
@@ -28,6 +29,7 @@ _STAGES = {
     "devices": "looking for accelerators",
     "cpu_capture": "recording on the CPU",
     "device_capture": "recording on the accelerator",
+    "memory": "keeping the history of CUDA's allocator",
     "npu": "importing torch_npu",
 }
 
@@ -125,6 +127,7 @@ def _described(run: _Run) -> Iterator[Finding]:
     yield from _devices(stages.get("devices"))
     yield from _cpu_capture(stages.get("cpu_capture"))
     yield from _device_capture(stages.get("device_capture"))
+    yield from memory_findings(stages.get("memory"))
     yield from _npu(stages.get("npu"))
     yield from _isal(stages.get("isal"))
 

@@ -21,7 +21,7 @@ __all__ = ["main"]
 def main() -> int:
     """Go through the stages; 0 however much of it fails."""
     state: dict[str, Any] = {}
-    for stage in (isal, torch, options, devices, cpu_capture, device_capture, npu):
+    for stage in (isal, torch, options, devices, cpu_capture, device_capture, memory, npu):
         print(json.dumps({"begin": stage.__name__}), flush=True)
         print(json.dumps({"stage": stage.__name__, **_outcome(stage, state)}, default=str), flush=True)
         if stage is torch and "torch" not in state:
@@ -103,6 +103,29 @@ def device_capture(state: dict[str, Any]) -> dict[str, Any]:
     if kind is None:
         return {"device": None}
     return {"device": kind, "events": _capture(state, kind)}
+
+
+def memory(state: dict[str, Any]) -> dict[str, Any]:
+    """Keep the history of CUDA's allocator for one tensor."""
+    module = state["torch"]
+    if not (module.version.cuda or getattr(module.version, "hip", None)):
+        return {"build": False}
+    found = {"build": True, "devices": module.cuda.device_count()}
+    if not found["devices"]:
+        return found
+    found["allocator"] = module.cuda.memory.get_allocator_backend()
+    if found["allocator"] != "native":
+        return found
+    module.cuda.init()
+    module.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=100)
+    try:
+        module.ones(1024, device="cuda")
+        traces = module.cuda.memory._snapshot()["device_traces"]
+    finally:
+        module.cuda.memory._record_memory_history(None)
+    found["entries"] = sum(map(len, traces))
+    found["observer"] = hasattr(module._C, "_cuda_attach_out_of_memory_observer")
+    return found
 
 
 def npu(_: dict[str, Any]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ class TestTorchProbe:
         """All stages, each with its outcome."""
         pytest.importorskip("torch")
         stages = self.stages({})
-        assert len(stages) == 7
+        assert len(stages) == 8
         assert stages["cpu_capture"]["events"] > 0
         assert stages["npu"] == {"installed": False}
 

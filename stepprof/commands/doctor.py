@@ -7,10 +7,12 @@ import dataclasses
 import os
 import socket
 
+from stepprof.backendprobe import backend_lines
 from stepprof.commands.common import add_json, add_output_dir, output_dir, print_json
 from stepprof.probes import machine_findings
-from stepprof.tables import printable
+from stepprof.tables import printable, table
 from stepprof.torchfindings import torch_findings
+from stepprof.uploadprobe import upload_findings
 
 __all__ = ["add", "run"]
 
@@ -30,6 +32,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="SECONDS",
         help="how long torch may take to be imported and tried (default 120)",
     )
+    parser.add_argument(
+        "--upload",
+        metavar="URL",
+        help="also try whether something can be uploaded there: a small file is written, read and removed",
+    )
     add_output_dir(parser)
     add_json(parser)
 
@@ -37,6 +44,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Look at everything: 1 where there is a problem, else 0."""
     findings = torch_findings(os.environ, args.timeout) + machine_findings(output_dir(args), os.environ)
+    lines = backend_lines(findings)
+    if args.upload is not None:
+        findings += upload_findings(args.upload, args.timeout)
     problems = sum(finding.level == "problem" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     if args.json:
@@ -44,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
             {
                 "host": socket.gethostname(),
                 "ok": not problems,
+                "backends": [dataclasses.asdict(line) for line in lines],
                 "findings": [dataclasses.asdict(finding) for finding in findings],
             }
         )
@@ -54,5 +65,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"{mark:<8} {finding.name:<{width}}  {printable(finding.detail)}")
         if finding.remedy:
             print(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
+    print()
+    words = {True: "records", False: "cannot", None: "unknown"}
+    rows = [[line.name, words[line.records], printable(line.reason)] for line in lines]
+    print(table(["backend", "here", "what, or why not"], rows))
+    print()
     print(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}")
     return 1 if problems else 0
