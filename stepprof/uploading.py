@@ -28,7 +28,7 @@ from stepprof.rundir import RUN_FILE, RunDir
 if TYPE_CHECKING:
     from stepprof.records import Fragment
 
-__all__ = ["Uploader", "missing"]
+__all__ = ["Program", "Uploader", "missing"]
 
 TRIES = 4
 LAST_TRIES = 2
@@ -169,7 +169,7 @@ class Uploader:
 
     def _upload_all(self) -> None:
         """One program for all that is due now."""
-        with _Program(self.url, self._stop, LAST_TRIES if self._ending else TRIES) as program:
+        with Program(self.url, self._stop, LAST_TRIES if self._ending else TRIES) as program:
             while not self._stop.is_set():
                 with self._lock:
                     due = next(iter(self._queue.values()), None)
@@ -189,7 +189,7 @@ class Uploader:
     def _bound(self) -> float:
         return min(time.monotonic() + self._timeout_seconds, self._deadline)
 
-    def _upload(self, program: _Program, due: _Due) -> None:
+    def _upload(self, program: Program, due: _Due) -> None:
         """The artifacts of a fragment, then the fragment."""
         fragment, deadline = due.fragment, self._bound()
         assert fragment.claim is not None
@@ -208,7 +208,7 @@ class Uploader:
         self._tell({"path": name, "url": f"{self.url}/{name}", **outcome}, level="debug")
         due.told = word
 
-    def _upload_plain(self, program: _Program, path: Path, replace: bool) -> None:
+    def _upload_plain(self, program: Program, path: Path, replace: bool) -> None:
         if not path.is_file():
             return
         name = path.relative_to(self._run.path).as_posix()
@@ -230,7 +230,7 @@ class Uploader:
         logger.warning("not uploaded", url=self.url, reason=reason)
 
 
-class _Program:
+class Program:
     """The program that uploads, started when it is asked for something. One that has ended, or hangs, is started anew for the next file."""
 
     def __init__(self, url: str, stop: threading.Event, tries: int) -> None:
@@ -241,19 +241,23 @@ class _Program:
         self._received = b""
         self._errors = b""
 
-    def __enter__(self) -> _Program:
+    def __enter__(self) -> Program:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def upload(self, local: Path, name: str, deadline: float, *, replace: bool = False) -> dict[str, Any]:
-        """Have one file uploaded; what came of it."""
+    def upload(
+        self, local: Path, name: str, deadline: float, *, replace: bool = False, remove: bool = False
+    ) -> dict[str, Any]:
+        """Have one file uploaded, and removed again where it was only to be tried; what came of it."""
         began = time.monotonic()
         try:
             if self._child is None:
                 self._start(deadline)
-            answer = self._ask({"local": str(local), "name": name, "replace": replace}, deadline)
+            answer = self._ask(
+                {"local": str(local), "name": name, "replace": replace, "remove": remove}, deadline
+            )
         except (OSError, ValueError) as error:
             self._end()
             seconds = round(time.monotonic() - began, 3)

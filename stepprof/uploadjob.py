@@ -82,6 +82,14 @@ class Target:
         outcome["seconds"] = round(time.monotonic() - began, 3)
         return outcome
 
+    def remove(self, name: str) -> str | None:
+        """Take away what was uploaded under a name; why that could not be, or None."""
+        try:
+            self._fs.rm_file(f"{self._root.rstrip('/')}/{name}")
+        except Exception as error:  # noqa: BLE001 - as above
+            return f"it cannot be removed: {_describe(error)}"
+        return None
+
     def _try(self, local: Path, name: str, *, replace: bool) -> tuple[int, str]:
         try:
             size, digest = _read(local)
@@ -197,6 +205,8 @@ def _upload(target: Target, request: Mapping[str, Any]) -> dict[str, Any]:
         target.upload(file, name + below, replace=bool(request.get("replace")))
         for file, below in _files(local)
     ]
+    if request.get("remove") and outcomes and outcomes[0]["status"] == "uploaded":
+        outcomes[0]["error"] = target.remove(name)
     first = next((each for each in outcomes if each["status"] != "uploaded"), None)
     if first is None and not outcomes:
         return {"status": "failed", "bytes": None, "verified": None, "tries": 0, "error": "an empty folder", "seconds": 0.0}  # fmt: skip
