@@ -32,6 +32,7 @@ def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | 
         timeout_seconds: after so long the analysis is ended, with all its processes.
         workers: how many processes it may use, at most.
     """
+    folder = folder.absolute()
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     with tempfile.TemporaryFile() as said:
         try:
@@ -61,7 +62,7 @@ def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | 
             return "torch_npu is not installed here: analyse where it is, or copy the folder there"
         return f"the analysis of {folder.name} failed (exit status {status}): {_last(lines)}"
     failures = [line for line in lines if "[ERROR]" in line or ("Call " in line and " failed" in line)]
-    if not is_analysed(folder) or not any((folder / OUTPUT).glob("*[!e]")):
+    if not is_analysed(folder) or len(list((folder / OUTPUT).iterdir())) < 2:
         return f"the analysis of {folder.name} wrote nothing: {_last(failures or lines)}"
     if failures:
         return f"the analysis of {folder.name} is incomplete: {_text(failures[0])}"

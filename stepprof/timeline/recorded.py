@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepprof.aftermath import pruned_paths
 from stepprof import npufolder
+from stepprof.aftermath import pruned_paths
 from stepprof.rundir import SPANS, step_folder
 from stepprof.summary import SESSIONS, engine_label, told_once
 from stepprof.timeline.model import Alignment, Origin
@@ -70,8 +70,8 @@ class Recorded:
             self._entry(engine, origin, engine_label(engine))
 
     def _entry(self, entry: Mapping[str, Any], origin: Origin, label: str) -> None:
-        for name in self._named(entry):
-            file = self.run / name
+        for named in self._named(entry):
+            name, file = named, self.run / named
             if file.name.endswith(npufolder.FOLDER):
                 file /= npufolder.TRACE
                 if not file.is_file():
