@@ -455,9 +455,9 @@ def actual() -> dict[str, list[tuple[str, str]]]:
     sizes = {"max_bytes": "2GiB", "memory_growth": "4GiB"}
     sections: dict[str, list[tuple[str, str]]] = {"Top level": []}
     for name, default in plain.items():
-        if name in ("torch", "npu", "memory", "engine", "watch", "otel"):
+        if name in ("torch", "npu", "nsys", "memory", "engine", "watch", "otel"):
             sections[f"[{name}]"] = [(key, toml(sizes.get(key, value))) for key, value in default.items()]
-        elif name not in ("nsys", "roles"):
+        elif name != "roles":
             sections["Top level"].append((name, toml(given.get(name, default))))
     schedule = {
         key: value
