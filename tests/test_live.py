@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -272,19 +273,24 @@ class TestStatus:
         ],
     )
     def test_what_cannot_be_is_refused_where_it_is_made(
-        self, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+        self,
+        written: Path,
+        tmp_path: Path,
+        arguments: list[str],
+        message: str,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         """Against the run's own roles, ranks and steps; nothing is written."""
-        run = half_written_run(tmp_path)
+        run = half_written_run(written, tmp_path)
         assert main(["trigger", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err
         assert not (run / "requests").exists()
 
     def test_damaged_stale_and_hostile_files(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Whatever lies there, the command shows it and says what it is."""
-        run = half_written_run(tmp_path)
+        run = half_written_run(written, tmp_path)
         folder = run / "status"
         good = json.loads((folder / "rank-0.json").read_text())
         (folder / "rank-1.json").write_text("{")
@@ -367,11 +373,15 @@ class TestReachableStep:
         assert reachable_step([{**RANK, "pace_seconds": None}], 0) == 12
 
 
-def half_written_run(tmp_path: Path) -> Path:
-    """A run as a process leaves it that is in the middle of step 7."""
-    session = stepprof.init(
-        {"backend": "null", "output_dir": str(tmp_path)}, rank=0, world_size=4, run_id="job"
-    )
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a process leaves that is in the middle of step 7: the run's folder, with the status that it told last."""
+    folder = tmp_path_factory.mktemp("written")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("STEPPROF")]:
+            patch.delenv(name)
+        config = {"backend": "null", "output_dir": str(folder)}
+        session = stepprof.init(config, rank=0, world_size=4, run_id="job")
     for step in range(1, 8):
         with stepprof.profile_step(step, role="actor"):
             pass
@@ -386,11 +396,20 @@ def half_written_run(tmp_path: Path) -> Path:
     return run
 
 
+def half_written_run(written: Path, folder: Path) -> Path:
+    """A copy of it, which this process seems to write: a moment ago."""
+    run = Path(shutil.copytree(written, folder / "job"))
+    path = run / "status" / "rank-0.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "published_unix_ns": time.time_ns()}))
+    return run
+
+
 class TestTerminal:
     @pytest.mark.parametrize("arguments", [[], ["--watch", "0.1"]])
-    def test_with_colours(self, tmp_path: Path, arguments: list[str]) -> None:
+    def test_with_colours(self, written: Path, tmp_path: Path, arguments: list[str]) -> None:
         """On a terminal the same words are in colours; --watch ends with the run."""
-        run = half_written_run(tmp_path)
+        run = half_written_run(written, tmp_path)
         path = run / "status" / "rank-0.json"
         content = json.loads(path.read_text())
         engines = {"rollout/0": {"kind": "vllm", "name": "x", "host": "n-1", "state": "idle", "health": "ok"}}
