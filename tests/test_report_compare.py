@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stepprof.report.compare import compare
-from stepprof.report.schema import Finding, Op, ProcessTime, Report, Rollout, TimeOf
+from stepprof.report.schema import Finding, Op, ProcessTime, Report, Rollout, Spread, TimeOf
 
 
 def time_of(region, *seconds, role="actor", share=0.5):
@@ -50,7 +50,26 @@ class TestChanges:
         assert (change(compared, "actor").noise, change(compared, "actor").significant) == (None, False)
         assert [headline.text for headline in compared.headlines] == [
             "the step took 10 s, as long as before",
-            "actor took 67% longer: 3.0 s before, 5.0 s now; how much of that is noise is not known: one process",
+            "actor took 67% longer: 3.0 s before, 5.0 s now; how much of that is noise is not known: one process, and too few other steps with spans",
+        ]
+
+    def test_what_differs_from_step_to_step_is_no_difference(self):
+        """The larger of both noises counts, and the sentence says between what it is."""
+        before = report(10.0, roles=[time_of(None, 3.0, 3.0)], regions=[time_of("load", 1.0, 1.0)])
+        after = report(11.0, step=3, roles=[time_of(None, 3.5, 3.5)], regions=[time_of("load", 2.0, 2.0)])
+        spreads = [
+            [Spread(None, None, 8, 10.0, 0.6), Spread("actor", None, 8, 3.0, 0.1)],
+            [Spread("actor", None, 12, 3.0, 0.3)],
+        ]
+        compared = compare(before, after, spreads)
+        actor = change(compared, "actor")
+        assert (actor.noise, actor.noise_processes, actor.noise_steps, actor.steps) == (0.6, 0.0, 0.6, 12)
+        assert not actor.significant
+        assert change(compared, "actor: load").significant
+        assert change(compared, "actor: load").noise_steps is None
+        assert [headline.text for headline in compared.headlines] == [
+            "the step took 10% longer: 10 s before, 11 s now; it differs by 1.2 s anyway, from step to step (8 steps): within noise",
+            "actor: load took 100% longer: 1.0 s before, 2.0 s now; it differs by 0 us anyway, between processes",
         ]
 
     def test_operators_are_compared_per_process(self):
@@ -81,13 +100,13 @@ class TestChanges:
             report(7.5, kernels=[op("gemm", 1.0, 1.0, kind="kernel")]),
         )
         assert [headline.text for headline in compared.headlines] == [
-            "the step took 25% shorter: 10 s before, 7.5 s now",
-            "gemm took 50% shorter: 2.0 s before, 1.0 s now; equal work differs by 0 us between processes",
+            "the step took 25% shorter: 10 s before, 7.5 s now; how much of that is noise is not known: fewer than three other steps have spans",
+            "gemm took 50% shorter: 2.0 s before, 1.0 s now; it differs by 0 us anyway, between processes",
         ]
 
     def test_a_step_with_nothing_in_it(self):
         compared = compare(report(0.0), report(1.0))
-        assert compared.headlines[0].text == "the step took longer: 0 us before, 1.0 s now"
+        assert compared.headlines[0].text.startswith("the step took longer: 0 us before, 1.0 s now; ")
 
 
 class TestFindings:

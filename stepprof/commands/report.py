@@ -74,8 +74,10 @@ def run(args: argparse.Namespace) -> int:
         _give(reports[0], folder, "report", html, json)
     else:
         from stepprof.report.compare import compare
+        from stepprof.report.steps import spreads
 
-        _give(compare(*reports), folder, _COMPARISON, html, json)
+        apart = [spreads(runs) for runs in dict.fromkeys(tuple(found.runs) for found in founds)]
+        _give(compare(reports[0], reports[1], apart), folder, _COMPARISON, html, json)
     return 0
 
 

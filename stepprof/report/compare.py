@@ -1,8 +1,8 @@
 """Two steps, or two runs: what got slower and what faster, and whether that is more than noise.
 
-The noise of a figure is how far equal work differs between processes that did it: twice the standard deviation over the processes of A or of B, whichever is larger. It says nothing of how far one
-process differs from one step to the next; so a change within it is surely none, and one beyond it is worth a look. Operators and kernels are compared by their self time per process, since
-two runs may have recorded different numbers of ranks.
+The noise of a figure is twice the standard deviation between processes that did equal work, or from step to step of a run, in A or in B: whichever is the largest of those that are known. So a change
+within it is surely none, and one beyond it is worth a look. How steps differ is known of what has spans, which a run has of every step; operators and kernels are of recorded steps alone. Those are
+compared by their self time per process, since two runs may have recorded different numbers of ranks.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import stdev
 
 from stepprof.report.headlines import ALL_ENGINES, ALL_SAMPLES, seconds_text
-from stepprof.report.schema import Change, Comparison, Finding, Headline, Op, Report, TimeOf
+from stepprof.report.schema import Change, Comparison, Finding, Headline, Op, Report, Spread, TimeOf
 
-__all__ = ["compare"]
+__all__ = ["compare", "noise_text"]
 
 MOST_CHANGES = 200
 MOST_HEADLINES = 8
@@ -21,17 +21,27 @@ WORTH_SAYING = 0.01
 """Of the step: a smaller change is no headline, and a smaller part that only one of the two has is no finding."""
 
 
-def compare(a: Report, b: Report) -> Comparison:
+_Key = tuple["str | None", "str | None"]
+_Steps = Mapping[_Key, tuple[float, int]]
+"""Of a role and region: twice the standard deviation between steps, and of how many steps."""
+
+
+def compare(a: Report, b: Report, spreads: Sequence[Sequence[Spread]] = ()) -> Comparison:
     """What B took longer for than A, and shorter.
 
     Args:
         a: the report of one step: what is compared with.
         b: that of another one, of the same run or of another.
+        spreads: how far the steps of each run differ, by `stepprof.report.steps.spreads`.
     """
+    steps: dict[_Key, tuple[float, int]] = {}
+    for each in (each for of_run in spreads for each in of_run):
+        known = steps.get((each.role, each.region), (0.0, 0))
+        steps[each.role, each.region] = max(known, (2 * each.deviation, each.steps))
     changes = [
-        Change("step", "step", a.seconds, b.seconds, None, significant=False),
-        *_times(a.roles, b.roles, "role"),
-        *_times(a.regions, b.regions, "region"),
+        _change("step", "step", (a.seconds, b.seconds), None, steps.get((None, None))),
+        *_times(a.roles, b.roles, "role", steps),
+        *_times(a.regions, b.regions, "region", steps),
         *_ops(a.ops, b.ops, "op"),
         *_ops(a.kernels, b.kernels, "kernel"),
         *_rollouts(a, b),
@@ -50,9 +60,17 @@ def _name(report: Report) -> str:
     return f"{report.run_id} step {report.step}"
 
 
-def _change(what: str, topic: str, times: tuple[float, float], noise: float | None) -> Change:
+def _change(
+    what: str,
+    topic: str,
+    times: tuple[float, float],
+    processes: float | None,
+    steps: tuple[float, int] | None = None,
+) -> Change:
+    between, count = (None, 0) if steps is None else steps
+    noise = max((each for each in (processes, between) if each is not None), default=None)
     significant = noise is not None and abs(times[1] - times[0]) > noise
-    return Change(what, topic, times[0], times[1], noise, significant)
+    return Change(what, topic, times[0], times[1], noise, significant, processes, between, count)
 
 
 def _noise(*sides: Sequence[float]) -> float | None:
@@ -67,7 +85,7 @@ def _what(time: TimeOf) -> str:
     return time.region if time.role is None else f"{time.role}: {time.region}"
 
 
-def _times(a: Iterable[TimeOf], b: Iterable[TimeOf], topic: str) -> Iterable[Change]:
+def _times(a: Iterable[TimeOf], b: Iterable[TimeOf], topic: str, steps: _Steps) -> Iterable[Change]:
     before = {_what(time): time for time in a}
     for after in b:
         known = before.get(_what(after))
@@ -75,7 +93,8 @@ def _times(a: Iterable[TimeOf], b: Iterable[TimeOf], topic: str) -> Iterable[Cha
             noise = _noise(
                 [time.seconds for time in known.per_process], [time.seconds for time in after.per_process]
             )
-            yield _change(_what(after), topic, (known.seconds, after.seconds), noise)
+            of_steps = steps.get((after.role, after.region))
+            yield _change(_what(after), topic, (known.seconds, after.seconds), noise, of_steps)
 
 
 def _ops(a: Iterable[Op], b: Iterable[Op], topic: str) -> Iterable[Change]:
@@ -111,11 +130,12 @@ def _rollouts(a: Report, b: Report) -> Iterable[Change]:
 
 
 def _headlines(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Headline]:
+    step = next(change for change in changes if change.topic == "step")
     difference = b.seconds - a.seconds
     if abs(difference) < WORTH_SAYING * a.seconds:
         text = f"the step took {seconds_text(b.seconds)}, as long as before"
     else:
-        text = f"the step took {_than(a.seconds, b.seconds)}"
+        text = f"the step took {_than(a.seconds, b.seconds)}; {noise_text(step)}"
     yield Headline(text, "step", abs(difference))
     told = 0
     for change in changes:
@@ -125,12 +145,22 @@ def _headlines(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Head
         if not change.significant and change.noise is not None:
             continue
         told += 1
-        noise = (
-            "how much of that is noise is not known: one process"
-            if change.noise is None
-            else f"equal work differs by {seconds_text(change.noise)} between processes"
-        )
-        yield Headline(f"{change.what} took {_than(change.a, change.b)}; {noise}", change.topic, difference)
+        text = f"{change.what} took {_than(change.a, change.b)}; {noise_text(change)}"
+        yield Headline(text, change.topic, difference)
+
+
+def noise_text(change: Change) -> str:
+    """How far it differs anyway, and between what, in words."""
+    if change.noise is None:
+        if change.topic == "step":
+            return "how much of that is noise is not known: fewer than three other steps have spans"
+        return "how much of that is noise is not known: one process, and too few other steps with spans"
+    text = f"it differs by {seconds_text(change.noise)} anyway"
+    if change.noise == change.noise_steps:
+        text += f", from step to step ({change.steps} steps)"
+    else:
+        text += ", between processes"
+    return text if change.significant else f"{text}: within noise"
 
 
 def _than(before: float, after: float) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 __all__ = [
     "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Headline", "Idle", "Memory", "Op", "Overhead", "Overlap", "PhaseSkew", "ProcessTime", "Report",
-    "Rollout", "Sample", "SourceInfo", "TimeOf",
+    "Rollout", "Sample", "SourceInfo", "Spread", "TimeOf",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -235,6 +235,19 @@ class Report(msgspec.Struct, frozen=True):
     findings: list[Finding] = []
 
 
+class Spread(msgspec.Struct, frozen=True):
+    """How far the steps of a run that were not recorded differ among themselves in one thing."""
+
+    role: str | None
+    """None, without a region: the whole step."""
+    region: str | None
+    """None: the role as a whole."""
+    steps: int
+    median: float
+    deviation: float
+    """One standard deviation, in seconds."""
+
+
 class Change(msgspec.Struct, frozen=True):
     """What one thing took in A and in B."""
 
@@ -244,8 +257,15 @@ class Change(msgspec.Struct, frozen=True):
     a: float
     b: float
     noise: float | None
-    """How far equal work differs between processes of A or of B, in seconds; None: one process only, not known."""
+    """How far it differs anyway, in seconds: the larger one of the two below; None: neither is known."""
     significant: bool
+    """Whether the difference exceeds the noise, where that is known."""
+    noise_processes: float | None = None
+    """Between processes of A or of B that did equal work; None: one process only."""
+    noise_steps: float | None = None
+    """From step to step, by the spans of other steps of A's or of B's run; None: too few steps have spans, or it has none."""
+    steps: int = 0
+    """How many steps that is known of."""
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -240,7 +240,15 @@ def changes_table(changes: Sequence[Change]) -> Table:
                 Text(f"{'+' if difference >= 5e-10 else ''}{seconds(difference)}", style=style),
                 relative,
                 "unknown" if change.noise is None else seconds(change.noise),
+                _noise_of(change),
                 "within noise" if is_noise else "",
             ]
         )
-    return _table(["", "A", "B", "change", "%", "noise", ""], rows, "lrrrrrl")
+    return _table(["", "A", "B", "change", "%", "noise", "between", ""], rows, "lrrrrrll")
+
+
+def _noise_of(change: Change) -> str:
+    """Between what it was measured."""
+    if change.noise is None:
+        return ""
+    return f"{change.steps} steps" if change.noise == change.noise_steps else "processes"

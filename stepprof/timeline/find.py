@@ -36,6 +36,8 @@ class Found:
     """What brought nothing, and what is damaged: (whose it is, the problem)."""
     run_id: str | None = None
     step: int | None = None
+    runs: list[Path] = field(default_factory=list)
+    """The run directories."""
     folder: Path | None = None
     """The step's folder (of the first run directory), where what is made of it goes; of other traces the folder that they lie in."""
 
@@ -94,7 +96,7 @@ def find(
     found = Found()
     clocks = None
     if runs:
-        found.step = find_step(runs, step)
+        found.step, found.runs = find_step(runs, step), runs
         clocks = _from_runs(found, runs, found.step)
         if not plain:
             found.folder = runs[0] / step_folder(found.step)

@@ -11,7 +11,7 @@ function comparisonParts(comparison) {
   return [
     clock.length ? part("clock", "On the clock", "On the clock", "The largest changes in what the step, its roles, its rollout and its regions took.", el("div", { class: "card" }, pairs(clock), key())) : null,
     work.length ? part("work", "Operators", "Operators and kernels", "The largest changes in self time, per process.", el("div", { class: "card" }, pairs(work), key())) : null,
-    topics.length ? part("changes", "All changes", "All changes", "Noise is how far equal work differs between processes of A or of B anyway: a change within it may be chance.",
+    topics.length ? part("changes", "All changes", "All changes", "Noise is how far it differs anyway, between processes that do equal work or from step to step of a run: a change within it may be chance.",
       tabbed(topics.map(topic => [CHANGES[topic] || topic, true, () => changesTable(changes.filter(change => change.topic === topic))]))) : null,
   ].filter(Boolean);
 }
@@ -29,14 +29,18 @@ function changesTable(changes) {
     { title: "change", number: true, value: change => Math.abs(change.b - change.a), node: change => el("span", { class: tone(change) }, signed(change.b - change.a)) },
     { title: "%", number: true, value: change => (change.a ? change.b / change.a - 1 : null), text: change => (change.a ? percent(change.b / change.a - 1) : NOTHING) },
     { title: "noise", number: true, value: change => change.noise, text: change => (change.noise === null ? "unknown" : seconds(change.noise)) },
+    { title: "between", value: noiseOf, text: noiseOf },
     { title: "", value: change => Number(change.significant), text: change => (isNoise(change) ? "within noise" : "") }], changes, { sort: 3, find: true });
 }
+
+// Between what the noise was measured.
+const noiseOf = change => (change.noise === null ? "" : change.noise === change.noise_steps ? `${change.steps} steps` : "processes");
 
 const tone = change => (isNoise(change) || change.b === change.a ? "dim" : change.b > change.a ? "bad" : "good");
 const signed = value => (value >= 5e-10 ? `+${seconds(value)}` : seconds(value));
 const percent = value => (Math.abs(value) < 5e-4 ? "0%" : value > 0 ? `+${share(value)}` : share(value).replace("-", MINUS));
 
-// A pale bar for A, a full one for B, and how far equal work differs anyway.
+// A pale bar for A, a full one for B, and how far it differs anyway.
 function pairs(changes) {
   const box = el("div", { style: { "margin-bottom": "10px" } });
   const largest = Math.max(1e-12, ...changes.map(change => Math.max(change.a, change.b + (change.noise || 0))));
@@ -54,7 +58,7 @@ function pairs(changes) {
           svg("rect", { x: left, y: y + 17, width: Math.max(1, change.b * scale), height: 13, rx: 2, fill: colour, "fill-opacity": change.significant || isNoise(change) ? 1 : 0.6 }),
           change.noise ? svg("path", { d: `M${end - change.noise * scale} ${y + 23.5}H${end + change.noise * scale}m0 -4v8M${end - change.noise * scale} ${y + 19.5}v8`, stroke: "var(--ink)", "stroke-width": 1.2, opacity: 0.55, fill: "none" }) : null,
           svg("text", { class: "label", x: left + reach + 10, y: y + 23 }, signed(change.b - change.a))),
-          () => [change.what, [["A", seconds(change.a)], ["B", seconds(change.b)], ["change", signed(change.b - change.a)], ["noise", change.noise === null ? "unknown" : seconds(change.noise)]], isNoise(change) ? "within noise" : null]);
+          () => [change.what, [["A", seconds(change.a)], ["B", seconds(change.b)], ["change", signed(change.b - change.a)], ["noise", change.noise === null ? "unknown" : `${seconds(change.noise)} between ${noiseOf(change)}`]], isNoise(change) ? "within noise" : null]);
       })));
   });
   return box;
