@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.calls import measure_calls
+from benchmarks.devices import measure_regions
 from benchmarks.engine_windows import measure_engine_windows
 from benchmarks.fanout import measure_actors, measure_fanout
 from benchmarks.figures import Row
+from benchmarks.gpu import measure_gpu
 from benchmarks.living import measure_living
 from benchmarks.memory import measure_memory
 from benchmarks.merging import measure_merging
@@ -32,9 +34,11 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "fanout": lambda given: (measure_fanout(quick=given.quick), {}),
     "actors": lambda given: measure_actors(quick=given.quick),
     "engines": lambda given: measure_engine_windows(quick=given.quick),
+    "gpu": lambda given: measure_gpu(quick=given.quick),
     "live": lambda given: (measure_living(quick=given.quick), {}),
     "merge": lambda given: measure_merging(quick=given.quick),
     "nsys": lambda given: measure_nsys_regions(quick=given.quick),
+    "regions": lambda given: measure_regions(quick=given.quick),
     "report": lambda given: measure_reporting(quick=given.quick),
     "training": lambda given: measure_training(quick=given.quick),
     "window": lambda given: measure_window(quick=given.quick, rounds=given.rounds),

@@ -1,0 +1,129 @@
+"""What a region costs with each backend: never selected, attached and idle, and recording; beside torch's own range.
+
+A process for each backend, since torch and its profiler stay in one. Spans are off, which a region costs elsewhere (`calls`), so that what is left is the backend's. nsys and npu have tools of
+their own to be measured with: `nsys_regions`, and the rows of torch_npu's mstx where that is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.figures import Row
+from benchmarks.timing import Effort, Subject, time_subjects
+
+__all__ = ["measure_regions"]
+
+BACKENDS = ("null", "torch", "memory", "torch+memory")
+MODES = {"off": "never selected", "idle": "armed, idle", "recording": "recording"}
+OURS = "with region(name)"
+
+
+def measure_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
+    """Rows for each backend that can record here, and the others with the reason."""
+    rows: list[Row] = []
+    absent: dict[str, str] = {}
+    for backend in BACKENDS:
+        if backend != "null" and find_spec("torch") is None:
+            absent[f"a region under {backend}"] = "torch is not installed"
+            continue
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.devices", backend, str(int(quick))],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            cwd=Path(__file__).parent.parent,
+        )
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        told = json.loads(done.stdout.splitlines()[-1])
+        if "absent" in told:
+            absent[f"a region under {backend}"] = told["absent"]
+        rows += [Row(**entry) for entry in told.get("rows", [])]
+    return rows, absent
+
+
+def _measured(backend: str, *, quick: bool) -> dict[str, object]:
+    from stepprof import Config
+    from stepprof.backends import make_backend
+
+    made = make_backend(Config(backend=backend.split("+")).policy(None))
+    reason = made.probe()
+    if reason is not None:
+        return {"absent": reason}
+    if "memory" in backend:
+        import torch
+
+        torch.cuda.init()
+    return {"rows": [asdict(row) for mode in MODES for row in _rows(backend, mode, quick=quick)]}
+
+
+def _rows(backend: str, mode: str, *, quick: bool) -> list[Row]:
+    import stepprof
+
+    subjects = _subjects(stepprof)
+    # a capture of torch's holds 4 kB of each range
+    effort = (
+        Effort.quick()
+        if quick
+        else Effort(rounds=7, seconds=0.004)
+        if mode == "recording"
+        else Effort.usual()
+    )
+    steps = {"off": "1000000", "idle": "3", "recording": "2"}[mode]
+    with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
+        config = {"output_dir": folder, "steps": steps, "backend": backend.split("+"), "spans": False}
+        stepprof.init({**config, "min_free_memory": "none"}, rank=0, world_size=1)
+        try:
+            if mode == "recording":
+                with stepprof.profile_step(2):
+                    assert stepprof.state().status == "recording"
+                    timed = time_subjects(subjects, effort)
+            else:
+                with stepprof.profile_step(2):
+                    pass
+                assert stepprof.state().status == ("armed" if mode == "idle" else "idle")
+                timed = time_subjects(subjects, effort)
+        finally:
+            stepprof.shutdown()
+    figures = {name: figure.thread for name, figure in timed.items()}
+    measure = figures[OURS].minimum
+    return [
+        Row(
+            group=f"region, backend {backend}, {MODES[mode]}",
+            name=subject.name,
+            unit="ns",
+            value=figures[subject.name].minimum,
+            median=figures[subject.name].median,
+            spread=figures[subject.name].spread,
+            ratio=figures[subject.name].minimum / measure if measure > 0 else None,
+        )
+        for subject in subjects
+    ]
+
+
+def _subjects(stepprof: object) -> list[Subject]:
+    names: dict[str, object] = {"stepprof": stepprof}
+    subjects = [
+        Subject(OURS, 'with stepprof.region("bench"):\n    pass', names, ours=True),
+        Subject(
+            "async with region(name)", 'async with stepprof.region("bench"):\n    pass', names, ours=True
+        ),
+    ]
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        names["record_function"] = torch.profiler.record_function
+        subjects.append(
+            Subject("torch record_function(name)", 'with record_function("bench"):\n    pass', names)
+        )
+    return subjects
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measured(sys.argv[1], quick=sys.argv[2] == "1")))

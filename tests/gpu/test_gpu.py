@@ -1,0 +1,218 @@
+"""Captures on a real GPU: `python -m pytest tests/gpu` on a machine that has one; elsewhere each is skipped with that reason."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import gpu
+import pytest
+from faulty import ended
+
+import stepprof
+from stepprof.commands.show import render_step
+from stepprof.memorysnapshot import read_snapshot
+from stepprof.verification import verify_run
+
+pytestmark = pytest.mark.torch
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def torch() -> Any:
+    """Return torch, with CUDA in use; or skip."""
+    reason = gpu.obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    import torch
+
+    torch.cuda.init()
+    torch.ones(1, device="cuda")
+    torch.cuda.synchronize()
+    yield torch
+    assert not torch._C._cuda_isHistoryEnabled()
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Any:
+    """Start a session that records steps 2 to 20 on rank 0."""
+
+    def start(**config: object) -> stepprof.Session:
+        values = {"steps": "2-20", "output_dir": str(tmp_path / "runs"), "min_free_memory": "none", **config}
+        return stepprof.init(values, run_id="run", rank=0, world_size=1)
+
+    yield start
+    stepprof.shutdown()
+
+
+def train(torch: Any, size: int = 512) -> float:
+    """One step of a small model; its loss."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, size)
+    ).cuda()
+    loss = model(torch.randn(64, size, device="cuda")).square().mean()
+    loss.backward()
+    torch.cuda.synchronize()
+    return float(loss.detach())
+
+
+def traces(run: Any, step: int = 2) -> list[dict[str, Any]]:
+    folder = run.path / f"step-{step:06d}"
+    return [json.loads(gzip.decompress(path.read_bytes())) for path in folder.rglob("*.trace.json.gz")]
+
+
+def kernels(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+
+
+class TestTorch:
+    def test_kernels_are_in_the_trace(self, torch: Any, session: Any) -> None:
+        """CUDA's activities without being asked for, since the process uses CUDA; the region is on the device's lanes too."""
+        run = session()
+        with stepprof.profile_step(2, role="actor"), stepprof.region("update"):
+            train(torch)
+        (window,) = ended(run)
+        assert (window["status"], window["error"]) == ("complete", None)
+        (trace,) = traces(run)
+        assert kernels(trace)
+        names = {event["name"] for event in trace["traceEvents"] if "annotation" in str(event.get("cat"))}
+        assert "update" in names
+        assert verify_run(run.path).ok
+
+    def test_threads_that_were_there_and_that_come(self, torch: Any, session: Any) -> None:
+        """Kernels of every thread, however often a capture starts and stops, from changing threads."""
+        run = session()
+        done = threading.Event()
+
+        def busy() -> None:
+            a = torch.randn(256, 256, device="cuda")
+            while not done.is_set():
+                a = (a @ a).tanh()
+
+        thread = threading.Thread(target=busy)
+        thread.start()
+        try:
+            for step in range(2, 12):
+                with stepprof.profile_step(step):
+                    other = threading.Thread(target=train, args=(torch,))
+                    other.start()
+                    other.join()
+        finally:
+            done.set()
+            thread.join()
+        assert [window["status"] for window in ended(run)] == ["complete"] * 10
+        for step in range(2, 12):
+            (trace,) = traces(run, step)
+            launches = {
+                event["tid"] for event in trace["traceEvents"] if event.get("name") == "cudaLaunchKernel"
+            }
+            assert len(launches) >= 2
+
+    @pytest.mark.parametrize("export", ["auto", "inline", "fork"])
+    def test_exports_beside_a_context(self, torch: Any, session: Any, export: str) -> None:
+        """In place, and in a child that reads host memory alone: the parent's context lives on, and its results are the same."""
+        run = session(export=export)
+        torch.manual_seed(0)
+        expected = train(torch)
+        for step in range(2, 12):
+            torch.manual_seed(0)
+            with stepprof.profile_step(step):
+                assert train(torch) == expected
+        torch.manual_seed(0)
+        assert train(torch) == expected
+        assert [window["status"] for window in ended(run)] == ["complete"] * 10
+        assert all(kernels(trace) for step in range(2, 12) for trace in traces(run, step))
+
+
+class TestMemory:
+    def test_a_window(self, torch: Any, session: Any) -> None:
+        """The peak is the allocator's own, the code that allocated it is named, and the history is off afterwards."""
+        run = session(backend="memory")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        with stepprof.profile_step(2, role="actor"):
+            held = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+            del held
+        peak = torch.cuda.max_memory_allocated()
+        (window,) = ended(run)
+        assert (window["status"], window["error"]) == ("complete", None)
+        snapshot = read_snapshot(run.path / "step-000002" / window["artifacts"][0]["path"])
+        assert snapshot.finding is None
+        (device,) = (each for each in snapshot.devices if each.entries)
+        assert abs(device.peak_bytes - peak) < MIB
+        assert snapshot.top[device.device][0].frames[0].endswith("test_a_window")
+        assert "held at the peak" in render_step(run.path, 2)
+        assert verify_run(run.path).ok
+
+    @pytest.mark.parametrize("stacks", ["python", "all"])
+    def test_together_with_torch(self, torch: Any, session: Any, stacks: str) -> None:
+        """Both artifacts, several steps in a row."""
+        run = session(backend=["torch", "memory"], memory={"stacks": stacks, "max_entries": 1000})
+        for step in (2, 3, 4):
+            with stepprof.profile_step(step):
+                train(torch)
+        recorded = ended(run)
+        assert [window["status"] for window in recorded] == ["complete"] * 3
+        kinds = [artifact["kind"] for artifact in recorded[0]["artifacts"]]
+        assert kinds == ["torch-trace", "memory-snapshot", "memory-summary"]
+
+    def test_somebody_else_s_history(self, torch: Any, session: Any) -> None:
+        """It is left alone, and the window is skipped."""
+        run = session(backend="memory")
+        torch.cuda.memory._record_memory_history(max_entries=10)
+        try:
+            with stepprof.profile_step(2):
+                train(torch)
+            assert torch._C._cuda_isHistoryEnabled()
+        finally:
+            torch.cuda.memory._record_memory_history(None)
+        (window,) = ended(run)
+        assert window["status"] == "skipped"
+
+    @pytest.mark.parametrize("entries", [0, 1000])
+    def test_out_of_memory(self, torch: Any, session: Any, entries: int) -> None:
+        """Outside a window: the user's error as ever, and a snapshot of the moment; with who allocated what, where that was asked for."""
+        run = session(backend="memory", memory={"on_oom": True, "on_oom_entries": entries})
+        held = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(1, role="actor"):
+            torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+        del held
+        (window,) = ended(run)
+        assert (window["step"], window["role"], window["status"]) == (1, "actor", "complete")
+        path = run.path / "step-000001" / window["artifacts"][0]["path"]
+        content = pickle.loads(path.read_bytes())
+        assert content["stepprof"]["out_of_memory"]["asked_bytes"] == 1 << 45
+        assert read_snapshot(path).finding is None
+        actions = [entry["action"] for trace in content["device_traces"] for entry in trace]
+        assert ("oom" in actions) == bool(entries)
+
+
+class TestNsys:
+    def test_one_window_under_nsys(self, torch: Any, tmp_path: Path) -> None:
+        """The window is a range of nsys's, and its report is in the step's folder."""
+        if shutil.which("nsys") is None:
+            pytest.skip("nsys is not on PATH")
+        from stepprof.backends.nsys_launch import nsys_command
+
+        config = {"backend": "nsys", "steps": "2", "output_dir": str(tmp_path / "runs")}
+        script = tmp_path / "job.py"
+        script.write_text(
+            "import stepprof, torch\n"
+            f"stepprof.init({config!r}, run_id='run', rank=0)\n"
+            "for step in (1, 2, 3):\n"
+            "    with stepprof.profile_step(step, role='actor'), stepprof.region('update'):\n"
+            "        (torch.randn(512, 512, device='cuda') @ torch.randn(512, 512, device='cuda')).sum().item()\n"
+            "stepprof.shutdown()\n"
+        )
+        command = nsys_command(config, command=[sys.executable, str(script)], roles=["actor"], rank=0)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert list((tmp_path / "runs/run/step-000002/actor").glob("*.nsys-rep")), done.stdout
