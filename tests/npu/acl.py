@@ -42,6 +42,16 @@ LOOKED_UP = [
     "aclrtSetStreamFailureMode",
     "aclrtPeekAtLastError",
     "halGetAPIVersion",
+    "msptiSubscribe",
+    "msptiUnsubscribe",
+    "msptiActivityRegisterCallbacks",
+    "msptiActivityEnable",
+    "msptiActivityDisable",
+    "msptiActivityFlushAll",
+    "msptiActivityGetNextRecord",
+    "msptiActivityIsEnabled",
+    "msptiActivityPushExternalCorrelationId",
+    "msptiActivityPopExternalCorrelationId",
 ]
 # each is a library of CANN's that one of torch_npu's asks for
 LIBRARIES = [
@@ -57,6 +67,7 @@ LIBRARIES = [
     "ms_tools_ext",
     "msprof",
     "ascend_dump",
+    "mspti",
 ]
 
 
