@@ -26,6 +26,12 @@ def load(name, path, package):
     sys.modules[name] = module
     found.loader.exec_module(module)
     return module
+import torch_npu.utils, torch_npu._init.common.warning_utils as moved
+torch_npu.utils._should_print_warning = moved._should_print_warning
+def with_domain(function):  # which the C library of old ones did not have yet
+    return lambda what, domain="default": function(what, domain)
+ranges = torch_npu._C._mstx
+ranges._range_start_on_host, ranges._range_end = with_domain(ranges._range_start_on_host), with_domain(ranges._range_end)
 mstx = load("torch_npu.npu.mstx", folder + "/npu/mstx.py", False)
 torch_npu.npu.mstx = mstx.mstx
 for name in [name for name in sys.modules if name.startswith("torch_npu.profiler")]:

@@ -1,0 +1,95 @@
+"""Analysing with the real torch_npu: later with `stepprof analyse`, inside the job, and then in a timeline and a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from stepprof.npufolder import is_analysed
+from stepprof.verification import verify_run
+
+ONE = """
+init({options})
+use_device()
+with profile_step(2, role="actor"):
+    with region("update"):
+        work()
+while stepprof.state().pending_exports:
+    time.sleep(0.01)
+"""
+CPU = 'activities=["cpu"]'
+
+
+def command(npu, cann, *arguments, **env):
+    """The command line, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "stepprof", *arguments],
+        cwd=npu.folder,
+        env={**os.environ, **cann, **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_later(npu, cann):
+    """Recorded, shown and checked without it; then analysed, merged and reported on."""
+    npu.run(ONE.format(options=CPU)).check()
+    run = str(npu.run_path)
+    assert verify_run(npu.run_path).ok
+    before = command(npu, cann, "merge", run)
+    assert 'not analysed yet: "stepprof analyse' in before.stdout + before.stderr
+    done = command(npu, cann, "analyse", run, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = json.loads(done.stdout)["analysed"]
+    assert result["problem"] is None
+    assert is_analysed(npu.folder_of())
+    again = command(npu, cann, "analyse", run)
+    assert "0 of 0 captures analysed, 1 were before" in again.stdout
+    events = json.loads((npu.folder_of() / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").read_text())
+    assert sum(event.get("name") == "aten::mm" for event in events) == 20
+    merged = command(npu, cann, "merge", run, "--format", "json", "--output", "timeline.json")
+    assert merged.returncode == 0, merged.stdout + merged.stderr
+    timeline = json.loads((npu.folder / "timeline.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "aten::mm" for event in timeline) == 20
+    report = command(npu, cann, "report", run, "--step", "2")
+    assert report.returncode == 0, report.stderr
+    assert verify_run(npu.run_path).ok
+
+
+def test_inside_the_job(npu):
+    npu.run(ONE.format(options=f"analyse=True, {CPU}")).check()
+    window = npu.window()
+    assert (window["status"], window["error"]) == ("complete", None)
+    assert is_analysed(npu.folder_of())
+
+
+def test_inside_the_job_in_vain(npu):
+    """Without CANN's msprof the device's part cannot be analysed: the capture is whole, and says so."""
+    npu.run(ONE.format(options="analyse=True")).check()
+    window = npu.window()
+    assert window["status"] == "partial"
+    assert "'msprof' command not found" in window["error"]
+    assert "the capture itself is whole" in window["error"]
+    assert npu.folder_of().is_dir()
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "reason"),
+    [
+        ({}, [], "'msprof' command not found"),
+        ({}, ["--timeout", "0.2"], "did not end within 0.2 s"),
+        ({"LD_LIBRARY_PATH": ""}, [], "libhccl.so"),
+    ],
+)
+def test_what_stands_in_the_way(npu, cann, env, arguments, reason):
+    npu.run(ONE.format(options="")).check()
+    done = command(npu, cann, "analyse", str(npu.run_path), *arguments, **env)
+    assert done.returncode == 1
+    assert reason in done.stdout
+    assert "0 of 1 captures analysed" in done.stdout
