@@ -373,7 +373,7 @@ class TestCollectives:
     def test_too_many_calls_do_not_travel(self, monkeypatch):
         monkeypatch.setattr(collectives, "MOST_CALLS", 1)
         calls = peer("a", (0, 1), (2, 1)).calls
-        assert (calls.left_out, calls.by_name()) == (2, {})
+        assert (calls.left_out, calls.by_kind()) == (2, {})
 
 
 def test_a_digest_goes_through_json():

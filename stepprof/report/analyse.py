@@ -9,6 +9,7 @@ import msgspec
 
 from stepprof.report.combine import combine
 from stepprof.report.digest import Digest, digest
+from stepprof.report.groups import Communication
 from stepprof.report.processes import measurable
 from stepprof.report.schema import Finding, Report
 from stepprof.timeline.find import Found, Input
@@ -78,7 +79,8 @@ def digest_input(
         bounds: of the step, by `bounds_of`.
         assume: as `load` takes it.
     """
-    source = load(wanted, args=wanted.origin.kind == "spans", assume=assume, flows=False)
+    keep = True if wanted.origin.kind == "spans" else Communication()
+    source = load(wanted, args=keep, assume=assume, flows=False)
     made = digest(source, bounds)
     return msgspec.structs.replace(made, bytes=wanted.bytes, status=wanted.status)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.report.collectives import is_device_communication, is_host_communication
-from stepprof.timeline.model import Source, TrackKind
+from stepprof.timeline.model import Args, Source, TrackKind
 
 __all__ = ["Chosen", "Indices"]
 
@@ -97,7 +97,7 @@ class Chosen:
         """The role of each of some slices: what its args say where there is a window of that role (an attribute may be called so too), else that of the source."""
         args = self._source.slices.args
         default = self._source.origin.role
-        if args is None:
+        if args is None or self._source.origin.kind != "spans":
             return [default] * len(which)
         stated = [_role(args[at]) for at in self.windows.tolist()]
         roles = stated if which is self.windows else [_role(args[at]) for at in which.tolist()]
@@ -111,7 +111,7 @@ def _table(tests: Tests, words: Iterable[str]) -> Bits:
 
 
 @lru_cache(maxsize=4096)
-def _role(raw: bytes | None) -> str | None:
+def _role(raw: Args) -> str | None:
     try:
         role = msgspec.json.decode(raw or b"{}", type=_Args).role
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -4,6 +4,8 @@ In a collective that synchronises, nobody leaves before the last one has come, s
 call took longer than the shortest one, since the last to arrive waits least; that needs no clock, but takes it that all leave together, as they do on devices and not where threads have to be
 scheduled. By arrivals: until the last one had come; that is only as right as the clocks. A wait is the smaller of the two, and by arrivals alone among the threads of one host. The clocks
 also confirm that the calls belong together: every rank's must still run when the last one begins. Where they do not (the ranks are of different groups, a call is missing), nothing is claimed.
+
+Where a trace says which process group a call was of, only calls of one group are matched; and where it numbers them, by their numbers.
 """
 
 from __future__ import annotations
@@ -64,6 +66,13 @@ def is_host_communication(name: str) -> bool:
     return _HOST.match(name) is not None
 
 
+Groups = tuple[list[str], npt.NDArray[np.int32], Times]
+"""The process groups that there are, and of each call which of them it is of and its number there; -1: not known."""
+_Kind = tuple[str, "str | None"]
+"""The name of a collective, and its process group where the trace says it."""
+_Columns = tuple[Times, Times, npt.NDArray[np.int64]]
+
+
 class Calls(msgspec.Struct, frozen=True):
     """The collectives of one source that synchronise, by start; times in nanoseconds, packed."""
 
@@ -71,32 +80,56 @@ class Calls(msgspec.Struct, frozen=True):
     name: bytes = b""
     start: bytes = b""
     duration: bytes = b""
+    groups: list[str] = []
+    group: bytes = b""
+    """The process group of each, -1: the trace does not say; empty: of none it does."""
+    seq: bytes = b""
+    """Which call of its group each is, -1: the trace does not say."""
     left_out: int = 0
     """How many there are, where there are too many."""
 
     @classmethod
-    def collect(cls, names: list[str], name: npt.NDArray[np.int32], start: Times, duration: Times) -> Calls:
-        """Of the communication of a source, what synchronises."""
+    def collect(
+        cls,
+        names: list[str],
+        name: npt.NDArray[np.int32],
+        start: Times,
+        duration: Times,
+        told: Groups | None = None,
+    ) -> Calls:
+        """Of the communication of a source, what synchronises; `told` is what the trace says of their groups."""
         synchronises = np.array([_SYNCHRONISES.search(text) is not None for text in names], bool)
         chosen = np.flatnonzero(synchronises[name]) if len(name) else np.zeros(0, np.intp)
         if len(chosen) > MOST_CALLS:
             return cls(left_out=len(chosen))
         chosen = chosen[np.argsort(start[chosen], kind="stable")]
         used, where = np.unique(name[chosen], return_inverse=True)
+        groups, group, seq = told if told is not None and told[0] else ([], None, None)
         return cls(
             names=[names[at] for at in used.tolist()],
             name=where.astype("<i4").tobytes(),
             start=start[chosen].astype("<i8").tobytes(),
             duration=duration[chosen].astype("<i8").tobytes(),
+            groups=groups,
+            group=b"" if group is None else group[chosen].astype("<i4").tobytes(),
+            seq=b"" if seq is None else seq[chosen].astype("<i8").tobytes(),
         )
 
-    def by_name(self) -> dict[str, tuple[Times, Times]]:
-        """Starts and durations of each name, in order."""
+    def by_kind(self) -> dict[_Kind, _Columns]:
+        """Starts, durations and numbers of the calls of each name and group, in order."""
         name = np.frombuffer(self.name, "<i4")
         start, duration = (
             np.frombuffer(data, "<i8").astype(np.int64) for data in (self.start, self.duration)
         )
-        return {text: (start[name == at], duration[name == at]) for at, text in enumerate(self.names)}
+        group = np.frombuffer(self.group, "<i4") if self.group else np.full(len(name), -1)
+        seq = np.frombuffer(self.seq, "<i8") if self.seq else np.full(len(name), -1, np.int64)
+        kinds: dict[_Kind, _Columns] = {}
+        for at, text in enumerate(self.names):
+            for number in np.unique(group[name == at]).tolist():
+                which = (name == at) & (group == number)
+                told = None if number < 0 else self.groups[number]
+                kinds[text, told] = (start[which], duration[which], seq[which])
+        return kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +165,32 @@ def match(peers: Sequence[Peer]) -> dict[str, Waiting]:
         peers: the processes that may be in one group: those of one role.
     """
     waiting: dict[str, Waiting] = defaultdict(Waiting)
-    calls: dict[str, list[_Entry]] = defaultdict(list)
+    calls: dict[_Kind, list[tuple[Peer, _Columns]]] = defaultdict(list)
     for peer in peers:
-        for name, (start, duration) in peer.calls.by_name().items():
-            calls[name].append((peer, start, duration))
-    for name, entries in calls.items():
-        for group in _groups(entries):
-            _settle(group, waiting, on_host=is_host_communication(name))
+        for kind, columns in peer.calls.by_kind().items():
+            calls[kind].append((peer, columns))
+    for (name, group), members in calls.items():
+        numbered = group is not None and all((seq >= 0).all() for _, (_, _, seq) in members)
+        entries = [(peer, start, duration) for peer, (start, duration, _) in members]
+        for each in [_by_number(members)] if numbered else _groups(entries):
+            if len(each) > 1:
+                _settle(each, waiting, on_host=is_host_communication(name))
     return dict(waiting)
+
+
+def _by_number(members: Sequence[tuple[Peer, _Columns]]) -> list[_Entry]:
+    """The calls that all members of a group have, by their numbers: one that was captured for longer has more. Without those whose clock nobody compared."""
+    first = members[0][0]
+    comparable = [each for each in members if _error_ns(first, each[0]) is not None]
+    common = comparable[0][1][2] if comparable else np.zeros(0, np.int64)
+    for _, (_, _, seq) in comparable:
+        common = np.intersect1d(common, seq)
+    entries: list[_Entry] = []
+    for peer, (start, duration, seq) in comparable:
+        known, at = np.unique(seq, return_index=True)
+        at = at[np.isin(known, common)]
+        entries.append((peer, start[at], duration[at]))
+    return entries if len(common) else []
 
 
 def _groups(entries: list[_Entry]) -> list[list[_Entry]]:

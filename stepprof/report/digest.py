@@ -16,6 +16,7 @@ import numpy as np
 from stepprof.report.choosing import Chosen, Indices
 from stepprof.report.collectives import Calls
 from stepprof.report.cut import sound, within
+from stepprof.report.groups import groups_of
 from stepprof.report.intervals import Intervals
 from stepprof.report.ops import OpTable, count_kernels, count_ops
 from stepprof.report.rollout import Batches, Samples, collect_batches, collect_samples
@@ -139,7 +140,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         ],
         regions=regions,
         work=_work(source, chosen),
-        calls=Calls.collect(source.names, slices.name[calls], slices.start[calls], slices.duration[calls]),
+        calls=_calls(source, calls),
         ops=count_ops(
             source.names, slices.name[ops], slices.track[ops], slices.start[ops], slices.duration[ops]
         ),
@@ -149,6 +150,12 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         memory=_memory(source),
         findings=[*source.findings, *problems],
     )
+
+
+def _calls(source: Source, which: Indices) -> Calls:
+    slices = source.slices
+    told = groups_of([] if slices.args is None else [slices.args[at] for at in which.tolist()])
+    return Calls.collect(source.names, slices.name[which], slices.start[which], slices.duration[which], told)
 
 
 def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[str]]:

@@ -45,7 +45,7 @@ class Shortened:
         self._launches: dict[tuple[bytes, bytes, bytes], bytes] = {}
         self._bare: set[bytes] = set()
 
-    def __call__(self, events: Iterable[Event]) -> list[Args]:
+    def __call__(self, events: Iterable[Event], *names: object) -> list[Args]:
         """The arguments of each event, without what `PROFILER` writes for itself; None: nothing remains."""
         shapes, bare, profiler = self._shapes, self._bare, PROFILER
         kept: list[Args] = []

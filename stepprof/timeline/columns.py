@@ -89,7 +89,7 @@ class InstantColumns(_Columns):
     def add(
         self,
         time: Times,
-        name: Sequence[int],
+        name: Sequence[int] | Indices,
         category: Sequence[int],
         track: Sequence[int],
         *,

@@ -26,14 +26,14 @@ from stepprof.timeline.tracks import Rows
 
 __all__ = ["Keep", "as_they_stand", "read"]
 
-Keep = Callable[[Sequence[Event]], Sequence[Args]]
-"""Gives what of the arguments of events is kept."""
+Keep = Callable[[Sequence[Event], Indices, Interned[str]], Sequence[Args]]
+"""Gives what of the arguments of events is kept; it is told the name of each, and what the names are."""
 
 _INSTANTS = ("i", "I", "R")
 _LARGEST_METADATA = 4096
 
 
-def as_they_stand(events: Sequence[Event]) -> list[Args]:
+def as_they_stand(events: Sequence[Event], *names: object) -> list[Args]:
     """All arguments of events, where they lie in the text of the file: a copy of each takes longer than the rest of an event does, and the text takes no more memory."""
     return [event.args or None for event in events]
 
@@ -143,12 +143,12 @@ class _Reader:
             self.negative += int(np.count_nonzero(duration < 0))
             duration = np.maximum(duration, 0)
         name, category, track = self.kinds.complete(kind)
-        self.slices.add(start, duration, name, category, track, args=self._kept(events))
+        self.slices.add(start, duration, name, category, track, args=self._kept(events, name))
         self.iterations.take(name, track, start, duration)
 
-    def _kept(self, events: list[Event]) -> Sequence[Args] | None:
+    def _kept(self, events: list[Event], name: Indices) -> Sequence[Args] | None:
         if callable(self.args):
-            return self.args(events)
+            return self.args(events, name, self.names)
         return [bytes(event.args) or None for event in events] if self.args else None
 
     def _flow(self, events: list[Event], kind: Indices) -> None:
@@ -165,12 +165,13 @@ class _Reader:
         if memory.any():
             self.counted.allocations(compress(events, memory), time[memory].tolist())
             events, time = list(compress(events, ~memory)), time[~memory]
+        name = np.array([self.names[event.name] for event in events], np.int32)
         self.instants.add(
             time,
-            [self.names[event.name] for event in events],
+            name,
             [self.categories[event.cat] for event in events],
             [self.rows.keys["thread", event.pid, event.tid] for event in events],
-            args=self._kept(events),
+            args=self._kept(events, name),
         )
 
     def source(
