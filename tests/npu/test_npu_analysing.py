@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -55,7 +56,7 @@ def test_later(npu, cann):
     assert sum(event.get("name") == "aten::mm" for event in events) == 20
     merged = command(npu, cann, "merge", run, "--format", "json", "--output", "timeline.json")
     assert merged.returncode == 0, merged.stdout + merged.stderr
-    timeline = json.loads((npu.folder / "timeline.json").read_text())["traceEvents"]
+    timeline = json.loads(gzip.decompress((npu.folder / "timeline.json").read_bytes()))["traceEvents"]
     assert sum(event.get("name") == "aten::mm" for event in timeline) == 20
     report = command(npu, cann, "report", run, "--step", "2")
     assert report.returncode == 0, report.stderr
