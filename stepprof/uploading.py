@@ -36,6 +36,10 @@ LAST_TRIES = 2
 PAUSE_SECONDS = 0.5
 """Before the second try; twice as long before each further one."""
 FAILED = "the upload program"
+REMEMBERED = 256
+"""Fragments that are up, and may still change: an engine's late answer, an error of the body."""
+REMEMBERED_FAILURES = 4096
+"""Fragments of which something failed, to be tried again at the end of the run."""
 
 
 def missing(url: str) -> str | None:
@@ -66,6 +70,11 @@ class _Due:
     """A version of the fragment itself is there."""
     told: object = None
     """What the version said that is there, or that could not be uploaded."""
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing of it failed."""
+        return self.sent and all(each["status"] == "uploaded" for each in self.outcomes.values())
 
 
 class Uploader:
@@ -132,7 +141,7 @@ class Uploader:
         self._idle.wait(timeout)
         with self._lock:
             for key, due in self._known.items():
-                if any(each["status"] == "failed" for each in due.outcomes.values()) or not due.sent:
+                if not due.well:
                     due.outcomes = {
                         path: each for path, each in due.outcomes.items() if each["status"] == "uploaded"
                     }
@@ -179,12 +188,20 @@ class Uploader:
                     with self._lock:
                         if due.told == due.fragment.word():
                             self._queue.pop(id(due.fragment), None)
+                        self._forget()
                 elif plain is not None:
                     self._upload_plain(program, *plain)
                     with self._lock:
                         self._plain.remove(plain)
                 else:
                     return
+
+    def _forget(self) -> None:
+        """A run of many recorded steps must not be remembered as a whole."""
+        idle = [key for key in self._known if key not in self._queue]
+        well = [key for key in idle if self._known[key].well]
+        for key in (*well[:-REMEMBERED], *idle[:-REMEMBERED_FAILURES]):
+            self._known.pop(key, None)
 
     def _bound(self) -> float:
         return min(time.monotonic() + self._timeout_seconds, self._deadline)

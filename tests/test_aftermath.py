@@ -27,7 +27,7 @@ from stepprof.errors import ConfigError
 from stepprof.fragments import read_after
 from stepprof.manifest import read_step
 from stepprof.pruning import choose, prune
-from stepprof.records import Origin
+from stepprof.records import Fragment, Origin
 from stepprof.remote.following import _OF_THE_DRIVER, spans_only
 from stepprof.requests import Request
 from stepprof.sources import FACTS, overrides
@@ -35,6 +35,7 @@ from stepprof.uploading import missing
 from stepprof.uploadjob import Target
 from stepprof.verification import verify_run
 from stepprof.wholesteps import Peers, Step, read_step_for
+from stepprof.window import Window
 from stepprof.writer import writer_identity
 
 MISTAKES = [
@@ -467,6 +468,48 @@ class TestKeeper:
         assert len(logs) == 1
 
 
+class TestUploader:
+    def test_a_long_run_is_not_remembered_as_a_whole(self, tmp_path, monkeypatch) -> None:
+        """What is up is forgotten but for the last ones, which may still change; what failed is kept for the end of the run."""
+        monkeypatch.setattr(uploading, "REMEMBERED", 3)
+        run = runs.make_run(tmp_path)
+        uploader = uploading.Uploader(run, "file:///x", 1.0)
+        origin = Origin(run, 0, 1)
+        for number in range(10):
+            fragment = Fragment(origin, Window(number, None), lambda work: None)
+            due = uploading._Due(fragment, sent=number != 4)
+            uploader._known[number] = due
+        uploader._forget()
+        assert list(uploader._known) == [4, 7, 8, 9]
+        monkeypatch.setattr(uploading, "REMEMBERED_FAILURES", 2)
+        uploader._forget()
+        assert list(uploader._known) == [8, 9]
+
+    def test_a_manifest_that_changes_is_uploaded_again(self, tmp_path) -> None:
+        """Over its own earlier version, and the artifact is not sent twice."""
+        run = runs.make_run(tmp_path)
+        origin = Origin(run, 0, 1)
+        uploader = uploading.Uploader(run, f"file://{tmp_path}/up", 30.0)
+        origin.told = uploader.take
+        uploader.start()
+        fragment = Fragment(origin, Window(2, "actor"), lambda work: work())
+        claim = fragment.write_ahead()
+        (claim.folder / "actor/x.json").write_text("[]")
+        artifacts = [{"path": "actor/x.json", "kind": None, "bytes": 2, "events": None}]
+        fragment.windows.append({"status": "lost", "artifacts": artifacts, "body_error": None})
+        fragment.write()
+        assert uploader.pending == 1  # the run's own description: nothing of a capture that is not over
+        fragment.windows[0]["status"] = "complete"
+        fragment.write()
+        copy = tmp_path / "up" / "r" / "step-000002" / "manifest" / "actor-rank-0.json"
+        _until(copy.exists)
+        fragment.windows[0]["body_error"] = "late"
+        fragment.write()
+        _until(lambda: "late" in copy.read_text())
+        uploader.close(20, [])
+        assert (uploader.failures, fragment.uploads[0]["status"], uploader.pending) == (0, "uploaded", 0)
+
+
 class TestTarget:
     @pytest.fixture
     def file(self, tmp_path) -> Path:
@@ -586,6 +629,13 @@ class TestReading:
         notes = after_notes(read_step(run.path, 2))
         assert len(notes) == 3
         assert main(["show", str(run.path), "--step", "2"]) == 0
+
+
+def _until(test) -> None:
+    deadline = time.monotonic() + 20
+    while not test():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def _gone(pid: int) -> None:
