@@ -22,6 +22,24 @@ def domain():
         return [json.loads(line) for line in file]
 """
 
+MARKER = """
+import contextlib
+from stepprof.backends.null import NullBackend
+
+entered, left = [], []
+
+class Marker(NullBackend):
+    name = "marker"
+
+    @contextlib.contextmanager
+    def mark(self, name):
+        entered.append(name)
+        try:
+            yield
+        finally:
+            left.append(name)
+"""
+
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory):
@@ -185,6 +203,45 @@ stepprof.shutdown()
         found = closed(noted(script, attached=False))
         assert found.pushed == {"decorated": 1}
         assert found.started == {"step 2 step": 1}
+
+    def test_beside_another_backend(self, noted, tmp_path):
+        """Both get every mark, and both see each of them end: a coroutine's and a window's, too, which the other does not mark."""
+        info = tmp_path / "marker-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: marker\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(
+            "[stepprof.backends]\nmarker = marker:Marker\n[stepprof.backends.together]\nmarker = marker:Marker\n"
+        )
+        (tmp_path / "marker.py").write_text(MARKER)
+        script = """
+import marker
+begin(backend=["nsys", "marker"])
+entered, leave = threading.Event(), threading.Event()
+
+def elsewhere():
+    with stepprof.region("long"):
+        entered.set()
+        leave.wait(10)
+
+@stepprof.region("coroutine")
+async def coroutine():
+    with stepprof.region("within"):
+        await asyncio.sleep(0)
+
+thread = threading.Thread(target=elsewhere)
+with stepprof.profile_step(2):
+    with stepprof.profile_step(2, role="actor"), stepprof.region("plain"):
+        asyncio.run(coroutine())
+    thread.start()
+    entered.wait(10)
+leave.set()
+thread.join()
+stepprof.shutdown()
+assert sorted(marker.entered) == sorted(marker.left) == ["long", "plain"], (marker.entered, marker.left)
+"""
+        found = closed(noted(script))
+        assert found.pushed == {"long": 1, "plain": 1}
+        assert found.started == {"step 2 step": 1, "step 2 actor": 1, "coroutine": 1, "within": 1}
 
     def test_names_are_bounded(self, noted):
         """A tool never forgets a name: past the bound regions share one."""

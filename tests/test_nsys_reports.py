@@ -139,6 +139,22 @@ class TestWholeJob:
         assert called["options"]["capture-range-end"] == "repeat-shutdown:4:async"
         assert called["options"]["discard-environment"] == "true"
 
+    def test_training_never_waits_for_a_report(self, job):
+        """Whatever `export` says: what nsys is still to write is waited for beside the loop."""
+        job.config["export"] = "inline"
+        windows = job.record(NSYS_STAND_IN="late 1.5")
+        assert job.statuses(windows) == {"complete": 4}, windows
+        assert all(window["export_seconds"] > 1.5 for window in windows)
+        assert sum(window["stall_seconds"] for window in windows) < 1.5
+
+    def test_a_process_without_libcudart(self, job):
+        """The reason is told, and the job goes on."""
+        job.config["strict"] = False
+        hide = "from stepprof.backends import nsys_cuda\nnsys_cuda.libraries = lambda environ: iter(())\n"
+        windows = job.record(job=hide + JOB)
+        assert job.statuses(windows) == {"failed": 4}, windows
+        assert "no libcudart was found" in windows[0]["error"]
+
     def test_two_ranks_on_one_host(self, job):
         """Each waits for reports of its own process, however the other's come."""
         first = job.start(rank=0, NSYS_STAND_IN="late 0.6", WORLD="2")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 
 from stepprof.backends.base import Export
 from stepprof.backends.nsys_cuda import CudaProfiler
@@ -57,8 +59,9 @@ class NsysBackend:
         self._pid = os.getpid()
 
     def probe(self) -> str | None:
-        """Say why no window can be bracketed here. Whether nsys started this process shows at each window."""
-        return self._cuda.missing() if under_nsys(os.environ) else None
+        """Say why no window can be bracketed here. Whether nsys started this process, and what a torch that is still to come brings, shows at each window."""
+        settled = "torch" in sys.modules or find_spec("torch") is None
+        return self._cuda.missing() if settled and under_nsys(os.environ) else None
 
     def arm(self) -> None:
         """Look whether a tool is attached by now, and say once what its reports would give away or lack."""
