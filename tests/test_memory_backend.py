@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import stepprof
 from stepprof.backends.base import Busy, Incomplete
 from stepprof.backends.memory import MemoryBackend
 from stepprof.backends.memory_api import history
+from stepprof.cli import main
 from stepprof.errors import BackendError, ConfigError
 from stepprof.memoryoptions import MemoryOptions
 from stepprof.window import Artifact, Capture, Window
@@ -421,3 +424,85 @@ class TestOptions:
         """With the key, the value and the nearest that can."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             stepprof.Config(memory=options)
+
+
+class TestReading:
+    def test_everything_that_reads_a_run_takes_it(
+        self, cuda: Allocator, session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A step with a trace and a snapshot, and one with nothing but an out-of-memory: check, show, merge and report."""
+        run = session(backend=["torch", "memory"], memory={"on_oom": True})
+        with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(1, role="actor"):
+            cuda.alloc(2000 * MIB)
+        with stepprof.profile_step(2, role="actor"), stepprof.region("forward"):
+            cuda.alloc(MIB)
+            torch.ones(4).add_(1)
+        stepprof.shutdown()
+        for command in (
+            ["check"],
+            ["show", "--step", "1"],
+            ["show", "--step", "2"],
+            ["merge", "--step", "2"],
+            ["report", "--step", "2"],
+        ):
+            assert main([command[0], str(run.path), *command[1:]]) == 0, command
+        out = capsys.readouterr().out
+        assert "out of memory on CUDA device 0" in out
+        assert "test_memory_backend.py" in out
+
+
+class TestElsewhere:
+    def test_another_thread(self, cuda: Allocator, session) -> None:
+        """One that inherited no context is put into the window that is open."""
+        run = session(memory={"on_oom": True})
+        caught: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                cuda.alloc(2000 * MIB)
+            except torch.OutOfMemoryError as error:
+                caught.append(error)
+
+        with stepprof.profile_step(5, role="critic"):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        assert len(caught) == 1
+        assert [(window["step"], window["role"]) for window in ended(run)] == [(5, "critic")]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_a_forked_process(self, cuda: Allocator, session) -> None:
+        """It has no session: what runs out there is not told in its parent's name, nor is its history anybody's."""
+        run = session(memory={"on_oom": True})
+        pid = os.fork()
+        if pid == 0:
+            try:
+                cuda.alloc(2000 * MIB)
+            except torch.OutOfMemoryError:
+                os._exit(0 if history._holder is None else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert ended(run) == []
+
+    def test_two_threads_at_once(self, cuda: Allocator, session) -> None:
+        """One takes the snapshot; the other does not wait for it."""
+        run = session(memory={"on_oom": True})
+        (observer,) = cuda.observers
+        inside = threading.Event()
+        go_on = threading.Event()
+        snapshot = cuda.snapshot
+
+        def slow(pool: object) -> dict[str, Any]:
+            inside.set()
+            go_on.wait(20)
+            return snapshot(pool)
+
+        torch._C._cuda_memorySnapshot = slow
+        thread = threading.Thread(target=observer, args=(0, 1, 2, 1))
+        thread.start()
+        inside.wait(20)
+        observer(0, 1, 2, 1)
+        go_on.set()
+        thread.join()
+        assert len(ended(run)) == 1

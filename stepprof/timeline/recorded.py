@@ -18,6 +18,8 @@ from stepprof.timeline.spanfiles import span_files
 __all__ = ["TRACES", "Input", "Recorded", "span_inputs"]
 
 TRACES = (".json", ".json.gz")
+NOT_IN_TIME = ("memory-snapshot", "memory-summary")
+"""Artifacts that are no traces, and miss nothing in a timeline: `stepprof show` reads them."""
 UNMEASURED = Alignment("unmeasured", 0, None)
 
 
@@ -99,7 +101,11 @@ class Recorded:
         """The files of an entry, below the run."""
         folder = step_folder(self.step)
         if entry["artifacts"]:
-            return [f"{folder}/{artifact['path']}" for artifact in entry["artifacts"]]
+            return [
+                f"{folder}/{artifact['path']}"
+                for artifact in entry["artifacts"]
+                if artifact["kind"] not in NOT_IN_TIME
+            ]
         capture = entry["capture"]
         first = capture.get("step") if isinstance(capture, dict) else None
         if not isinstance(first, int) or isinstance(first, bool) or first == self.step:
