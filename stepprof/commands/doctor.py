@@ -9,6 +9,7 @@ import socket
 
 from stepprof.backendprobe import backend_lines
 from stepprof.commands.common import add_json, add_output_dir, output_dir, print_json
+from stepprof.npuprobe import npu_findings
 from stepprof.probes import machine_findings
 from stepprof.tables import printable, table
 from stepprof.torchfindings import torch_findings
@@ -43,7 +44,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Look at everything: 1 where there is a problem, else 0."""
-    findings = torch_findings(os.environ, args.timeout) + machine_findings(output_dir(args), os.environ)
+    findings = torch_findings(os.environ, args.timeout) + npu_findings(os.environ)
+    findings += machine_findings(output_dir(args), os.environ)
     lines = backend_lines(findings)
     if args.upload is not None:
         findings += upload_findings(args.upload, args.timeout)
