@@ -53,8 +53,11 @@ class OutOfMemory:
     def begin(self, selector: Selector) -> None:
         """From now on, where a role of this process asks for it; where CUDA is not initialized yet, from then on. Never raises."""
         global _watch
-        asking = [options for policy in selector.policies() if (options := _asked(selector, policy))]
+        policies = list(selector.policies())
+        asking = [options for policy in policies if (options := _asked(selector, policy))]
         if not asking:
+            if selector.identity.records and any(map(_in_vain, policies)):
+                logger.warning("on_oom has no effect", reason='no role\'s backend names "memory"')
             return
         try:
             from stepprof.backends.memory_api import MemoryApi
@@ -156,6 +159,10 @@ def _asked(selector: Selector, policy: Policy) -> MemoryOptions | None:
     if "memory" not in policy.backend or not policy.memory.on_oom or policy.steps.is_none:
         return None
     return policy.memory if selector.selects_rank(policy) else None
+
+
+def _in_vain(policy: Policy) -> bool:
+    return policy.memory.on_oom and "memory" not in policy.backend and not policy.steps.is_none
 
 
 _watch: OutOfMemory | None = None

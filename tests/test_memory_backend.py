@@ -331,6 +331,12 @@ class TestOutOfMemory:
         session(**{"memory": {"on_oom": True}, **config})
         assert cuda.observers == []
 
+    def test_on_oom_without_the_backend_is_told(self, cuda: Allocator, session, log) -> None:
+        """It would do nothing, which nobody means."""
+        session(backend="torch", memory={"on_oom": True})
+        assert cuda.observers == []
+        assert "on_oom has no effect" in {line["event"] for line in log}
+
     def test_attached_once_and_asked_nothing_after_the_end(self, cuda: Allocator, session) -> None:
         """torch cannot take an observer back: one for the process, which is silent between sessions."""
         first = session(memory={"on_oom": True})

@@ -18,6 +18,7 @@ from test_remote_vllm import STAMP, make_window, write_trace
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.httpclient import Client
 from stepprof.remote.loop import remote_loop
+from stepprof.remote.profilers import REPORT_ELSEWHERE
 from stepprof.remote.vllm import VllmServer
 from stepprof.remote.vllm_args import lay_out
 
@@ -235,3 +236,37 @@ class TestStop:
         with vllm() as (_, driver):
             run(driver.arm(window))
             assert run(driver.clock()).offset_ns == 0
+
+
+class TestNsys:
+    """A role whose backend is nsys: the server marks its part, and its report is where its own command says."""
+
+    def test_a_window(self, shared: Callable[..., EngineWindow]) -> None:
+        """Begun and ended; no folder is led anywhere, though one was named."""
+        with vllm() as (server, driver):
+            window = shared(backend="nsys")
+            run(driver.arm(window))
+            run(driver.start(window))
+            stopped = run(driver.stop(window))
+            assert posts(server) == ["/start_profile", "/stop_profile"]
+        assert (stopped.artifacts, stopped.partial) == ((), REPORT_ELSEWHERE)
+
+    @pytest.mark.parametrize(("backend", "started_for"), [("nsys", "torch"), ("torch", "cuda")])
+    def test_one_that_says_that_it_was_started_for_another(
+        self, tmp_path: Path, backend: str, started_for: str
+    ) -> None:
+        """Where it tells how it was started, it is refused before it is."""
+        told = {"vllm_config": {"profiler_config": {"profiler": started_for, "ignore_frontend": True}}}
+        with vllm(**{"GET_server_info?config_format=json": told}) as (server, driver):
+            error = refusal(driver.arm(make_window(tmp_path, backend=backend)))
+            assert error.health == "unconfigured"
+            assert f'was started with profiler "{started_for}"' in str(error)
+            assert posts(server) == []
+
+    def test_memory_is_refused(self, tmp_path: Path) -> None:
+        """What kind of server it is, was not known when it was attached: nothing is sent."""
+        with vllm() as (server, driver):
+            error = refusal(driver.arm(make_window(tmp_path, backend="memory")))
+            assert error.health == "unconfigured"
+            assert "a vLLM engine cannot record with it (one of: torch, npu, nsys)" in str(error)
+            assert posts(server) == []
