@@ -142,10 +142,10 @@ class TestWholeJob:
     def test_training_never_waits_for_a_report(self, job):
         """Whatever `export` says: what nsys is still to write is waited for beside the loop."""
         job.config["export"] = "inline"
-        windows = job.record(NSYS_STAND_IN="late 1.5")
+        windows = job.record(NSYS_STAND_IN="late 0.8")
         assert job.statuses(windows) == {"complete": 4}, windows
-        assert all(window["export_seconds"] > 1.5 for window in windows)
-        assert sum(window["stall_seconds"] for window in windows) < 1.5
+        assert all(window["export_seconds"] > 0.8 for window in windows)
+        assert sum(window["stall_seconds"] for window in windows) < 0.8
 
     def test_a_process_without_libcudart(self, job):
         """The reason is told, and the job goes on."""
@@ -157,7 +157,7 @@ class TestWholeJob:
 
     def test_two_ranks_on_one_host(self, job):
         """Each waits for reports of its own process, however the other's come."""
-        first = job.start(rank=0, NSYS_STAND_IN="late 0.6", WORLD="2")
+        first = job.start(rank=0, NSYS_STAND_IN="late 0.4", WORLD="2")
         second = job.start(rank=1, WORLD="2")
         for process in (first, second):
             assert process.wait(60) == 0, process.communicate()

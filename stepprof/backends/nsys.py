@@ -81,9 +81,10 @@ class NsysBackend:
                 self._cuda.start()
                 self._number = ranges.begin()
             self._recording = True
-            self._window = self._ranges.window(capture.window)
-            if self._window is not None:
-                self._window.__enter__()
+            window = self._ranges.window(capture.window)
+            if window is not None:
+                window.__enter__()
+                self._window = window
         except BaseException:
             self.abort()
             raise
@@ -149,6 +150,9 @@ class NsysBackend:
         try:
             if window is not None:
                 window.__exit__(None, None, None)
+        except Exception as error:  # noqa: BLE001 - nsys's own range has to end all the same
+            logger.warning("the window's range was not ended", reason=repr(error))
+        try:
             return self._stop_range() if self._brackets else None
         finally:
             slot.release(self)
