@@ -1,14 +1,15 @@
 """One daemon thread that does what the training thread should not wait for: drains spans, writes manifests, looks at caps.
 
 Everything slow but the hand-over itself comes here. The thread is one for all, since each more takes its share of the
-interpreter's lock from training.
+interpreter's lock from training. Work comes through a ``SimpleQueue``, whose put is one operation of C: an interrupt (Ctrl-C) inside
+an ``Event`` or a ``Queue`` can leave its lock locked, and the training thread would wait for it for ever.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from stepprof.log import logger
@@ -21,6 +22,12 @@ QUIET_SECONDS = 1.0
 WATCHFUL_SECONDS = 0.2
 """How often caps are looked at while a capture runs: how late a cap may act."""
 
+Work = Callable[[], object]
+
+
+def _nothing() -> None:
+    """What wakes the thread, and is no work."""
+
 
 class Background:
     """Runs posted work in order, and a round of chores about once a second (more often while there is something to `watch`).
@@ -29,10 +36,9 @@ class Background:
         chores: called at each round; each is tried on its own, and a failure is logged.
     """
 
-    def __init__(self, *chores: Callable[[], object]) -> None:
+    def __init__(self, *chores: Work) -> None:
         self._chores = chores
-        self._posted: deque[Callable[[], object]] = deque()
-        self._wake = threading.Event()
+        self._posted: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._round = threading.Lock()
         self._ending = self._ended = False
         self._watchful = False
@@ -42,36 +48,38 @@ class Background:
         """Start the thread."""
         self._thread.start()
 
-    def post(self, work: Callable[[], object]) -> None:
+    def post(self, work: Work) -> None:
         """Have it done soon, on the thread; at once where the thread has ended."""
-        self._posted.append(work)
-        self._wake.set()
+        self._posted.put(work)
         if self._ended:
             self.round()
 
     def watch(self, on: bool) -> None:
         """Have rounds often, as long as caps have to be looked at."""
         if on and not self._watchful:
-            self._wake.set()
+            self.wake()
         self._watchful = on
 
     def wake(self) -> None:
         """Have the next round now."""
-        self._wake.set()
+        self._posted.put(_nothing)
 
     def _run(self) -> None:
         while not self._ending:
-            self._wake.wait(WATCHFUL_SECONDS if self._watchful else QUIET_SECONDS)
-            self._wake.clear()
-            self.round()
+            try:
+                first = self._posted.get(timeout=WATCHFUL_SECONDS if self._watchful else QUIET_SECONDS)
+            except queue.Empty:
+                first = _nothing
+            self.round(first=first)
 
-    def round(self, timeout: float = -1) -> bool:
+    def round(self, timeout: float = -1, *, first: Work = _nothing) -> bool:
         """Do all that is posted and the chores, on the calling thread; False where another round did not end in time."""
         if not self._round.acquire(timeout=timeout):
             return False
         try:
-            while self._posted:
-                self._try(self._posted.popleft())
+            self._try(first)
+            while not self._posted.empty():
+                self._try(self._posted.get_nowait())
             for chore in self._chores:
                 self._try(chore)
         finally:
@@ -79,7 +87,7 @@ class Background:
         return True
 
     @staticmethod
-    def _try(work: Callable[[], object]) -> None:
+    def _try(work: Work) -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - one chore that fails must not end the others
@@ -91,7 +99,7 @@ class Background:
         """End the thread and do what is left on the calling one, within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         self._ending = True
-        self._wake.set()
+        self.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         self._ended = True

@@ -310,6 +310,10 @@ class LocalCapture:
         self.save(now=True)
         return exported
 
+    def exported_later(self, result: ExportResult) -> None:
+        """`exported`, on another thread."""
+        self._post(lambda: self.exported(result))
+
     def _conclude(self, result: ExportResult) -> bool:
         self.record["export_seconds"] = round(result.seconds, 6)
         self.add_stall(result.stall_seconds)

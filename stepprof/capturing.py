@@ -205,16 +205,17 @@ class Capturer:
         if not capture.mine:
             self._post_stop(capture, ending)
             return None, None
-        self.capture = None
-        left = list(capture.open)  # a copy: windows go out on other threads meanwhile
-        if capture.region is None:
-            self._spent.update(ticket for ticket in left if capture.owns(ticket.window.step))
         ended_ns = perf_counter_ns()
         try:
+            self.capture = None
+            left = list(capture.open)  # a copy: windows go out on other threads meanwhile
+            if capture.region is None:
+                self._spent.update(ticket for ticket in left if capture.owns(ticket.window.step))
             self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
             capture.leave_marks()
             self.exports.owe(capture, capture.backend.stop(capture.place, capture.annotate()))
+            capture.end(ended_ns, ending, left)
             self._commit("done", window.step, window.role)
             self.backend = None
         except BaseException as error:
@@ -228,7 +229,6 @@ class Capturer:
             return None, error
         finally:
             self.changed()
-        capture.end(ended_ns, ending, left)
         capture.add_stall(time.perf_counter() - began)
         capture.save()
         return lambda: self.exports.submit(capture), None
@@ -252,10 +252,13 @@ class Capturer:
         if later is not None:
             self.post(later)
 
-    def apply_request(self) -> None:
-        """At a window's edge: end the capture where another thread asked for it."""
+    def settle(self) -> None:
+        """At a window's edge: end the capture where another thread asked for it, and leave a state that an interrupt left behind."""
         capture = self.capture
-        if capture is not None and capture.request is not None:
+        if capture is None:
+            if self.machine.state in ("recording", "flushing"):
+                self.to_idle("an interrupt came between two states")
+        elif capture.request is not None:
             self.finish_and_post(capture, capture.request)
 
     # -- from anywhere

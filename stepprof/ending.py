@@ -100,10 +100,9 @@ def after_act() -> None:
 
 
 def _at_exit() -> None:
-    """The main thread has left the user's code: what it still holds was left behind by an interrupt."""
+    """The main thread has left the user's code."""
     session = _session
     if session is not None:
-        session.local.capturer.turn.reclaim()
         session.shutdown()
 
 

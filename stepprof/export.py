@@ -67,6 +67,7 @@ class _Job:
     stall_seconds: float = 0.0
     note: str | None = None
     in_child: OnDone | None = None
+    threaded: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -111,14 +112,25 @@ class Exporter:
         `in_child` is called in a forked child with its own result, before the parent hears of it: a parent that has died, or dies just then, tells nobody.
         """
         job = _Job(label, thunk, on_done, time.perf_counter(), in_child=in_child)
+        try:
+            with self._lock:
+                self._jobs[job] = None
+            if mode == "fork":
+                self._submit_fork(job)
+            elif mode == "thread":
+                self._submit_thread(job)
+            else:
+                self._run(job)
+        except BaseException as interrupt:
+            if not self._is_somebodys(job):
+                self._finish(job, (), f"interrupted by {type(interrupt).__name__}", job.stall_seconds)
+            raise
+
+    def _is_somebodys(self, job: _Job) -> bool:
+        """Whether a job that an interrupt kept its caller from seeing to the end has a thread, a child or a place in the queue, or has ended."""
         with self._lock:
-            self._jobs[job] = None
-        if mode == "fork":
-            self._submit_fork(job)
-        elif mode == "thread":
-            self._submit_thread(job)
-        else:
-            self._run(job)
+            children = any(child.job is job for child in self._children)
+            return job.threaded or children or job in self._queue or job not in self._jobs
 
     def pending(self) -> tuple[str, ...]:
         """The labels of the jobs that have not ended, oldest first."""
@@ -157,8 +169,10 @@ class Exporter:
         )
         try:
             job.stall_seconds = time.perf_counter() - job.submitted
+            job.threaded = True
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is on its way out
+            job.threaded = False
             self._run_in_place(job, error)
 
     def _run_in_place(self, job: _Job, reason: object) -> None:
@@ -205,7 +219,7 @@ class Exporter:
                         if child is not None:
                             self._children.append(child)
         except BaseException as interrupt:
-            if child is None:
+            if child is None and not on_caller:
                 self._finish(job, (), f"interrupted by {type(interrupt).__name__}", job.stall_seconds)
             raise
         self._nudge()
@@ -302,9 +316,11 @@ class Exporter:
             job.on_done(result)
         except Exception as failure:  # noqa: BLE001 - the watcher serves other jobs too
             logger.warning("export_callback_failed", label=job.label, error=repr(failure))
-        with self._changed:
-            self._jobs.pop(job, None)
-            self._changed.notify_all()
+        finally:
+            # not the condition's own enter and exit: they are Python, and an interrupt between them would leave it locked
+            with self._lock:
+                self._jobs.pop(job, None)
+                self._changed.notify_all()
 
 
 def _perform(thunk: Thunk | None) -> tuple[tuple[Artifact, ...], str | None, Outcome]:

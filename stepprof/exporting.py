@@ -94,8 +94,16 @@ class Exports:
 
     def _ended(self, capture: LocalCapture, result: ExportResult) -> None:
         window = capture.window
+        self._owed.pop(capture, None)
         self._running.pop(capture, None)
-        if capture.exported(result):
+        try:
+            exported = capture.exported(result)
+        except (
+            BaseException
+        ):  # an interrupt right after an export in place: another thread tells the manifest
+            capture.exported_later(result)
+            raise
+        if exported:
             self._recorded.add(window.step)
             self.recorded = tuple(sorted(self._recorded))
             self.recorded_bytes += sum(artifact.bytes for artifact in result.artifacts)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stepprof.config import Policy
     from stepprof.export import Exporter
     from stepprof.spans import Recorder
-    from stepprof.window import Window
 
 __all__ = ["LocalTarget"]
 
@@ -80,7 +79,7 @@ class LocalTarget:
             )
             return
         try:
-            self.capturer.apply_request()
+            self.capturer.settle()
             if self.capturer.capture is not None:
                 logger.debug(
                     "arm refused", step=step, role=role, reason=f"recording, held by {machine.holder}"
@@ -92,18 +91,13 @@ class LocalTarget:
         finally:
             self.capturer.turn.give()
 
-    def enter(
-        self, window: Window, policy: Policy, *, wait_seconds: float, waited_seconds: float = 0.0
-    ) -> Ticket:
+    def enter(self, ticket: Ticket, *, wait_seconds: float) -> None:
         """A selected window comes in.
 
         Args:
+            ticket: what it holds from now on.
             wait_seconds: how long to wait for a hand-over on another thread; past it the window is skipped.
-            waited_seconds: how long the caller has waited already.
         """
-        ticket = Ticket(
-            window=window, policy=policy, start_ns=perf_counter_ns(), waited_seconds=waited_seconds
-        )
         turn = self.capturer.turn
         try:
             taken = turn.take(0)
@@ -112,20 +106,21 @@ class LocalTarget:
                 taken = turn.take(wait_seconds)
                 ticket.waited_seconds += time.perf_counter() - began
         except StateError as error:
-            return self._skip(ticket, str(error))
+            self._skip(ticket, str(error))
+            return
         if not taken:
-            return self._skip(
+            self._skip(
                 ticket, f"the hand-over of another thread did not end within {ticket.waited_seconds:.3g} s"
             )
+            return
         failure: BaseException | None = None
         try:
-            self.capturer.apply_request()
+            self.capturer.settle()
             ticket.start_ns = perf_counter_ns()
             failure = self._admit(ticket)
         finally:
             self.capturer.turn.give()
         self._raise_if_strict(failure)
-        return ticket
 
     def _admit(self, ticket: Ticket) -> BaseException | None:
         """What becomes of a selected window, on this thread's turn."""
@@ -144,11 +139,10 @@ class LocalTarget:
             return self.capturer.open(ticket)
         return None
 
-    def _skip(self, ticket: Ticket, reason: str) -> Ticket:
+    def _skip(self, ticket: Ticket, reason: str) -> None:
         """It is not captured: a ticket that holds nothing, and the reason in the manifest."""
         self.capturer.note(reason, ticket.window)
         tell(ticket, self._origin, self._background.post, "skipped", reason)
-        return ticket
 
     def exit(self, ticket: Ticket, error: BaseException | None, end_ns: int) -> None:
         """A selected window goes out; the last of the opener's step takes the capture with it."""
@@ -156,14 +150,17 @@ class LocalTarget:
             reason = "this window is closed already"
             logger.warning("stop refused", step=ticket.window.step, role=ticket.window.role, reason=reason)
             return
-        ticket.closed = True
         later: Later | None = None
         failure: BaseException | None = None
         try:
+            ticket.closed = True
             if ticket in self.watch.tickets:
                 later, failure = self._leave_watch(ticket)
             elif ticket.capture is not None:
                 later, failure = self._leave(ticket.capture, ticket, error, end_ns)
+        except BaseException as interrupt:
+            self.abandon(ticket, interrupt)
+            raise
         finally:
             if error is not None:
                 ticket.tell_error(error)
@@ -171,6 +168,23 @@ class LocalTarget:
             later()
         if error is None:
             self._raise_if_strict(failure)
+
+    def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
+        """An interrupt (Ctrl-C, `ray.cancel`) came while this window went in or out, and nobody will close it any more.
+
+        What ends with it is only asked to end: the background thread does that, or the thread that alone may.
+        """
+        ticket.closed = True
+        if ticket in self.watch.tickets:
+            self.watch.tickets.remove(ticket)
+        reason = f"interrupted while the window went in or out: {describe_error(interrupt)}"
+        running, capture = self.capturer.capture, ticket.capture
+        if running is not None and (running is capture or running.opener is ticket or ticket in running.open):
+            running.leave(ticket, perf_counter_ns())
+            if running.region is not None or self._ends_with(running, ticket):
+                running.request = running.request or Ending("partial", error=reason)
+        elif ticket.record is None:
+            tell(ticket, self._origin, self._background.post, "failed", reason)
 
     def _leave(
         self, capture: LocalCapture, ticket: Ticket, error: BaseException | None, end_ns: int
@@ -273,7 +287,7 @@ class LocalTarget:
 
     def _take(self, timeout: float) -> bool:
         try:
-            return self.capturer.turn.take(timeout)
+            return self.capturer.turn.take(timeout, by=sys._getframe(1))
         except StateError:
             return False
 

@@ -7,10 +7,11 @@ between waits, and one that comes back into its own act (a signal handler, a fin
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 from transitions import Event, Machine, MachineError
@@ -107,42 +108,67 @@ class TargetMachine:
 
 
 class Turn:
-    """Who may act on a target: a lock that tells a thread which comes back into its own act from one that may begin."""
+    """Who may act on a target: one thread at a time.
+
+    Whoever takes it holds it for as long as the function runs that took it. So a turn that an interrupt (Ctrl-C, `ray.cancel`) kept from
+    being given back is found out by whoever comes next, since that function is on no stack any more; and a thread that comes back into
+    its own act is told from one that may begin. Taking and giving are one operation of a dict each, which no interrupt can divide.
+    """
 
     def __init__(self) -> None:
-        # reentrant, so that a signal handler that interrupts `take` or `give` at any bytecode can neither deadlock nor act twice
-        self._lock = threading.RLock()
-        self._acting = False
+        self._held: dict[str, tuple[int, FrameType]] = {}
+        # reentrant, since a signal handler may come in between
+        self._looking = threading.RLock()
 
-    def take(self, timeout: float) -> bool:
-        """Wait for the turn, ``timeout`` seconds at most (0: do not wait). Raises StateError where this thread has it already."""
-        taken = self._lock.acquire(timeout=timeout) if timeout > 0 else self._lock.acquire(blocking=False)
-        if taken:
-            if self._acting:
-                self._lock.release()
+    def take(self, timeout: float, *, by: FrameType | None = None) -> bool:
+        """Wait for the turn, ``timeout`` seconds at most (0: do not wait). Raises StateError where this thread has it already.
+
+        Args:
+            timeout: how long to wait, in seconds.
+            by: the frame of the function that acts, and gives it back; None: the caller's.
+        """
+        mine = (threading.get_ident(), by or sys._getframe(1))
+        deadline = time.monotonic() + timeout
+        pause = 0.0001
+        while self._held.setdefault("turn", mine) is not mine:
+            holder = self._holder()
+            if holder is None:
+                continue
+            if holder[0] == mine[0]:
                 raise StateError(
                     "this thread is already acting on the target: a handler that comes in between can only post a request"
                 )
-            self._acting = True
-        return taken
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, 0.002)
+        return True
 
     def give(self) -> None:
         """End the turn."""
-        self._acting = False
-        self._lock.release()
+        self._held.pop("turn", None)
 
-    def reclaim(self) -> None:
-        """Let go of whatever this thread still has: an interrupt came between an act and its end, and nobody will end it."""
-        if self._lock.acquire(blocking=False):
-            self._acting = False
-            with suppress(RuntimeError):  # raised by the release that is one too many: then it is free
-                while True:
-                    self._lock.release()
+    def _holder(self) -> tuple[int, FrameType] | None:
+        """Who has it; one whose act is on no stack any more loses it."""
+        holder = self._held.get("turn")
+        if holder is None or _runs(*holder):
+            return holder
+        with self._looking:
+            if self._held.get("turn") is holder:
+                del self._held["turn"]
+        return None
 
     @property
     def taken(self) -> bool:
         """Whether another thread acts now."""
-        if not self._lock.acquire(blocking=False):
-            return True
-        self._lock.release()
-        return False
+        holder = self._holder()
+        return holder is not None and holder[0] != threading.get_ident()
+
+
+def _runs(thread: int, frame: FrameType) -> bool:
+    """Whether this frame is on the stack of that thread."""
+    top = sys._current_frames().get(thread)
+    while top is not None and top is not frame:
+        top = top.f_back
+    return top is not None

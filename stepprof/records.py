@@ -165,7 +165,11 @@ class Fragment:
         """Write it soon, on another thread; what changes until then is written with it."""
         if not self._waiting:
             self._waiting = True
-            self._post(self.write)
+            try:
+                self._post(self.write)
+            except BaseException:  # an interrupt: the next one asks again
+                self._waiting = False
+                raise
 
     def write(self) -> None:
         """Write it now; where that fails the log says so, since the manifest cannot."""

@@ -27,7 +27,7 @@ from stepprof.local import LocalTarget
 from stepprof.log import logger
 from stepprof.outofmemory import OutOfMemory
 from stepprof.readers import readers_of
-from stepprof.records import Origin
+from stepprof.records import Origin, describe_error
 from stepprof.refusal import Refusals
 from stepprof.rundir import RunDir
 from stepprof.selecting import Selector
@@ -152,12 +152,32 @@ class Session:
         self, step: int, role: str | None, version: int | str | None, ahead: Ahead | None
     ) -> Ticket | None:
         """A window that may be selected comes in; its ticket, if it is."""
-        ticket: Ticket | None = self._guard(lambda: self._enter(step, role, version, ahead))
-        return ticket
+        tickets: list[Ticket] = []
+        try:
+            self._guard(lambda: self._enter(step, role, version, ahead, tickets))
+        except BaseException as interrupt:  # the window will not hear of its ticket
+            for ticket in tickets:
+                self.abandon(ticket, interrupt)
+            raise
+        return tickets[0] if tickets else None
+
+    def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
+        """An interrupt came while a window went in or out, which nobody will close any more: what it holds open is ended soon."""
+        self.background.post(self.local.capturer.exports.submit_all)
+        if ticket.closed:
+            return
+        self.local.abandon(ticket, interrupt)
+        if ticket.bracket is not None:
+            ticket.bracket.send_stops(None, partial=describe_error(interrupt))
 
     def _enter(
-        self, step: int, role: str | None, version: int | str | None, ahead: Ahead | None
-    ) -> Ticket | None:
+        self,
+        step: int,
+        role: str | None,
+        version: int | str | None,
+        ahead: Ahead | None,
+        tickets: list[Ticket],
+    ) -> None:
         policy = self._select(step, role)
         told = None if self.fleet is None else self.fleet.pass_by(step, role)
         if told is not None and policy is not None and self.recorder.running_loop() is None:
@@ -165,7 +185,7 @@ class Session:
         if policy is None:
             if not self.calm:
                 self.local.pass_by(step)
-            return None
+            return
         bracket = None if ahead is None else ahead.take()
         if ahead is not None and ahead.window is not None:
             window = ahead.window
@@ -176,18 +196,22 @@ class Session:
                     window, policy, self.recorder.running_loop(), strict=self.config.strict
                 )
         waited = 0.0 if ahead is None else ahead.waited_seconds
-        try:
-            if self.selector.selects_rank(policy):
+        ticket = Ticket(
+            window=window,
+            policy=policy,
+            start_ns=time.perf_counter_ns(),
+            waited_seconds=waited,
+            bracket=bracket,
+        )
+        tickets.append(ticket)
+        if self.selector.selects_rank(policy):
+            try:
                 bound = max(policy.engine_stop_timeout_seconds - waited, 0.0)
-                ticket = self.local.enter(window, policy, wait_seconds=bound, waited_seconds=waited)
-            else:
-                ticket = Ticket(window=window, policy=policy, start_ns=time.perf_counter_ns())
-        except BaseException:
-            if bracket is not None:
-                bracket.send_stops(None)
-            raise
-        ticket.bracket = bracket
-        return ticket
+                self.local.enter(ticket, wait_seconds=bound)
+            except BaseException as interrupt:
+                tickets.clear()
+                self.abandon(ticket, interrupt)
+                raise
 
     async def come_in(self, step: object, role: object, version: int | str | None) -> Ahead | None:
         """Before a selected window of a coroutine: start its engines, and wait until no other thread hands a capture over.
@@ -240,12 +264,12 @@ class Session:
 
     def _exit(self, ticket: Ticket, error: BaseException | None, end_ns: int) -> None:
         bracket = ticket.bracket
-        if bracket is not None:
-            left_open = isinstance(error, LeftOpen)
-            bracket.send_stops(None if left_open else error, partial=str(error) if left_open else None)
         try:
-            self.local.exit(ticket, error, end_ns)
+            if bracket is not None:
+                left_open = isinstance(error, LeftOpen)
+                bracket.send_stops(None if left_open else error, partial=str(error) if left_open else None)
         finally:
+            self.local.exit(ticket, error, end_ns)
             if bracket is not None and self.recorder.running_loop() is None:
                 bracket.wait_stopped()
 

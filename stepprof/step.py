@@ -65,26 +65,31 @@ class StepWindow(Scope):
                 self._start = UNSEEN
                 return self
         else:
-            self._after = (
-                session.enter(step, role, self._version, _ahead),
-                session.next_selected(step, role),
-            )
-        self._thread = thread = recorder.thread.id
-        loop = recorder.running_loop()
-        self._task = task = None if loop is None else id(recorder.current_task(loop))
-        outer = scope.get()
-        if outer is not None and not outer._start:
-            if outer._outer is None and outer._thread == thread and outer._task == task:
-                outer = None  # the window before this one
-            else:
-                outer = holding(outer, thread, task)
-        self._outer = outer
-        self._bound = None if outer is None else outer._bound
-        self._before = cell.scope
-        cell.scope = self
-        scope.set(self)
-        self._start = perf_counter_ns()
-        return self
+            following = session.next_selected(step, role)
+            self._after = (session.enter(step, role, self._version, _ahead), following)
+        try:
+            self._thread = thread = recorder.thread.id
+            loop = recorder.running_loop()
+            self._task = task = None if loop is None else id(recorder.current_task(loop))
+            outer = scope.get()
+            if outer is not None and not outer._start:
+                if outer._outer is None and outer._thread == thread and outer._task == task:
+                    outer = None  # the window before this one
+                else:
+                    outer = holding(outer, thread, task)
+            self._outer = outer
+            self._bound = None if outer is None else outer._bound
+            self._before = cell.scope
+            cell.scope = self
+            scope.set(self)
+            self._start = perf_counter_ns()
+            return self
+        except BaseException as interrupt:  # a window whose enter raises gets no exit
+            self._start = 0
+            if cell.scope is self:
+                cell.scope = self._before
+            self._abandon(self._after, interrupt)
+            raise
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -92,44 +97,55 @@ class StepWindow(Scope):
         start = self._start
         if not start:
             return
-        end = perf_counter_ns()
         self._start = 0
-        if start == UNSEEN:
-            return
-        if self._outer is not None:
-            self._outer = holding(self._outer, self._thread, self._task)
-        before = self._before
-        if before is not None:
-            self._before = before = last_open(before)
-        if cell.scope is self:
-            cell.scope = before
-        recorder = cell.recorder
-        if recorder is None:
-            return
-        role = self.role
-        span = (
-            role or "step",
-            "window",
-            start,
-            end,
-            self._thread,
-            self._task,
-            self,
-            None,
-            exc_type is not None,
-        )
-        if recorder.keep:
-            pending = recorder.pending
-            pending.append(span)
-            if len(pending) > WAKE_AT:
-                recorder.relieve()
-        hook = recorder.hook
-        if hook is not None:
-            hook.exit(None, span)
         after = self._after
-        if after is not None:
-            self._after = None
-            self._leave(after, exc, end)
+        try:
+            end = perf_counter_ns()
+            if start == UNSEEN:
+                return
+            if self._outer is not None:
+                self._outer = holding(self._outer, self._thread, self._task)
+            before = self._before
+            if before is not None:
+                self._before = before = last_open(before)
+            if cell.scope is self:
+                cell.scope = before
+            recorder = cell.recorder
+            if recorder is None:
+                return
+            role = self.role
+            span = (
+                role or "step",
+                "window",
+                start,
+                end,
+                self._thread,
+                self._task,
+                self,
+                None,
+                exc_type is not None,
+            )
+            if recorder.keep:
+                pending = recorder.pending
+                pending.append(span)
+                if len(pending) > WAKE_AT:
+                    recorder.relieve()
+            hook = recorder.hook
+            if hook is not None:
+                hook.exit(None, span)
+            if after is not None:
+                self._after = None
+                self._leave(after, exc, end)
+        except BaseException as interrupt:
+            self._abandon(after, interrupt)
+            raise
+
+    @staticmethod
+    def _abandon(after: tuple[Ticket | None, float] | None, interrupt: BaseException) -> None:
+        """An interrupt came in the middle of the enter or exit: what the window holds must not stay open for ever."""
+        session = cell.session
+        if session is not None and after is not None and after[0] is not None:
+            session.abandon(after[0], interrupt)
 
     def _leave(self, after: tuple[Ticket | None, float], error: BaseException | None, end: int) -> None:
         """The end of a window that is selected, or that comes right before one that is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 
 import pytest
@@ -122,13 +123,27 @@ class TestTurn:
         turn.give()
         assert turn.take(0)
 
-    def test_what_an_interrupt_left_behind_is_reclaimed(self) -> None:
-        """By the thread that had it; another's is left alone."""
+    def test_what_an_interrupt_left_behind(self) -> None:
+        """A turn whose act is over in any way but by giving it back is free for whoever comes next."""
         turn = Turn()
-        turn.take(0)
-        elsewhere(turn.reclaim)
+
+        def interrupted():
+            turn.take(0)
+            raise KeyboardInterrupt
+
+        for next_one in (lambda: turn.take(0), lambda: elsewhere(lambda: turn.take(0))):
+            with pytest.raises(KeyboardInterrupt):
+                interrupted()
+            assert not turn.taken
+            assert next_one()
+
+    def test_the_act_is_another_functions(self) -> None:
+        """One that takes the turn for its caller says so."""
+        turn = Turn()
+
+        def take():
+            return turn.take(0, by=sys._getframe(1))
+
+        assert take()
         assert elsewhere(lambda: turn.taken)
-        turn.reclaim()
-        assert not elsewhere(lambda: turn.taken)
-        turn.reclaim()
-        assert turn.take(0)
+        assert not elsewhere(lambda: turn.take(0.01))
