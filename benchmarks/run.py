@@ -16,6 +16,7 @@ from benchmarks.gpu import measure_gpu
 from benchmarks.living import measure_living
 from benchmarks.memory import measure_memory
 from benchmarks.merging import measure_merging
+from benchmarks.npu_regions import measure_npu_regions
 from benchmarks.nsys_regions import measure_nsys_regions
 from benchmarks.report import document, table
 from benchmarks.reporting import measure_reporting
@@ -37,6 +38,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "gpu": lambda given: measure_gpu(quick=given.quick),
     "live": lambda given: (measure_living(quick=given.quick), {}),
     "merge": lambda given: measure_merging(quick=given.quick),
+    "npu": lambda given: measure_npu_regions(quick=given.quick),
     "nsys": lambda given: measure_nsys_regions(quick=given.quick),
     "regions": lambda given: measure_regions(quick=given.quick),
     "report": lambda given: measure_reporting(quick=given.quick),

@@ -49,6 +49,7 @@ class NpuBackend:
         self._lease: DeviceLease | None = None
         self._near: Path | None = None
         self._window: _Range | None = None
+        self._ranges: NpuApi | None = None  # of the capture that runs, where it has ranges
         self._thread = threading.current_thread()
         self._pid = os.getpid()
         self._stranded = False
@@ -168,10 +169,8 @@ class NpuBackend:
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
         """A range on the device's timeline, in a domain of stepprof's own; None where they are off, or torch_npu has none."""
-        api = self._api
-        if api is None or self._phase != "recording" or not self._options.ranges or not api.has_ranges:
-            return None
-        return _Range(api, name)
+        ranges = self._ranges
+        return None if ranges is None else _Range(ranges, name)
 
     def bytes_so_far(self) -> int | None:
         """What the session has written by now: torch_npu and CANN write while they record."""
@@ -244,11 +243,12 @@ class NpuBackend:
 
     def _open_window(self, api: NpuApi, capture: Capture) -> None:
         if self._options.ranges and api.has_ranges:
+            self._ranges = api
             self._window = _Range(api, f"step {capture.window.step} {capture.window.name}")
             self._window.__enter__()
 
     def _close_window(self) -> None:
-        window, self._window = self._window, None
+        window, self._window, self._ranges = self._window, None, None
         if window is not None:
             window.__exit__(None, None, None)
 
