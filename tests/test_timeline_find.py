@@ -12,8 +12,10 @@ from runs import TRACE, ended_writer, make_run, record, record_engine, tell_engi
 
 from stepprof.errors import ConfigError
 from stepprof.selection import Ranks
+from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import find
 from stepprof.timeline.load import load
+from stepprof.timeline.merge import merge
 from stepprof.timeline.model import Alignment
 
 BASE = 1_790_857_026_000_000_000
@@ -76,7 +78,7 @@ class TestRuns:
         told = dict(found.findings)
         assert told["actor rank 1"] == "failed: no space"
         assert "cannot be read: No such file" in told["actor rank 2"]
-        assert "no trace of a kind that is read here" in told["actor rank 3"]
+        assert "no timeline holds it" in told["actor rank 3"]
         assert "damaged" in told["zzz.json"]
 
     def test_absent_ranks(self, tmp_path):
@@ -94,6 +96,36 @@ class TestRuns:
         record(run, step=2, rank=2, data=b"", status="joined", capture={"step": 2, "stem": "actor/rank-0"})
         found = find([run.path], output_dir=tmp_path)
         assert [each.origin.path for each in found.inputs] == ["step-000001/actor/rank-0.trace.json.gz"]
+
+    def test_a_capture_over_several_steps_is_cut_to_the_step(self, tmp_path):
+        """Its own windows say where each begins and ends, in the step that opened it and in those that joined."""
+        run = make_run(tmp_path)
+        second, start = 10**9, 1_700_000_000 * 10**9
+        events = [
+            {"ph": "X", "cat": "cpu_op", "name": f"op {at}", "pid": 1, "tid": 1, "ts": at * 1e6, "dur": 5e5}
+            for at in range(6)
+        ]
+        text = json.dumps({"baseTimeNanoseconds": start, "traceEvents": events}).encode()
+        for step, at in ((2, 0), (3, 2), (4, 4)):
+            window = {"start_unix_ns": start + at * second, "end_unix_ns": start + at * second + second // 2}
+            capture = {"step": 2, "stem": "actor/rank-0"}
+            joined = {} if step == 2 else {"status": "joined", "capture": capture}
+            record(run, step=step, data=gzip.compress(text) if step == 2 else b"", **window, **joined)
+        for step, names in ((2, ["op 0"]), (3, ["op 2"]), (4, ["op 4"])):
+            found = find([run.path], output_dir=tmp_path, step=step)
+            made = merge(found.inputs, tmp_path / "t.json.gz", format="json", workers=1)
+            told = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+            assert [event["name"] for event in told if event["ph"] == "X"] == names
+            assert "several steps" in made.findings[0][1]
+            whole = merge(found.inputs, tmp_path / "w", filters=Filters(from_ns=start), workers=1)
+            assert [part.slices for part in whole.parts] == [6]
+            assert whole.findings == []
+
+    def test_a_capture_of_one_step_is_not_cut(self, tmp_path):
+        run = make_run(tmp_path)
+        record(run)
+        record(run, step=3)
+        assert [each.within for each in find([run.path], output_dir=tmp_path, step=2).inputs] == [None]
 
     def test_several_directories_of_one_run(self, tmp_path):
         """Copied from nodes that share no disk: one step of one run, each rank once, all ranks on one clock."""

@@ -11,15 +11,13 @@ import numpy as np
 from stepprof.timeline.columns import InstantColumns, Interned, SliceColumns
 from stepprof.timeline.event import Event
 from stepprof.timeline.salvage import DECODE_ERRORS
-from stepprof.timeline.tracks import Rows
+from stepprof.timeline.tracks import OURS, Rows
 
 __all__ = ["PAIRED", "Pairs"]
 
 PAIRED = frozenset("BEbneSTpFP")
 """The phases of what begins and ends in events of its own."""
 
-OURS = "stepprof"
-"""The category of what stepprof writes into a trace."""
 _Open = tuple[Event, int]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Literal
 
 from isal import isal_zlib
@@ -67,9 +67,16 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         job: in which format, and what is left out.
         file: gets the part.
     """
-    source = job.filters.apply(
-        load(wanted, args=Shortened() if job.format == "perfetto" else as_they_stand, assume=job.assume)
-    )
+    keep = Shortened() if job.format == "perfetto" else as_they_stand
+    source = load(wanted, args=keep, assume=job.assume)
+    filters = job.filters
+    if wanted.within is not None and (filters.from_ns, filters.to_ns) == (None, None):
+        start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
+        filters = replace(filters, from_ns=start, to_ns=end)
+        source.findings.append(
+            "its capture goes over several steps: cut to its windows of this one; --from and --to show what is around"
+        )
+    source = filters.apply(source)
     first, last = extent_of(source) or (None, None)
     written = 0
     if job.format == "perfetto":

@@ -9,6 +9,7 @@ from typing import Any
 
 from stepprof import npufolder
 from stepprof.aftermath import pruned_paths
+from stepprof.manifest import read_step, steps
 from stepprof.rundir import SPANS, step_folder
 from stepprof.summary import SESSIONS, engine_label, told_once
 from stepprof.timeline.model import Alignment, Origin
@@ -18,9 +19,17 @@ from stepprof.timeline.spanfiles import span_files
 __all__ = ["TRACES", "Input", "Recorded", "span_inputs"]
 
 TRACES = (".json", ".json.gz")
+_OTHERS = {
+    ".nsys-rep": "a report of Nsight Systems, for its own viewer (nsys-ui): no timeline holds it",
+    ".pickle": "a memory snapshot, not on a timeline: https://pytorch.org/memory_viz shows it",
+}
 NOT_IN_TIME = ("memory-snapshot", "memory-summary")
 """Artifacts that are no traces, and miss nothing in a timeline: `stepprof show` reads them."""
 UNMEASURED = Alignment("unmeasured", 0, None)
+
+
+_Process = tuple[object, object, object]
+"""Host, pid and rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,8 @@ class Input:
     """Of spans: those of this step alone."""
     roles: tuple[str, ...] | None = None
     """Of spans: those of these roles, and of none; None: all."""
+    within: tuple[int, int] | None = None
+    """Of a capture over several steps: when its process was in windows of this one, by its own clock; None: all of it is of the step."""
 
 
 @dataclass(slots=True)
@@ -52,12 +63,14 @@ class Recorded:
     findings: list[tuple[str | None, str]] = field(default_factory=list)
     """What brought nothing: (whose it is, why)."""
     _pruned: Mapping[str, str] = field(default_factory=dict)
+    _within: Mapping[_Process, tuple[int, int]] = field(default_factory=dict)
 
     def take(self, manifest: Mapping[str, Any]) -> None:
         """Take in the step's manifest."""
         self._pruned = {
             f"{step_folder(self.step)}/{path}": why for path, why in pruned_paths(manifest).items()
         }
+        self._within = windows_within(self.run, self.step, manifest)
         for window in manifest["windows"]:
             pid = window["pid"] if isinstance(window["pid"], int) else None
             occurrence = int(window["occurrence"] or 1)
@@ -82,7 +95,7 @@ class Recorded:
                     continue
                 name = f"{name}/{npufolder.TRACE}"
             if not name.endswith(TRACES):
-                self.findings.append((label, f"{name} is no trace of a kind that is read here: left out"))
+                self.findings.append((label, f"{name} is {_no_trace(name)}"))
                 continue
             try:
                 size = file.stat().st_size
@@ -91,7 +104,10 @@ class Recorded:
                 self.findings.append((label, f"{name} {self._pruned.get(name, problem)}"))
                 continue
             rank = worker_of(file.name) if origin.kind == "engine" else origin.rank
-            found = Input(replace(origin, path=name, rank=rank), (str(file),), size, entry["status"])
+            within = self._within.get(_process(entry)) if origin.kind == "rank" else None
+            found = Input(
+                replace(origin, path=name, rank=rank), (str(file),), size, entry["status"], within=within
+            )
             self.traces.append((found, entry["fragment"]))
         if entry["status"] not in ("complete", "joined"):
             reason = f": {entry['error']}" if entry["error"] else ""
@@ -122,3 +138,41 @@ def span_inputs(run: Path, step: int) -> Iterator[Input]:
         origin = Origin("spans", name, None, group.rank, None, group.host, group.pid)
         paths = tuple(str(file) for file in group.files)
         yield Input(origin, paths, sum(file.stat().st_size for file in group.files), step=step)
+
+
+def windows_within(run: Path, step: int, manifest: Mapping[str, Any]) -> dict[_Process, tuple[int, int]]:
+    """From the first begin to the last end of the windows of a step, for each process whose capture goes over other steps as well."""
+    later = min((number for number in steps(run) if number > step), default=None)
+    follows = [] if later is None else read_step(run, later)["windows"]
+    several = {_process(window) for window in manifest["windows"] if _began_in(window, step) != step}
+    several |= {_process(window) for window in follows if _began_in(window, step + 1) <= step}
+    edges: dict[_Process, tuple[int, int]] = {}
+    for window in manifest["windows"]:
+        start, end = window["start_unix_ns"], window["end_unix_ns"]
+        if _process(window) not in several:
+            continue
+        if type(start) is not int or type(end) is not int:
+            several.discard(_process(window))  # where it ends is not known: nothing is cut
+            edges.pop(_process(window), None)
+            continue
+        first, last = edges.get(_process(window), (start, end))
+        edges[_process(window)] = (min(first, start), max(last, end))
+    return edges
+
+
+def _process(window: Mapping[str, Any]) -> _Process:
+    return window.get("host"), window.get("pid"), window.get("rank")
+
+
+def _began_in(window: Mapping[str, Any], step: int) -> int:
+    """In which step the capture began that a window of `step` is in."""
+    capture = window.get("capture")
+    first = capture.get("step") if isinstance(capture, dict) else None
+    return first if type(first) is int else step
+
+
+def _no_trace(name: str) -> str:
+    return next(
+        (what for ending, what in _OTHERS.items() if name.endswith(ending)),
+        "no trace of a kind that is read here: left out",
+    )

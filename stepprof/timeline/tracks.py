@@ -15,12 +15,15 @@ from stepprof.timeline.event import Event
 from stepprof.timeline.model import Indices, Track, TrackKind
 from stepprof.timeline.salvage import DECODE_ERRORS
 
-__all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "Rows"]
+__all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "Rows"]
 
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of what a stream of a device does."""
 DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})
 """Lies over kernels without nesting in them."""
+
+OURS = "stepprof"
+"""The category of what stepprof writes into a trace: regions that are coroutines', and those of a trace that has none of its own."""
 
 Place = int | str
 Kind = TrackKind | Literal["annotations"]
@@ -142,6 +145,8 @@ class Rows:
             return Track("thread", prefix + name, parts, order)
         if kind == "sample":
             return Track("sample", prefix + str(tid), (str(tid),), order)
+        if kind == "async" and tid == OURS:
+            return Track("async", f"{prefix}regions", parts, order)
         return Track(kind, prefix + str(tid), parts, order)
 
     def _process_name(self, pid: Place) -> str:
