@@ -29,10 +29,10 @@ def read_plain(data: bytes, *, max_instructions: int = MAX_INSTRUCTIONS) -> Any:
     >>> import pickle
     >>> read_plain(pickle.dumps({"segments": [], "share": 0.5}))
     {'segments': [], 'share': 0.5}
-    >>> read_plain(pickle.dumps(print))
+    >>> read_plain(pickle.dumps(print, protocol=4))
     Traceback (most recent call last):
       ...
-    stepprof.plainpickle.PickleRefused: instruction STACK_GLOBAL at byte 26: it would run code
+    stepprof.plainpickle.PickleRefused: instruction STACK_GLOBAL at byte 30: it would run code
     """
     if len(data) > MAX_BYTES:
         raise PickleRefused(f"{len(data)} bytes, more than the {MAX_BYTES} that are read")
