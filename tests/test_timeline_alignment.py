@@ -136,8 +136,10 @@ if __name__ == "__main__":
 '''
 
 
-def record(folder: Path, ahead_ns: int = 0, backend: str = "null") -> None:
-    """Have both processes record step 2, each into a folder of its own, as on nodes that share no disk."""
+def record(
+    folder: Path, ahead_ns: int = 0, backend: str = "null", other: dict[str, str] | None = None
+) -> None:
+    """Have both processes record step 2, each into a folder of its own, as on nodes that share no disk; `other` is what the environment of node-1 has beside that of node-0."""
     (folder / "peer.py").write_text(PEER)
     info = folder / "peer-1.0.dist-info"
     info.mkdir()
@@ -150,8 +152,9 @@ def record(folder: Path, ahead_ns: int = 0, backend: str = "null") -> None:
         node = folder / f"node-{rank}"
         node.mkdir()
         command = [sys.executable, str(folder / "peer.py"), str(rank), str(port), str(ahead_ns), backend]
+        env = environment | (other or {}) if rank == 1 else environment
         process = subprocess.Popen(
-            command, cwd=node, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, cwd=node, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         processes.append(process)
         if rank == 1:
