@@ -1,6 +1,6 @@
 """Hosts whose clocks really differ: one of two processes gets another time from the C library itself (libfaketime, Debian's `faketime`), and nothing of stepprof's knows."""
 
-import glob
+from pathlib import Path
 
 from test_timeline_alignment import check_both_ways, loaded, record
 
@@ -8,8 +8,8 @@ AHEAD_NS = 7_250_000_000
 
 
 def test_no_message_arrives_before_it_was_sent(tmp_path):
-    (library,) = glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
-    faked = {"LD_PRELOAD": library, "FAKETIME": "+7.25s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
+    faked = {"LD_PRELOAD": str(library), "FAKETIME": "+7.25s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     record(tmp_path, other=faked)
     found, sources = loaded(tmp_path)
     assert found.findings == []
