@@ -98,15 +98,23 @@ def run_vllm(tmp_path: Path, model: str) -> Callable[..., Ran]:
         path = tmp_path / f"script_{len(list(tmp_path.glob('script_*.py')))}.py"
         path.write_text(textwrap.dedent(script))
         paths = [str(HERE), (env or {}).get("PYTHONPATH", "")]
-        done = subprocess.run(
-            [sys.executable, str(path), model, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, **QUIET, **(env or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        return Ran(done.returncode, done.stdout, done.stderr)
+        printed, problems = path.with_suffix(".out"), path.with_suffix(".err")
+        # files, not pipes: processes of vLLM that outlive the script would keep those open
+        with printed.open("w") as stdout, problems.open("w") as stderr:
+            done = subprocess.run(
+                [sys.executable, str(path), model, *arguments],
+                cwd=tmp_path,
+                env={
+                    **os.environ,
+                    **QUIET,
+                    **(env or {}),
+                    "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                },
+                stdout=stdout,
+                stderr=stderr,
+                timeout=timeout,
+                check=False,
+            )
+        return Ran(done.returncode, printed.read_text(), problems.read_text())
 
     return run

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import json
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 Run = Callable[..., Any]
 
@@ -224,6 +232,32 @@ if __name__ == "__main__":
     main()
 """
 
+ENDING = """
+import stepprof
+
+def main():
+    stepprof.init(
+        {
+            "steps": "2", "output_dir": str(here / "runs"), "backend": "null", "roles": {"rollout": {"ranks": "all"}},
+            "engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60,
+        },
+        run_id="run",
+    )
+    live = Live(model, **engine_args(here / "traces"))
+    stepprof.attach(live.engine, role="rollout")
+    window = stepprof.profile_step(2, role="rollout").start()
+    live.generate(4)
+    cores = [core.pid for core in live.processes()]
+    print("processes", *cores, *(pid for core in cores for pid in children(core)), flush=True)
+    if sys.argv[2] == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    sys.exit(3)
+
+if __name__ == "__main__":
+    main()
+"""
+
 
 def test_an_engine_set_up_by_hand_is_recorded_and_its_death_is_told(run_vllm: Run) -> None:
     """A plain folder: the new files are taken, those of others stay. A worker is killed while it records: dead, and training goes on."""
@@ -252,9 +286,6 @@ def test_the_files_of_two_data_parallel_engines_are_told_apart(run_vllm: Run) ->
 
 def test_an_engine_inside_this_process_is_joined_and_never_started(run_vllm: Run, tmp_path: Any) -> None:
     """Two profilers in one process end it; its forward steps are in this process's own capture."""
-    import gzip
-    import json
-
     ran = run_vllm(HEAD + IN_PROCESS, env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}).check()
     assert "joined" in ran.stdout
     step = tmp_path / "runs" / "run" / "step-000002"
@@ -264,3 +295,24 @@ def test_an_engine_inside_this_process_is_joined_and_never_started(run_vllm: Run
         events = json.load(file)["traceEvents"]
     forward = [event for event in events if event.get("name") == "vllm::unified_attention_with_output"]
     assert len(forward) == 3 * 2  # three tokens, two layers
+
+
+@pytest.mark.parametrize(("how", "status"), [("sys.exit", 3), ("SIGTERM", -signal.SIGTERM)])
+def test_a_job_that_ends_while_its_engine_records(
+    run_vllm: Run, tmp_path: Path, how: str, status: int
+) -> None:
+    """Initialised before vLLM was imported: the engine is stopped while it is still there, and its trace kept as partial."""
+    ran = run_vllm(HEAD + ENDING, how)
+    (line,) = [line for line in ran.stdout.splitlines() if line.startswith("processes ")]
+    for pid in map(int, line.split()[1:]):  # a killed job leaves vLLM's processes behind
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert ran.returncode == status, ran.stderr[-4000:]
+    step = tmp_path / "runs" / "run" / "step-000002"
+    (told,) = json.loads((step / "manifest" / "rollout-engines-rank-0.json").read_text())["engines"]
+    assert (told["status"], told["health"]) == ("partial", "ok")
+    assert told["error"] == ("SIGTERM" if how == "SIGTERM" else "the run ended while it was recording")
+    with gzip.open(step / told["artifacts"][0]["path"]) as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    assert sum(name.startswith("execute_context_1") for name in names) == 1
+    assert sum(name == "execute_context_0(0)_generation_1(1)" for name in names) == 3
