@@ -65,6 +65,12 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def trial(session: nox.Session) -> None:
+    """Try every benchmark once: that it runs, not what it measures."""
+    python(session, "coverage", "run", "-m", "pytest", "tests/trial", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def coverage(session: nox.Session) -> None:
     """Combine what all sessions covered, and refuse too little."""
     python(session, "coverage", "combine")

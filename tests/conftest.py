@@ -70,13 +70,14 @@ def run_script(tmp_path: Path) -> Callable[..., Ran]:
     return run
 
 
-WORKERS = 2
+WORKERS = 4
+"""For two cores: half of the time the tests wait for what they have started."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Run the whole suite in two processes, unless `-n` says otherwise; what is named on the command line runs in one."""
-    if hasattr(config, "workerinput"):  # this is one of the two
+    """Run the whole suite in four processes, unless `-n` says otherwise; what is named on the command line runs in one."""
+    if hasattr(config, "workerinput"):  # this is one of the four
         return
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     option = config.option

@@ -1,0 +1,44 @@
+"""The whole benchmark suite, tried once beside real libraries: every measurement runs to its end. No time is asserted."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from test_benchmarks import LIMITED, trial
+
+from benchmarks.run import MEASUREMENTS
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A trial of everything."""
+    return trial(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.mark.timeout(300)
+class TestWhole:
+    def test_every_row_has_a_value_and_every_limit_a_verdict(self, whole: dict[str, Any]) -> None:
+        """What the documentation promises is judged; what stands in the table is a number."""
+        rows = whole["rows"]
+        assert {(row["group"], row["name"]) for row in rows if row["within"] is not None} >= LIMITED
+        assert all(isinstance(row["value"], int | float) for row in rows)
+        assert all((row["within"] is None) == (row["limit"] is None) for row in rows)
+
+    def test_every_measurement_has_rows_or_a_reason(self, whole: dict[str, Any]) -> None:
+        """As many groups as measurements at least, less those that this machine has not got what it takes for."""
+        groups = {row["group"] for row in whole["rows"]}
+        assert len(groups) >= len(MEASUREMENTS) - len(whole["absent"])
+
+    def test_peers_that_are_not_installed_are_named(self, whole: dict[str, Any]) -> None:
+        """What could not be measured is said, never left out in silence."""
+        assert (find_spec("verl") is None) == ("verl" in whole["absent"])
+        for name in whole["absent"]:
+            assert f"not measured: {name}" in whole["printed"]
+
+    def test_window_compares_with_torch(self, whole: dict[str, Any]) -> None:
+        """Where torch is installed, the recorded window is held against torch's own on every clock."""
+        rows = [row for row in whole["rows"] if row["name"] == "stepprof as a share of torch"]
+        expected = 0 if find_spec("torch") is None else 3
+        assert expected == len(rows)
