@@ -419,6 +419,7 @@ class TestLaunch:
         for name in (
             f"worker_process_1{pid}.1.nsys-rep",
             f"worker_process_{pid}.2.nsys-rep",
+            f"worker_process_{os.getppid()}.1.nsys-rep",
             "report1.nsys-rep",
         ):
             (tmp_path / name).touch()

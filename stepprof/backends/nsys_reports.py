@@ -112,15 +112,14 @@ def launch_of(options: NsysOptions, environ: Mapping[str, str]) -> Launch:
 
 
 def _names(template: str) -> re.Pattern[str]:
-    """Reports of this process: by the name that was settled, else by the process id in it."""
-    pids = "|".join(str(pid) for pid in _own_and_above())
+    """Reports of this process: by the name that was settled, else by the process id in it, which then has to be our own: a small number of a process above is in many a name."""
     if "{pid}" in template:
+        pids = "|".join(str(pid) for pid in _own_and_above())
         host = re.escape(socket.gethostname())
-        text = (
-            re.escape(template).replace(re.escape("{pid}"), f"(?:{pids})").replace(re.escape("{host}"), host)
-        )
+        text = re.escape(template).replace(re.escape("{pid}"), f"(?:{pids})")
+        text = text.replace(re.escape("{host}"), host)
     else:
-        text = rf"'?(?:.*\D)?(?:{pids})(?:[^\d.].*?)?'?"
+        text = rf"'?(?:.*\D)?{os.getpid()}(?:[^\d.].*?)?'?"
     return re.compile(rf"{text}(?:\.(?P<number>\d+))?(?:{'|'.join(map(re.escape, (SUFFIX, *UNFINISHED)))})")
 
 
