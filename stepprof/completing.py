@@ -90,7 +90,9 @@ class Completer:
     def _take(
         self, path: Path, where: Mapping[str, object], facts: Mapping[str, str], steps: Sequence[Step]
     ) -> Path | None:
-        """Be the one that runs it, and run it."""
+        """Be the one that runs it, and run it; where no time is left, it is left to another process, or to a job that goes on in the run."""
+        if self._stop.is_set():
+            return None
         entry: dict[str, Any] = {
             "command": list(self._argv),
             "status": "lost",

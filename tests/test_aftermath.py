@@ -436,6 +436,29 @@ class TestKeeper:
         keeper.look(final=False)
         assert (tmp_path / "ran").exists()
 
+    def test_no_command_is_begun_when_no_time_is_left(self, tmp_path) -> None:
+        """It is not taken then: whoever goes on in the run may run it."""
+        run = runs.make_run(tmp_path)
+        runs.record(run)
+        keeper = self.keeper(run, on_complete=["touch", str(tmp_path / "ran")])
+        keeper.completer._stop.set()
+        keeper.look(final=True)
+        assert not list(run.path.rglob("on-complete*"))
+        self.keeper(run, on_complete=["touch", str(tmp_path / "ran")]).look(final=False)
+        assert (tmp_path / "ran").exists()
+
+    def test_a_command_that_cannot_be_taken(self, tmp_path) -> None:
+        """Not run, and told."""
+        run = runs.make_run(tmp_path)
+        runs.record(run)
+        keeper = self.keeper(run, on_complete=["touch", str(tmp_path / "ran")])
+        with capture_logs() as logs, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("stepprof.completing.write_exclusively", _no_space)
+            keeper.look(final=False)
+        assert not (tmp_path / "ran").exists()
+        assert [line["reason"] for line in logs] == ["not run: [Errno 28] No space left on device"]
+        assert keeper.completer.last_error == "on_complete: not run: [Errno 28] No space left on device"
+
     def test_a_pruned_capture_that_others_joined(self, tmp_path) -> None:
         """`check` knows that it is gone on purpose, and what was used of a budget of watching was used."""
         run = runs.make_run(tmp_path)
@@ -629,6 +652,10 @@ class TestReading:
         notes = after_notes(read_step(run.path, 2))
         assert len(notes) == 3
         assert main(["show", str(run.path), "--step", "2"]) == 0
+
+
+def _no_space(*_) -> bool:
+    raise OSError(28, "No space left on device")
 
 
 def _until(test) -> None:
