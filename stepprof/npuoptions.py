@@ -79,6 +79,8 @@ class NpuOptions:
     """What an analysis writes: "text" (trace_view.json and tables), "db", or both."""
     data_simplification: bool = True
     """Let an analysis delete what it does not need any more."""
+    warm_up: bool = True
+    """Prepare the session when the step before ends; false: at the beginning of the window, and nothing is held while armed."""
     analyse: bool = False
     """Analyse each capture inside the job, in a child process, instead of later with `stepprof analyse`."""
     analyse_timeout_seconds: float = 600.0
@@ -90,7 +92,7 @@ class NpuOptions:
 
     def __post_init__(self) -> None:
         """Check every field, and the combinations that torch_npu would reset."""
-        flags = ("with_stack", "record_shapes", "profile_memory", "with_modules", "with_flops", "l2_cache", "record_op_args", "op_attr", "sys_io", "sys_interconnection", "mstx", "data_simplification", "analyse")  # fmt: skip
+        flags = ("with_stack", "record_shapes", "profile_memory", "with_modules", "with_flops", "l2_cache", "record_op_args", "op_attr", "sys_io", "sys_interconnection", "mstx", "data_simplification", "warm_up", "analyse")  # fmt: skip
         checks: dict[str, Check] = {
             "activities": names(("cpu", "npu"), {"gpu": "npu", "cuda": "npu"}),
             "level": choice("none", "level0", "level1", "level2"),

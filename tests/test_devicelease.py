@@ -90,30 +90,39 @@ class TestLease:
         lease.release()
         assert not lease.held
 
-    def test_a_forked_process_holds_nothing(self, lease, tmp_path):
+    def test_a_forked_process_holds_nothing(self, run_script, tmp_path):
         """And what it does takes nothing from its parent; it may live on."""
-        lease.take("actor/rank-0")
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            lease.release()
-            held = lease.held
-            os.write(writing, b"1" if held else b"0")
-            time.sleep(60)
-            os._exit(0)
-        try:
-            assert os.read(reading, 1) == b"0"
-            other = DeviceLease("npu-0", tmp_path)
-            with pytest.raises(Busy):
+        run_script(
+            """
+            import os, signal, sys, time
+            from pathlib import Path
+            from stepprof.backends.base import Busy
+            from stepprof.devicelease import DeviceLease
+            lease, other = DeviceLease("npu-0", Path.cwd()), DeviceLease("npu-0", Path.cwd())
+            lease.take("actor/rank-0")
+            reading, writing = os.pipe()
+            child = os.fork()
+            if not child:
+                lease.release()
+                os.write(writing, b"1" if lease.held else b"0")
+                time.sleep(60)
+                os._exit(0)
+            try:
+                assert os.read(reading, 1) == b"0"
+                try:
+                    other.take("rollout/rank-0")
+                except Busy:
+                    pass
+                else:
+                    raise AssertionError("two have it")
+                lease.release()
                 other.take("rollout/rank-0")
-            lease.release()
-            other.take("rollout/rank-0")
-            other.release()
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reading)
-            os.close(writing)
+                other.release()
+            finally:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            """
+        ).check()
 
     def test_who_shares_the_device(self, lease, tmp_path):
         """Seen as long as the other lives, whether it records or not."""

@@ -83,7 +83,7 @@ class NpuBackend:
         if self._phase != "idle":
             return
         self._refuse_foreign(api)
-        if self._near is None or not api.in_use:
+        if self._near is None or not api.in_use or not self._options.warm_up:
             return
         lease = self._lease_on(api.device())
         if lease.is_shared():

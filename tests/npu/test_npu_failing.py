@@ -202,6 +202,34 @@ class TestOthers:
         (mine,) = (npu.folder / "mine").iterdir()
         assert missing_parts(mine, on_host=True, on_device=True) is None
 
+    @pytest.mark.parametrize("warm_up", [True, False])
+    def test_the_users_own_torch_npu_profiler_while_armed(self, npu, warm_up):
+        """It records into the warm session, which is let go of, not ended; without a warm-up it has a session of its own."""
+        npu.run(
+            f"""
+            init(warm_up={warm_up})
+            use_device()
+            import torch_npu
+            with profile_step(1):
+                pass
+            assert stepprof.state().status == "armed"
+            mine = torch_npu.profiler.profile(
+                on_trace_ready=torch_npu.profiler.tensorboard_trace_handler("mine", analyse_flag=False)
+            )
+            mine.start()
+            with profile_step(2, role="actor"):
+                work()
+            mine.stop()
+            with profile_step(3, role="actor"):
+                work()
+            """,
+            env=BOTH,
+        ).check()
+        assert npu.window()["status"] == "skipped"
+        assert npu.window(3)["status"] == "complete", npu.window(3)["error"]
+        (mine,) = (npu.folder / "mine").iterdir()
+        assert (missing_parts(mine, on_host=True) is None) is not warm_up
+
     def test_a_capture_that_a_user_ends(self, npu):
         """torch_npu lets everybody stop everybody: it is noticed."""
         npu.run(
