@@ -100,34 +100,36 @@ def run(args: argparse.Namespace) -> int:
     from stepprof.timeline.merge import default_output, merge
     from stepprof.timeline.sizes import estimate, too_large
 
-    found = find(
-        args.runs,
-        output_dir=output_dir(args),
-        step=args.step,
-        roles=_roles(args.roles),
-        ranks=None if args.ranks is None else Ranks.parse(args.ranks, "--ranks"),
-    )
-    begin = start_of(found, assume) if (args.from_seconds, args.to_seconds) != (None, None) else 0
-    output = args.output or default_output(found.folder or Path(), format_)
-    guess = estimate(found.inputs, format_)
-    if not args.json:
-        print(
-            f"{len(found.inputs)} sources, {size(sum(each.bytes for each in found.inputs))}: the timeline will have at most about {size(guess)}",
-            flush=True,
+    with chosen_cluster(args) as cluster:
+        found = find(
+            args.runs,
+            output_dir=output_dir(args),
+            step=args.step,
+            roles=_roles(args.roles),
+            ranks=None if args.ranks is None else Ranks.parse(args.ranks, "--ranks"),
+            elsewhere=None if cluster is None else cluster.elsewhere,
         )
-    with chosen_cluster(args) as cluster, progress_bar("merging") as progress:
-        merged = merge(
-            found.inputs,
-            output,
-            format=format_,
-            title=_title(found),
-            filters=_filters(args, begin),
-            workers=args.workers,
-            progress=progress,
-            assume=assume,
-            roles=role_starts(found),
-            cluster=cluster,
-        )
+        begin = start_of(found, assume) if (args.from_seconds, args.to_seconds) != (None, None) else 0
+        output = args.output or default_output(found.folder or Path(), format_)
+        guess = estimate(found.inputs, format_)
+        if not args.json:
+            print(
+                f"{len(found.inputs)} sources, {size(sum(each.bytes for each in found.inputs))}: the timeline will have at most about {size(guess)}",
+                flush=True,
+            )
+        with progress_bar("merging") as progress:
+            merged = merge(
+                found.inputs,
+                output,
+                format=format_,
+                title=_title(found),
+                filters=_filters(args, begin),
+                workers=args.workers,
+                progress=progress,
+                assume=assume,
+                roles=role_starts(found),
+                cluster=cluster,
+            )
     warning = too_large(merged.bytes, format_)
     if args.json:
         print_json(_described(found, merged, warning))

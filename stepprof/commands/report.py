@@ -24,6 +24,7 @@ from stepprof.errors import ConfigError
 if TYPE_CHECKING:
     from stepprof.report.schema import Comparison, Report
     from stepprof.timeline.find import Found
+    from stepprof.timeline.onray import Cluster
 
 __all__ = ["add", "run"]
 
@@ -66,9 +67,11 @@ def run(args: argparse.Namespace) -> int:
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")
     assume = assumed(args.assume_offset)
-    founds = [_found(args, side) for side in _sides(args.runs, args.step, output_dir(args))]
-    _check_assumed(assume, founds)
-    reports = [_analysed(args, found, assume) for found in founds]
+    sides = _sides(args.runs, args.step, output_dir(args))
+    with chosen_cluster(args) as cluster:
+        founds = [_found(args, side, cluster) for side in sides]
+        _check_assumed(assume, founds)
+        reports = [_analysed(args, found, assume, cluster) for found in founds]
     folder = founds[-1].folder or Path()
     if len(reports) == 1:
         _give(reports[0], folder, "report", html, json)
@@ -123,11 +126,12 @@ def _show(content: Report | Comparison) -> None:
     console.print()
 
 
-def _found(args: argparse.Namespace, chosen: Chosen) -> Found:
+def _found(args: argparse.Namespace, chosen: Chosen, cluster: Cluster | None) -> Found:
     from stepprof.timeline.find import find
 
     paths, step = chosen
-    return find(paths, output_dir=output_dir(args), step=step)
+    elsewhere = None if cluster is None else cluster.elsewhere
+    return find(paths, output_dir=output_dir(args), step=step, elsewhere=elsewhere)
 
 
 def _check_assumed(assume: Mapping[str, int], founds: Sequence[Found]) -> None:
@@ -136,10 +140,12 @@ def _check_assumed(assume: Mapping[str, int], founds: Sequence[Found]) -> None:
     check_assumed(assume, [each for found in founds for each in found.inputs])
 
 
-def _analysed(args: argparse.Namespace, found: Found, assume: Mapping[str, int]) -> Report:
+def _analysed(
+    args: argparse.Namespace, found: Found, assume: Mapping[str, int], cluster: Cluster | None
+) -> Report:
     from stepprof.report.analyse import analyse
 
-    with chosen_cluster(args) as cluster, progress_bar("reading traces") as progress:
+    with progress_bar("reading traces") as progress:
         return analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
 
 

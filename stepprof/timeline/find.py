@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,28 @@ from stepprof.timeline.model import Alignment
 from stepprof.timeline.names import is_trace_name, origin_of_file
 from stepprof.timeline.recorded import TRACES, Input, Recorded, span_inputs
 
-__all__ = ["Found", "Input", "find"]
+__all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What one run directory has of a step; small, so that it can travel."""
+
+    run: Path
+    manifest: dict[str, Any]
+    clocks: list[dict[str, Any]]
+    inputs: list[tuple[Input, str | None]]
+    """Each with the fragment that told of it."""
+    findings: list[tuple[str | None, str]]
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        return int(self.manifest["step"])
+
+
+Elsewhere = Callable[[Sequence[Path], "int | None"], "list[Gathered]"]
+"""Gives what other nodes have of a run and a step, or of the last step that any of them has."""
 
 
 @dataclass(slots=True)
@@ -59,6 +80,7 @@ def find(
     step: int | None = None,
     roles: Collection[str] | None = None,
     ranks: Ranks | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Found:
     """Find what is to be read.
 
@@ -69,6 +91,7 @@ def find(
         step: which step of a run; by default the last one that was recorded.
         roles: only sources of these.
         ranks: only these ranks; an engine's workers are not ranks, and stay.
+        elsewhere: what other nodes have of the run on disks of their own.
 
     Raises:
         ConfigError: there is no such run, step, file or role; says which there are.
@@ -96,8 +119,10 @@ def find(
     found = Found()
     clocks = None
     if runs:
-        found.step, found.runs = find_step(runs, step), runs
-        clocks = _from_runs(found, runs, found.step)
+        found.runs = runs
+        there = [] if elsewhere is None else elsewhere(runs, step)
+        found.step = there[0].step if there else find_step(runs, step)
+        clocks = _from_runs(found, found.step, _parts(runs, found.step, there))
         if not plain:
             found.folder = runs[0] / step_folder(found.step)
     for path in plain:
@@ -113,33 +138,62 @@ def find(
     return found
 
 
+def _parts(runs: Sequence[Path], step: int, there: Sequence[Gathered]) -> Iterator[Gathered]:
+    """What the directories here have, and of those elsewhere what is not the same: a node that shares the disk tells all of it again."""
+    known: set[object] = set()
+    here = [gather(run, step) for run in runs if step in steps(run)]
+    for number, part in enumerate([*here, *there]):
+        new = [(each, fragment) for each, fragment in part.inputs if each.paths not in known]
+        fresh = {
+            kind: [entry for entry in part.manifest[kind] if _named(kind, entry) not in known]
+            for kind in ("windows", "engines")
+        }
+        findings = [each for each in part.findings if each not in known]
+        if number < len(here) or new or any(fresh.values()):
+            yield replace(part, manifest={**part.manifest, **fresh}, inputs=new, findings=findings)
+        known.update(each.paths for each, _ in part.inputs)
+        known.update(_named(kind, entry) for kind in fresh for entry in part.manifest[kind])
+        known.update(part.findings)
+
+
+def _named(kind: str, entry: Mapping[str, Any]) -> object:
+    """What tells a window or an engine of a run from all others."""
+    keys = ("fragment", "host", "pid", "rank", "role", "replica", "occurrence", "start_unix_ns")
+    return (kind, *(str(entry.get(key)) for key in keys))
+
+
 def _has_runs(path: Path) -> bool:
     return is_run(path) or any(is_run(child) for child in path.iterdir() if child.is_dir())
 
 
-def _from_runs(found: Found, runs: Sequence[Path], step: int) -> Clocks:
+def gather(run: Path, step: int) -> Gathered:
+    """What one run directory has of a step; also on another node."""
+    manifest = read_step(run, step)
+    recorded = Recorded(run, step)
+    recorded.take(manifest)
+    findings = [(finding["fragment"], finding["problem"]) for finding in manifest["findings"]]
+    traces: list[tuple[Input, str | None]] = [*recorded.traces]
+    spans: list[tuple[Input, str | None]] = [(each, None) for each in span_inputs(run, step)]
+    return Gathered(run, manifest, read_clocks(run, step), traces + spans, findings + recorded.findings)
+
+
+def _from_runs(found: Found, step: int, parts: Iterable[Gathered]) -> Clocks:
     told: list[dict[str, Any]] = []
     gathered: list[tuple[Input, str | None]] = []
-    for number, run in enumerate(runs):
+    for number, part in enumerate(parts):
         # names of fragments are unique within one directory alone
         mark = f"{number}/"
-        if step not in steps(run):
-            continue
-        manifest = read_step(run, step)
-        if found.run_id is not None and manifest["run_id"] != found.run_id:
+        run_id = part.manifest["run_id"]
+        if found.run_id is not None and run_id != found.run_id:
             raise ConfigError(
-                f'run "{run}" is {manifest["run_id"]}, and "{runs[0]}" is {found.run_id}: one timeline is of one run; compare two with "stepprof report A B"'
+                f'run "{part.run}" is {run_id}, and "{found.runs[0]}" is {found.run_id}: one timeline is of one run; compare two with "stepprof report A B"'
             )
-        found.run_id = str(manifest["run_id"])
-        found.manifests.append(manifest)
-        found.findings += [(finding["fragment"], finding["problem"]) for finding in manifest["findings"]]
-        told += [{**entry, "fragment": mark + entry["fragment"]} for entry in read_clocks(run, step)]
-        recorded = Recorded(run, step)
-        recorded.take(manifest)
-        found.findings += recorded.findings
-        gathered += [(each, mark + fragment) for each, fragment in recorded.traces]
-        gathered += [(each, None) for each in span_inputs(run, step)]
-    found.findings += [(None, sentence) for sentence in _absent(runs, found.manifests)]
+        found.run_id = str(run_id)
+        found.manifests.append(part.manifest)
+        found.findings += part.findings
+        told += [{**entry, "fragment": mark + entry["fragment"]} for entry in part.clocks]
+        gathered += [(each, None if fragment is None else mark + fragment) for each, fragment in part.inputs]
+    found.findings += [(None, sentence) for sentence in _absent(found.runs, found.manifests)]
     unique = {each.paths: (each, fragment) for each, fragment in reversed(gathered)}
     gathered = list(reversed(unique.values()))
     clocks = Clocks.of(told, [each.origin.host for each, _ in gathered])

@@ -6,6 +6,7 @@ cluster that trains are all taken.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections import deque
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepprof.errors import ConfigError
-from stepprof.timeline.find import Input
+from stepprof.manifest import is_run, read_run, steps
+from stepprof.timeline.find import Gathered, Input, gather
 from stepprof.timeline.workers import Failed, call
 
 __all__ = ["Cluster"]
@@ -138,21 +140,38 @@ class Cluster:
         options = {"num_cpus": 0, "max_retries": 1, "scheduling_strategy": self._affinity(node, soft=False)}
         return self._ray.remote(function).options(**options)
 
+    def elsewhere(self, runs: Sequence[Path], step: int | None) -> list[Gathered]:
+        """What each node has of a step under the paths of a run, as `stepprof.timeline.find.find` takes it: of the last one that any of them has, where none is named."""
+        paths = [str(run) for run in runs]
+        run_ids = [read_run(run).get("run_id") for run in runs]
+        recorded = {number for run in runs for number in steps(run)}
+        for numbers in self._everywhere(steps_there, paths, run_ids).values():
+            recorded.update(numbers)
+        if step is None:
+            step = max(recorded, default=None)
+        if step not in recorded:
+            return []  # who asked says which there are
+        found = self._everywhere(gathered_there, paths, run_ids, step)
+        return [part for _, parts in sorted(found.items()) for part in parts]
+
+    def _everywhere(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+        """What a function returns on each node; without those that do not answer in time, or have no stepprof."""
+        alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        asked = {self._on(node, function).remote(*arguments): node for node in alive}
+        answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)
+        answers: dict[str, Any] = {}
+        for each in answered:
+            with contextlib.suppress(self._ray.exceptions.RayError):  # a node that leaves: the others do it
+                answers[asked[each]] = self._ray.get(each)
+        return answers
+
     def _places(self, inputs: Sequence[Input], sizes: Sequence[int]) -> list[str | None]:
         """A node for each input; None where none sees it."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
-        paths = [wanted.paths for wanted in inputs]
-        asked = {self._on(node["NodeID"], seen).remote(paths): node for node in alive}
-        answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)
-        sees: dict[str, list[bool]] = {}
-        for each in answered:
-            try:
-                found = self._ray.get(each)
-            except self._ray.exceptions.RayError:
-                continue  # a node that leaves, or has no stepprof: the others do it
-            sees[asked[each]["NodeID"]] = [
-                size == wanted.bytes for size, wanted in zip(found, inputs, strict=True)
-            ]
+        sees = {
+            node: [size == wanted.bytes for size, wanted in zip(found, inputs, strict=True)]
+            for node, found in self._everywhere(seen, [wanted.paths for wanted in inputs]).items()
+        }
         hosts = {
             node["NodeID"]: {node.get("NodeManagerHostname"), node.get("NodeManagerAddress")}
             for node in alive
@@ -167,6 +186,22 @@ class Cluster:
                 load[chosen] += sizes[number]
             places.append(chosen)
         return places
+
+
+def steps_there(runs: Sequence[str], run_ids: Sequence[object]) -> list[int]:
+    """The steps that the directories of a run have here. Runs on a node."""
+    return [number for run in _same(runs, run_ids) for number in steps(run)]
+
+
+def gathered_there(runs: Sequence[str], run_ids: Sequence[object], step: int) -> list[Gathered]:
+    """What the directories of a run have of a step here. Runs on a node."""
+    return [gather(run, step) for run in _same(runs, run_ids) if step in steps(run)]
+
+
+def _same(runs: Sequence[str], run_ids: Sequence[object]) -> list[Path]:
+    """Those of the directories that are here, and of that run: another job may have used the path on this node."""
+    there = [(Path(run), run_id) for run, run_id in zip(runs, run_ids, strict=True)]
+    return [run for run, run_id in there if is_run(run) and read_run(run).get("run_id") == run_id]
 
 
 def seen(paths: Sequence[Sequence[str]]) -> list[int | None]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +95,69 @@ def test_the_work_is_spread_over_the_nodes_that_see_the_files(ray_here, run) -> 
     assert os.getpid() not in {pid for _, pid in results}
     assert told == [(number, 12) for number in range(1, 13)]
     assert ray_here.is_initialized()
+
+
+@pytest.fixture
+def disks(cluster, tmp_path):
+    """Two directories of one run under one path, one of which a third node sees in place of the other: in a mount namespace of its own, as a host has its own disk."""
+    for number, place in enumerate((tmp_path / "runs", tmp_path / "there")):
+        made = make_run(place)
+        for rank in (2 * number, 2 * number + 1):
+            record(made, rank=rank, data=trace(rank), pid=100 + rank)
+            write_spans(made, rank, region("update", 0.5 + rank / 10))
+    inside = (
+        f"mount --bind {tmp_path / 'there'} {tmp_path / 'runs'} && "
+        f"exec {sys.executable} -m ray.scripts.scripts start --address {cluster.address} --num-cpus 1 --resources '{{\"third\": 1}}' --block"
+    )
+    namespace = ["unshare", "--mount", "sh", "-c"]
+    if subprocess.run([*namespace, "mount --bind /tmp /mnt"], check=False, capture_output=True).returncode:
+        pytest.skip("no mount namespace for this user")
+    log = (tmp_path / "node.log").open("w")
+    node = subprocess.Popen([*namespace, inside], stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not any("third" in each["Resources"] for each in ray_nodes() if each["Alive"]):
+            assert node.poll() is None, (tmp_path / "node.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        yield tmp_path / "runs" / "r", tmp_path / "there" / "r"
+    finally:
+        os.killpg(node.pid, signal.SIGTERM)
+        node.wait(30)
+        while any("third" in each["Resources"] for each in ray_nodes() if each["Alive"]):
+            time.sleep(0.2)
+
+
+def ray_nodes():
+    import ray
+
+    return ray.nodes()
+
+
+def test_sources_on_the_disk_of_another_node_alone(disks, tmp_path) -> None:
+    """They are found where they are, and what comes of it is as if both directories had been copied here."""
+    here, there = disks
+    for command, name in (("merge", "t.json.gz"), ("report", "t.json")):
+        how = ["--format", "json", "--output"] if command == "merge" else ["--json"]
+        assert main([command, str(here), "--ray", *how, str(tmp_path / f"ray-{name}")]) == 0
+        assert main([command, str(here), str(there), *how, str(tmp_path / f"both-{name}")]) == 0
+        assert (tmp_path / f"ray-{name}").read_bytes() == (tmp_path / f"both-{name}").read_bytes()
+    sources = json.loads((tmp_path / "ray-t.json").read_bytes())["sources"]
+    assert sorted((each["kind"], each["rank"]) for each in sources) == [
+        (kind, rank) for kind in ("rank", "spans") for rank in range(4)
+    ]
+
+
+def test_another_run_of_that_path_is_none_of_this_one(tmp_path) -> None:
+    """Whatever a node has under the path: it must be of the same run."""
+    from stepprof.timeline.onray import gathered_there, steps_there
+
+    made = make_run(tmp_path)
+    record(made)
+    assert steps_there([str(made.path), str(tmp_path / "no")], ["r", "r"]) == [2]
+    assert steps_there([str(made.path)], ["other"]) == []
+    assert gathered_there([str(made.path)], ["other"], 2) == []
+    assert len(gathered_there([str(made.path)], ["r"], 2)) == 1
 
 
 def test_what_fails_costs_its_source_alone(ray_here, run) -> None:
