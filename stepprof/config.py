@@ -175,12 +175,16 @@ class Config:
 
     def warnings(self) -> tuple[str, ...]:
         """Return one line for each heavy combination, with an estimate of what it costs and what to change."""
-        from stepprof.weight import heavy_combinations
+        from stepprof.weight import heavy_combinations, shared_device
 
         found: dict[str, str] = {}
         for role, policy in self._policies.items():
             for text in heavy_combinations(policy):
                 found.setdefault(text, text if role is None else f"roles.{role}: {text}")
+        for name, given in self._role_policies():
+            if given.engine is not None:
+                for text in shared_device(self._policies[name]):
+                    found.setdefault(text, f"roles.{name}: {text}")
         return tuple(found.values())
 
     def to_dict(self) -> dict[str, Any]:

@@ -36,6 +36,17 @@ def heavy_combinations(policy: Policy) -> Iterator[str]:
         )
 
 
+def shared_device(policy: Policy) -> Iterator[str]:
+    """Yield a line where a role's process and its engine, which holds no lease on its device, would record an Ascend device at once."""
+    if policy.steps.is_none or policy.ranks.is_none:
+        return
+    if "npu" in policy.backend and "npu" in (policy.engine.backend or ()):
+        yield (
+            'backend = "npu" for this process and for the engine: CANN wants one recorder of a device at a time; where the two share one, '
+            'set backend = "null" with engine.backend = "npu" for this role, or engine.backend = "torch"'
+        )
+
+
 def _torch(policy: Policy) -> Iterator[str]:
     options = policy.torch
     stacks = options.with_stack or options.with_modules

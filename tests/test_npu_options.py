@@ -71,3 +71,24 @@ def test_what_is_refused(options, key, meant):
 )
 def test_what_is_accepted(options):
     assert NpuOptions(**options)
+
+
+class TestEngines:
+    """CANN wants one recorder of a device at a time, and an engine holds no lease on its own."""
+
+    def test_both_at_once(self):
+        config = Config(steps="2", backend="npu", roles={"rollout": {"engine": {"max_iterations": 8}}})
+        (warning,) = config.warnings()
+        assert warning.startswith('roles.rollout: backend = "npu" for this process and for the engine')
+
+    @pytest.mark.parametrize(
+        "rollout",
+        [
+            {"backend": "null", "engine": {"backend": "npu"}},
+            {"engine": {"backend": "torch"}},
+            {"steps": "none", "engine": {}},
+            {"ranks": "0"},
+        ],
+    )
+    def test_one_of_them(self, rollout):
+        assert Config(steps="2", backend="npu", roles={"rollout": rollout}).warnings() == ()

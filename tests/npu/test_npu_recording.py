@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from conftest import Call
 
+from stepprof.manifest import list_runs, read_step
 from stepprof.npufolder import missing_parts
 
 SESSION = [
@@ -291,6 +293,42 @@ class TestEnd:
         assert npu.window()["status"] == "complete"
         assert npu.names() == SESSION
         assert len({call.thread for call in npu.calls()}) == 1
+
+    @pytest.mark.parametrize("alive", [True, False])
+    def test_a_thread_that_cannot_be_reached(self, npu, alive):
+        """At the end of the run: the capture is lost, and the job ends as it would. Once the thread is gone CANN is told that it is over, and records again."""
+        npu.leave = False
+        npu.run(
+            f"""
+            init()
+            use_device()
+            def record():
+                profile_step(2, role="actor").start()
+                work()
+                recording.set()
+                while {alive}:
+                    time.sleep(0.01)
+            recording = threading.Event()
+            other = threading.Thread(target=record, daemon=True)
+            other.start()
+            recording.wait()
+            if not {alive}:
+                other.join()
+            stepprof.shutdown()
+            if not {alive}:
+                init({{"output_dir": "others"}})
+                with profile_step(2, role="actor"):
+                    work()
+            """
+        ).check()
+        assert npu.window()["status"] == "failed"
+        assert "on another thread than the one that recorded" in npu.window()["error"]
+        if not alive:
+            (run,) = list_runs(npu.folder / "others")
+            (window,) = read_step(run, 2)["windows"]
+            assert window["status"] == "complete", window["error"]
+            assert npu.names()[-len(SESSION) :] == SESSION
+            assert "aclprofFinalize" in npu.names()[: -len(SESSION)]
 
 
 def test_calls_are_read(npu):
