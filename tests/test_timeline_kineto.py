@@ -311,6 +311,7 @@ class TestAsync:
         assert {source.tracks[track].kind for track in source.slices.track} == {"async"}
         assert (source.instants.time - BASE).tolist() == [2500]
         assert source.slices.args[0] == b'{"kind": "region"}'
+        assert {source.tracks[track].name.split(": ")[-1] for track in source.slices.track} == {"regions"}
 
     def test_other_ids(self, load):
         """An id may be global, or none; steps of what has begun say nothing of their own."""

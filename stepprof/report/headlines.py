@@ -17,6 +17,7 @@ from stepprof.report.schema import (
     Report,
     Rollout,
 )
+from stepprof.report.words import seconds as three_digits
 
 __all__ = ["headlines", "seconds_text"]
 
@@ -44,7 +45,7 @@ def headlines(report: Report) -> list[Headline]:
         *_tails(report.rollout, least),
         *_idleness(report.idle, least),
         *_exposed(report.overlap, report.idle, least),
-        *_overheads(report.overhead, least),
+        *_overheads(report.overhead, report.idle, least),
         *_handovers(report.overhead, report.idle, least),
         *_memory(report.memory),
         *_coverage(report),
@@ -71,8 +72,12 @@ def _where(report: Report) -> list[Headline]:
     roles = sorted((time for time in report.roles if time.role is not None), key=lambda time: -time.seconds)
     if not roles or not report.seconds:
         return []
-    parts = ", ".join(f"{time.role} {time.share:.0%}" for time in roles[:5])
-    return [Headline(f"the step took {seconds_text(report.seconds)}: {parts}", "step", report.seconds)]
+    worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or roles[:1]
+    parts = ", ".join(f"{time.role} {time.share:.0%}" for time in worth)
+    # ranks are not in a role at the same time: a role lasts from where any of them is in it
+    overlap = " (they overlap)" if sum(time.share for time in worth) > 1 + WORTH_SAYING else ""
+    text = f"the step took {three_digits(report.seconds)}: {parts}{overlap}"
+    return [Headline(text, "step", report.seconds)]
 
 
 def _phase(role: str | None, region: str | None) -> str:
@@ -183,14 +188,15 @@ def _handovers(rows: Sequence[Overhead], idle: Sequence[Idle], least: float) -> 
     return [Headline(text, "overhead", waited)]
 
 
-def _overheads(rows: Sequence[Overhead], least: float) -> list[Headline]:
+def _overheads(rows: Sequence[Overhead], idle: Sequence[Idle], least: float) -> list[Headline]:
     held = [((row.stall or 0.0) + (row.wait or 0.0), row.label) for row in rows]
-    seconds, label = max(held, default=(0.0, ""))
-    if seconds < least or not seconds:
+    longest, label = max(held, default=(0.0, ""))
+    if longest < least or not longest:
         return []
-    return [
-        Headline(f"the recording itself held {label} up for {seconds_text(seconds)}", "overhead", seconds)
-    ]
+    within = [row.causes.get("flush", 0.0) for row in idle if row.label == label]
+    beside = ", most of it before or after the step" if within and within[0] < longest / 2 else ""
+    text = f"the recording itself held {label} up for {seconds_text(longest)}{beside}"
+    return [Headline(text, "overhead", longest)]
 
 
 def _memory(rows: Sequence[Memory]) -> list[Headline]:
