@@ -284,3 +284,74 @@ def test_sessions_are_whole(npu):
     """The sequence that the other tests know."""
     npu.run(TWO).check()
     assert npu.names() == SESSION
+
+
+class TestCalls:
+    """What torch_npu's guard swallows, and what it prints further inside."""
+
+    def test_swallowed(self, npu):
+        ran = npu.run(
+            """
+            from stepprof.backends.npu_api import NpuApi
+            from stepprof.errors import BackendError
+            from torch_npu.profiler.analysis.prof_common_func._utils import no_exception_func
+            api = NpuApi()
+
+            @no_exception_func()
+            def guarded(what):
+                raise what
+
+            def around(what):  # a guard that keeps nothing of what is inside
+                return guarded(what)
+
+            class Profile:
+                @no_exception_func()
+                def start(self):
+                    raise RuntimeError("three")
+
+            for call in (
+                lambda: api.call(guarded, OSError(2, "one")),
+                lambda: api.call(around, ValueError("two")),
+                lambda: api.call(Profile().start),
+            ):
+                try:
+                    call()
+                except BackendError as error:
+                    print(error)
+            """
+        ).check()
+        assert ran.stdout.splitlines() == [
+            "torch_npu's guarded failed: [Errno 2] one",
+            "torch_npu's around failed: Call guarded failed. Exception: two",
+            "torch_npu's start failed: three",
+        ]
+
+    def test_what_this_version_has_not(self, npu):
+        """A level, a metric or an activity without a name: it says which."""
+        ran = npu.run(
+            """
+            from stepprof import NpuOptions
+            from stepprof.backends.npu_api import NpuApi
+            from stepprof.errors import BackendError
+            from pathlib import Path
+            api = NpuApi()
+            class Fewer:
+                pass
+            for name, options in (
+                ("ProfilerLevel", NpuOptions(level="level2")),
+                ("AiCMetrics", NpuOptions(level="level1", aic_metrics="memory_ub")),
+                ("ProfilerActivity", NpuOptions()),
+            ):
+                kept = getattr(api.profiler, name)
+                setattr(api.profiler, name, Fewer)
+                try:
+                    api.profile(options, Path("x"))
+                except BackendError as error:
+                    print(error)
+                setattr(api.profiler, name, kept)
+            """
+        ).check()
+        level, metric, activity = ran.stdout.splitlines()
+        assert 'has no "level2"' in level
+        assert 'has no "memory_ub"' in metric
+        assert "cannot record cpu, npu" in activity
