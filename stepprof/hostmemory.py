@@ -1,7 +1,7 @@
-"""How much memory this process can still have: of the host, and of the control group it runs in.
+"""How much memory this process can still have: of the host, of the control group it runs in, and of its own address space.
 
-A container is killed at its own limit while the host has plenty, so the smaller of the two counts. Where the system does not
-tell (no /proc), nothing is known and no capture is ended for it.
+A container is killed at its own limit while the host has plenty, and under `ulimit -v` the next allocation fails in the user's code,
+so the smallest of them counts. Where the system does not tell (no /proc), nothing is known and no capture is ended for it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _GROUPS = (
 
 
 def available_and_total() -> tuple[int, int] | None:
-    """(bytes available, bytes in all), of the tighter of host and control group; None where neither is known."""
-    found = [pair for pair in (_host(), *(_group(*paths) for paths in _GROUPS)) if pair is not None]
+    """(bytes available, bytes in all), of the tightest of host, control group and address space; None where none is known."""
+    asked = (_host(), *(_group(*paths) for paths in _GROUPS), _address_space())
+    found = [pair for pair in asked if pair is not None]
     return min(found, key=lambda pair: pair[0]) if found else None
 
 
@@ -54,6 +55,19 @@ def _group(limit: Path, usage: Path, stat: Path) -> tuple[int, int] | None:
     # the page cache is counted as used, but given back before anybody is killed
     cache = re.search(r"^(?:total_)?inactive_file (\d+)", _read(stat), re.MULTILINE)
     return int(bound) - int(used) + (int(cache[1]) if cache else 0), int(bound)
+
+
+def _address_space() -> tuple[int, int] | None:
+    """What `ulimit -v` leaves, which batch systems set."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    used = _read(_STATM).split()
+    if limit == resource.RLIM_INFINITY or not used:
+        return None
+    return limit - int(used[0]) * os.sysconf("SC_PAGE_SIZE"), limit
 
 
 def _read(path: Path) -> str:

@@ -68,6 +68,19 @@ class TestAvailableAndTotal:
         files(meminfo="MemTotal: 1 kB\n", max=f"{2 * GIB}", current=f"{GIB}")
         assert hostmemory.available_and_total() == (GIB, 2 * GIB)
 
+    def test_of_a_tighter_address_space(self, run_script) -> None:
+        """`ulimit -v`, less what the process has of it."""
+        run_script(
+            """
+            import resource
+            from stepprof.hostmemory import available_and_total
+            resource.setrlimit(resource.RLIMIT_AS, (2**31, -1))
+            available, total = available_and_total()
+            assert total == 2**31
+            assert 0 < available < 2**31
+            """
+        ).check()
+
     def test_nothing_is_known(self, files) -> None:
         """Then no capture is ended for it."""
         files()

@@ -292,6 +292,24 @@ class TestMemory:
         assert (window["status"], window["capped_by"]) == ("complete", "memory")
         assert warm.is_readable(window)
 
+    def test_an_address_space_that_runs_out(self, warm):
+        """Under `ulimit -v` what torch records of 30,000 ops would end the job in one of its own."""
+        warm.run(
+            """
+            import resource
+            stepprof.init({"steps": "2", "output_dir": "runs"})
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            before = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (used + 60 * 2**20, before[1]))
+            with profile_step(2, role="actor"):
+                for _ in range(10):
+                    work(2000)
+                    time.sleep(0.05)
+            resource.setrlimit(resource.RLIMIT_AS, before)
+            """
+        ).check()
+        assert warm.window()["capped_by"] == "memory"
+
 
 class TestExports:
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
