@@ -72,10 +72,19 @@ class TestRuns:
         (claim.folder / f"{claim.stem}.trace.json.gz").unlink()
         other = {"path": "actor/rank-3.nsys-rep", "kind": "nsys", "bytes": 1, "events": None}
         record(run, rank=3, data=b"", artifacts=[other])
+        snapshot = {
+            "path": "actor/rank-4.snapshot.pickle",
+            "kind": "torch-memory",
+            "bytes": 9,
+            "events": None,
+        }
+        claim = record(run, rank=4, data=b"", artifacts=[snapshot])
+        (claim.folder / "rank-4.snapshot.pickle").write_bytes(b"cos\nabort\n(tR.")
         (run.path / "step-000002" / "manifest" / "zzz.json").write_text("{")
         found = find([run.path], output_dir=tmp_path)
         assert labels(found) == ["actor rank 0"]
         told = dict(found.findings)
+        assert "a memory snapshot, not on a timeline" in told["actor rank 4"]
         assert told["actor rank 1"] == "failed: no space"
         assert "cannot be read: No such file" in told["actor rank 2"]
         assert "no timeline holds it" in told["actor rank 3"]
