@@ -148,14 +148,6 @@ def test_the_recording_itself():
     assert texts(overhead=[Overhead("rank 0", 0.05, None, 9.0)]) == []
 
 
-def test_what_the_recording_cost_beside_the_step_is_told_as_such():
-    text = "the recording itself held rank 0 up for 700 ms"
-    overhead = [Overhead("rank 0", 0.5, 0.2, 9.0)]
-    beside = texts(overhead=overhead, idle=[idle(flush=0.003)])
-    assert f"{text}, most of it before or after the step" in beside
-    assert text in texts(overhead=overhead, idle=[idle(flush=0.6)])
-
-
 def test_roles_that_overlap_are_said_to_and_a_tiny_one_is_left_out():
     roles = [
         TimeOf(name, None, 10 * share, share, []) for name, share in (("a", 0.8), ("b", 0.3), ("c", 0.004))

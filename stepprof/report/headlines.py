@@ -45,7 +45,7 @@ def headlines(report: Report) -> list[Headline]:
         *_tails(report.rollout, least),
         *_idleness(report.idle, least),
         *_exposed(report.overlap, report.idle, least),
-        *_overheads(report.overhead, report.idle, least),
+        *_overheads(report.overhead, least),
         *_handovers(report.overhead, report.idle, least),
         *_memory(report.memory),
         *_coverage(report),
@@ -188,15 +188,14 @@ def _handovers(rows: Sequence[Overhead], idle: Sequence[Idle], least: float) -> 
     return [Headline(text, "overhead", waited)]
 
 
-def _overheads(rows: Sequence[Overhead], idle: Sequence[Idle], least: float) -> list[Headline]:
+def _overheads(rows: Sequence[Overhead], least: float) -> list[Headline]:
     held = [((row.stall or 0.0) + (row.wait or 0.0), row.label) for row in rows]
-    longest, label = max(held, default=(0.0, ""))
-    if longest < least or not longest:
+    seconds, label = max(held, default=(0.0, ""))
+    if seconds < least or not seconds:
         return []
-    within = [row.causes.get("flush", 0.0) for row in idle if row.label == label]
-    beside = ", most of it before or after the step" if within and within[0] < longest / 2 else ""
-    text = f"the recording itself held {label} up for {seconds_text(longest)}{beside}"
-    return [Headline(text, "overhead", longest)]
+    return [
+        Headline(f"the recording itself held {label} up for {seconds_text(seconds)}", "overhead", seconds)
+    ]
 
 
 def _memory(rows: Sequence[Memory]) -> list[Headline]:
