@@ -190,6 +190,22 @@ class Selector:
                 yield role, missing
                 told = told or missing
 
+    def matched_nothing(self) -> Iterator[str]:
+        """Ranks of which nothing came, in a process that never heard what its rank is: `init` could not refuse them."""
+        world = self.identity.world_size
+        if self.identity.final or world is None:
+            return
+        told = None
+        for role in (None, *self._config.roles):
+            policy = self._config.policy(role)
+            if policy.enabled and not policy.steps.is_none and not self._concerns(role, policy):
+                try:
+                    policy.ranks.check(world)
+                except ConfigError as error:
+                    if str(error) != told:
+                        told = str(error)
+                        yield told if role is None else f"roles.{role}: {told}"
+
     def _look_for_rank(self) -> None:
         """Asked again at each selected step: torch.distributed may have come up since `init`."""
         if self.identity.final:

@@ -395,6 +395,8 @@ class Session:
             logger.warning("exports unfinished", exports=self.exporter.pending(), seconds=bound)
         for role, steps in self.selector.never_came():
             logger.warning("selected steps never came", steps=str(steps), role=role, rank=self.rank)
+        for mistake in self.selector.matched_nothing():
+            logger.warning("ranks that do not exist", reason=mistake)
         self.background.stop(max(deadline - time.monotonic(), 1.0))
         self._spans.drain(self.recorder)
         self._spans.close()

@@ -126,6 +126,17 @@ class TestInit:
             init({"steps": "2", "ranks": "8"}, rank=0, world_size=4)
         assert cell.session is None
 
+    def test_ranks_beyond_a_world_that_nobody_told_of(self, init, log) -> None:
+        """A script without a launcher is rank 0 of 1, but torch.distributed may come up yet: told at the end."""
+        init({"steps": "2", "ranks": "8", "roles": {"actor": {"ranks": "0"}, "ref": {"ranks": "3"}}})
+        with profile_step(2):
+            pass
+        stepprof.shutdown()
+        told = [line["reason"] for line in log if line["event"] == "ranks that do not exist"]
+        assert len(told) == 2
+        assert "there is no rank 8 in a world of 1" in told[0]
+        assert told[1].startswith("roles.ref: ")
+
     def test_a_folder_that_cannot_be_written(self, init, tmp_path) -> None:
         """Is named, and there is no session."""
         (tmp_path / "file").write_text("")
