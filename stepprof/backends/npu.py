@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepprof.backends.base import Busy, Export
-from stepprof.backends.npu_api import NpuApi, foreign_npu_profile
+from stepprof.backends.npu_api import NpuApi
 from stepprof.backends.npu_export import NpuExport
+from stepprof.backends.npu_foreign import foreign_npu_profile
 from stepprof.backends.npu_session import NpuSession
 from stepprof.backends.slot import slot
 from stepprof.devicelease import DeviceLease, lease_folder, physical_device

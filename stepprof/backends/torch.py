@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 from stepprof.backends.base import Busy, Export, keep_for_good
-from stepprof.backends.npu_api import foreign_npu_profile
+from stepprof.backends.npu_foreign import foreign_npu_profile
 from stepprof.backends.slot import slot
 from stepprof.backends.torch_api import TorchApi, device_in_use, threads_held_still
 from stepprof.backends.torch_export import TorchExport
