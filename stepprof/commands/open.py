@@ -51,14 +51,14 @@ def run(args: argparse.Namespace) -> int:
             "it is read in the browser and uploaded nowhere."
         )
         return 0
-    with TimelineServer(timeline, viewer, args.port) as server:
-        print(f"{timeline}\n{server.url}\nCtrl-C ends it", flush=True)
-        if not args.no_browser:  # in a thread: a browser of the terminal returns when it is left
-            threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
-        try:
+    try:
+        with TimelineServer(timeline, viewer, args.port) as server:
+            print(f"{timeline}\n{server.url}\nCtrl-C ends it", flush=True)
+            if not args.no_browser:  # in a thread: a browser of the terminal returns when it is left
+                threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
             server.serve_forever()
-        except KeyboardInterrupt:
-            print()
+    except KeyboardInterrupt:
+        print()
     return 0
 
 
