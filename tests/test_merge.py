@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
-from runs import make_run, record
+from runs import make_run, record, record_engine, tell_engines
 from test_timeline_merge import kineto
 from timelines import Timeline
 
@@ -109,3 +110,56 @@ def test_what_is_wrong_is_named(folder, capsys, options, message):
     """The option, the value, and the nearest that would do."""
     assert main(["merge", str(folder), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+class TestPerReplica:
+    """`--per-replica`: what a whole engine did, in one file."""
+
+    @pytest.fixture
+    def run(self, folder):
+        run = make_run(folder.parent, "r")
+        engines = [
+            record_engine(run, replica, host="h", files=("rank-0", "rank-1"), data=kineto(f"e{replica}"))
+            for replica in (0, 1)
+        ]
+        tell_engines(run, *engines)
+        return run
+
+    @pytest.mark.parametrize("format_", ["perfetto", "json"])
+    def test_one_file_for_each(self, run, capsys, format_):
+        """The workers of one replica and nothing else; what reads the run afterwards takes it for no source."""
+        assert main(["merge", str(run.path), "--per-replica", "--format", format_, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)["timelines"]
+        place = run.path / "step-000002" / "rollout"
+        name = "timeline.pftrace" if format_ == "perfetto" else "timeline.json.gz"
+        assert [each["path"] for each in told] == [
+            str(place / f"replica-{replica}" / name) for replica in (0, 1)
+        ]
+        for replica, each in enumerate(told):
+            assert [(source["name"], source["slices"]) for source in each["sources"]] == [
+                (f"rollout/{replica} worker 0 · h", 1), (f"rollout/{replica} worker 1 · h", 1),
+            ]  # fmt: skip
+        if format_ == "perfetto":
+            assert [sorted(names(Path(each["path"]))) for each in told] == [["e0"], ["e1"]]
+        assert main(["check", str(run.path)]) == 0
+        capsys.readouterr()
+        assert main(["merge", str(run.path), "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["sources"]) == 7
+
+    def test_in_words(self, run, capsys):
+        """How many timelines, and where each lies."""
+        assert main(["merge", str(run.path), "--per-replica"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("4 sources, ")
+        assert "2 timelines will have at most about" in lines[0]
+        assert sum(line.endswith("timeline.pftrace") for line in lines) == 2
+
+    def test_with_a_file_of_ones_own(self, run, tmp_path, capsys):
+        """One name for several files."""
+        assert main(["merge", str(run.path), "--per-replica", "--output", str(tmp_path / "t")]) == 2
+        assert "--per-replica writes one file for each replica" in capsys.readouterr().err
+
+    def test_without_an_engine(self, folder, capsys):
+        """There is no replica."""
+        assert main(["merge", str(folder), "--per-replica"]) == 2
+        assert "no trace of an engine's replica was found" in capsys.readouterr().err

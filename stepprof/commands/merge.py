@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stepprof.timeline.find import Found
     from stepprof.timeline.merge import Merged
     from stepprof.timeline.parts import Format
+    from stepprof.timeline.recorded import Input
 
 __all__ = ["add", "run"]
 
@@ -52,6 +53,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=Path,
         metavar="FILE",
         help="by default timeline.pftrace or timeline.json.gz in the step's folder",
+    )
+    parser.add_argument(
+        "--per-replica",
+        action="store_true",
+        help="one timeline per engine replica instead, of its workers alone, each in the folder of its replica",
     )
     parser.add_argument("--roles", metavar="ROLE,…", help="only these roles, and the spans")
     parser.add_argument("--ranks", metavar="RANKS", help='only these ranks, like "0-3,8", and the engines')
@@ -110,32 +116,57 @@ def run(args: argparse.Namespace) -> int:
             elsewhere=None if cluster is None else cluster.elsewhere,
         )
         begin = start_of(found, assume) if (args.from_seconds, args.to_seconds) != (None, None) else 0
-        output = args.output or default_output(found.folder or Path(), format_)
-        guess = estimate(found.inputs, format_)
+        groups = _groups(args, found, default_output(Path(), format_))
         if not args.json:
+            inputs = [each for group in groups.values() for each in group]
+            guess = size(sum(estimate(group, format_) for group in groups.values()))
+            what = "the timeline" if len(groups) == 1 else f"{len(groups)} timelines"
             print(
-                f"{len(found.inputs)} sources, {size(sum(each.bytes for each in found.inputs))}: the timeline will have at most about {size(guess)}",
+                f"{len(inputs)} sources, {size(sum(each.bytes for each in inputs))}: {what} will have at most about {guess}",
                 flush=True,
             )
-        with progress_bar("merging") as progress:
-            merged = merge(
-                found.inputs,
-                output,
-                format=format_,
-                title=_title(found),
-                filters=_filters(args, begin),
-                workers=args.workers,
-                progress=progress,
-                assume=assume,
-                roles=role_starts(found),
-                cluster=cluster,
-            )
-    warning = too_large(merged.bytes, format_)
+        timelines = []
+        for output, inputs in groups.items():
+            with progress_bar("merging") as progress:
+                merged = merge(
+                    inputs,
+                    output,
+                    format=format_,
+                    title=_title(found),
+                    filters=_filters(args, begin),
+                    workers=args.workers,
+                    progress=progress,
+                    assume=assume,
+                    roles=role_starts(found),
+                    cluster=cluster,
+                )
+            timelines.append((merged, too_large(merged.bytes, format_)))
     if args.json:
-        print_json(_described(found, merged, warning))
+        described = [_described(found, *each) for each in timelines]
+        print_json({"timelines": described} if args.per_replica else described[0])
     else:
-        print(_rendered(found, merged, warning))
-    return 1 if any(part.events == 0 and part.findings for part in merged.parts) else 0
+        print("\n".join(_rendered(found, *each) for each in timelines))
+    parts = [part for merged, _ in timelines for part in merged.parts]
+    return 1 if any(part.events == 0 and part.findings for part in parts) else 0
+
+
+def _groups(args: argparse.Namespace, found: Found, name: Path) -> dict[Path, list[Input]]:
+    """The sources of each timeline, by the file that it becomes."""
+    folder = found.folder or Path()
+    if not args.per_replica:
+        return {args.output or folder / name: found.inputs}
+    if args.output is not None:
+        raise ConfigError(
+            "--output: --per-replica writes one file for each replica, in its folder; leave one of the two out"
+        )
+    groups: dict[Path, list[Input]] = {}
+    for each in found.inputs:
+        origin = each.origin
+        if origin.kind == "engine" and origin.role is not None and origin.replica is not None:
+            groups.setdefault(folder / origin.role / f"replica-{origin.replica}" / name, []).append(each)
+    if not groups:
+        raise ConfigError("--per-replica: no trace of an engine's replica was found")
+    return groups
 
 
 def _format(text: str) -> Format:
