@@ -236,6 +236,7 @@ ENDING = """
 import stepprof
 
 def main():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own
     stepprof.init(
         {
             "steps": "2", "output_dir": str(here / "runs"), "backend": "null", "roles": {"rollout": {"ranks": "all"}},
