@@ -255,7 +255,16 @@ class TestRunDirectory:
     @pytest.mark.parametrize("strict", [False, True])
     def test_it_becomes_unwritable_while_the_job_runs(self, job: Job, strict: bool) -> None:
         """A file where its folder was: nobody can write below it, not even root. The log says so, and the job ends as it would have."""
-        gone = "os.rename('runs/job', 'runs/away'); open('runs/job', 'w').close()"
+        gone = """
+import shutil
+os.rename('runs/job', 'runs/away')
+while not os.path.isfile('runs/job'):  # what is written at this very moment makes the folder anew
+    shutil.rmtree('runs/job', ignore_errors=True)
+    try:
+        open('runs/job', 'w').close()
+    except IsADirectoryError:
+        pass
+"""
         config = {"on_complete": NOTE, "keep_steps": 1, "upload": f"file://{job.folder}/up", "steps": "2"}
         job.start(
             config={**config, "strict": strict}, unwritable_after=3, unwritable=gone, rest_after=[5], rest=1.2
