@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -279,6 +281,59 @@ def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
     path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
     entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
     return sorted(entries, key=lambda entry: entry["replica"])
+
+
+JOB = """
+import os, signal, sys, time
+import stepprof
+
+url, key, admin_key, how = sys.argv[1:]
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own
+stepprof.init(
+    {
+        "steps": "2", "output_dir": ".", "backend": "null", "roles": {"rollout": {"ranks": "all"}},
+        "engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60,
+    },
+    run_id="run",
+)
+stepprof.attach(url, role="rollout", api_key=key, admin_key=admin_key)
+window = stepprof.profile_step(2, role="rollout").start()
+print("recording", flush=True)
+sys.stdin.readline()
+if how != "exit":
+    os.kill(os.getpid(), getattr(signal, how))
+    time.sleep(60)
+sys.exit(3)
+"""
+
+
+class TestEndOfTheJob:
+    @pytest.mark.parametrize(
+        ("how", "status"),
+        [("exit", 3), ("SIGTERM", -signal.SIGTERM), ("SIGKILL", -signal.SIGKILL)],
+    )
+    def test_a_job_that_ends_while_its_engine_records(
+        self, server: Server, tmp_path: Path, how: str, status: int
+    ) -> None:
+        """The engine is stopped and its trace kept as partial; after SIGKILL the manifest says that it is lost, and the engine still answers."""
+        arguments = [sys.executable, "-c", JOB, server.url, KEY, ADMIN_KEY, how]
+        with subprocess.Popen(
+            arguments, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as job:
+            assert job.stdin is not None
+            assert job.stdout is not None
+            assert job.stdout.readline() == "recording\n"
+            server.generate(3)
+            job.communicate("\n", timeout=90)
+        assert job.returncode == status
+        (entry,) = told(tmp_path)
+        if how == "SIGKILL":
+            server.ask("POST", "/stop_profile", key=ADMIN_KEY)  # nobody else does
+            assert (entry["status"], entry["artifacts"]) == ("lost", [])
+            return
+        assert (entry["status"], entry["health"]) == ("partial", "ok")
+        (artifact,) = entry["artifacts"]
+        assert Trace.read(tmp_path / "run" / "step-000002" / artifact["path"]).forward == STEPS
 
 
 class TestRecorded:
