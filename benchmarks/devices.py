@@ -7,13 +7,12 @@ their own to be measured with: `nsys_regions`, and the rows of torch_npu's mstx 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
 from importlib.util import find_spec
-from pathlib import Path
 
+from benchmarks.apart import ask, call_rows
 from benchmarks.figures import Row
 from benchmarks.timing import Effort, Subject, time_subjects
 
@@ -32,20 +31,10 @@ def measure_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
         if backend != "null" and find_spec("torch") is None:
             absent[f"a region under {backend}"] = "torch is not installed"
             continue
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.devices", backend, str(int(quick))],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            cwd=Path(__file__).parent.parent,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        told = json.loads(done.stdout.splitlines()[-1])
-        if "absent" in told:
-            absent[f"a region under {backend}"] = told["absent"]
-        rows += [Row(**entry) for entry in told.get("rows", [])]
+        found, reason = ask("benchmarks.devices", backend, str(int(quick)), timeout=300)
+        if reason is not None:
+            absent[f"a region under {backend}"] = reason
+        rows += found
     return rows, absent
 
 
@@ -92,20 +81,7 @@ def _rows(backend: str, mode: str, *, quick: bool) -> list[Row]:
                 timed = time_subjects(subjects, effort)
         finally:
             stepprof.shutdown()
-    figures = {name: figure.thread for name, figure in timed.items()}
-    measure = figures[OURS].minimum
-    return [
-        Row(
-            group=f"region, backend {backend}, {MODES[mode]}",
-            name=subject.name,
-            unit="ns",
-            value=figures[subject.name].minimum,
-            median=figures[subject.name].median,
-            spread=figures[subject.name].spread,
-            ratio=figures[subject.name].minimum / measure if measure > 0 else None,
-        )
-        for subject in subjects
-    ]
+    return call_rows(f"region, backend {backend}, {MODES[mode]}", subjects, timed, OURS)
 
 
 def _subjects(stepprof: object) -> list[Subject]:

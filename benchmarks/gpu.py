@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.apart import ask
 from benchmarks.figures import Row
 
 __all__ = ["measure_gpu"]
@@ -36,20 +36,10 @@ def measure_gpu(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
         return [], {"gpu": "torch is not installed"}
     rows: list[Row] = []
     for case in CASES:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu", case, str(int(quick))],
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-            cwd=Path(__file__).parent.parent,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        told = json.loads(done.stdout.splitlines()[-1])
-        if "absent" in told:
-            return [], {"gpu": told["absent"]}
-        rows += [Row(**entry) for entry in told["rows"]]
+        found, reason = ask("benchmarks.gpu", case, str(int(quick)), timeout=900)
+        if reason is not None:
+            return [], {"gpu": reason}
+        rows += found
     return rows, {}
 
 

@@ -7,16 +7,15 @@ costs elsewhere (`calls`). torch_npu needs an environment of its own: `nox -s np
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.apart import ask, call_rows
 from benchmarks.figures import Row
 from benchmarks.timing import Effort, Subject, time_subjects
 
@@ -38,18 +37,7 @@ def measure_npu_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
         cann = runpy.run_path(str(builder))["build"](Path(folder) / "cann")
         for mode in MODES:
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.npu_regions", mode, str(int(quick)), folder],
-                env={**os.environ, **cann},
-                capture_output=True,
-                text=True,
-                timeout=240,
-                check=False,
-                cwd=Path(__file__).parent.parent,
-            )
-            if done.returncode:
-                raise RuntimeError(done.stderr)
-            rows += [Row(**entry) for entry in json.loads(done.stdout.splitlines()[-1])]
+            rows += ask("benchmarks.npu_regions", mode, str(int(quick)), folder, timeout=240, environ=cann)[0]
     return rows, {}
 
 
@@ -95,27 +83,9 @@ def _measured(mode: str, folder: str, *, quick: bool) -> list[Row]:
         assert stepprof.state().status == {"off": "idle", "idle": "armed", "recording": "recording"}[mode]
         timed = time_subjects(subjects, Effort.quick() if quick else Effort.usual())
     stepprof.shutdown()
-    figures = {name: figure.thread for name, figure in timed.items()}
-    measure = figures[OURS].minimum
-    rows = []
-    for subject in subjects:
-        figure = figures[subject.name]
-        added = figure.less(figures[subject.base]).minimum if subject.base else None
-        own = figure.minimum if added is None else added
-        rows.append(
-            Row(
-                group=f"region under torch_npu, {MODES[mode]}",
-                name=subject.name,
-                unit="ns",
-                value=figure.minimum,
-                median=figure.median,
-                spread=figure.spread,
-                added=added,
-                ratio=None if subject.name == "empty call" or measure <= 0 else own / measure,
-            )
-        )
-    return rows
+    return call_rows(f"region under torch_npu, {MODES[mode]}", subjects, timed, OURS)
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(row) for row in _measured(sys.argv[1], sys.argv[3], quick=sys.argv[2] == "1")]))
+    rows = _measured(sys.argv[1], sys.argv[3], quick=sys.argv[2] == "1")
+    print(json.dumps({"rows": [asdict(row) for row in rows]}))

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.apart import ask, call_rows
 from benchmarks.figures import Row
 from benchmarks.timing import Effort, Subject, time_subjects
 
@@ -37,25 +38,14 @@ def measure_nsys_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     absent: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
         for mode in MODES:
-            environ = {**os.environ, "NVTX_QUIET": "1", "NVTX_LOG": os.devnull}
+            environ = {"NVTX_QUIET": "1", "NVTX_LOG": os.devnull}
             if mode == "recording":
                 library = _tool(Path(folder))
                 if library is None:
                     absent["a region under nsys with a tool"] = "no C compiler"
                     continue
                 environ["NVTX_INJECTION64_PATH"] = library
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.nsys_regions", mode, str(int(quick))],
-                env=environ,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-                cwd=Path(__file__).parent.parent,
-            )
-            if done.returncode:
-                raise RuntimeError(done.stderr)
-            rows += [Row(**entry) for entry in json.loads(done.stdout.splitlines()[-1])]
+            rows += ask("benchmarks.nsys_regions", mode, str(int(quick)), timeout=120, environ=environ)[0]
     return rows, absent
 
 
@@ -109,27 +99,9 @@ def _measured(mode: str, *, quick: bool) -> list[Row]:
         with stepprof.profile_step(2):
             timed = time_subjects(subjects, Effort.quick() if quick else Effort.usual())
         stepprof.shutdown()
-    figures = {name: figure.thread for name, figure in timed.items()}
-    measure = figures[OURS].minimum
-    rows = []
-    for subject in subjects:
-        figure = figures[subject.name]
-        added = figure.less(figures[subject.base]).minimum if subject.base else None
-        own = figure.minimum if added is None else added
-        rows.append(
-            Row(
-                group=f"region under nsys, {MODES[mode]}",
-                name=subject.name,
-                unit="ns",
-                value=figure.minimum,
-                median=figure.median,
-                spread=figure.spread,
-                added=added,
-                ratio=None if subject.name == "empty call" or measure <= 0 else own / measure,
-            )
-        )
-    return rows
+    return call_rows(f"region under nsys, {MODES[mode]}", subjects, timed, OURS)
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(row) for row in _measured(sys.argv[1], quick=sys.argv[2] == "1")]))
+    rows = _measured(sys.argv[1], quick=sys.argv[2] == "1")
+    print(json.dumps({"rows": [asdict(row) for row in rows]}))

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.calls import measure_calls
 from benchmarks.devices import measure_regions
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if missed and given.check else 0
 
 
-def _heading(whole: dict[str, object]) -> str:
+def _heading(whole: dict[str, Any]) -> str:
     versions = whole["versions"]
-    listed = ", ".join(f"{name} {number}" for name, number in versions.items() if number)  # type: ignore[attr-defined]
+    listed = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     return f"Python {whole['python']} on {whole['processor']} ({whole['cores']} cores); {listed}"

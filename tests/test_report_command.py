@@ -12,7 +12,7 @@ from runs import make_run, record, region, write_spans
 
 from stepprof.cli import main
 from stepprof.commands.reading import progress_bar
-from stepprof.report.schema import Comparison
+from stepprof.report.schema import Comparison, Report
 from stepprof.report.store import read
 
 BASE = 1_700_000_000_000_000_000
@@ -68,14 +68,14 @@ class TestOneStep:
         folder = path / "step-000002"
         assert out.startswith("run r  step 2  1.50 s")
         assert out.splitlines()[-2:] == [str(folder / "report.html"), str(folder / "report.json")]
-        assert read(folder / "report.json").regions[0].seconds == 0.5
+        assert read(folder / "report.json", Report).regions[0].seconds == 0.5
         assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
     def test_a_second_report_replaces_the_first(self, runs):
         path = make(runs)
         (path / "step-000002" / "report.json").write_text("old")
         assert report() == 0
-        assert read(path / "step-000002" / "report.json").run_id == "r"
+        assert read(path / "step-000002" / "report.json", Report).run_id == "r"
         assert [each.name for each in (path / "step-000002").iterdir() if each.name.startswith(".")] == []
 
     def test_json_alone_is_printed_and_nothing_written(self, runs, capsys):
@@ -88,7 +88,7 @@ class TestOneStep:
     def test_files_of_ones_own(self, runs, tmp_path):
         path = make(runs)
         assert report("r", "--html", "out/a.html", "--json", "out/b.json") == 0
-        assert read(tmp_path / "out" / "b.json").step == 2
+        assert read(tmp_path / "out" / "b.json", Report).step == 2
         assert (tmp_path / "out" / "a.html").is_file()
         assert not list(path.rglob("report.*"))
 
@@ -116,7 +116,7 @@ class TestOneStep:
         (tmp_path / "plain").mkdir()
         (tmp_path / "plain" / "w.pt.trace.json.gz").write_bytes(TRACE)
         assert report("plain") == 0
-        assert read(tmp_path / "plain" / "report.json").ops[0].name == "aten::mm"
+        assert read(tmp_path / "plain" / "report.json", Report).ops[0].name == "aten::mm"
         assert "aten::mm" in capsys.readouterr().out
 
     def test_a_terminal_that_lacks_a_character_still_gets_its_report(self, runs):

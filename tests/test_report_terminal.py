@@ -170,7 +170,7 @@ class TestStore:
     def test_a_report_comes_back(self, tmp_path):
         report = make_report(3, 1)
         write(tmp_path / "step-000012" / "report.json", dump(report))
-        assert read(tmp_path / "step-000012" / "report.json") == report
+        assert read(tmp_path / "step-000012" / "report.json", Report) == report
         write(tmp_path / "c.json", dump(make_comparison()))
         assert read(tmp_path / "c.json", Comparison) == make_comparison()
 
@@ -186,12 +186,12 @@ class TestStore:
     def test_anything_else_is_refused_by_name(self, tmp_path, data, said):
         (tmp_path / "x.json").write_bytes(data)
         with pytest.raises(ConfigError, match=said) as raised:
-            read(tmp_path / "x.json")
+            read(tmp_path / "x.json", Report)
         assert "x.json" in str(raised.value)
 
     def test_no_file_at_all(self, tmp_path):
         with pytest.raises(ConfigError, match="cannot be read"):
-            read(tmp_path / "x.json")
+            read(tmp_path / "x.json", Report)
 
     def test_a_file_that_cannot_be_written_leaves_the_old_one(self, tmp_path):
         """The folder's place is taken by a file."""

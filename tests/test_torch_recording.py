@@ -37,23 +37,6 @@ def loop(*inside, after=lambda: None):
 TWO = {"STEPPROF_STEPS": "2-3"}
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 1 MB under `disk`."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a disk cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def on_disk(folder):
     """The configuration that records there, with one manifest writer and no spans."""
     return {**TWO, "STEPPROF_OUTPUT_DIR": str(folder), "STEPPROF_RUN_ID": "r"}

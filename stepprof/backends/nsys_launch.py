@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.backends.nsys_reports import VARIABLE
-from stepprof.config import Config, load
+from stepprof.config import Config, WatchOptions, load
 from stepprof.errors import ConfigError
 from stepprof.log import logger
 from stepprof.nsysoptions import ANY, NsysOptions
@@ -123,7 +123,9 @@ def count_windows(config: Config, roles: Sequence[str] = (), rank: int | None = 
         if number is None:
             return None
         total += number
-    return None if config.watch.enabled and config.watch.max_captures else total  # type: ignore[union-attr]
+    watch = config.watch
+    unforeseen = isinstance(watch, WatchOptions) and watch.enabled and watch.max_captures > 0
+    return None if unforeseen else total
 
 
 def _captures(policy: Policy, rank: int | None) -> int | None:

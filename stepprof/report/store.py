@@ -24,7 +24,7 @@ def dump(content: Report | Comparison) -> bytes:
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
-def read(path: Path, kind: type[_Content] = Report) -> _Content:  # type: ignore[assignment]
+def read(path: Path, kind: type[_Content]) -> _Content:
     """A report, or a comparison, that was written earlier.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -117,23 +116,6 @@ def npu_server(cann: dict[str, str]) -> Iterator[Server]:
 def npu(npu_server: Server, cann: dict[str, str], tmp_path: Path) -> Npu:
     """Starts scripts."""
     return Npu(npu_server, tmp_path, cann)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MB under `disk`."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a disk cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def info(folder: Path) -> dict:

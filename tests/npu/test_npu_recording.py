@@ -5,21 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import Call
+from conftest import SESSION, Call
 
 from stepprof.manifest import list_runs, read_step
 from stepprof.npufolder import missing_parts
-
-SESSION = [
-    "aclprofInit",
-    "aclprofCreateConfig",
-    "aclprofWarmup",
-    "aclprofStart",
-    "aclprofRegisterDeviceCallback",
-    "aclprofStop",
-    "aclprofDestroyConfig",
-    "aclprofFinalize",
-]
 
 
 class TestWindow:

@@ -8,11 +8,11 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ran import Ran
 
 if TYPE_CHECKING:
     from vllm_driven import Live
@@ -72,22 +72,6 @@ def live(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]
         engine = Live(model, **engine_args(tmp_path_factory.mktemp("traces")))
     yield engine
     engine.close()
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a script ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-    def check(self) -> Ran:
-        """Return this where the script ended well; else fail with all that it printed."""
-        assert self.returncode == 0, (
-            f"exit status {self.returncode}\n{self.stdout[-4000:]}\n{self.stderr[-8000:]}"
-        )
-        return self
 
 
 @pytest.fixture

@@ -1,0 +1,58 @@
+"""Measuring in a process of its own: what is decided once in a process (a tool, a device, a backend) is measured anew for each case."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.figures import Figure, Row
+from benchmarks.timing import Subject, Timed
+
+__all__ = ["ask", "call_rows"]
+
+
+def ask(
+    module: str, *arguments: str, timeout: float, environ: Mapping[str, str] | None = None
+) -> tuple[list[Row], str | None]:
+    """What a module says that is run as a program: its last line is ``{"rows": […]}``, or ``{"absent": why}``. Raises RuntimeError where it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=Path(__file__).parent.parent,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    told = json.loads(done.stdout.splitlines()[-1])
+    return [Row(**entry) for entry in told.get("rows", [])], told.get("absent")
+
+
+def call_rows(group: str, subjects: Sequence[Subject], timed: Mapping[str, Timed], ours: str) -> list[Row]:
+    """Rows of calls by the calling thread's processor time; `ours` is the subject that the others are compared with."""
+    figures: dict[str, Figure] = {name: each.thread for name, each in timed.items()}
+    measure = figures[ours].minimum
+    rows = []
+    for subject in subjects:
+        figure = figures[subject.name]
+        added = figure.less(figures[subject.base]).minimum if subject.base else None
+        own = figure.minimum if added is None else added
+        rows.append(
+            Row(
+                group=group,
+                name=subject.name,
+                unit="ns",
+                value=figure.minimum,
+                median=figure.median,
+                spread=figure.spread,
+                added=added,
+                ratio=None if subject.name == "empty call" or measure <= 0 else own / measure,
+            )
+        )
+    return rows
