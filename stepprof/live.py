@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from stepprof.control import Control
-from stepprof.current import cell, last_open
+from stepprof.control import OVERLAP, Control
+from stepprof.current import DEEPEST, cell, last_open
 from stepprof.publishing import Publisher
 
 if TYPE_CHECKING:
@@ -26,36 +26,57 @@ MOST_ROLES = 64
 
 
 class Pace:
-    """Which step runs, and how long the last ones took.
+    """Which step runs, and how long the last ones took; also where two of them are under way at any moment.
 
-    ``seconds`` is the last one's, from its first window's start to its last one's end; ``shortest`` the least time from the start
-    of one step to that of the next.
+    ``shortest`` is the least time from the start of one step to that of the next, ``stride`` by how much their numbers differ.
     """
 
     def __init__(self) -> None:
-        self.seconds: float | None = None
+        self.stride: int | None = None
+        self._steps: dict[int, tuple[int, int]] = {}
+        """When the last steps began and ended, as far as their windows are over."""
         self._between: deque[float] = deque(maxlen=LAST_STEPS)
         self.roles: set[str] = set()
-        self._step: int | None = None
-        self._start = self._end = 0
         self._noticed: tuple[int | None, int | None] = (None, None)
         self._sampled: float | None = None
 
     def see(self, spans: Iterable[Span]) -> None:
-        """Take in finished spans, in their order."""
+        """Take in finished spans, in the order in which they ended."""
         for span in spans:
             where = span[6]
             if span[1] != "window" or where is None or where.number is None:
                 continue
             if where.role is not None and len(self.roles) < MOST_ROLES:
                 self.roles.add(where.role)
-            if where.number != self._step:
-                if self._step is not None:
-                    self.seconds = (self._end - self._start) / 1e9
-                    self._between.append(max(span[2] - self._start, 0) / 1e9)
-                self._step, self._start, self._end = where.number, span[2], span[3]
-            else:
-                self._start, self._end = min(self._start, span[2]), max(self._end, span[3])
+            if where.number not in self._steps and not self._begin(where.number, span[2]):
+                continue
+            start, end = self._steps.get(where.number, (span[2], span[3]))
+            self._steps[where.number] = min(start, span[2]), max(end, span[3])
+
+    def _begin(self, step: int, start_ns: int) -> bool:
+        """The first window of a step has ended; False where the step is long past, and counts no more."""
+        newest = self.newest
+        if newest is not None and step > newest:
+            self._between.append(max(start_ns - self._steps[newest][0], 0) / 1e9)
+            self.stride = step - newest
+        elif newest is not None and step < newest - OVERLAP:
+            if start_ns < self._steps[newest][1]:
+                return False
+            self._steps.clear()  # the loop has gone back to a checkpoint
+        if len(self._steps) >= OVERLAP:
+            del self._steps[min(self._steps)]
+        return True
+
+    @property
+    def newest(self) -> int | None:
+        """The latest step of which a window has ended."""
+        return max(self._steps, default=None)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the step before that one took, from its first window's start to its last one's end."""
+        before = sorted(self._steps)[-2:-1]
+        return (self._steps[before[0]][1] - self._steps[before[0]][0]) / 1e9 if before else None
 
     @property
     def shortest(self) -> float | None:
@@ -86,9 +107,7 @@ class Live:
         self._session = session
         self._clock = time.time() - time.monotonic()
         self.pace = Pace()
-        self.control = Control(
-            run.path, session.selector, session.local.capturer.probe, lambda: session.last_step
-        )
+        self.control = Control(run.path, session.selector, session.local.capturer.probe, self._begun)
         self._publisher = Publisher(session.local.capturer.origin, self._condition, self._progress)
 
     def look(self) -> None:
@@ -127,12 +146,35 @@ class Live:
 
     def _progress(self) -> dict[str, Any]:
         """What is told with the next version: where the loop is."""
-        step = self._session.last_step
+        step = self._begun()
         window = last_open(cell.scope)
         return {
             "step": step,
             "step_since_unix_ns": self.pace.since_unix_ns(step),
             "step_seconds": self.pace.seconds,
             "pace_seconds": self.pace.shortest,
+            "stride": self.pace.stride,
             "role": None if window is None else window.role,
         }
+
+    def _begun(self) -> int | None:
+        """The furthest step that has begun. With two under way, the window that was entered last may be of the earlier one."""
+        last = self._session.last_step
+        if last is None:
+            return None
+        found = [last, *_open_steps()]
+        if self.pace.newest is not None:
+            found.append(self.pace.newest)
+        return max(step for step in found if step <= last + OVERLAP)  # further on: before the loop went back
+
+
+def _open_steps() -> list[int]:
+    """The steps of the windows that are open, in whatever thread or task."""
+    found, window = [], cell.scope
+    for _ in range(DEEPEST):
+        if window is None:
+            break
+        if window._start and window.number is not None:
+            found.append(window.number)
+        window = window._before
+    return found

@@ -1,8 +1,8 @@
-"""Reading what the processes of a run tell of themselves: live, stale, ended, crashed, or damaged.
+"""Reading what the processes of a run tell of themselves: live, stale, ended, crashed, replaced, or damaged.
 
 The reading side of `stepprof.publishing`. A file says when it was written and by which process: one whose process is known to be gone
-without having said so crashed; one that should have been written anew long ago, and was not, is stale. Nothing in a file is trusted
-to be of the type it should be.
+without having said so crashed; one that should have been written anew long ago, and was not, is stale; where the job has been started
+anew since, either is replaced. Nothing in a file is trusted to be of the type it should be.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ def read_statuses(run: Path) -> list[dict[str, Any]]:
 
     Returns:
         For each file in `status/` the fields that `stepprof.publishing` writes, None where one is missing or of another type, and
-        `condition` ("live", "stale", "ended", "crashed" or "damaged"), `age_seconds` since it was written, by the clocks of the
-        writer and of this host, and `file`, its name.
+        `condition` ("live", "stale", "ended", "crashed", "replaced" or "damaged"), `age_seconds` since it was written, by the clock of
+        its writer or that of the file system, whichever is nearer to that of this host, and `file`, its name.
     """
     try:
         files = sorted(
@@ -48,8 +48,9 @@ def read_statuses(run: Path) -> list[dict[str, Any]]:
         )
     except OSError:
         return []
-    found = [_read(path) for path in files]
-    return sorted((status for status in found if status is not None), key=_place)
+    found = [status for path in files if (status := _read(path)) is not None]
+    _find_replaced(found)
+    return sorted(found, key=_place)
 
 
 def missed_requests(run: Path, step: int) -> list[str]:
@@ -81,11 +82,13 @@ def _place(status: Mapping[str, Any]) -> tuple[bool, int, str]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     content: object = None
+    changed_ns: int | None = None
     try:
         # a pipe that somebody laid there must not be waited for
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
+            changed_ns = status.st_mtime_ns
             if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
                 content = json.load(file)
     except FileNotFoundError:
@@ -96,9 +99,15 @@ def _read(path: Path) -> dict[str, Any] | None:
     known = {key: given.get(key) if check(given.get(key)) else None for key, check in _FIELDS.items()}
     known["requests"] = _requests(given.get("requests"))
     known["engines"] = _engines(given.get("engines"))
-    published = known["published_unix_ns"]
-    age = None if published is None else max((time.time_ns() - published) / 1e9, 0.0)
+    age = None if known["published_unix_ns"] is None else _age(known["published_unix_ns"], changed_ns)
     return {**known, "condition": _condition(known, age), "age_seconds": age, "file": path.name}
+
+
+def _age(published_ns: int, changed_ns: int | None) -> float:
+    """How old a file is, by the clock of its writer or by that of the file system: the clock of one node may be wrong by hours."""
+    now = time.time_ns()
+    ages = [(now - at) / 1e9 for at in (published_ns, changed_ns) if at is not None]
+    return min((age for age in ages if age >= 0), default=0.0)
 
 
 def _condition(status: Mapping[str, Any], age: float | None) -> str:
@@ -110,6 +119,17 @@ def _condition(status: Mapping[str, Any], age: float | None) -> str:
         return "crashed"
     beat = status["beat_seconds"] or 5.0
     return "stale" if age > MISSED_BEATS * beat else LIVE
+
+
+def _find_replaced(statuses: Sequence[dict[str, Any]]) -> None:
+    """What a job that died left behind, where it has been started anew in the same run: maybe on other hosts, maybe with fewer ranks."""
+    live = [each for each in statuses if each["condition"] == LIVE and each["started_unix_ns"] is not None]
+    for status in statuses:
+        if status["condition"] not in ("stale", "crashed") or is_alive(status["writer"]):
+            continue
+        after = [each for each in live if each["started_unix_ns"] > status["published_unix_ns"]]
+        if after and (len(after) == len(live) or any(each["rank"] == status["rank"] for each in after)):
+            status["condition"] = "replaced"
 
 
 def _engines(value: object) -> dict[str, dict[str, str | None]]:
@@ -192,5 +212,6 @@ _FIELDS: dict[str, _Check] = {
     "step_since_unix_ns": _count,
     "step_seconds": _seconds,
     "pace_seconds": _seconds,
+    "stride": lambda value: _count(value) and value != 0,
     "role": _text,
 }

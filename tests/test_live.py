@@ -28,14 +28,14 @@ import logging, pathlib, sys, time
 import stepprof
 
 logging.basicConfig(level="INFO", stream=sys.stdout)
-rank, seconds, first = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+rank, seconds, first, stride = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 stepprof.init({"backend": "null", "output_dir": "runs"}, rank=rank, world_size=4, run_id="job")
 step = first
 while not pathlib.Path("stop").exists() and step < 10_000:
     with stepprof.profile_step(step):
         with stepprof.profile_step(step, role="actor"):
             time.sleep(seconds)
-    step += 1
+    step += stride
 stepprof.shutdown()
 print("result", step > first, flush=True)
 """
@@ -50,9 +50,10 @@ class Job:
         self.ranks: dict[int, subprocess.Popen[str]] = {}
         (folder / "loop.py").write_text(textwrap.dedent(LOOP))
 
-    def start(self, rank: int, seconds: float = 0.02, first: int = 1) -> None:
+    def start(self, rank: int, seconds: float = 0.02, first: int = 1, stride: int = 1) -> None:
+        numbers = (rank, seconds, first, stride)
         self.ranks[rank] = subprocess.Popen(
-            [sys.executable, "-W", "error", "loop.py", str(rank), str(seconds), str(first)],
+            [sys.executable, "-W", "error", "loop.py", *map(str, numbers)],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -125,6 +126,43 @@ class TestTrigger:
         assert job.recorded(request.step) == {0, 1, 2}
         assert "to=armed target=rank-0 seconds=" in printed[0]
         assert job.recorded(request.step - 1) == job.recorded(request.step + 1) == set()
+
+    def test_the_next_step_of_a_loop_that_counts_by_tens(self, job: Job) -> None:
+        """One that comes, and that none of them has begun."""
+        for rank in (0, 1):
+            job.start(rank, 0.05, first=10, stride=10)
+        job.wait_for(0, 1)
+        request = stepprof.trigger(job.run, ranks="all")
+        job.wait_until(lambda _: job.outcomes(request.name) == {0: "reached", 1: "reached"})
+        job.end()
+        assert request.step % 10 == 0
+        assert job.recorded(request.step) == {0, 1}
+
+    def test_a_job_that_was_killed_and_goes_on_elsewhere(
+        self, job: Job, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """What its processes told last, on a host that is gone, is neither in the way of a request nor called a problem."""
+        job.start(3, 0.02, first=5000)
+        job.wait_for(3)
+        job.ranks[3].kill()
+        job.ranks[3].wait()
+        told = job.run / "status" / "rank-3.json"
+        content = json.loads(told.read_text())
+        content["writer"]["host"] = "gone"
+        told.write_text(
+            json.dumps({**content, "published_unix_ns": content["published_unix_ns"] - 20 * 10**9})
+        )
+        long_ago = time.time() - 20
+        os.utime(told, (long_ago, long_ago))
+        assert main(["status", str(job.run)]) == 1
+        assert "1 stale" in capsys.readouterr().out
+        job.start(0, 0.02, first=4000)
+        job.wait_for(0)
+        assert main(["status", str(job.run)]) == 0
+        assert "1 live, 1 replaced" in capsys.readouterr().out
+        assert stepprof.trigger(job.run).step < 4500
+        assert stepprof.trigger(job.run, step=4900).step == 4900
+        job.end()
 
     def test_two_at_once_one_withdrawn_and_one_for_the_past(self, job: Job) -> None:
         """Each has its own outcome; the ranks that were past a step say so, and record the rest of it."""
@@ -298,6 +336,7 @@ class TestStatus:
         (folder / "rank-3.json").write_text(
             json.dumps({**good, "rank": 3, "published_unix_ns": time.time_ns() - 10**12})
         )
+        os.utime(folder / "rank-3.json", (0, 0))
         (folder / "rank-4.json").write_text(
             json.dumps(
                 {**good, "rank": "a\x1b[31m", "engines": {"r/0": {"state": 1, "health": "ok"}, "x": 3}}
@@ -346,31 +385,122 @@ class TestPython:
         (status,) = read_statuses(session.path)
         assert status["requests"][request.name]["outcome"] == "reached"
 
+    def test_a_step_that_has_begun_beside_an_earlier_one(self, tmp_path: Path) -> None:
+        """One step ahead: the rollout of 6 is under way, or over, though the window that was entered last is of 5."""
+        session = stepprof.init({"backend": "null", "output_dir": str(tmp_path)})
+        path = session.path
+        assert path is not None
+        try:
+            ahead = stepprof.profile_step(6, role="rollout")
+            ahead.start()
+            with stepprof.profile_step(5, role="actor"):
+                _until(lambda: [status["step"] for status in read_statuses(path)] == [6])
+                with pytest.raises(ConfigError, match="is at step 6 already"):
+                    stepprof.trigger(step=6)
+                ahead.stop()
+                place_request(path, late := Request.make(6))
+                _until(lambda: late.name in session.live.control.outcomes())
+            seen = session.live.control.outcomes()[late.name]
+        finally:
+            stepprof.shutdown()
+        assert (seen["outcome"], seen["reason"]) == (
+            "missed",
+            "this rank was at step 6 when it saw the request",
+        )
+
     def test_a_folder_that_is_none(self, tmp_path: Path) -> None:
         """Said before anything is written."""
         with pytest.raises(ConfigError, match="no such folder"):
             ask(tmp_path / "nowhere", 3, count=1, role=None)
 
 
-RANK = {"step": 10, "step_since_unix_ns": 0, "pace_seconds": 1.0, "published_unix_ns": 0}
+RANK = {
+    "step": 10,
+    "stride": 1,
+    "step_since_unix_ns": 0,
+    "pace_seconds": 1.0,
+    "published_unix_ns": 10**12,
+    "age_seconds": 0.0,
+}
 
 
 class TestReachableStep:
     def test_nobody_will_have_begun_it(self) -> None:
         """The rank that is furthest decides, by how far it may have come since it told."""
         behind = {**RANK, "step": 2}
-        assert reachable_step([RANK, behind], 0) == 15
-        assert reachable_step([RANK, behind], 10**10) == 27
+        assert reachable_step([RANK, behind]) == 15
+        assert reachable_step([{**RANK, "age_seconds": 10.0}, behind]) == 27
 
     def test_a_step_that_takes_long_is_no_reason_to_wait(self) -> None:
-        """What is known to be still running has not ended meanwhile."""
-        hanging = {**RANK, "published_unix_ns": 10**12}
-        assert reachable_step([hanging], 10**12) == 15
+        """One that had just begun when it was told has not ended meanwhile."""
+        begun = {**RANK, "pace_seconds": 60.0, "step_since_unix_ns": RANK["published_unix_ns"]}
+        assert reachable_step([begun]) == 11
+        assert reachable_step([{**begun, "age_seconds": 30.0}]) == 11
+
+    def test_of_a_rank_that_hangs_no_more_steps_are_expected(self) -> None:
+        """Nor of one whose clock is an hour behind."""
+        assert reachable_step([{**RANK, "age_seconds": 3600.0}]) == 33
+
+    def test_a_clock_that_is_wrong(self) -> None:
+        """For how long its step has run is told by its own clock alone."""
+        wrong = {**RANK, "published_unix_ns": 10**9, "step_since_unix_ns": 0, "pace_seconds": 10.0}
+        assert reachable_step([wrong]) == 11
+
+    def test_steps_far_apart(self) -> None:
+        """The next one that there will be."""
+        assert reachable_step([{**RANK, "stride": 10}]) == 60
+        assert reachable_step([{**RANK, "stride": 10, "pace_seconds": None}]) == 30
 
     def test_ranks_that_have_not_begun(self) -> None:
         """The first step of all, and one more where nobody knows how long a step takes."""
-        assert reachable_step([{**RANK, "step": None}], 0) == 1
-        assert reachable_step([{**RANK, "pace_seconds": None}], 0) == 12
+        assert reachable_step([{**RANK, "step": None}]) == 1
+        assert reachable_step([{**RANK, "pace_seconds": None}]) == 12
+        assert reachable_step([]) == 1
+
+
+class TestWhatWasTold:
+    def told(self, run: Path, rank: int, *, started: float = 100.0, ago: float = 0.0, **more: Any) -> Path:
+        """A status file of a process of another host, which was written so long ago."""
+        now = time.time()
+        content = {
+            "rank": rank,
+            "writer": {"host": "elsewhere", "pid": 1},
+            "started_unix_ns": int((now - started) * 1e9),
+            "published_unix_ns": int((now - ago) * 1e9),
+            "ended": False,
+            **more,
+        }
+        path = run / "status" / f"rank-{rank}{more.get('number', '')}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
+        os.utime(path, (now - ago, now - ago))
+        return path
+
+    def conditions(self, run: Path) -> list[str]:
+        return [status["condition"] for status in read_statuses(run)]
+
+    def test_by_a_clock_that_is_an_hour_wrong(self, tmp_path: Path) -> None:
+        """The file system knows when a file was written: neither is it stale nor told of the future."""
+        for rank, hours in ((0, -1), (1, 1)):
+            path = self.told(tmp_path, rank, published_unix_ns=time.time_ns() + hours * 3600 * 10**9)
+            os.utime(path, (time.time() - 4, time.time() - 4))
+        assert self.conditions(tmp_path) == ["live", "live"]
+        assert [round(status["age_seconds"]) for status in read_statuses(tmp_path)] == [4, 4]
+
+    def test_of_a_job_that_was_started_anew(self, tmp_path: Path) -> None:
+        """With another process of the rank, or all anew with fewer ranks: what is left of it is replaced."""
+        self.told(tmp_path, 0, started=500.0, ago=60.0)
+        self.told(tmp_path, 1, started=500.0, ago=60.0)
+        assert self.conditions(tmp_path) == ["stale", "stale"]
+        self.told(tmp_path, 0, started=50.0, number=".2")
+        assert self.conditions(tmp_path) == ["live", "replaced", "replaced"]
+
+    def test_a_rank_that_comes_late_replaces_nobody(self, tmp_path: Path) -> None:
+        """One that hangs stays stale, whoever comes after."""
+        self.told(tmp_path, 0, started=500.0)
+        self.told(tmp_path, 1, started=500.0, ago=60.0)
+        self.told(tmp_path, 2, started=50.0)
+        assert self.conditions(tmp_path) == ["live", "stale", "live"]
 
 
 @pytest.fixture(scope="module")
@@ -451,3 +581,10 @@ class TestTerminal:
         printed = shown.communicate(timeout=20)[0]
         assert printed.count("run job") > 1
         assert "1 ended" in printed.rsplit("run job", 1)[1]
+
+
+def _until(test: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -153,6 +153,28 @@ class TestPace:
         pace.see([self.window(3, 5.0, 5.5)])
         assert (pace.seconds, pace.shortest, pace.roles) == (1.0, 2.0, {"actor", "rollout"})
 
+    def test_of_steps_that_overlap(self) -> None:
+        """The rollout of the next step runs while the policy learns from the last one: the pace is that of the loop."""
+        pace = Pace()
+        for step in range(1, 9):
+            begun = 10.0 * step
+            pace.see(
+                [
+                    self.window(step + 1, begun, begun + 8, "rollout"),
+                    self.window(step, begun, begun + 9, "actor"),
+                ]
+            )
+        assert (pace.newest, pace.shortest, pace.stride, pace.seconds) == (9, 10.0, 1, 19.0)
+
+    def test_of_steps_far_apart(self) -> None:
+        """Numbered by tens; a window that was open for very long is no step back, a checkpoint is one."""
+        pace = Pace()
+        pace.see([self.window(10 * number, number, number + 0.5) for number in range(1, 20)])
+        pace.see([self.window(10, 0.0, 19.9, "stream")])
+        assert (pace.newest, pace.shortest, pace.stride) == (190, 1.0, 10)
+        pace.see([self.window(50, 30.0, 31.0), self.window(60, 31.0, 31.5)])
+        assert (pace.newest, pace.seconds, pace.stride) == (60, 1.0, 10)
+
     def test_without_spans(self) -> None:
         """From look to look."""
         pace = Pace()

@@ -23,6 +23,7 @@ _COLOURS = {
     "live": "green",
     "stale": "yellow",
     "ended": "dim",
+    "replaced": "dim",
     "crashed": "bold red",
     "damaged": "bold red",
     "recording": "bold magenta",
@@ -38,7 +39,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "status",
         help="show what every rank and engine does",
         description="Show what every rank and engine of a run does now, or did last.",
-        epilog="exit status: 0 all live or ended, 1 a process crashed, is stale, or its file is damaged, 2 no such run",
+        epilog="exit status: 0 all live, ended or replaced, 1 a process crashed, is stale, or its file is damaged, 2 no such run",
     )
     add_run(parser)
     parser.add_argument(
