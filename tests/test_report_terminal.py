@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from collections import Counter
 
 import msgspec
 import pytest
@@ -87,6 +89,26 @@ class TestReport:
         )
         assert section(text_of(waits), "whom the others waited for")[-1].rstrip().endswith("in collectives")
 
+    @pytest.mark.parametrize("width", [20, 50, 80])
+    def test_a_narrow_terminal_shows_every_figure_whole(self, width):
+        """Names and headings are folded; below that lines are left to the terminal, and no column is."""
+        report = make_report(3, 1, straggler=1)
+        figure = re.compile(r"[\d.,]+ (?:s|ms|µs|ns)\b|[\d.]+%")
+        wide, narrow = text_of(report, width=300), text_of(report, width=width)
+        tables = [text[text.index("rollout/0") :] for text in (wide, narrow)]
+        assert Counter(figure.findall(tables[1])) == Counter(figure.findall(tables[0]))
+        ribbon = section(narrow, "where the time went")
+        assert all("█" in line and line.endswith("%") for line in ribbon)
+
+    def test_eighty_columns_hold_the_usual_tables(self):
+        report = make_report(3, 1, straggler=1)
+        assert max(map(len, text_of(report, width=80).splitlines())) <= 80
+        assert max(map(len, text_of(make_comparison(), width=80).splitlines())) <= 80
+
+    def test_no_line_ends_in_blanks(self):
+        text = text_of(make_report(3, 1)) + text_of(make_comparison())
+        assert [line for line in text.splitlines() if line != line.rstrip()] == []
+
     def test_names_can_neither_colour_nor_move_the_terminal(self):
         """Neither by escapes nor by rich's own markup."""
         hostile = "[red]x[/red]\x1b[2J\r\n"
@@ -142,7 +164,7 @@ class TestComparison:
 
     def test_only_a_known_noise_can_hide_a_change(self):
         regions = section(text_of(make_comparison()), "regions")
-        assert [line.rstrip().split("   ")[-1].strip() for line in regions[2:]] == [
+        assert [line.split("  ")[-1] for line in regions[2:]] == [
             "within noise",
             "processes",
             "unknown",

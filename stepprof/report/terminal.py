@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +27,7 @@ from stepprof.tables import printable
 
 __all__ = ["print_comparison", "print_report"]
 
+_INDENT = 2
 _MOST_FINDINGS = 10
 _CHANGES = {
     "step": "step",
@@ -56,39 +57,40 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
         top: rows of the longest tables.
     """
     plain = not console.encoding.lower().startswith("utf")
+    room = console.width - _INDENT
     version = "" if report.version is None else f"  version {report.version}"
     title = Text(printable(f"run {report.run_id}  step {report.step}{version}"), style="bold")
     title.append(f"  {seconds(report.seconds)}", style="bold cyan")
-    console.print(title)
+    console.print(title, soft_wrap=True)
     _print_headlines(console, report.headlines)
     if report.roles:
-        _section(console, "where the time went", roles_table(report, plain))
+        _section(console, "where the time went", roles_table(report, plain, room))
     if report.rollout:
-        _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain))
+        _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
     if report.skew:
-        _section(console, "whom the others waited for", skew_table(report, top))
+        _section(console, "whom the others waited for", skew_table(report, top, room))
     if report.idle:
-        _section(console, "work and waiting", idle_table(report.idle))
+        _section(console, "work and waiting", idle_table(report.idle, room))
     if report.overlap:
-        _section(console, "communication and compute, mean of the processes", overlap_table(report))
+        _section(console, "communication and compute, mean of the processes", overlap_table(report, room))
     if report.regions:
-        _section(console, "regions", regions_table(report.regions[:top]))
+        _section(console, "regions", regions_table(report.regions[:top], room))
     for name, ops in (("operators", report.ops), ("kernels", report.kernels)):
         if ops:
-            _section(console, f"{name} by self time, all processes", ops_table(ops[:top]))
+            _section(console, f"{name} by self time, all processes", ops_table(ops[:top], room))
     _section(console, "memory and the cost of recording", cost_lines(report))
     _print_findings(console, report.findings)
     clock = report.clock.rstrip(".")
     if report.clock_error_ns:
         clock += f", right within {seconds(report.clock_error_ns / 1e9)}"
     console.print()
-    console.print(Text(printable(f"clock: {clock}"), style="dim"))
+    _indented(console, Text(printable(f"clock: {clock}"), style="dim"), 0)
 
 
 def print_comparison(comparison: Comparison, console: Console, *, top: int = 12) -> None:
     """Print what changed from A to B; `top` rows of each kind."""
-    console.print(Text(printable(f"A  {comparison.a}"), style="bold"))
-    console.print(Text(printable(f"B  {comparison.b}"), style="bold"))
+    console.print(Text(printable(f"A  {comparison.a}"), style="bold"), soft_wrap=True)
+    console.print(Text(printable(f"B  {comparison.b}"), style="bold"), soft_wrap=True)
     _print_headlines(console, comparison.headlines)
     there = dict.fromkeys(change.topic for change in comparison.changes)
     for topic in [
@@ -96,7 +98,7 @@ def print_comparison(comparison: Comparison, console: Console, *, top: int = 12)
         *(other for other in there if other not in _CHANGES),
     ]:
         changes = [change for change in comparison.changes if change.topic == topic]
-        _section(console, _CHANGES.get(topic, topic), changes_table(changes[:top]))
+        _section(console, _CHANGES.get(topic, topic), changes_table(changes[:top], console.width - _INDENT))
     _print_findings(console, comparison.findings)
 
 
@@ -105,22 +107,31 @@ def _print_headlines(console: Console, headlines: Sequence[Headline]) -> None:
         return
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
     for headline in headlines:
         cost = "" if headline.seconds is None else seconds(headline.seconds)
         table.add_row(
             Text(cost, style=f"bold {_TOPICS.get(headline.topic, 'blue')}"), Text(printable(headline.text))
         )
     console.print()
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    _indented(console, table)
 
 
 def _section(console: Console, title: str, content: RenderableType | None) -> None:
     if content is None:
         return
     console.print()
-    console.print(Text(title, style="bold"))
-    console.print(Padding(content, (0, 0, 0, 2), expand=False))
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    _indented(console, content)
+
+
+def _indented(console: Console, content: RenderableType, indent: int = _INDENT) -> None:
+    """Print, with nothing behind the last character of a line; a line that is longer than the terminal is the terminal's to wrap."""
+    options = console.options.update_width(max(console.width - indent, 1))
+    for line in Segment.split_lines(console.render(content, options)):
+        text = Text.assemble(" " * indent, *((segment.text, segment.style or "") for segment in line))
+        text.rstrip()
+        console.print(text, soft_wrap=True)
 
 
 def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
@@ -130,9 +141,7 @@ def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
     console.print(Text("notes", style="bold"))
     for finding in findings[:_MOST_FINDINGS]:
         source = "" if finding.source is None else f"{finding.source}: "
-        console.print(
-            Padding(Text(printable(f"{source}{finding.problem}"), style="yellow"), (0, 0, 0, 2), expand=False)
-        )
+        _indented(console, Text(printable(f"{source}{finding.problem}"), style="yellow"))
     if len(findings) > _MOST_FINDINGS:
         more = f"and {len(findings) - _MOST_FINDINGS} more, in the JSON"
-        console.print(Padding(Text(more, style="yellow"), (0, 0, 0, 2), expand=False))
+        _indented(console, Text(more, style="yellow"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -26,55 +27,81 @@ __all__ = [
     "skew_table",
 ]
 
-_RIBBON = 44
+_RIBBON, _SHORT_RIBBON = 44, 12
+_NAME = 10  # so many characters of a name stand in one line
+_GAP = 2  # between two columns
 MOST_PROCESSES = 8
 """More than that: the mean and the extremes instead of a row for each."""
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _STYLES = ("cyan", "blue", "magenta", "yellow", "red", "green")
 
 
-def _table(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], align: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, 1))
-    for header, side in zip(headers, align, strict=True):
-        table.add_column(
-            header, justify="right" if side == "r" else "left", no_wrap=side == "r", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], align: str, room: int) -> Table:
+    """A table as wide as its room. What is aligned right (figures) or "w" is shown whole in any room, and of the rest so many characters in a line: below that the table is wider than its room."""
+    cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    natural, wrapped, least = [], [], []
+    for header, side, column in zip(headers, align, zip(*cells, strict=True), strict=True):
+        content = max(cell.cell_len for cell in column)
+        word = max(map(len, header.split()), default=1)
+        natural.append(max(content, len(header)))
+        wrapped.append(max(content, word))
+        least.append(max(min(content, _NAME) if side == "l" else content, word))
+    widths = _narrowed(_narrowed(natural, wrapped, room), least, room)
+    for header, side, width in zip(headers, align, widths, strict=True):
+        justify: JustifyMethod = "right" if side == "r" else "left"
+        table.add_column(header, justify=justify, overflow="fold", width=width)
+    table.width = sum(widths) + _GAP * (len(widths) - 1)
+    for row in cells:
+        table.add_row(*row)
     return table
 
 
-def roles_table(report: Report, plain: bool) -> Table:
+def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Columns that fit into their room, as far as they may: the widest gives way first, none below its least.
+
+    >>> _narrowed([7, 30, 13], [7, 16, 6], 100), _narrowed([7, 30, 13], [7, 16, 6], 44), _narrowed([7, 30, 13], [7, 16, 6], 20)
+    ([7, 30, 13], [7, 20, 13], [7, 16, 6])
+    """
+    narrowed = list(widths)
+    excess = sum(widths) + _GAP * (len(widths) - 1) - room
+    for _ in range(excess):
+        wide = max(range(len(narrowed)), key=lambda at: (narrowed[at] > least[at], narrowed[at]))
+        narrowed[wide] = max(narrowed[wide] - 1, least[wide])
+    return narrowed
+
+
+def roles_table(report: Report, plain: bool, room: int) -> Table:
     """When each role was at work, for how long, and what part of the step that is; `plain`: without block characters."""
     table = Table.grid(padding=(0, 2))
     for side in ("left", "left", "right", "right"):
         table.add_column(justify=side, no_wrap=True)
     named = [time for time in report.roles if time.role is not None] or report.roles
-    for index, time in enumerate(named):
-        bar = _ribbon(report.gantt, time.role, report.seconds, plain)
-        table.add_row(
-            Text(printable(time.role or "step")),
-            Text(bar, style=_STYLES[index % len(_STYLES)]),
-            Text(seconds(time.seconds), style="bold"),
-            Text(share(time.share), style="dim"),
-        )
+    cells = [(printable(time.role or "step"), seconds(time.seconds), share(time.share)) for time in named]
+    beside = sum(max(map(cell_len, column)) + _GAP for column in zip(*cells, strict=True))
+    length = min(_RIBBON, max(_SHORT_RIBBON, room - beside))
+    for index, (time, (name, took, part)) in enumerate(zip(named, cells, strict=True)):
+        bar = _ribbon(report.gantt, time.role, report.seconds, plain, length)
+        style = _STYLES[index % len(_STYLES)]
+        table.add_row(Text(name), Text(bar, style), Text(took, "bold"), Text(part, "dim"))
+    table.width = beside + length
     return table
 
 
-def _ribbon(rows: Sequence[GanttRow], role: str | None, total: float, plain: bool) -> str:
+def _ribbon(rows: Sequence[GanttRow], role: str | None, total: float, plain: bool, length: int) -> str:
     """When a role was at work, as characters from the start of the step to its end."""
-    cells = [False] * _RIBBON
+    cells = [False] * length
     for row in rows:
         for bar in row.bars:
             if bar.role == role and total > 0:
-                first = int(bar.start / total * _RIBBON)
-                last = int((bar.start + bar.seconds) / total * _RIBBON - 1e-9)
-                for cell in range(max(0, first), min(_RIBBON - 1, last) + 1):
+                first = int(bar.start / total * length)
+                last = int((bar.start + bar.seconds) / total * length - 1e-9)
+                for cell in range(max(0, first), min(length - 1, last) + 1):
                     cells[cell] = True
     return "".join(("#" if plain else "█") if cell else ("." if plain else "·") for cell in cells)
 
 
-def rollouts_table(rollouts: Sequence[Rollout], plain: bool) -> Table:
+def rollouts_table(rollouts: Sequence[Rollout], plain: bool, room: int) -> Table:
     """Each engine's batch sizes and tail; `plain`: without the curve."""
     headers = ["engine", "seconds", "peak", "mean", "below half", "tail", "batch over time"]
     rows: list[list[str | Text]] = [
@@ -89,7 +116,7 @@ def rollouts_table(rollouts: Sequence[Rollout], plain: bool) -> Table:
         ]
         for rollout in rollouts
     ]
-    return _table(headers, rows, "lrrrrrl")
+    return _table(headers, rows, "lrrrrrw", room)
 
 
 def _sparkline(rollout: Rollout, width: int = 28) -> str:
@@ -105,7 +132,7 @@ def _sparkline(rollout: Rollout, width: int = 28) -> str:
     return "".join(levels)
 
 
-def skew_table(report: Report, top: int) -> Table:
+def skew_table(report: Report, top: int, room: int) -> Table:
     """The `top` phases whose straggler lost most in the phase itself."""
     phases = sorted(
         report.skew,
@@ -128,11 +155,14 @@ def skew_table(report: Report, top: int) -> Table:
         for phase in phases
     ]
     return _table(
-        ["role", "region", "last", "first to last", "behind median", "had begun later", ""], rows, "lllrrrl"
+        ["role", "region", "last", "first to last", "behind median", "had begun later", ""],
+        rows,
+        "lllrrrl",
+        room,
     )
 
 
-def idle_table(idle: Sequence[Idle]) -> RenderableType:
+def idle_table(idle: Sequence[Idle], room: int) -> Table:
     """How the processes spent the step."""
     kinds = causes(each.causes for each in idle)
     headers = ["", "wall", "at work", *kinds.values()]
@@ -155,10 +185,10 @@ def idle_table(idle: Sequence[Idle]) -> RenderableType:
             row(f"least: {least.label}", [least]),
             row(f"most: {most.label}", [most]),
         ]
-    return _table(headers, rows, "l" + "r" * (len(headers) - 1))
+    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
 
 
-def overlap_table(report: Report) -> Table:
+def overlap_table(report: Report, room: int) -> Table:
     """Communication and computation, the mean of the processes."""
     count = len(report.overlap)
     total = sum(each.communication for each in report.overlap)
@@ -171,10 +201,10 @@ def overlap_table(report: Report) -> Table:
         share(overlapped / total) if total else "-",
         share(sum(busy) / len(busy)) if busy else "-",
     ]
-    return _table(["compute", "communication", "exposed", "overlapped", "device busy"], [row], "rrrrr")
+    return _table(["compute", "communication", "exposed", "overlapped", "device busy"], [row], "rrrrr", room)
 
 
-def regions_table(times: Sequence[TimeOf]) -> Table:
+def regions_table(times: Sequence[TimeOf], room: int) -> Table:
     """A row per region, in the order given."""
     rows = []
     for time in times:
@@ -192,16 +222,16 @@ def regions_table(times: Sequence[TimeOf]) -> Table:
             ]
         )
     headers = ["role", "region", "on the clock", "of the step", "processes", "mean", "longest"]
-    return _table(headers, rows, "llrrrrl")
+    return _table(headers, rows, "llrrrrl", room)
 
 
-def ops_table(ops: Sequence[Op]) -> Table:
+def ops_table(ops: Sequence[Op], room: int) -> Table:
     """A row per operator or kernel, in the order given."""
     rows = [
         [op.name if len(op.name) <= 72 else op.name[:71] + "…", number(op.calls), seconds(op.self_seconds), share(op.share)]
         for op in ops
     ]  # fmt: skip
-    return _table(["name", "calls", "self", "of all"], rows, "lrrr")
+    return _table(["name", "calls", "self", "of all"], rows, "lrrr", room)
 
 
 def cost_lines(report: Report) -> RenderableType | None:
@@ -224,7 +254,7 @@ def cost_lines(report: Report) -> RenderableType | None:
     return Group(*(Text(printable(line)) for line in lines)) if lines else None
 
 
-def changes_table(changes: Sequence[Change]) -> Table:
+def changes_table(changes: Sequence[Change], room: int) -> Table:
     """A row per change, in the order given."""
     rows: list[list[str | Text]] = []
     for change in changes:
@@ -244,7 +274,7 @@ def changes_table(changes: Sequence[Change]) -> Table:
                 "within noise" if is_noise else "",
             ]
         )
-    return _table(["", "A", "B", "change", "%", "noise", "between", ""], rows, "lrrrrrll")
+    return _table(["", "A", "B", "change", "%", "noise", "between", ""], rows, "lrrrrrll", room)
 
 
 def _noise_of(change: Change) -> str:
