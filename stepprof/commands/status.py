@@ -178,23 +178,29 @@ def _print(content: Mapping[str, Any]) -> None:
     else:
         from rich.console import Console
 
-        Console().print(shown)
+        Console().print(shown, crop=False)
 
 
 def _rich(content: Mapping[str, Any]) -> Any:
     """The status for rich; None where that is not installed."""
     try:
+        from rich.cells import cell_len
         from rich.console import Group, RenderableType
         from rich.table import Table
         from rich.text import Text
     except ImportError:
         return None
+    rows = [
+        [printable("-" if cell is None else str(cell)) for cell in row] for row in _rows(content["processes"])
+    ]
     columns = Table(box=None, pad_edge=False)
-    for header, side in zip(_HEADERS, _ALIGN, strict=True):
-        columns.add_column(header, justify="right" if side == "r" else "left", no_wrap=True)
-    for row in _rows(content["processes"]):
-        texts = [printable("-" if cell is None else str(cell)) for cell in row]
-        columns.add_row(*(Text(text, style=_COLOURS.get(text.removeprefix("was "), "")) for text in texts))
+    for header, side, *texts in zip(_HEADERS, _ALIGN, *rows, strict=True):
+        widest = max(
+            map(cell_len, [header, *texts])
+        )  # a terminal that is too narrow wraps the line: no column is cut
+        columns.add_column(header, justify="right" if side == "r" else "left", no_wrap=True, min_width=widest)
+    for row in rows:
+        columns.add_row(*(Text(text, style=_COLOURS.get(text.removeprefix("was "), "")) for text in row))
     parts: list[RenderableType] = [
         Text(_title(content), style="bold"),
         columns,
@@ -209,11 +215,12 @@ def _watch(path: Path, content: dict[str, Any], seconds: float, *, as_json: bool
     if shown is not None:
         from rich.live import Live
 
-        with Live(shown, auto_refresh=False, screen=False) as live:
+        with Live(shown, auto_refresh=False, transient=True) as live:
             while _goes_on(content):
                 time.sleep(seconds)
                 content = describe(path)
                 live.update(_rich(content), refresh=True)
+        _print(content)
         return content
     while True:
         if as_json:
