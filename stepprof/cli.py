@@ -9,10 +9,13 @@ Exit status: 0 all is well; 1 a problem was found, and printed; 2 the command co
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from stepprof import __version__
 from stepprof.errors import StepprofError
@@ -43,19 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     no runs in no-such-folder
     0
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    command = next((argument for argument in arguments if not argument.startswith("-")), None)
-    parser = argparse.ArgumentParser(
-        prog="stepprof", description="Record and read single steps of a training job.", epilog=EXIT_STATUS
-    )
-    parser.add_argument("--version", action="version", version=f"stepprof {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, help_text in COMMANDS.items():
-        if name == command:
-            importlib.import_module(f"stepprof.commands.{name}").add(subparsers)
-        else:
-            subparsers.add_parser(name, help=help_text)
-    args = parser.parse_args(arguments)
+    args = _parsed(list(sys.argv[1:] if argv is None else argv))
     try:
         status = int(importlib.import_module(f"stepprof.commands.{args.command}").run(args))
         sys.stdout.flush()
@@ -68,3 +59,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error of the command line does."""
+
+    def error(self, message: str) -> NoReturn:
+        stop = "" if message.endswith("?") else ";"
+        self.exit(2, f'{self.prog}: {message}{stop} "{self.prog} --help" says what it takes\n')
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser = _Parser(
+        prog="stepprof", description="Record and read single steps of a training job.", epilog=EXIT_STATUS
+    )
+    parser.add_argument("--version", action="version", version=f"stepprof {__version__}")
+    if command is not None and command not in COMMANDS:
+        parser.error(f'"{command}": no command{_nearest(command, COMMANDS)}')
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, help_text in COMMANDS.items():
+        if name == command:
+            importlib.import_module(f"stepprof.commands.{name}").add(subparsers)
+        else:
+            subparsers.add_parser(name, help=help_text)
+    args, unknown = parser.parse_known_args(arguments)
+    if args.command is None and not unknown:
+        parser.print_help(sys.stderr)
+        parser.exit(2)
+    if unknown:
+        chosen = parser if args.command is None else subparsers.choices[args.command]
+        options = re.findall(r"--[a-z][a-z-]+", chosen.format_help())
+        chosen.error(f'"{unknown[0]}": not known{_nearest(unknown[0].partition("=")[0], options)}')
+    return args
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return f'; did you mean "{near[0]}"?' if near else ""

@@ -64,13 +64,33 @@ class TestMain:
             main(["--version"])
         assert capsys.readouterr().out == f"stepprof {stepprof.__version__}\n"
 
-    @pytest.mark.parametrize("arguments", [[], ["sow"], ["show", "--step", "x"]])
-    def test_wrong_arguments(self, arguments, capsys):
-        """Status 2, and what would be right."""
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["sow"], '"sow": no command; did you mean "show"?'),
+            (["xyz"], '"xyz": no command;'),
+            (["--sow"], '"--sow": not known;'),
+            (["show", "--stpe", "2"], '"--stpe": not known; did you mean "--step"?'),
+            (["show", "a", "b"], '"b": not known;'),
+            (["show", "--step", "x"], "argument --step: invalid int value: 'x';"),
+        ],
+    )
+    def test_wrong_arguments(self, arguments, said, capsys):
+        """Status 2, and in one line what would be right, or who says so."""
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 2
-        assert "usage: stepprof" in capsys.readouterr().err
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+        assert line.endswith('--help" says what it takes')
+
+    def test_no_arguments_at_all(self, capsys):
+        """Status 2, and all that there is."""
+        with pytest.raises(SystemExit) as ended:
+            main([])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert all(name in said for name in ("usage: stepprof", *cli.COMMANDS))
 
     def test_an_error_is_one_line(self, output_dir, capsys):
         """No traceback for what the user can put right."""
@@ -87,10 +107,11 @@ class TestMain:
         monkeypatch.setattr(ls, "list_runs", interrupted)
         assert main(["ls"]) == 130
 
-    def test_a_reader_that_has_seen_enough(self, a_run):
-        """`stepprof show | head -1` ends without a traceback."""
+    @pytest.mark.parametrize("arguments", ["ls --json", "report", "report --json"])
+    def test_a_reader_that_has_seen_enough(self, a_run, arguments):
+        """`stepprof show | head -1` ends without a traceback, and well."""
         done = subprocess.run(
-            f"{sys.executable} -m stepprof ls --json | true; exit ${{PIPESTATUS[0]}}",
+            f"{sys.executable} -m stepprof {arguments} | true; exit ${{PIPESTATUS[0]}}",
             shell=True,
             executable="/bin/bash",
             capture_output=True,

@@ -23,6 +23,7 @@ import stepprof
 from stepprof.commands.common import add_output_dir, output_dir
 from stepprof.commands.launch import launch
 from stepprof.commands.making import make_report, make_timeline
+from stepprof.commands.reading import report_console
 from stepprof.commands.show import render_step
 from stepprof.config import Config, load
 from stepprof.errors import ConfigError
@@ -203,7 +204,6 @@ def _report(path: Path, steps: Sequence[int]) -> None:
 def _analyse(path: Path, step: int) -> None:
     """Merge the step into one timeline, and report on it: the headlines here, all of it in the page."""
     from msgspec.structs import replace
-    from rich.console import Console
 
     from stepprof.report.terminal import print_report
 
@@ -221,8 +221,7 @@ def _analyse(path: Path, step: int) -> None:
         memory=[],
         overhead=[],
     )
-    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 120)
-    print_report(short, console)
+    print_report(short, report_console())
     print()
     for what, file in (("timeline", timeline), ("report", written[0]), ("", written[1])):
         print(f"{what:8}  {_shown(file)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from stepprof.commands.common import add_output_dir
 from stepprof.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from stepprof.timeline.onray import Cluster
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "chosen_cluster",
     "keep_freed_memory",
     "progress_bar",
+    "report_console",
     "require_extra",
 ]
 
@@ -94,6 +98,20 @@ def keep_freed_memory() -> None:
     from stepprof.timeline import heap
 
     heap.keep_freed_memory()
+
+
+def report_console() -> Console:
+    """Where a report is printed: names in it are text and nothing else, and what is no terminal is 120 columns wide."""
+    from rich.console import Console
+
+    class ReportConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # for the command line, which ends well where the reader has seen enough
+
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show must not end it
+        sys.stdout.reconfigure(errors="replace")
+    width = None if sys.stdout.isatty() else 120
+    return ReportConsole(highlight=False, markup=False, emoji=False, width=width)
 
 
 @contextlib.contextmanager

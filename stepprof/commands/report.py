@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from stepprof.commands.reading import (
     chosen_cluster,
     keep_freed_memory,
     progress_bar,
+    report_console,
     require_extra,
 )
 from stepprof.errors import ConfigError
@@ -108,17 +108,10 @@ def _give(content: Report | Comparison, folder: Path, stem: str, html: str | Non
 
 
 def _show(content: Report | Comparison) -> None:
-    from rich.console import Console
-
     from stepprof.report.schema import Report
     from stepprof.report.terminal import print_comparison, print_report
 
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # a name that the terminal cannot show must not end the report
-        sys.stdout.reconfigure(errors="replace")
-    # into a file or a pipe a table must not break where a terminal would
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False, width=None if sys.stdout.isatty() else 120)  # fmt: skip
+    console = report_console()
     if isinstance(content, Report):
         print_report(content, console)
     else:
