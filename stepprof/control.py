@@ -7,6 +7,8 @@ request is kept for the status of this process.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stepprof.errors import ConfigError
 from stepprof.log import logger
-from stepprof.requests import WITHDRAWN, Request, read_request
+from stepprof.requests import WITHDRAWN, Request, own_uid, read_own, read_request
 from stepprof.rundir import REQUESTS
 from stepprof.selection import Steps
 
@@ -31,6 +33,15 @@ LOOK_SECONDS = 0.9
 
 SETTLED_SECONDS = 3.0
 """A folder that changed less than this ago is read again: two changes within one tick of a file system's clock look like one."""
+
+AGAIN_SECONDS = 30.0
+"""And after so long in any case: some file systems keep no time of change of a folder."""
+
+TRIES = 20
+"""A file that is named and cannot be read is looked for so often, once a second: a network file system may show a name before its file."""
+
+_FOR_GOOD = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO})
+"""What no later look would change: somebody else's file, a link, no file."""
 
 KEPT = 64
 """Requests whose outcome is kept for the status, the latest ones."""
@@ -81,8 +92,11 @@ class Control:
         self._last_step = last_step
         self._changed = changed
         self._uid = os.getuid() if hasattr(os, "getuid") else None
+        self._uid_is_sure = self._uid is None
         self._seen: dict[str, _Seen] = {}
         self._files: set[str] = set()
+        self._unread: dict[str, int] = {}
+        """Files that could not be read yet, and how often that was tried."""
         self._looked = -LOOK_SECONDS
         self._read_at: tuple[int, float] = (0, 0.0)
         self._failed: str | None = None
@@ -117,9 +131,10 @@ class Control:
             self._fail(str(error))
             return
         read_ns, read_at = self._read_at
-        if changed_ns == read_ns and now - read_at > SETTLED_SECONDS:
+        age = now - read_at
+        if changed_ns == read_ns and SETTLED_SECONDS < age < AGAIN_SECONDS and not self._unread:
             return
-        if changed_ns != read_ns:
+        if changed_ns != read_ns or age >= AGAIN_SECONDS:
             self._read_at = changed_ns, now
         self._read()
 
@@ -134,6 +149,7 @@ class Control:
                 names = {entry.name for entry, _ in zip(entries, range(4 * KNOWN), strict=False)}
         except OSError as error:
             self._fail(str(error))
+            self._read_at = (0, 0.0)  # whatever its time of change says: it was not read
             return
         for name in sorted(names - self._files):
             if name.startswith("."):
@@ -142,21 +158,45 @@ class Control:
                 self._fail(f"more than {KNOWN} files; the rest is left alone")
                 return
             if name.endswith(WITHDRAWN):
-                self._files.add(name)
-                self._withdraw(name[: -len(WITHDRAWN)])
+                self._look_into(name, self._withdraw)
             elif name.endswith(".json"):
-                self._files.add(name)
-                self._take(self._folder / name, withdrawn=f"{name[:-5]}{WITHDRAWN}" in names)
+                self._look_into(name, self._take)
+        self._unread = {name: tries for name, tries in self._unread.items() if name in names - self._files}
 
-    def _take(self, path: Path, *, withdrawn: bool) -> None:
+    def _look_into(self, name: str, act: Callable[[Path], None]) -> None:
+        """Once for each file; again and again for one that cannot be read yet."""
+        path = self._folder / name
         try:
-            request = read_request(path, self._uid)
-        except (ConfigError, OSError) as error:
-            self._settle(path.stem[:100], _Seen("refused", str(error)))
-            return
-        if withdrawn:
-            self._settle(request.name, _Seen("withdrawn", None, request))
-            return
+            act(path)
+        except ConfigError as error:
+            self._refuse(path, str(error))
+        except OSError as error:
+            tries = self._unread[name] = self._unread.get(name, 0) + 1
+            if tries < TRIES and error.errno not in _FOR_GOOD:
+                return
+            self._refuse(path, str(error))
+        self._files.add(name)
+
+    def _refuse(self, path: Path, reason: str) -> None:
+        if path.suffix == WITHDRAWN:
+            logger.warning("withdrawal refused", request=path.stem[:100], reason=reason)
+        else:
+            self._settle(path.stem[:100], _Seen("refused", reason))
+
+    def _user(self, path: Path) -> int | None:
+        """Whose a request must be: where one is of another user than this process, files may have other owners here than elsewhere."""
+        if not self._uid_is_sure and path.lstat().st_uid != self._uid:
+            self._uid, self._uid_is_sure = own_uid(self._folder), True
+        return self._uid
+
+    def _take(self, path: Path) -> None:
+        request = read_request(path, self._user(path))
+        withdrawn = path.with_suffix(WITHDRAWN)
+        if withdrawn.name in self._files or withdrawn.exists():
+            with contextlib.suppress(ConfigError, OSError):  # told, or tried again, by itself
+                read_own(withdrawn, self._user(withdrawn))
+                self._settle(request.name, _Seen("withdrawn", None, request))
+                return
         self._settle(request.name, self._ask(request))
 
     def _ask(self, request: Request) -> _Seen:
@@ -181,7 +221,9 @@ class Control:
         except ConfigError as error:
             return _Seen("refused", str(error), request)
 
-    def _withdraw(self, name: str) -> None:
+    def _withdraw(self, path: Path) -> None:
+        read_own(path, self._user(path))
+        name = path.stem
         self._selector.withdraw(name)
         seen = self._seen.get(name)
         if seen is not None and seen.outcome == "accepted":

@@ -9,6 +9,7 @@ half-written or hostile one is told and left alone.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -16,6 +17,7 @@ import re
 import secrets
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +31,7 @@ from stepprof.policy import Policy, RolePolicy, arguments, resolve
 from stepprof.rundir import REQUESTS
 from stepprof.selection import Ranks, Steps
 
-__all__ = ["WITHDRAWN", "Request", "place_request", "read_request", "withdraw_request"]
+__all__ = ["WITHDRAWN", "Request", "own_uid", "place_request", "read_own", "read_request", "withdraw_request"]
 
 WITHDRAWN = ".withdrawn"
 
@@ -224,6 +226,25 @@ def read_own(path: Path, uid: int | None) -> bytes:
         if status.st_size > MAX_BYTES:
             raise ConfigError(f"{path.name}: {status.st_size} bytes; a request has no more than {MAX_BYTES}")
         return file.read(MAX_BYTES)
+
+
+def own_uid(folder: Path) -> int | None:
+    """Whose a file is that this process makes in a folder; None where the system has no such thing.
+
+    Not always the user that it runs as: a network file system may give every file to one user (root that is squashed, a volume of a pod).
+    """
+    if not hasattr(os, "getuid"):
+        return None
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=".owner-", dir=folder)
+    except OSError:  # nothing can be made there: then nothing tells otherwise
+        return os.getuid()
+    try:
+        return os.fstat(descriptor).st_uid
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
 
 
 def _is_name(name: object) -> bool:

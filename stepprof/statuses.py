@@ -40,7 +40,7 @@ def read_statuses(run: Path) -> list[dict[str, Any]]:
     Returns:
         For each file in `status/` the fields that `stepprof.publishing` writes, None where one is missing or of another type, and
         `condition` ("live", "stale", "ended", "crashed", "replaced" or "damaged"), `age_seconds` since it was written, by the clock of
-        its writer or that of the file system, whichever is nearer to that of this host, and `file`, its name.
+        its writer or that of the file system, whichever is nearer to that of this host, `uid`, whose the file is, and `file`, its name.
     """
     try:
         files = sorted(
@@ -82,13 +82,13 @@ def _place(status: Mapping[str, Any]) -> tuple[bool, int, str]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     content: object = None
-    changed_ns: int | None = None
+    changed_ns = uid = None
     try:
         # a pipe that somebody laid there must not be waited for
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
-            changed_ns = status.st_mtime_ns
+            changed_ns, uid = status.st_mtime_ns, status.st_uid
             if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
                 content = json.load(file)
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     known["requests"] = _requests(given.get("requests"))
     known["engines"] = _engines(given.get("engines"))
     age = None if known["published_unix_ns"] is None else _age(known["published_unix_ns"], changed_ns)
-    return {**known, "condition": _condition(known, age), "age_seconds": age, "file": path.name}
+    return {**known, "condition": _condition(known, age), "age_seconds": age, "uid": uid, "file": path.name}
 
 
 def _age(published_ns: int, changed_ns: int | None) -> float:

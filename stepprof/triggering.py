@@ -7,6 +7,7 @@ themselves is some seconds old; so "next" is a step that none of them will have 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from stepprof.checks import nearest
 from stepprof.config import Config
 from stepprof.current import cell
 from stepprof.errors import ConfigError
-from stepprof.requests import Request, place_request, withdraw_request
+from stepprof.requests import Request, own_uid, place_request, withdraw_request
 from stepprof.statuses import LIVE, read_statuses
 
 __all__ = ["NEXT", "answers", "ask", "reachable_step", "trigger", "wait_for_answers", "withdraw"]
@@ -91,6 +92,7 @@ def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes:
             else "no rank has told at which step it is; name the step, or look with `stepprof status`"
         )
         raise ConfigError.at("run", path.name, what)
+    _check_user(path, living)
     _check_against(path, drafted, living)
     if step == NEXT:
         drafted = Request.make(reachable_step(living), count=count, role=role, **changes)
@@ -162,6 +164,18 @@ def wait_for_answers(path: Path, name: str, seconds: float) -> dict[str, list[di
         if (found and "unseen" not in found) or time.monotonic() >= deadline:
             return found
         time.sleep(0.1)
+
+
+def _check_user(path: Path, statuses: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what the ranks would: the request of another user. The folder for requests would be that user's as well, and closed to the job's own."""
+    users = {status["uid"] for status in statuses if status["uid"] is not None}
+    if hasattr(os, "getuid") and users and os.getuid() not in users:
+        uid = own_uid(path)
+        if uid not in users:
+            whose = " or ".join(str(user) for user in sorted(users))
+            raise ConfigError.at(
+                "run", path.name, f"only user {whose}, whose job this is, may ask; you are user {uid}"
+            )
 
 
 def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str, Any]]) -> None:

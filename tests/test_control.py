@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from stepprof.config import Config
-from stepprof.control import KNOWN, Control
+from stepprof.control import KNOWN, TRIES, Control
 from stepprof.environment import Identity
 from stepprof.requests import Request, place_request, withdraw_request
 from stepprof.selecting import Selector
@@ -38,6 +42,19 @@ class Session:
         if selected:
             self.selector.note(step, role)
         return selected
+
+
+def failing(call: Callable[..., Any], times: int) -> Callable[..., Any]:
+    """A call that fails so often, as one of a network file system may."""
+    left = [times]
+
+    def fail(*args: Any, **keywords: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return call(*args, **keywords)
+
+    return fail
 
 
 @pytest.fixture
@@ -91,13 +108,64 @@ class TestTaking:
         session.look()
         assert session.control._files == set()
 
+    def test_a_file_system_without_times_of_folders(self, session: Session, tmp_path: Path) -> None:
+        """An object store that is mounted: the folder is read again after a while."""
+        one, other = Request.make(7), Request.make(8)
+        path = place_request(tmp_path, one)
+        os.utime(path.parent, (0, 0))
+        session.look()
+        place_request(tmp_path, other)
+        os.utime(path.parent, (0, 0))
+        session.control._read_at = (session.control._read_at[0], session.control._read_at[1] - 40)
+        assert set(session.look()) == {one.name, other.name}
+
+    def test_a_folder_that_could_not_be_read(self, session: Session, tmp_path: Path) -> None:
+        """A stale handle of a network file system: read as soon as that can be, though it has not changed since."""
+        request = Request.make(7)
+        place_request(tmp_path, request)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "scandir", failing(os.scandir, times=1))
+            assert session.look() == {}
+        session.control._read_at = (session.control._read_at[0], session.control._read_at[1] - 10)
+        assert session.look() == {request.name: "accepted"}
+
+    def test_a_name_that_is_shown_before_its_file(self, session: Session, tmp_path: Path) -> None:
+        """Not refused: it is looked for again."""
+        request = Request.make(7)
+        place_request(tmp_path, request)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "open", failing(os.open, times=3))
+            session.look()
+            session.control._read_at = (session.control._read_at[0], session.control._read_at[1] - 10)
+            assert [session.look() for _ in range(3)] == [{}, {}, {request.name: "accepted"}]
+        assert session.control._unread == {}
+
+    def test_a_file_that_is_never_there(self, session: Session, tmp_path: Path) -> None:
+        """Refused after a while, and looked for no more."""
+        path = place_request(tmp_path, Request.make(7))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "open", failing(os.open, times=1000))
+            found = [session.look() for _ in range(TRIES + 1)]
+        assert found[-3:] == [{}, {path.stem: "refused"}, {path.stem: "refused"}]
+        assert session.look() == {path.stem: "refused"}
+
+    def test_one_that_is_gone_before_it_was_read(self, session: Session, tmp_path: Path) -> None:
+        """Somebody has removed it by hand: nothing was asked for."""
+        path = place_request(tmp_path, Request.make(7))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "open", failing(os.open, times=1))
+            session.look()
+        path.unlink()
+        assert session.look() == {}
+        assert session.control._unread == {}
+
     def test_its_step_begins_while_it_is_taken(self, tmp_path: Path) -> None:
         """What is left of a step that has begun is not recorded: the rest of the request is."""
         session = Session(tmp_path)
         steps = iter([6, 7, 7])
         session.control._last_step = lambda: next(steps)
         place_request(tmp_path, request := Request.make(7, count=2))
-        session.control._take(tmp_path / "requests" / f"{request.name}.json", withdrawn=False)
+        session.control._take(tmp_path / "requests" / f"{request.name}.json")
         seen = session.control.outcomes()[request.name]
         assert (seen["outcome"], seen["missed"]) == ("accepted", "7")
         assert [str(left.steps) for left in session.selector.requests] == ["8"]
@@ -171,6 +239,31 @@ class TestOutcomes:
 
 
 class TestRefusing:
+    def test_where_every_file_belongs_to_one_user(self, session: Session, tmp_path: Path) -> None:
+        """A volume on which nobody's files are his own: what this process itself makes there says whose a request must be."""
+        session.control._uid = os.getuid() + 1
+        place_request(tmp_path, request := Request.make(7))
+        assert session.look() == {request.name: "accepted"}
+        assert sorted(path.name for path in (tmp_path / "requests").iterdir()) == [f"{request.name}.json"]
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
+    def test_another_user_withdraws_nothing(self, session: Session, tmp_path: Path) -> None:
+        """Neither before it was seen nor after."""
+        before, after = Request.make(7), Request.make(8)
+        with capture_logs() as logs:
+            for request in (before, after):
+                path = place_request(tmp_path, request)
+                if request is after:
+                    session.look()
+                withdraw_request(tmp_path, request.name)
+                os.chown(path.with_suffix(".withdrawn"), 12345, -1)
+            expected = {before.name: "accepted", after.name: "accepted"}
+            assert session.look() == expected
+            assert session.look() == expected
+        refused = [line["reason"] for line in logs if line["event"] == "withdrawal refused"]
+        assert len(refused) == 2
+        assert all("made by user 12345" in reason for reason in refused)
+
     def test_what_cannot_stand_with_the_configuration(self, tmp_path: Path) -> None:
         """With the reason, and nothing of it holds."""
         session = Session(tmp_path, join_steps=True)

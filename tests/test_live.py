@@ -324,6 +324,17 @@ class TestStatus:
         assert message in capsys.readouterr().err
         assert not (run / "requests").exists()
 
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
+    def test_another_user_is_refused_where_it_asks(
+        self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Before it makes a folder that would be closed to the user whose job it is."""
+        run = half_written_run(written, tmp_path)
+        os.chown(run / "status" / "rank-0.json", 12345, -1)
+        assert main(["trigger", str(run)]) == 2
+        assert "only user 12345, whose job this is, may ask; you are user 0" in capsys.readouterr().err
+        assert sorted(path.name for path in run.iterdir()) == ["run.json", "spans", "status"]
+
     def test_damaged_stale_and_hostile_files(
         self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
