@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.history import median_of
 from stepprof.log import logger
 from stepprof.statuses import LIVE, read_statuses
+from stepprof.triggering import reachable_step
 
 if TYPE_CHECKING:
     from stepprof.autocapture import AutoCaptures
@@ -97,7 +98,8 @@ class LagFinder:
         if now - self._looked < EVERY_SECONDS or self._rank() not in LOOKERS:
             return
         self._looked = now
-        found = lags(read_statuses(self._run), self._lag_seconds)
+        statuses = read_statuses(self._run)
+        found = lags(statuses, self._lag_seconds)
         new = [lag for lag in found if lag.rank not in self._behind]
         self._behind = {lag.rank for lag in found}
         if not new:
@@ -109,7 +111,8 @@ class LagFinder:
             "seconds_behind": worst.seconds,
             "ranks_behind": len(self._behind),
         }
-        outcome = self._captures.record_elsewhere("rank lags", facts, worst.rank, worst.step + 2)
+        step = reachable_step([status for status in statuses if status["rank"] == worst.rank])
+        outcome = self._captures.record_elsewhere("rank lags", facts, worst.rank, step)
         self._recorder.instant("rank lags", "mark", {"rank": worst.rank, **facts, "capture": outcome})
         logger.warning("rank lags", rank=worst.rank, **facts, capture=outcome)
 

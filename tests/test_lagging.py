@@ -55,7 +55,7 @@ class TestFinder:
         made.loop = loop
         return made
 
-    def publish(self, run, **steps) -> None:
+    def publish(self, run, pace=None, **steps) -> None:
         folder = run / "status"
         folder.mkdir(exist_ok=True)
         for name, step in steps.items():
@@ -64,6 +64,7 @@ class TestFinder:
                 "rank": rank,
                 "step": step,
                 "step_seconds": 10.0,
+                "pace_seconds": pace,
                 "published_unix_ns": time.time_ns(),
                 "writer": writer_identity(),
                 "ended": False,
@@ -104,6 +105,12 @@ class TestFinder:
         self.publish(run, r2=60, r3=80)
         assert ["used up" in line["capture"] for line in self.look(finder)] == [True]
         finder.close(1)
+
+    def test_a_step_that_it_can_still_reach(self, finder, tmp_path) -> None:
+        """Fast steps pass before a request arrives."""
+        self.publish(tmp_path / "run", pace=0.05, r0=500, r1=500, r2=500, r3=40)
+        (line,) = self.look(finder)
+        assert 100 < int(line["capture"].removeprefix("step ")) < 300
 
     def test_one_process_looks(self, finder, tmp_path) -> None:
         """Rank 0 or the driver."""
