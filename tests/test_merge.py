@@ -46,11 +46,35 @@ def test_what_is_left_out(folder, tmp_path, capsys):
         (["--roles", "ref, actor", "--ranks", "1"], {"a1", "b1"}),
         (["--from", "0.000009"], {"b0", "b1"}),
         (["--to", "0.000009", "--ranks", "0"], {"a0", "r0"}),
-        (["--min-us", "5.001"], set()),
-        (["--no-cpu-ops"], set()),
+        (["--min-us", "5"], {"a0", "b0", "a1", "b1", "r0"}),
     ):
         assert main(["merge", str(folder), "--output", str(out), *options]) == 0
         assert names(out) == expected, options
+
+
+@pytest.mark.parametrize("options", [["--min-us", "5.001"], ["--no-cpu-ops"], ["--from", "99"]])
+def test_filters_that_leave_nothing(folder, capsys, options):
+    """They are refused, and the timeline that is there stays."""
+    assert main(["merge", str(folder)]) == 0
+    assert main(["merge", str(folder), *options]) == 2
+    assert "nothing is left of 3 sources" in capsys.readouterr().err
+    assert names(folder / "step-000002" / "timeline.pftrace") == {"a0", "b0", "a1", "b1", "r0"}
+
+
+def test_a_role_within_the_capture_of_the_whole_step(tmp_path, capsys):
+    """Its windows joined that capture: the part between the first and the last of them is meant, and the timeline says that it is cut."""
+    run = make_run(tmp_path, "r")
+    begin = 1_700_000_000_000_000_000
+    record(run, role=None, data=kineto("a", "b", "c"))
+    for number, (start, end) in enumerate([(9_000, 14_000), (15_000, 16_000)], 1):
+        record(
+            run, role="ref", occurrence=number, data=b"", status="joined",
+            start_unix_ns=begin + start, end_unix_ns=begin + end,
+        )  # fmt: skip
+    out = tmp_path / "t"
+    assert main(["merge", str(run.path), "--roles", "ref", "--output", str(out)]) == 0
+    assert names(out) == {"b"}
+    assert "rank 0 · h: its capture goes over several steps or roles" in capsys.readouterr().out
 
 
 def test_as_json(folder, tmp_path, capsys):
@@ -103,6 +127,7 @@ def test_what_a_browser_does_not_open_is_warned_about(folder, capsys, monkeypatc
         (["--from", "2", "--to", "1"], "--from = 2: not before --to = 1"),
         (["--roles", "actr"], 'did you mean "actor"?'),
         (["--ranks", "x"], "--ranks"),
+        (["--ranks", "7"], 'ranks: "7" recorded nothing in this step; there are: 0, 1'),
         (["--step", "7"], "step 7"),
     ],
 )

@@ -372,7 +372,8 @@ class TestFilters:
         """What reaches into it stays whole."""
         assert self.seen(run, tmp_path, from_ns=BASE + 4500, to_ns=BASE + 9999) == {"a0", "a1"}
         assert self.seen(run, tmp_path, from_ns=BASE + 10_000) == {"b0", "b1"}
-        assert self.seen(run, tmp_path, to_ns=BASE - 1) == set()
+        with pytest.raises(ConfigError, match="nothing is left of 4 sources"):
+            self.seen(run, tmp_path, to_ns=BASE - 1)
 
     def test_flows_go_with_their_slices(self, run, tmp_path):
         """An arrow to a slice that is left out points nowhere."""

@@ -5,7 +5,6 @@ What only this module knows: which files of a run make one step, and how other t
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from stepprof.timeline.clocks import Clocks, describe, worst_error
 from stepprof.timeline.model import Alignment
 from stepprof.timeline.names import is_trace_name, origin_of_file
 from stepprof.timeline.recorded import TRACES, Input, Recorded, span_inputs
+from stepprof.timeline.narrowing import of_ranks, of_roles
 
 __all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
 
@@ -94,7 +94,7 @@ def find(
         elsewhere: what other nodes have of the run on disks of their own.
 
     Raises:
-        ConfigError: there is no such run, step, file or role; says which there are.
+        ConfigError: there is no such run, step, file, role or rank; says which there are.
     """
     runs: list[Path] = []
     plain: list[Path] = []
@@ -134,7 +134,10 @@ def find(
         _tell_apart(found.inputs)
         found.folder = plain[0] if plain[0].is_dir() else plain[0].parent
         _align_files(found, clocks)
-    _select(found, roles, ranks)
+    if roles is not None:
+        found.inputs = of_roles(found.inputs, found.manifests, roles)
+    if ranks is not None:
+        found.inputs = of_ranks(found.inputs, ranks)
     return found
 
 
@@ -245,22 +248,3 @@ def _align_files(found: Found, of_runs: Clocks | None) -> None:
         if each.alignment.method == "unmeasured":
             alignment = Alignment("reference") if alone else clocks.alignment(each.origin.host)
             found.inputs[number] = replace(each, alignment=alignment)
-
-
-def _select(found: Found, roles: Collection[str] | None, ranks: Ranks | None) -> None:
-    if roles is not None:
-        known = sorted({each.origin.role for each in found.inputs if each.origin.role})
-        for role in roles:
-            if role not in known:
-                near = difflib.get_close_matches(role, known, 1)
-                hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known) or 'none'}"
-                raise ConfigError(f'roles: "{role}" recorded nothing in this step; {hint}')
-        found.inputs = [
-            replace(each, roles=tuple(roles)) if each.origin.kind == "spans" else each
-            for each in found.inputs
-            if each.origin.kind == "spans" or each.origin.role in roles
-        ]
-    if ranks is not None:
-        found.inputs = [
-            each for each in found.inputs if each.origin.kind == "engine" or each.origin.rank in ranks
-        ]

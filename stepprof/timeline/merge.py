@@ -86,7 +86,7 @@ def merge(
         cluster: does the work in place of processes of this machine.
 
     Raises:
-        ConfigError: there is nothing to merge, or the output cannot be written.
+        ConfigError: there is nothing to merge, nothing is left of it by the filters, or the output cannot be written.
     """
     if not inputs:
         raise ConfigError("there is nothing to merge: no trace and no spans were found")
@@ -104,6 +104,10 @@ def merge(
                 cluster=cluster,
                 begin=min(roles.values()) if roles else None,
             )
+            if job.filters and not any(part.events or part.findings for part in parts):
+                raise ConfigError(
+                    f"nothing is left of {len(parts)} sources: what --from, --to, --min-us and --no-cpu-ops leave out is all that they hold"
+                )
             alignments = [part.alignment for part in parts]
             merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
             whole = Path(scratch, "whole")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from stepprof.timeline.model import Alignment, Origin
 from stepprof.timeline.names import worker_of
 from stepprof.timeline.spanfiles import span_files
 
-__all__ = ["TRACES", "Input", "Recorded", "span_inputs"]
+__all__ = ["TRACES", "Input", "Recorded", "process_of", "span_inputs", "windows_edges"]
 
 TRACES = (".json", ".json.gz")
 _OTHERS = {
@@ -49,7 +49,7 @@ class Input:
     roles: tuple[str, ...] | None = None
     """Of spans: those of these roles, and of none; None: all."""
     within: tuple[int, int] | None = None
-    """Of a capture over several steps: when its process was in windows of this one, by its own clock; None: all of it is of the step."""
+    """Of a capture that goes over more than what is asked for (several steps, other roles): when its process was in windows of that, by its own clock; None: all of it is meant."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Recorded:
                 self.findings.append((label, f"{name} {self._pruned.get(name, problem)}"))
                 continue
             rank = worker_of(file.name) if origin.kind == "engine" else origin.rank
-            within = self._within.get(_process(entry)) if origin.kind == "rank" else None
+            within = self._within.get(process_of(entry)) if origin.kind == "rank" else None
             found = Input(
                 replace(origin, path=name, rank=rank), (str(file),), size, entry["status"], within=within
             )
@@ -144,23 +144,27 @@ def windows_within(run: Path, step: int, manifest: Mapping[str, Any]) -> dict[_P
     """From the first begin to the last end of the windows of a step, for each process whose capture goes over other steps as well."""
     later = min((number for number in steps(run) if number > step), default=None)
     follows = [] if later is None else read_step(run, later)["windows"]
-    several = {_process(window) for window in manifest["windows"] if _began_in(window, step) != step}
-    several |= {_process(window) for window in follows if _began_in(window, step + 1) <= step}
+    several = {process_of(window) for window in manifest["windows"] if _began_in(window, step) != step}
+    several |= {process_of(window) for window in follows if _began_in(window, step + 1) <= step}
+    return windows_edges(window for window in manifest["windows"] if process_of(window) in several)
+
+
+def windows_edges(windows: Iterable[Mapping[str, Any]]) -> dict[_Process, tuple[int, int]]:
+    """From the first begin to the last end of each process's windows, by its own clock; of one with a window that says neither, nothing."""
     edges: dict[_Process, tuple[int, int]] = {}
-    for window in manifest["windows"]:
-        start, end = window["start_unix_ns"], window["end_unix_ns"]
-        if _process(window) not in several:
-            continue
+    unknown = set()
+    for window in windows:
+        process, start, end = process_of(window), window["start_unix_ns"], window["end_unix_ns"]
         if type(start) is not int or type(end) is not int:
-            several.discard(_process(window))  # where it ends is not known: nothing is cut
-            edges.pop(_process(window), None)
+            unknown.add(process)
             continue
-        first, last = edges.get(_process(window), (start, end))
-        edges[_process(window)] = (min(first, start), max(last, end))
-    return edges
+        first, last = edges.get(process, (start, end))
+        edges[process] = (min(first, start), max(last, end))
+    return {process: edge for process, edge in edges.items() if process not in unknown}
 
 
-def _process(window: Mapping[str, Any]) -> _Process:
+def process_of(window: Mapping[str, Any]) -> _Process:
+    """Which process a window is of."""
     return window.get("host"), window.get("pid"), window.get("rank")
 
 
