@@ -6,20 +6,36 @@ Read here by names alone, so that the recording side, `stepprof check` and the r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-__all__ = ["FOLDER", "KIND", "OUTPUT", "SUFFIX", "TRACE", "is_analysed", "missing_parts", "profile_folders"]
+__all__ = [
+    "FOLDER",
+    "KIND",
+    "NOT_YET",
+    "OUTPUT",
+    "SUFFIX",
+    "analysis_of",
+    "is_analysed",
+    "is_database",
+    "missing_parts",
+    "profile_folders",
+    "recorded_folders",
+    "trace_of",
+]
 
 KIND = "npu-profile"
 """The artifact's kind in the manifest; its path is a folder."""
 SUFFIX = ".npu"
 FOLDER = "_ascend_pt"
 """How the name of a folder of torch_npu's ends."""
+NOT_YET = "not analysed yet"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 """Where an analysis writes."""
-TRACE = f"{OUTPUT}/trace_view.json"
 
+_TRACE = "trace_view.json"
+_DATABASE = re.compile(r"(?:ascend_pytorch_profiler(?:_\d+)?|msprof_\d+)\.db")
 _DONE = "analyse.done"
 _CANN = re.compile(r"PROF_\d+_\d+_[0-9a-zA-Z]+")
 
@@ -40,6 +56,35 @@ def missing_parts(folder: Path, *, on_host: bool | None = None, on_device: bool 
 def is_analysed(folder: Path) -> bool:
     """Whether an analysis has ended there."""
     return (folder / OUTPUT / _DONE).is_file()
+
+
+def is_database(name: str) -> bool:
+    """Whether a file is a database of torch_npu's or msprof's that holds what happened when; ``analysis.db`` holds sums alone."""
+    return _DATABASE.fullmatch(name) is not None
+
+
+def trace_of(folder: Path) -> Path | None:
+    """What an analysis made of a folder that a timeline can be made of: the JSON, else the database."""
+    trace = folder / OUTPUT / _TRACE
+    if trace.is_file():
+        return trace
+    return next((path for path in sorted((folder / OUTPUT).glob("*.db")) if is_database(path.name)), None)
+
+
+def analysis_of(folder: Path) -> str:
+    """What came of the analysis of a folder, for a person: which files of it people and readers open."""
+    output = folder / OUTPUT
+    made = sorted(path.name for path in output.glob("*") if path.name == _TRACE or path.suffix == ".db")
+    if made:
+        return f"analysed: {', '.join(made)}"
+    return "analysed, and without a trace or database" if is_analysed(folder) else NOT_YET
+
+
+def recorded_folders(step: Path, entries: Iterable[Mapping[str, Any]]) -> list[Path]:
+    """The folders of torch_npu's below a step's that windows and engines of its manifest name; of an engine it may name a file in such a folder."""
+    paths = (step / artifact["path"] for entry in entries for artifact in entry["artifacts"])
+    found = (each for path in paths for each in (path, *path.parents) if each.name.endswith(FOLDER))
+    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
 
 
 def profile_folders(below: Path) -> Iterator[Path]:

@@ -87,14 +87,6 @@ def _analyse(folder: Path, timeout: float) -> tuple[str | None, float]:
 
 
 def _recorded(path: Path, step: int) -> list[Path]:
-    """The folders of torch_npu's that a step's manifest names, and those of its engines."""
+    """The folders of torch_npu's that a step's manifest names."""
     manifest = read_step(path, step)
-    folders: dict[Path, None] = {}
-    for entry in [*manifest["windows"], *manifest["engines"]]:
-        for artifact in entry["artifacts"]:
-            whole = path / step_folder(step) / artifact["path"]
-            # of an engine the manifest may name a file in such a folder
-            for candidate in (whole, *whole.parents):
-                if candidate.name.endswith(npufolder.FOLDER) and candidate.is_dir():
-                    folders[candidate] = None
-    return list(folders)
+    return npufolder.recorded_folders(path / step_folder(step), [*manifest["windows"], *manifest["engines"]])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepprof import npufolder
 from stepprof.aftermath import after_notes
 from stepprof.commands.common import add_json, add_run, chosen_run, print_json
 from stepprof.commands.engines import clocks_table, engine_notes, engines_table
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_step(path: Path, step: int, *, snapshots: int = 4) -> dict[str, Any]:
-    """All that is known of a step, JSON-able: its combined `manifest`, `regions` with their seconds, what is `missing`, which `missed_requests` there are, its `folder`, and what its `memory` snapshots say."""
+    """All that is known of a step, JSON-able: its combined `manifest`, `regions` with their seconds, what is `missing`, which `missed_requests` there are, its `folder`, what its `memory` snapshots say, and what came of the analysis of its `npu` captures."""
     manifest = read_step(path, step)
     regions = region_times(path, step)
     return {
@@ -67,6 +68,7 @@ def describe_step(path: Path, step: int, *, snapshots: int = 4) -> dict[str, Any
         "memory": describe_memory(
             path / step_folder(step), [*manifest["windows"], *manifest["engines"]], max(snapshots, 0)
         ),
+        "npu": _describe_npu(path, step, [*manifest["windows"], *manifest["engines"]]),
     }
 
 
@@ -91,6 +93,7 @@ def render_step(run_path: Path, step: int, *, snapshots: int = 4) -> str:
         parts.append(clocks)
     notes = [note for window in windows for note in _notes(window)] + engine_notes(engines)
     notes += memory_notes
+    notes += _npu_notes(path, step, [*windows, *engines])
     notes += after_notes(manifest)
     notes += absent_ranks(path, manifest)
     notes += missed_requests(path, step)
@@ -180,6 +183,21 @@ def _regions_table(times: Sequence[RegionTime]) -> str:
         else ["ranks", "min s", "mean s", "max s", "slowest"]
     )
     return table(["role", "region", "calls", "raised", *columns], rows, "llrr" + "r" * len(columns))
+
+
+def _describe_npu(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Each folder of torch_npu's, and what came of its analysis."""
+    folder = path / step_folder(step)
+    return [
+        {"path": found.relative_to(folder).as_posix(), "analysis": npufolder.analysis_of(found)}
+        for found in npufolder.recorded_folders(folder, entries)
+    ]
+
+
+def _npu_notes(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for found in _describe_npu(path, step, entries):
+        hint = f': "stepprof analyse {path.name} --step {step}" makes its trace'
+        yield f"{found['path']}: {found['analysis']}{hint if found['analysis'] == npufolder.NOT_YET else ''}"
 
 
 def _notes(window: Mapping[str, Any]) -> list[str]:

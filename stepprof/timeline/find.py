@@ -13,14 +13,15 @@ from typing import Any
 
 from stepprof.errors import ConfigError
 from stepprof.manifest import find_run, find_step, is_run, read_clocks, read_step, steps
+from stepprof.npufolder import is_database
 from stepprof.rundir import step_folder, step_number
 from stepprof.selection import Ranks
 from stepprof.summary import absent_ranks
 from stepprof.timeline.clocks import Clocks, describe, worst_error
 from stepprof.timeline.model import Alignment
 from stepprof.timeline.names import is_trace_name, origin_of_file
-from stepprof.timeline.recorded import TRACES, Input, Recorded, span_inputs
 from stepprof.timeline.narrowing import of_ranks, of_roles
+from stepprof.timeline.recorded import TRACES, Input, Recorded, span_inputs
 
 __all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
 
@@ -130,7 +131,9 @@ def find(
     if plain:
         if not found.inputs:
             names = ", ".join(f'"{path}"' for path in plain)
-            raise ConfigError(f"{names}: no run, no step and no trace (.json, .json.gz) is there")
+            raise ConfigError(
+                f"{names}: no run, no step and no trace (.json, .json.gz, .db of torch_npu) is there"
+            )
         _tell_apart(found.inputs)
         found.folder = plain[0] if plain[0].is_dir() else plain[0].parent
         _align_files(found, clocks)
@@ -219,7 +222,7 @@ def _from_files(found: Found, path: Path) -> None:
     files = [path] if single else sorted(file for file in path.rglob("*") if file.is_file())
     passed = 0
     for file in files:
-        if not single and (not file.name.endswith(TRACES) or not is_trace_name(file.name)):
+        if not single and not _may_be_trace(file):
             continue
         shown = file.name if single else file.relative_to(path).as_posix()
         origin, problems = origin_of_file(file, shown)
@@ -229,6 +232,13 @@ def _from_files(found: Found, path: Path) -> None:
         found.inputs.append(Input(origin, (str(file),), file.stat().st_size))
     if passed:
         found.findings.append((str(path), f"{passed} JSON files that are no traces passed over"))
+
+
+def _may_be_trace(file: Path) -> bool:
+    """By its name; a database only where the JSON of the same recording is not beside it."""
+    if is_database(file.name):
+        return not file.with_name("trace_view.json").exists()
+    return file.name.endswith(TRACES) and is_trace_name(file.name)
 
 
 def _tell_apart(inputs: list[Input]) -> None:

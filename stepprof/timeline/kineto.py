@@ -19,6 +19,7 @@ from stepprof.timeline.iterations import Iterations
 from stepprof.timeline.kinds import COMPLETE, OTHER, Kinds
 from stepprof.timeline.model import Alignment, Args, Indices, Origin, Source, Times
 from stepprof.timeline.npu import adapt, is_npu
+from stepprof.timeline.npudb import DatabaseStream
 from stepprof.timeline.pairs import PAIRED, Pairs
 from stepprof.timeline.raw import RawTrace, TraceStream
 from stepprof.timeline.times import nanoseconds
@@ -39,7 +40,7 @@ def as_they_stand(events: Sequence[Event], *names: object) -> list[Args]:
 
 
 def read(
-    raw: RawTrace | TraceStream,
+    raw: RawTrace | TraceStream | DatabaseStream,
     origin: Origin,
     alignment: Alignment,
     *,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from stepprof.npufolder import is_database
 from stepprof.timeline.assume import ALL, assumed_for
 from stepprof.timeline.find import Input
 from stepprof.timeline.kineto import Keep, read
 from stepprof.timeline.model import Alignment, Source
+from stepprof.timeline.npudb import DatabaseStream
 from stepprof.timeline.raw import Limits, TraceStream
 from stepprof.timeline.spanfiles import read_spans_of
 from stepprof.timeline.strays import without_strays
@@ -46,7 +48,8 @@ def load(
             wanted.paths, wanted.step, wanted.origin, alignment, args=bool(args), roles=wanted.roles
         )
     else:
-        stream = TraceStream(Path(wanted.paths[0]), limits)
+        path = Path(wanted.paths[0])
+        stream = DatabaseStream(path, limits) if is_database(path.name) else TraceStream(path, limits)
         base = assume.get(ALL) if named is None else named
         source = read(stream, wanted.origin, alignment, args=args, base_ns=base, flows=flows)
     source = without_strays(source)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from stepprof.npufolder import is_database
 from stepprof.timeline.model import Origin
+from stepprof.timeline.npudb import DatabaseStream
 from stepprof.timeline.raw import read_header
 
 __all__ = ["is_trace_name", "origin_of_file", "worker_of"]
@@ -36,7 +38,7 @@ def worker_of(name: str) -> int | None:
 
 def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
     """Whose trace a file is that no manifest tells of, and what is wrong with its head."""
-    header, findings = read_header(path)
+    header, findings = _header(path)
     handler = _HANDLER.fullmatch(path.name)
     host = header.get("host_name")
     if not isinstance(host, str):
@@ -51,6 +53,14 @@ def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
     if rank is None and isinstance(stated, int):
         rank = stated
     return Origin("trace", shown, None, rank, None, host, pid), findings
+
+
+def _header(path: Path) -> tuple[dict[str, object], list[str]]:
+    if not is_database(path.name):
+        return read_header(path)
+    stream = DatabaseStream(path)
+    stream.head()
+    return stream.header, stream.findings
 
 
 def _of_ours(told: dict[str, object], shown: str, host: str | None, pid: int | None) -> Origin:

@@ -15,10 +15,11 @@ from stepprof.timeline.model import Source, TrackKind
 __all__ = ["adapt", "is_npu"]
 
 HARDWARE = "Ascend Hardware"
+COMMUNICATION = "communication"
 ROWS: dict[str, tuple[TrackKind, str]] = {
     HARDWARE: ("stream", "kernel"),
-    "Communication": ("stream", "communication"),
-    "HCCL": ("stream", "communication"),
+    "Communication": ("stream", COMMUNICATION),
+    "HCCL": ("stream", COMMUNICATION),
     "CANN": ("thread", "runtime"),
     "Overlap Analysis": ("async", "overlap analysis"),
 }
@@ -33,6 +34,8 @@ def is_npu(processes: Mapping[str, str]) -> bool:
 def adapt(source: Source, processes: Mapping[str, str]) -> None:
     """Give the rows and events of a chip the kinds and categories that those of a GPU have."""
     names = [processes.get(track.key[1], "") if len(track.key) > 1 else "" for track in source.tracks]
+    if COMMUNICATION not in source.categories:
+        source.categories.append(COMMUNICATION)  # by which a report knows an NPU, also where it is alone
     for number, name in enumerate(names):
         if name not in ROWS:
             continue

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from stepprof.npufolder import is_database
 from stepprof.timeline.model import Alignment, Origin, Source
 
 __all__ = ["Place", "clock_text", "process_name", "suffixes"]
@@ -52,7 +53,8 @@ def suffixes(origins: Sequence[Origin]) -> list[str]:
 def _content(origin: Origin) -> str:
     if origin.kind == "spans":
         return "spans"
-    return "torch_npu" if PurePath(origin.path).name.startswith("trace_view") else "torch"
+    name = PurePath(origin.path).name
+    return "torch_npu" if name.startswith("trace_view") or is_database(name) else "torch"
 
 
 def clock_text(alignment: Alignment) -> str:

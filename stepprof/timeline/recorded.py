@@ -88,13 +88,12 @@ class Recorded:
         for named in self._named(entry):
             name, file = named, self.run / named
             if file.name.endswith(npufolder.FOLDER):
-                file /= npufolder.TRACE
-                if not file.is_file():
-                    problem = f'not analysed yet: "stepprof analyse {self.run.name} --step {self.step}" makes its trace'
-                    self.findings.append((label, f"{name} is {problem}"))
+                trace = npufolder.trace_of(file)
+                if trace is None:
+                    self.findings.append((label, f"{name} {self._unreadable(file)}"))
                     continue
-                name = f"{name}/{npufolder.TRACE}"
-            if not name.endswith(TRACES):
+                file, name = trace, trace.relative_to(self.run).as_posix()
+            if not name.endswith(TRACES) and not npufolder.is_database(file.name):
                 self.findings.append((label, f"{name} is {_no_trace(name)}"))
                 continue
             try:
@@ -113,6 +112,15 @@ class Recorded:
             reason = f": {entry['error']}" if entry["error"] else ""
             self.findings.append((label, f"{entry['status']}{reason}"))
 
+    def _unreadable(self, folder: Path) -> str:
+        """Why a folder of torch_npu's is on no timeline."""
+        again = f"stepprof analyse {self.run.name} --step {self.step}"
+        if npufolder.is_analysed(folder):
+            return (
+                f'was analysed, and its analysis wrote no trace and no database: "{again} --again" says why'
+            )
+        return f'is not analysed yet: "{again}" makes its trace'
+
     def _named(self, entry: Mapping[str, Any]) -> list[str]:
         """The files of an entry, below the run."""
         folder = step_folder(self.step)
@@ -127,8 +135,13 @@ class Recorded:
         if not isinstance(first, int) or isinstance(first, bool) or first == self.step:
             return []
         # several steps in one capture: the trace lies in the folder of the first
-        name = f"{step_folder(first)}/{capture.get('stem')}.trace.json.gz"
-        return [name] if ".." not in name and (self.run / name).is_file() else []
+        stem = f"{step_folder(first)}/{capture.get('stem')}"
+        if ".." in stem:
+            return []
+        if (self.run / f"{stem}.trace.json.gz").is_file():
+            return [f"{stem}.trace.json.gz"]
+        folders = npufolder.profile_folders(self.run / f"{stem}{npufolder.SUFFIX}")
+        return [folder.relative_to(self.run).as_posix() for folder in folders]
 
 
 def span_inputs(run: Path, step: int) -> Iterator[Input]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import PurePath
 
 from stepprof.timeline.find import Input
 from stepprof.timeline.parts import Format
 
 __all__ = ["estimate", "too_large"]
 
-_INFLATES = 11
-"""Times as large as its gzip is the JSON of a trace (docs/performance.md)."""
+_INFLATE = {".gz": 11, ".db": 2}
+"""Times as large as its gzip is the JSON of a trace (docs/performance.md), and as the database of torch_npu's that holds the same."""
 _OF_TEXT: dict[Format, float] = {"perfetto": 0.17, "json": 0.1}
 """Bytes of a timeline per byte of uncompressed JSON."""
 _BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20}
@@ -19,7 +20,7 @@ _BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20}
 
 def estimate(inputs: Iterable[Input], format_: Format) -> int:
     """The bytes that a timeline of these will have at most, roughly; filters make it smaller."""
-    text = sum(each.bytes * (_INFLATES if each.paths[0].endswith(".gz") else 1) for each in inputs)
+    text = sum(each.bytes * _INFLATE.get(PurePath(each.paths[0]).suffix, 1) for each in inputs)
     return int(text * _OF_TEXT[format_])
 
 

@@ -7,10 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
-from stepprof.npufolder import is_analysed
+from stepprof.npufolder import OUTPUT, is_analysed
+from stepprof.timeline.find import find
+from stepprof.timeline.load import load
 from stepprof.verification import verify_run
 
 ONE = """
@@ -61,6 +64,50 @@ def test_later(npu, cann):
     report = command(npu, cann, "report", run, "--step", "2")
     assert report.returncode == 0, report.stderr
     assert verify_run(npu.run_path).ok
+
+
+def slices_of(path):
+    """What a reader makes of a file: names, categories and times."""
+    (found,) = find([path], output_dir=path.parent).inputs
+    source = load(found, args=False)
+    assert source.findings == []
+    columns = source.slices
+    return Counter(
+        (source.names[name], source.categories[category], int(start), int(duration))
+        for name, category, start, duration in zip(
+            columns.name, columns.category, columns.start, columns.duration, strict=True
+        )
+    )
+
+
+def test_its_database_is_read_as_its_trace(npu):
+    """Both of the same recording, from torch_npu's own analysis: the same slices at the same nanoseconds."""
+    options = f'analyse=True, {CPU}, export_type=["text", "db"], with_stack=True, record_shapes=True, gc_detect_threshold=0'
+    npu.run(ONE.format(options=options).replace("work()", "work(); import gc; gc.collect()")).check()
+    output = npu.folder_of() / OUTPUT
+    (database,) = output.glob("ascend_pytorch_profiler*.db")
+    found = slices_of(database)
+    assert found == slices_of(output / "trace_view.json")
+    assert {"cpu_op", "python_function", "GC"} == {category for _, category, _, _ in found}
+
+
+def test_the_database_alone(npu, cann):
+    """Later, into a database and nothing else: a timeline and a report are made of that."""
+    npu.run(ONE.format(options=f'{CPU}, export_type=["db"]')).check()
+    run = str(npu.run_path)
+    assert 'not analysed yet: "stepprof analyse' in command(npu, cann, "show", run).stdout
+    assert command(npu, cann, "analyse", run).returncode == 0
+    assert not (npu.folder_of() / OUTPUT / "trace_view.json").exists()
+    shown = command(npu, cann, "show", run)
+    assert "analysed: ascend_pytorch_profiler.db" in shown.stdout, shown.stdout + shown.stderr
+    merged = command(npu, cann, "merge", run, "--format", "json", "--output", "timeline.json")
+    assert merged.returncode == 0, merged.stdout + merged.stderr
+    timeline = json.loads(gzip.decompress((npu.folder / "timeline.json").read_bytes()))["traceEvents"]
+    assert sum(event.get("name") == "aten::mm" for event in timeline) == 20
+    report = command(npu, cann, "report", run, "--step", "2", "--json")
+    (source,) = [each for each in json.loads(report.stdout)["sources"] if each["kind"] == "rank"]
+    assert source["path"].endswith(f"{OUTPUT}/ascend_pytorch_profiler.db")
+    assert source["events"] > 20
 
 
 def test_inside_the_job(npu):
