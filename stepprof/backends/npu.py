@@ -24,7 +24,7 @@ from stepprof.devicelease import DeviceLease, lease_folder, physical_device
 from stepprof.errors import BackendError
 from stepprof.log import logger
 from stepprof.npuoptions import NpuOptions
-from stepprof.window import Annotation, Capture
+from stepprof.window import Annotation, Capture, Window
 
 __all__ = ["NpuBackend"]
 
@@ -173,6 +173,14 @@ class NpuBackend:
         ranges = self._ranges
         return None if ranges is None else _Range(ranges, name)
 
+    def mark_lane(self, name: str) -> AbstractContextManager[object] | None:
+        """The same for what may be suspended: a range of mstx's has a number, and any thread may end it, in any order."""
+        return self.mark(name)
+
+    def mark_window(self, window: Window) -> AbstractContextManager[object] | None:
+        """The range of a window that joins the capture."""
+        return self.mark(_name_of(window))
+
     def bytes_so_far(self) -> int | None:
         """What the session has written by now: torch_npu and CANN write while they record."""
         return None if self._session is None else self._session.bytes_so_far()
@@ -237,15 +245,10 @@ class NpuBackend:
             lease.release()
         slot.release(self)
 
-    def _strand(self, session: NpuSession) -> None:
-        """Only the thread that records could end it: so the slot and the device stay taken."""
-        logger.warning("npu_abort_refused", owner=self._thread.name, thread=threading.current_thread().name)
-        session.let_go()  # nor would torch_npu's own attempt at the end of the process end anything
-
     def _open_window(self, api: NpuApi, capture: Capture) -> None:
         if self._options.ranges and api.has_ranges:
             self._ranges = api
-            self._window = _Range(api, f"step {capture.window.step} {capture.window.name}")
+            self._window = _Range(api, _name_of(capture.window))
             self._window.__enter__()
 
     def _close_window(self) -> None:
@@ -272,6 +275,11 @@ class _Range:
         number, self._number = self._number, None
         if number is not None:
             self._api.range_end(number)
+
+
+def _name_of(window: Window) -> str:
+    again = f" ({window.occurrence})" if window.occurrence > 1 else ""
+    return f"step {window.step} {window.name}{again}"
 
 
 def _one_line(error: BaseException) -> str:

@@ -88,6 +88,8 @@ class TestWindow:
         ).check()
         assert [window["status"] for window in npu.windows()].count("joined") == 2
         assert npu.names() == SESSION
+        roles = ["(step 2 rollout", "step 2 rollout)", "(step 2 actor", "step 2 actor)"]
+        assert npu.ranges() == ["(step 2 step", *roles, "step 2 step)"]
 
     def test_an_exception_in_the_body(self, npu):
         """It reaches the caller; every range is closed, and the next step records."""
@@ -112,6 +114,41 @@ class TestWindow:
         assert npu.names() == SESSION * 2
         one = ["(step 2 actor", "(outer", "(inner", "inner)", "outer)", "step 2 actor)"]
         assert npu.ranges() == [*one, *(text.replace("step 2", "step 3") for text in one)]
+
+    def test_what_may_be_suspended(self, npu):
+        """Coroutines and generators are ranges as well: a number ends each, in whatever order and on whatever thread."""
+        npu.run(
+            """
+            import asyncio
+            init()
+            use_device()
+            async def wait(name, seconds):
+                async with region(name):
+                    await asyncio.sleep(seconds)
+                    if name == "a":
+                        raise ValueError
+            async def both():
+                return await asyncio.gather(wait("a", 0.3), wait("b", 0.1), return_exceptions=True)
+            @region("samples")
+            def samples():
+                yield 1
+                yield 2
+            with profile_step(2, role="actor"):
+                asyncio.run(both())
+                generator = samples()
+                next(generator)
+                other = threading.Thread(target=lambda: list(generator))
+                other.start()
+                other.join()
+                unfinished = samples()
+                next(unfinished)
+            unfinished.close()
+            """
+        ).check()
+        assert npu.window()["status"] == "complete"
+        assert npu.ranges() == [
+            "(step 2 actor", "(a", "(b", "b)", "a)", "(samples", "samples)", "(samples", "samples)", "step 2 actor)",
+        ]  # fmt: skip
 
     def test_without_a_device_in_use(self, npu):
         """A process that uses none yet is not given a context ahead of its window."""
