@@ -23,6 +23,7 @@ class TestOverhear:
                 print(ERROR, flush=True)
                 print(WARNING)
                 print("[ERROR] 2026-01-01-12:00:00 (PID:1) ERR00010 PTA system call failed")
+                print("[2026-01-01 12:00:00] [INFO] [4711] profiler.py: it will collect all gc events.")
                 print("Warning: ASCEND_HOME_PATH environment variable is not set.")
                 print("Incorrect schedule: WARMUP followed by NONE", end="")
             assert heard.errors == [
@@ -34,6 +35,7 @@ class TestOverhear:
                 "Profiler won't be using warmup",
                 "ASCEND_HOME_PATH environment variable is not set.",
             ]
+            assert heard.notes == ["it will collect all gc events."]
             assert out.getvalue() == ""
 
     def test_lines_of_the_job(self):

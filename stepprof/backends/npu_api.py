@@ -106,7 +106,7 @@ class NpuApi:
                     self._lacks(name)
                 del wanted[name]
         handler = self.call(profiler.tensorboard_trace_handler, str(folder), None, analyse_flag=False)
-        return profiler.profile(on_trace_ready=handler, **wanted)
+        return self.call(profiler.profile, on_trace_ready=handler, **wanted)
 
     def experimental(self, options: NpuOptions) -> Any:
         """The experimental configuration: of what was asked for, all that this torch_npu knows; the rest is a warning, once."""
@@ -266,7 +266,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _log(heard: Overheard, name: str) -> None:
-    for line in heard.warnings:
+    for line in [*heard.warnings, *heard.notes]:
         logger.debug("torch_npu says", call=name, text=line)
 
 

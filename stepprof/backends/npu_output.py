@@ -29,6 +29,7 @@ class Overheard:
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def take(self, line: str) -> bool:
         """Whether the line is torch_npu's."""
@@ -38,8 +39,8 @@ class Overheard:
                 self.warnings.append(line[len(_WARNING) :])
             return line.startswith(_WARNING)
         text = line if found is None else found["text"]
-        is_error = _CALL_FAILED.search(text) or (found is not None and found["level"] == "ERROR")
-        (self.errors if is_error else self.warnings).append(text)
+        level = "ERROR" if found is None or _CALL_FAILED.search(text) else found["level"]
+        {"ERROR": self.errors, "WARNING": self.warnings, "INFO": self.notes}[level].append(text)
         return True
 
 
