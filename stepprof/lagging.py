@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.history import median_of
 from stepprof.log import logger
+from stepprof.reaching import reachable_step
 from stepprof.statuses import LIVE, read_statuses
-from stepprof.triggering import reachable_step
 
 if TYPE_CHECKING:
     from stepprof.autocapture import AutoCaptures

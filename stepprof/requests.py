@@ -17,7 +17,6 @@ import re
 import secrets
 import socket
 import stat
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -235,8 +234,9 @@ def own_uid(folder: Path) -> int | None:
     """
     if not hasattr(os, "getuid"):
         return None
+    path = folder / f".owner-{secrets.token_hex(8)}"
     try:
-        descriptor, name = tempfile.mkstemp(prefix=".owner-", dir=folder)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError:  # nothing can be made there: then nothing tells otherwise
         return os.getuid()
     try:
@@ -244,7 +244,7 @@ def own_uid(folder: Path) -> int | None:
     finally:
         os.close(descriptor)
         with contextlib.suppress(OSError):
-            Path(name).unlink()
+            path.unlink()
 
 
 def _is_name(name: object) -> bool:

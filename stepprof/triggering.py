@@ -6,7 +6,6 @@ themselves is some seconds old; so "next" is a step that none of them will have 
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -17,21 +16,13 @@ from stepprof.checks import nearest
 from stepprof.config import Config
 from stepprof.current import cell
 from stepprof.errors import ConfigError
+from stepprof.reaching import reachable_step
 from stepprof.requests import Request, own_uid, place_request, withdraw_request
 from stepprof.statuses import LIVE, read_statuses
 
-__all__ = ["NEXT", "answers", "ask", "reachable_step", "trigger", "wait_for_answers", "withdraw"]
+__all__ = ["NEXT", "answers", "ask", "trigger", "wait_for_answers", "withdraw"]
 
 NEXT = "next"
-
-REACH_SECONDS = 2.5
-"""How long a request takes until every rank has seen it: they look once a second, and a busy file system shows it late."""
-
-MOST_UNSEEN_SECONDS = 15.0
-"""How far on a rank may be expected that has told nothing for longer."""
-
-STEADY = 0.8
-"""A step may be this much shorter than the shortest of the last few."""
 
 
 def trigger(
@@ -110,38 +101,6 @@ def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes:
 def withdraw(path: Path, name: str) -> bool:
     """Withdraw a request; False where it was before. What has been recorded stays. Raises ConfigError and OSError."""
     return withdraw_request(path, name)
-
-
-def reachable_step(statuses: Sequence[Mapping[str, Any]]) -> int:
-    """The first step that none of these ranks will have begun when they have seen a request that is made now.
-
-    >>> rank = {"step": 7, "stride": 1, "pace_seconds": 60.0, "age_seconds": 1.0, "step_since_unix_ns": 0, "published_unix_ns": int(9e9)}
-    >>> reachable_step([rank, {**rank, "step": 5}])
-    8
-    >>> reachable_step([{**rank, "pace_seconds": 0.1}]), reachable_step([{**rank, "step": 70, "stride": 10}])
-    (52, 80)
-    """
-    return max((_first_after(status) for status in statuses), default=1)
-
-
-def _first_after(status: Mapping[str, Any]) -> int:
-    step: int | None = status["step"]
-    if step is None:
-        return 1
-    stride: int = status["stride"] or 1
-    seconds: float | None = status["pace_seconds"]
-    if seconds is None:
-        return step + 2 * stride
-    shortest = max(seconds * STEADY, 1e-4)
-    # what is older is of a process that hangs, or of a clock that is wrong: of neither may so many steps be expected
-    unseen = min(status["age_seconds"], MOST_UNSEEN_SECONDS) + REACH_SECONDS
-    steps = math.ceil(unseen / shortest)
-    told, since = status["published_unix_ns"], status["step_since_unix_ns"]
-    if since is not None:
-        # by the clock of the rank alone; it was noticed up to a second after it began
-        running = max((told - since) / 1e9, 0.0) + 1.0 + unseen
-        steps = min(steps, math.floor(running / shortest))
-    return int(step + stride * (1 + min(steps, 10**6)))
 
 
 def answers(path: Path, name: str) -> dict[str, list[dict[str, Any]]]:

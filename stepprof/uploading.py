@@ -6,13 +6,7 @@ something to do and ended when there is no more; a thread of ours hands it one f
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
-import os
-import select
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -24,18 +18,16 @@ from stepprof import childprocess
 from stepprof.log import logger
 from stepprof.records import describe_error
 from stepprof.rundir import RUN_FILE, RunDir
+from stepprof.uploadprogram import Program
 
 if TYPE_CHECKING:
     from stepprof.records import Fragment
 
-__all__ = ["Program", "Uploader", "missing"]
+__all__ = ["Uploader", "missing"]
 
 TRIES = 4
 LAST_TRIES = 2
 """At the end of the run, for what has failed before and for the files that come last."""
-PAUSE_SECONDS = 0.5
-"""Before the second try; twice as long before each further one."""
-FAILED = "the upload program"
 REMEMBERED = 256
 """Fragments that are up, and may still change: an engine's late answer, an error of the body."""
 REMEMBERED_FAILURES = 4096
@@ -245,95 +237,3 @@ class Uploader:
         self.failures += 1
         self.last_error = f"upload: {reason}"
         logger.warning("not uploaded", url=self.url, reason=reason)
-
-
-class Program:
-    """The program that uploads, started when it is asked for something. One that has ended, or hangs, is started anew for the next file."""
-
-    def __init__(self, url: str, stop: threading.Event, tries: int) -> None:
-        self._url = url
-        self._tries = tries
-        self._stop = stop
-        self._child: subprocess.Popen[bytes] | None = None
-        self._received = b""
-        self._errors = b""
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end()
-
-    def upload(
-        self, local: Path, name: str, deadline: float, *, replace: bool = False, remove: bool = False
-    ) -> dict[str, Any]:
-        """Have one file uploaded, and removed again where it was only to be tried; what came of it."""
-        began = time.monotonic()
-        try:
-            if self._child is None:
-                self._start(deadline)
-            answer = self._ask(
-                {"local": str(local), "name": name, "replace": replace, "remove": remove}, deadline
-            )
-        except (OSError, ValueError) as error:
-            self._end()
-            seconds = round(time.monotonic() - began, 3)
-            return {"status": "failed", "bytes": None, "verified": None, "tries": 1, "error": str(error), "seconds": seconds}  # fmt: skip
-        return answer
-
-    def _start(self, deadline: float) -> None:
-        self._received = self._errors = b""
-        env = {**os.environ, "STEPPROF": "0"}
-        self._child = childprocess.start([sys.executable, "-m", "stepprof.uploadjob"], env, talks=True)
-        for pipe in (self._child.stdout, self._child.stderr):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
-        answer = self._ask({"url": self._url, "tries": self._tries, "pause_seconds": PAUSE_SECONDS}, deadline)
-        if "ready" not in answer:
-            raise OSError(answer.get("error", f"{FAILED} did not start"))
-
-    def _ask(self, question: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-        """Its answer. Raises OSError where there is none in time, and ValueError where it is none."""
-        child = self._child
-        assert child is not None
-        assert child.stdin is not None
-        child.stdin.write(json.dumps(question).encode() + b"\n")
-        child.stdin.flush()
-        while b"\n" not in self._received:
-            if self._stop.is_set():
-                raise OSError("the run has ended before it was uploaded")
-            if time.monotonic() > deadline:
-                raise OSError("it was not uploaded in time")
-            if not self._read(child, min(max(deadline - time.monotonic(), 0.0), 0.2)):
-                said = self._errors.decode("utf-8", "replace").strip().splitlines()
-                raise OSError(f"{FAILED} ended{': ' + said[-1] if said else ''}")
-        line, _, self._received = self._received.partition(b"\n")
-        answer = json.loads(line)
-        if not isinstance(answer, dict):
-            raise ValueError(f"{FAILED} answered {line[:100]!r}")
-        return answer
-
-    def _read(self, child: subprocess.Popen[bytes], seconds: float) -> bool:
-        """Take what it says; False where it says no more."""
-        assert child.stdout is not None
-        assert child.stderr is not None
-        poller = select.poll()
-        for pipe in (child.stdout, child.stderr):
-            poller.register(pipe.fileno(), select.POLLIN)
-        goes_on = True
-        for descriptor, _ in poller.poll(seconds * 1000):
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(descriptor, 1 << 16)
-                if descriptor == child.stdout.fileno():
-                    self._received += data
-                    goes_on = bool(data)
-                elif data:
-                    self._errors = (self._errors + data)[-4000:]
-                else:
-                    time.sleep(0.05)  # its errors are at an end, and its answers soon
-        return goes_on
-
-    def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            childprocess.end(child)

@@ -1,4 +1,4 @@
-"""The program that uploads: `python -m stepprof.uploadjob`, started by the process that recorded, one line in for each file and one line out.
+"""The program that uploads: started by the process that recorded, one line in for each file and one line out.
 
 A process of its own, since a store's client brings an event loop, a pool of connections and megabytes of modules, and a call that hangs can only be ended together with its process. It knows fsspec, and nothing
 of stepprof: a file gets its name at once and whole, is looked at again when it is there, and is tried again after a while when that fails.
@@ -237,7 +237,3 @@ def main() -> int:
         answers.write(json.dumps(_upload(target, json.loads(line))) + "\n")
         answers.flush()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from stepprof.afterchecks import upload_url
 from stepprof.probes import Finding
-from stepprof.uploading import Program, missing
+from stepprof.uploading import missing
+from stepprof.uploadprogram import Program
 
 __all__ = ["upload_findings"]
 

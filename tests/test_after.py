@@ -73,9 +73,9 @@ class Job:
             "FILING_MODE": "thread",
         }
 
-    def start(self, rank: int = 0, world: int = 1, **options: Any) -> None:
+    def start(self, rank: int = 0, world: int = 1, script: str = "loop.py", **options: Any) -> None:
         self._ranks[rank] = subprocess.Popen(
-            [sys.executable, "-W", "error", "loop.py", str(rank), str(world), json.dumps(options)],
+            [sys.executable, "-W", "error", script, str(rank), str(world), json.dumps(options)],
             cwd=self.folder,
             env={**os.environ, **self.env},
             stdout=subprocess.PIPE,
@@ -361,6 +361,15 @@ class TestUpload:
         (entry,) = manifests[2]["uploads"]
         assert entry["error"] == "another file lies there already, with 15 bytes"
         assert manifests[4]["uploads"][0]["status"] == "uploaded"
+
+    def test_where_the_job_runs_there_may_be_modules_of_any_name(self, job: Job) -> None:
+        """Those of its working directory are none of the job's own, and none of the program's that uploads."""
+        (job.folder / "scripts").mkdir()
+        (job.folder / "loop.py").rename(job.folder / "scripts" / "train.py")
+        for name in ("json", "random", "fsspec"):
+            (job.folder / f"{name}.py").write_text("raise RuntimeError('no such thing')")
+        manifests = job.go(script="scripts/train.py", config={"upload": f"file://{job.folder}/up"})
+        assert [each["status"] for step in (2, 4) for each in manifests[step]["uploads"]] == ["uploaded"] * 2
 
     def test_the_program_that_is_needed_is_not_there(self, job: Job) -> None:
         """One warning when the session begins, and the reason in each manifest."""

@@ -19,9 +19,10 @@ import pytest
 import stepprof
 from stepprof.cli import main
 from stepprof.errors import ConfigError
+from stepprof.reaching import reachable_step
 from stepprof.requests import Request, place_request, withdraw_request
 from stepprof.statuses import read_statuses
-from stepprof.triggering import ask, reachable_step, wait_for_answers
+from stepprof.triggering import ask, wait_for_answers
 
 LOOP = """
 import logging, pathlib, sys, time
