@@ -352,7 +352,7 @@ class Session:
                 backend=capturer.backend.name if capturer.backend is not None else None,
                 since=machine.since,
                 engines={} if fleet is None else fleet.statuses(),
-                pending_exports=capturer.exports.pending,
+                pending_exports=capturer.exports.pending + (() if fleet is None else fleet.awaited()),
                 last_error=capturer.last_error,
                 recorded_steps=capturer.exports.recorded,
             )

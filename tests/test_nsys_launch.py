@@ -11,7 +11,7 @@ from nsys.tools import build
 
 from stepprof.backends.nsys import count_windows, nsys_command, ray_runtime_env
 from stepprof.backends.nsys_launch import profile_help
-from stepprof.backends.nsys_reports import VARIABLE, launch_of
+from stepprof.backends.nsys_process import VARIABLE, launch_of
 from stepprof.config import Config, NsysOptions
 from stepprof.errors import ConfigError
 

@@ -17,7 +17,8 @@ from nsys.tools import build, closed, read_log
 from stepprof.backends import nsys_launch
 from stepprof.backends.base import ExportError
 from stepprof.backends.nsys import nsys_command, secrets
-from stepprof.backends.nsys_reports import VARIABLE, Report, ReportLost, launch_of, ranges, under_nsys
+from stepprof.backends.nsys_process import VARIABLE, launch_of, under_nsys
+from stepprof.backends.nsys_reports import Report, ReportLost, ranges
 from stepprof.cli import main
 from stepprof.nsysoptions import NsysOptions
 from stepprof.window import Capture, Window
@@ -268,7 +269,7 @@ def report(place, number=1, *, environ=None, hopeless=None, seconds=5.0, folder=
     launch = launch_of(options, environ or variable(folder or place / "nsys"))
     capture = Capture(Window(2, "actor"), place / "step", "actor/rank-0", {})
     for _ in range(number):
-        ranges.begin()
+        ranges.begin((2, "actor/rank-0"), own=True)
         ranges.end()
     return Report(capture, launch, number, options, hopeless=hopeless)
 
@@ -355,10 +356,9 @@ class TestReport:
         """Of one session's processes, only one gets it."""
         path = written(place)
         making = report(place)
-        settled = making._wait()
         path.unlink()
         with pytest.raises(ReportLost, match="has taken"):
-            making._move(settled)
+            making._move(path)
 
     def test_the_destination_cannot_be_written(self, place):
         """The report stays where it is, and the reason says where."""

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 import stepprof
+from stepprof.backends.nsys_reports import ReportLost
 from stepprof.errors import ConfigError
 from stepprof.options import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.profilers import REPORT_ELSEWHERE
 from stepprof.remote.vllm import VllmEngine, VllmKind, engine_args
 from stepprof.remote.vllm_args import Settings, environment, lay_out
 from stepprof.remote.vllm_files import Brought, Workers, bring
@@ -470,7 +470,7 @@ class TestNsys:
             engine_args(tmp_path, {"backend": "nsys"})
 
     def test_a_window_of_it(self, tmp_path: Path) -> None:
-        """Started and stopped; no folder is led anywhere, and where the report is stands in the manifest."""
+        """Started and stopped; no folder is led anywhere, and what becomes of the report is known later: here, that nsys has started nothing."""
         calls: list[str] = []
 
         def start_profile(self: Any, *, max_iterations: int | None = None) -> None:
@@ -486,9 +486,43 @@ class TestNsys:
         _remote(driver.start(window)).result(10)
         stopped = _remote(driver.stop(window)).result(10)
         assert calls == ["start 7", "stop"]
-        assert (stopped.artifacts, stopped.partial) == ((), REPORT_ELSEWHERE)
+        assert (stopped.artifacts, stopped.partial) == ((), None)
+        with pytest.raises(ReportLost, match="the engine was not started under nsys"):
+            _remote(stopped.later.wait()).result(10)
         with pytest.raises(EngineFailure, match="stop without start"):
             _remote(driver.stop(window)).result(10)
+
+    def test_one_that_was_left_open(self, tmp_path: Path) -> None:
+        """Begun for a window whose stop failed: it is stopped before the next one begins."""
+        calls: list[str] = []
+
+        def stop_profile(self: Any) -> None:
+            calls.append("stop")
+            if len(calls) == 2:
+                raise RuntimeError("a bad moment")
+
+        engine = engine_class(
+            "LLM", start_profile=lambda self: calls.append("start"), stop_profile=stop_profile
+        )()
+        engine.vllm_config = _table(profiler_config=_table(profiler="cuda", torch_profiler_dir=""))
+        driver, window = VllmEngine(engine), make_window(tmp_path, backend="nsys")
+        _remote(driver.arm(window)).result(10)
+        _remote(driver.start(window)).result(10)
+        with pytest.raises(EngineFailure, match="a bad moment"):
+            _remote(driver.stop(window)).result(20)
+        _remote(driver.start(window)).result(10)
+        assert calls == ["start", "stop", "stop", "start"]
+        _remote(driver.abort()).result(10)
+        with pytest.raises(EngineFailure, match="stop without start"):
+            _remote(driver.stop(window)).result(10)
+
+    def test_a_delay_is_refused(self, tmp_path: Path) -> None:
+        """Whether a range has begun in its window could not be told, and its report would go to the next one."""
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        with pytest.raises(EngineFailure, match="delay_iterations = 3: under nsys"):
+            _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="nsys", delay_iterations=3))).result(
+                10
+            )
 
     def test_one_that_was_built_for_torch_is_refused(self, tmp_path: Path) -> None:
         """It cannot be switched over; how to build it is told."""

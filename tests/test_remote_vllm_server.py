@@ -15,10 +15,11 @@ import pytest
 from serving import serving
 from test_remote_vllm import STAMP, make_window, write_trace
 
+from stepprof.backends.nsys_reports import ReportLost
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.httpclient import Client
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.profilers import REPORT_ELSEWHERE
+from stepprof.remote.nsys import ELSEWHERE
 from stepprof.remote.vllm import VllmServer
 from stepprof.remote.vllm_args import lay_out
 
@@ -242,14 +243,38 @@ class TestNsys:
     """A role whose backend is nsys: the server marks its part, and its report is where its own command says."""
 
     def test_a_window(self, shared: Callable[..., EngineWindow]) -> None:
-        """Begun and ended; no folder is led anywhere, though one was named."""
+        """Begun and ended; no folder is led anywhere, though one was named. This process is the server's, and nsys has not started it."""
         with vllm() as (server, driver):
             window = shared(backend="nsys")
             run(driver.arm(window))
             run(driver.start(window))
             stopped = run(driver.stop(window))
             assert posts(server) == ["/start_profile", "/stop_profile"]
-        assert (stopped.artifacts, stopped.partial) == ((), REPORT_ELSEWHERE)
+        assert (stopped.artifacts, stopped.partial) == ((), None)
+        with pytest.raises(ReportLost, match="the engine was not started under nsys"):
+            run(stopped.later.wait())
+
+    def test_one_that_cannot_be_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of another user, or in a container, and without a folder that was named: what it wrote is not lost, but not here."""
+        monkeypatch.setattr("stepprof.remote.nsys_server.listener", lambda port: None)
+        with vllm() as (_, driver):
+            window = make_window(tmp_path, backend="nsys")
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert run(driver.stop(window)).partial == ELSEWHERE
+
+    def test_a_stop_that_failed(self, tmp_path: Path) -> None:
+        """It is sent again before the next start; an abort has nothing left to wait for."""
+        answers = iter([(500, "a bad moment"), 200, 200])
+        with vllm(POST_stop_profile=lambda _: next(answers)) as (server, driver):
+            window = make_window(tmp_path, backend="nsys")
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert "a bad moment" in str(refusal(driver.stop(window)))
+            run(driver.start(window))
+            assert posts(server) == ["/start_profile", "/stop_profile", "/stop_profile", "/start_profile"]
+            run(driver.abort())
+            assert "stop without start" in str(refusal(driver.stop(window)))
 
     @pytest.mark.parametrize(("backend", "started_for"), [("nsys", "torch"), ("torch", "cuda")])
     def test_one_that_says_that_it_was_started_for_another(

@@ -7,22 +7,26 @@ import dataclasses
 import gzip
 import inspect
 import json
+import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
+from stepprof.backends.nsys_process import VARIABLE
+from stepprof.backends.nsys_reports import ranges
 from stepprof.options import EngineOptions
 from stepprof.remote import sglang_request
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.profilers import REPORT_ELSEWHERE
+from stepprof.remote.nsys import Started, this_process
 from stepprof.remote.sglang import SglangEngine, SglangKind
-from stepprof.remote.sglang_capture import SglangCapture
+from stepprof.remote.sglang_capture import STAGES_SECONDS, SglangCapture
 from stepprof.remote.sglang_files import bring, discard
 from stepprof.remote.sglang_request import BY_STAGE_ITERATIONS, Facts, Request
 from stepprof.window import Window
@@ -403,36 +407,113 @@ class TestBackends:
         discard(tmp_path)
         assert list(tmp_path.iterdir()) == []
 
-    def test_nsys_s_report_is_told_of(self, tmp_path: Path) -> None:
-        """The engine marks its part and writes nothing: the window is partial, and says where the report is."""
 
-        class Nsys:
-            calls: ClassVar[list[str]] = []
+class NsysLink:
+    """An SGLang engine whose schedulers run under the nsys of this process; what it answers to a stop."""
 
-            async def facts(self, window: EngineWindow) -> Facts:
-                return facts(**CUDA)
+    def __init__(self, answer: bool | None = True, *, unused: bool = False, **more: Any) -> None:
+        self.calls: list[str] = []
+        self.answer, self.unused, self.more = answer, unused, more
 
-            async def start(self, fields: Any) -> None:
-                self.calls.append(f"start {fields['activities']}")
+    async def facts(self, window: EngineWindow) -> Facts:
+        return facts(**{**CUDA, **self.more})
 
-            async def stop(self) -> bool:
-                self.calls.append("stop")
-                return True
+    async def nsys(self, window: EngineWindow) -> Started:
+        return this_process(window)
 
-            def withdraw(self) -> bool:
-                return False
+    async def start(self, fields: Any) -> None:
+        self.calls.append(f"start {fields['activities']}")
 
-        capture = SglangCapture(Nsys())
-        window = make_window(tmp_path / "step-000002", EngineOptions(backend="nsys"))
+    async def stop(self) -> bool | None:
+        self.calls.append("stop")
+        return self.answer
+
+    def withdraw(self) -> bool:
+        return self.unused
+
+
+class TestNsys:
+    """A role whose backend is nsys: the engine marks its part with CUDA_PROFILER."""
+
+    @pytest.fixture(autouse=True)
+    def under_nsys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """This process is what nsys was told to start, with reports in a folder of the test."""
+        ranges.reset()
+        (tmp_path / "nsys").mkdir()
+        monkeypatch.setenv(VARIABLE, f"output={tmp_path}/nsys/r_{{pid}};ranges=any;mode=async")
+        yield
+        ranges.reset()
+
+    def end(self, link: NsysLink, tmp_path: Path, **options: Any) -> Stopped:
+        """One window."""
+        window = make_window(tmp_path / "step-000002", EngineOptions(backend="nsys", **options))
+        window.output.mkdir(parents=True, exist_ok=True)
+        capture = SglangCapture(link)
 
         async def run() -> Stopped:
             await capture.arm(window)
             await capture.start(window)
             return await capture.stop(window)
 
-        stopped = asyncio.run(run())
-        assert Nsys.calls == ["start ['CUDA_PROFILER']", "stop"]
-        assert stopped == Stopped(partial=REPORT_ELSEWHERE)
+        return asyncio.run(asyncio.wait_for(run(), 15))
+
+    def brought(self, stopped: Stopped, tmp_path: Path, number: int = 1) -> list[str]:
+        """What comes later, once nsys has written its report."""
+        (tmp_path / "nsys" / f"r_{os.getpid()}.{number}.nsys-rep").write_bytes(b"report")
+        assert stopped.later is not None
+        later = asyncio.run(asyncio.wait_for(stopped.later.wait(), 15))
+        return [artifact.path for artifact in later.artifacts]
+
+    @pytest.mark.parametrize("pipeline", [1, 2])
+    def test_a_window_of_it(self, tmp_path: Path, pipeline: int) -> None:
+        """Begun and ended; its report comes later, and no trace is waited for, not even that of a pipeline's later stage."""
+        link = NsysLink(ranks=pipeline)
+        began = time.monotonic()
+        stopped = self.end(link, tmp_path)
+        assert time.monotonic() - began < STAGES_SECONDS / 2
+        assert link.calls == ["start ['CUDA_PROFILER']", "stop"]
+        assert (stopped.artifacts, stopped.partial, stopped.capped_by) == ((), None, None)
+        assert self.brought(stopped, tmp_path) == ["rollout/replica-0/engine.nsys-rep"]
+
+    def test_one_that_has_ended_by_itself(self, tmp_path: Path) -> None:
+        """Its own bound: the report is there all the same, also where it came before the stop."""
+        (tmp_path / "nsys" / f"r_{os.getpid()}.1.nsys-rep").write_bytes(b"early")
+        stopped = self.end(NsysLink(None), tmp_path, max_iterations=3)
+        assert (stopped.capped_by, stopped.partial) == ("engine", None)
+        assert self.brought(stopped, tmp_path)
+
+    def test_one_that_somebody_else_has_ended(self, tmp_path: Path) -> None:
+        """Less than the window, and it says so."""
+        stopped = self.end(NsysLink(answer=False), tmp_path)
+        assert stopped.partial == "somebody else stopped it before the window ended"
+        assert self.brought(stopped, tmp_path)
+
+    def test_one_that_was_not_used(self, tmp_path: Path) -> None:
+        """Nothing was sent: the next window has the first range."""
+        with pytest.raises(EngineFailure, match="nothing was sent to it"):
+            self.end(NsysLink(unused=True), tmp_path)
+        assert self.brought(self.end(NsysLink(), tmp_path), tmp_path)
+
+    def test_an_aborted_one(self, tmp_path: Path) -> None:
+        """Its range is ended, and counts: the next window has the second."""
+        link, window = NsysLink(), make_window(tmp_path / "aborted", EngineOptions(backend="nsys"))
+        capture = SglangCapture(link)
+
+        async def run() -> None:
+            await capture.arm(window)
+            await capture.start(window)
+            await capture.abort()
+
+        asyncio.run(run())
+        assert link.calls[-1] == "stop"
+        assert self.brought(self.end(NsysLink(), tmp_path), tmp_path, 2)
+
+    def test_inside_a_window_of_this_process(self, tmp_path: Path) -> None:
+        """Nothing is sent: the engine is in that window's report, and its stop would end it."""
+        ranges.begin((2, "step/rank-0"), own=True)
+        link = NsysLink()
+        stopped = self.end(link, tmp_path)
+        assert (link.calls, stopped.joined) == ([], (2, "step/rank-0"))
 
 
 class TestObjects:

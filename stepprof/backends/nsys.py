@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from stepprof.backends.base import Export
 from stepprof.backends.nsys_cuda import CudaProfiler
 from stepprof.backends.nsys_launch import count_windows, nsys_command, ray_runtime_env
+from stepprof.backends.nsys_process import launch_of, under_nsys
 from stepprof.backends.nsys_ranges import Ranges, may_leave
-from stepprof.backends.nsys_reports import Report, launch_of, ranges, under_nsys
+from stepprof.backends.nsys_reports import Report, ranges
 from stepprof.backends.slot import slot
 from stepprof.errors import BackendError
 from stepprof.log import logger
@@ -79,7 +80,7 @@ class NsysBackend:
             self._brackets = under_nsys(os.environ)
             if self._brackets:
                 self._cuda.start()
-                self._number = ranges.begin()
+                self._number = ranges.begin((capture.window.step, capture.stem), own=True)
             self._recording = True
             window = self._ranges.window(capture.window)
             if window is not None:
@@ -97,16 +98,8 @@ class NsysBackend:
         launch = launch_of(self._options, os.environ)
         if not self._brackets:
             failure = NOT_STARTED
-        elif failure is None and launch.ranges is not None and self._number > launch.ranges:
-            failure = (
-                f"this is window {self._number} of the process, and nsys was started for {launch.ranges}: tell it the number of "
-                'windows, or windows = "any" in [nsys]'
-            )
-        elif failure is None and launch.folder is None:
-            failure = (
-                "where nsys writes its reports is not known: start it with stepprof.backends.nsys.nsys_command(config), "
-                "or name the folder as report_dir in [nsys]"
-            )
+        elif failure is None:
+            failure = launch.without_report(self._number)
         return Report(capture, launch, self._number, self._options, hopeless=failure)
 
     def abort(self) -> None:
@@ -163,7 +156,7 @@ class NsysBackend:
         except Exception as error:  # noqa: BLE001 - whatever the driver says: the range has not ended
             return f"the range never ended: {error}"
         finally:
-            ranges.end()
+            ranges.end(self._number)
         return None
 
     def _look(self) -> None:

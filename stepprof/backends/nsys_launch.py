@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepprof.backends.nsys_reports import VARIABLE
+from stepprof.backends.nsys_process import VARIABLE
 from stepprof.config import Config, WatchOptions, load
 from stepprof.errors import ConfigError
 from stepprof.log import logger
@@ -35,6 +35,7 @@ def nsys_command(
     command: Sequence[str] = (),
     roles: Sequence[str] = (),
     rank: int | None = None,
+    engine: bool = False,
     windows: int | str | None = None,
     output: str | os.PathLike[str] | None = None,
     nsys: str = "nsys",
@@ -46,6 +47,7 @@ def nsys_command(
         command: what to run; without one, what to put before it.
         roles: the roles of the windows that the process enters one after another in each step; none: one window around the step.
         rank: its global rank; for one that records nothing the command comes back as it is.
+        engine: it serves an engine that another process attaches: its windows are those of `roles`, whatever a rank captures of them.
         windows: how many windows there are in the whole run, where the configuration cannot tell; "any": nobody can.
         output: the reports' name before they are moved, without an extension; %p and %h are the process id and the host.
         nsys: the executable.
@@ -53,7 +55,7 @@ def nsys_command(
     >>> nsys_command({"steps": "2, 4", "backend": "nsys"}, nsys="/nowhere/nsys", output="/tmp/a_%p")[:3]
     ['/nowhere/nsys', 'profile', '--trace=cuda,nvtx']
     """
-    settled, options = _settle(config, roles, rank)
+    settled, options = _settle(config, roles, rank, engine=engine)
     if settled is None:
         return [*command]
     if output is None:
@@ -64,7 +66,8 @@ def nsys_command(
             raise ConfigError.at("output_dir", str(folder), f"cannot be made: {error.strerror}") from error
         output = folder / f"{'' if rank is None else f'rank-{rank}_'}%h_%p"
     path = _plain(str(Path(output).absolute()), "output")
-    found, variable = _profile(options, _windows(settled, options, windows, roles, rank), path, nsys)
+    number = _windows(settled, options, windows, roles, rank, engine=engine)
+    found, variable = _profile(options, number, path, nsys)
     arguments = [f"--{name}={value}" for name, value in found.items()]
     return [nsys, "profile", *arguments, f"--env-var={VARIABLE}={variable}", *command]
 
@@ -74,6 +77,7 @@ def ray_runtime_env(
     *,
     roles: Sequence[str] = (),
     rank: int | None = None,
+    engine: bool = False,
     windows: int | str | None = None,
     name: str = "stepprof",
     nsys: str = "nsys",
@@ -83,7 +87,7 @@ def ray_runtime_env(
     Ray runs ``nsys`` and ``python`` from the PATH of the actor's node and has the reports written below its session, from where they are moved.
 
     Args:
-        config, roles, rank, windows: as for `nsys_command`; an actor without a selected rank gets an empty environment.
+        config, roles, rank, engine, windows: as for `nsys_command`; an actor without a selected rank gets an empty environment.
         name: what its reports are called before they are moved.
         nsys: the executable here, asked for its options; Ray runs what its nodes call nsys.
 
@@ -91,18 +95,20 @@ def ray_runtime_env(
     >>> env["_nsight"]["capture-range-end"]
     'repeat-shutdown:2'
     """
-    settled, options = _settle(config, roles, rank)
+    settled, options = _settle(config, roles, rank, engine=engine)
     if settled is None:
         return {}
     prefix = _plain(name, "name") + ("" if rank is None else f"_rank-{rank}")
-    number = _windows(settled, options, windows, roles, rank)
+    number = _windows(settled, options, windows, roles, rank, engine=engine)
     found, variable = _profile(options, number, f"{prefix}_%p", nsys)
     found["o"] = found.pop("output")
     return {"_nsight": found, "env_vars": {VARIABLE: variable}}
 
 
-def count_windows(config: Config, roles: Sequence[str] = (), rank: int | None = None) -> int | None:
-    """How many captures a process makes in the whole run; None where only the run will tell.
+def count_windows(
+    config: Config, roles: Sequence[str] = (), rank: int | None = None, *, engine: bool = False
+) -> int | None:
+    """How many captures a process makes in the whole run; None where only the run will tell. Arguments as for `nsys_command`.
 
     >>> count_windows(Config(steps="2, 10-12", backend="nsys"))
     4
@@ -113,13 +119,15 @@ def count_windows(config: Config, roles: Sequence[str] = (), rank: int | None = 
     """
     total = 0
     base = config.policy(None)
-    if base.join_steps:
+    if engine:
+        pass  # a capture for each window, whatever a rank makes of them
+    elif base.join_steps:
         roles = roles[:1]
     elif base.capture_per == "role" and not roles:
         return None
     for role in roles or (None,):
         policy = config.policy(role)
-        number = _captures(policy, rank)
+        number = _of_engine(policy) if engine else _captures(policy, rank)
         if number is None:
             return None
         total += number
@@ -139,20 +147,34 @@ def _captures(policy: Policy, rank: int | None) -> int | None:
         return None
     if policy.join_steps:
         return len(policy.steps.intervals)
-    steps = sum(last - first + 1 for first, last in policy.steps.intervals)
-    return steps * (1 if policy.schedule is None else policy.schedule.repeat)
+    return _steps(policy) * (1 if policy.schedule is None else policy.schedule.repeat)
 
 
-def _settle(config: Any, roles: Sequence[str], rank: int | None) -> tuple[Config | None, NsysOptions]:
+def _of_engine(policy: Policy) -> int | None:
+    if policy.steps.is_none or "nsys" not in _backends(policy, engine=True):
+        return 0
+    return None if policy.steps.all or policy.steps.periods else _steps(policy)
+
+
+def _steps(policy: Policy) -> int:
+    return sum(last - first + 1 for first, last in policy.steps.intervals)
+
+
+def _backends(policy: Policy, *, engine: bool) -> Sequence[str]:
+    return (policy.engine.backend or ()) if engine else policy.backend
+
+
+def _settle(
+    config: Any, roles: Sequence[str], rank: int | None, *, engine: bool
+) -> tuple[Config | None, NsysOptions]:
     """The configuration, where anything of this process is recorded by nsys; and the options that hold."""
     settled = load(config)
+    if engine and not roles:
+        raise ConfigError.at("roles", (), 'an engine follows the windows of roles; such as ["rollout"]')
     policies = [settled.policy(role) for role in roles or (None,)]
-    mine = [
-        policy
-        for policy in policies
-        if "nsys" in policy.backend and (rank is None or rank in policy.ranks) and policy.enabled
-    ]
-    if not mine and any("nsys" in policy.backend for policy in policies):
+    recording = [policy for policy in policies if "nsys" in _backends(policy, engine=engine)]
+    mine = [policy for policy in recording if (rank is None or rank in policy.ranks) and policy.enabled]
+    if not mine and recording:
         return None, policies[0].nsys
     if not mine:
         raise ConfigError.at(
@@ -169,6 +191,8 @@ def _windows(
     given: int | str | None,
     roles: Sequence[str],
     rank: int | None,
+    *,
+    engine: bool,
 ) -> int | None:
     """The number of windows: as given, as configured, as counted; None where it cannot be told."""
     if isinstance(given, bool) or not (
@@ -177,7 +201,7 @@ def _windows(
         raise ConfigError.at("windows", given, f'expected a number of windows, or "{ANY}"; the nearest is 1')
     wanted = options.windows if given is None else given
     if wanted is None:
-        return count_windows(config, roles, rank)
+        return count_windows(config, roles, rank, engine=engine)
     return None if wanted == ANY else int(wanted)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from stepprof.errors import EngineError
+from stepprof.nsysoptions import NsysOptions
 from stepprof.window import Artifact, Window
 
 if TYPE_CHECKING:
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
 
     from stepprof.options import EngineOptions
 
-__all__ = ["Clock", "EngineDriver", "EngineFailure", "EngineKind", "EngineWindow", "Health", "Stopped"]
+__all__ = [
+    "Clock",
+    "EngineDriver",
+    "EngineFailure",
+    "EngineKind",
+    "EngineWindow",
+    "Health",
+    "Later",
+    "Stopped",
+]
 
 Health = Literal["ok", "busy", "unconfigured", "unreachable", "unknown", "dead"]
 """``busy``: somebody else's profiler runs; ``unknown``: a start whose answer is missing."""
@@ -75,6 +85,8 @@ class EngineWindow:
     """How long whoever opened the window waits for the answer to a start."""
     stop_seconds: float = 60.0
     """How long they wait for the answer to a stop."""
+    nsys: NsysOptions = field(default_factory=NsysOptions)
+    """Where the reports of nsys are looked for, if the engine records with it, and for how long."""
 
     def is_at(self, other: EngineWindow) -> bool:
         """Whether it is the same window with the same folder; what it is called may have become known only later."""
@@ -91,6 +103,16 @@ class EngineWindow:
         return self.folder / self.stem
 
 
+class Later(Protocol):
+    """What comes some time after a stop, and is waited for beside the training loop: a report that somebody else writes."""
+
+    async def wait(self) -> Stopped:
+        """What has come. Raises EngineFailure, or an `ExportError` that says what the window is by it."""
+
+    def hurry(self, until: float) -> None:
+        """The run is about to end: wait no longer than until then (by `time.monotonic`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """What a stop brought: files below the step's folder, and what kept it from being whole."""
@@ -100,6 +122,10 @@ class Stopped:
     """``engine`` where the engine's own bound ended the capture before the window did."""
     partial: str | None = None
     """Why something of it is missing; None: nothing is."""
+    joined: tuple[int, str] | None = None
+    """Its part is in another capture: in that of this step, at this path below the step's folder, without a suffix."""
+    later: Later | None = None
+    """What is still to come; the engine may be started again meanwhile."""
 
 
 class EngineDriver(Protocol):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from stepprof.log import logger
 from stepprof.machine import TargetMachine
 from stepprof.records import as_entries, describe_error
+from stepprof.remote.awaiting import Awaiting
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.entries import LOST, RANKS
 from stepprof.remote.gate import passed
@@ -88,6 +89,7 @@ class EngineTarget:
         self._fleet = fleet
         self._acting = asyncio.Lock()
         self._left = False
+        self.awaiting = Awaiting(self.label, fleet.changed)
 
     @property
     def is_rank(self) -> bool:
@@ -229,14 +231,15 @@ class EngineTarget:
             recording.entry["stop_seconds"] = round(time.perf_counter() - began, 6)
         await self._compare_clocks()
         partial = recording.late or stopped.partial
-        recording.tell(
-            "partial" if partial else "complete",
-            partial,
-            health="ok",
-            host=self.driver.host,
-            capped_by=capped_by or stopped.capped_by,
-            artifacts=as_entries(stopped.artifacts),
-        )
+        recording.entry.update(health="ok", host=self.driver.host, capped_by=capped_by or stopped.capped_by)
+        if stopped.later is not None:
+            self.awaiting.begin(recording, stopped.later, partial)
+        elif stopped.joined is not None:
+            step, stem = stopped.joined
+            recording.tell("joined", partial, capture={"step": step, "stem": stem})
+        else:
+            outcome = "partial" if partial else "complete"
+            recording.tell(outcome, partial, artifacts=as_entries(stopped.artifacts))
         self._note(None)
         self._commit("done", window)
 
@@ -283,6 +286,7 @@ class EngineTarget:
     async def leave(self, reason: str, timeout: float) -> None:
         """Take no more part: what records is stopped, what is armed forgotten, and a driver that has a ``close`` is closed. Never raises."""
         self._left = True
+        deadline = time.monotonic() + timeout
         recording = self.recording
         if recording is None:
             self.disarm("detached")
@@ -290,6 +294,7 @@ class EngineTarget:
             recording.late = recording.late or reason
             recording.stop.set()
             await passed([recording.finished], timeout)
+        await self.awaiting.end(max(deadline - time.monotonic(), 0.0))
         close = getattr(self.driver, "close", None)
         if close is None:
             return

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from stepprof.config import Policy
     from stepprof.remote.engine import EngineTarget
 
-__all__ = ["LOST", "RANKS", "Entries", "remove_folder"]
+__all__ = ["AWAITED", "LOST", "RANKS", "SAVE_SECONDS", "Entries", "remove_folder"]
 
 LOST = "the process ended before the engine's capture was handed over"
+
+AWAITED = "the process ended before the engine's report had come"
 
 SAVE_SECONDS = 0.02
 """How long answers of engines are gathered before they are written."""
@@ -134,6 +136,7 @@ class Entries:
             trace_dir=target.trace_dir,
             start_seconds=policy.engine_start_timeout_seconds,
             stop_seconds=policy.engine_stop_timeout_seconds,
+            nsys=policy.nsys,
         )
 
     # blocking: called on a thread

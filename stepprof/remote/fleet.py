@@ -57,7 +57,7 @@ class Fleet:
         """Held while a window's folders are made: an arming and a start of the same window share them."""
         self._publishing = False
         self._version = object()
-        self._statuses: tuple[object, dict[str, str]] = None, {}
+        self._statuses: tuple[object, dict[str, str], tuple[str, ...]] = None, {}, ()
         self._lines: list[dict[str, object]] = []
         self._health: list[HealthChange] = []
         self._listeners: list[tuple[Engine, Callable[..., Any]]] = []
@@ -103,16 +103,24 @@ class Fleet:
 
     def statuses(self) -> dict[str, str]:
         """For each engine its state, or its health where that is what is worth knowing. Not to be changed: it is kept until one changes."""
-        version, statuses = self._statuses
+        return self._known()[0]
+
+    def awaited(self) -> tuple[str, ...]:
+        """What engines' windows still wait for."""
+        return self._known()[1]
+
+    def _known(self) -> tuple[dict[str, str], tuple[str, ...]]:
+        version, statuses, awaited = self._statuses
         if version is not self._version:
             version = self._version
+            targets = [target for engine in self.engines for target in engine.targets]
             statuses = {
                 target.label: target.machine.state if target.health == "ok" else target.health
-                for engine in self.engines
-                for target in engine.targets
+                for target in targets
             }
-            self._statuses = version, statuses
-        return statuses
+            awaited = tuple(label for target in targets for label in target.awaiting.labels)
+            self._statuses = version, statuses, awaited
+        return statuses, awaited
 
     def describe(self) -> dict[str, dict[str, object]]:
         """For each engine what it is, where, and how it is: JSON-able."""

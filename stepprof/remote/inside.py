@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.errors import ConfigError
 from stepprof.records import describe_error
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
+from stepprof.remote.inside_awaited import Owed
 from stepprof.remote.inside_find import locate, only_engine, same_url, shown
 from stepprof.remote.inside_values import Answer, Attachment, Facts, Inside, Report, Unknown, boot_id
 from stepprof.remote.loop import remote_loop
@@ -43,6 +44,8 @@ class Guest:
     def __init__(self) -> None:
         self.turn = threading.Lock()
         self.plain = False
+        self.owed = Owed()
+        """What its engine still waits for."""
         self.attachment: Attachment | None = None
         self._engine: EngineDriver | None = None
         self._target: object = None
@@ -81,7 +84,11 @@ class Guest:
             fragment, capped_by = self._follower.stop(window)
             return Report(Stopped(capped_by=capped_by), fragment=fragment)
         stopped = self._on_loop(self._driver.stop, self._local(window))
-        return Report(stopped, folder=str(self._local(window).folder))
+        folder = str(self._local(window).folder)
+        if stopped.later is None:
+            return Report(stopped, folder=folder)
+        self.owed.begin(window, stopped.later)
+        return Report(replace(stopped, later=None), folder=folder, awaited=True)
 
     def abort(self) -> None:
         """Leave whatever state it is in."""
@@ -242,6 +249,8 @@ def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
     if verb == "leave":
         return _leave(token, *arguments)
     guest = _guests.setdefault(token, Guest())
+    if verb == "collect":
+        return Answer(guest.owed.collect(*arguments))
     act = getattr(guest, verb)
     wait_seconds: float | None = 0.0
     if _on_main_thread():

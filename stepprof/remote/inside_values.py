@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.window import Outcome
 
-__all__ = ["Answer", "Attachment", "Facts", "Inside", "Report", "Unknown", "boot_id"]
+__all__ = ["Answer", "Attachment", "Collected", "Facts", "Inside", "Report", "Unknown", "boot_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,17 @@ class Report:
     stopped: Stopped
     folder: str | None = None
     fragment: str | None = None
+    awaited: bool = False
+    """More is to come: it has to be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What came after a stop; or, with an ``outcome``, why nothing did."""
+
+    stopped: Stopped = field(default_factory=Stopped)
+    outcome: Outcome | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

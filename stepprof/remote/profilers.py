@@ -1,6 +1,6 @@
 """What an engine records with, where its role's backend is not torch: which kind of engine has what, and what is said where it has not.
 
-nsys sees an engine only where the engine's own processes run under it; the engine is told when to begin and to end (`cudaProfilerStart`), and the report is written by nsys, where its command says.
+nsys sees an engine only where the engine's own processes run under it; the engine is told when to begin and to end (`cudaProfilerStart`), and nsys writes the report (`stepprof.remote.nsys`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,10 @@ from stepprof.errors import ConfigError
 from stepprof.options import EngineOptions
 from stepprof.remote.base import EngineFailure
 
-__all__ = ["REPORT_ELSEWHERE", "by_nsys", "check_backends_of", "records", "refuse_backends"]
+__all__ = ["by_nsys", "check_backends_of", "records", "refuse_backends"]
 
 KINDS = {"vllm": ("torch", "npu", "nsys"), "sglang": ("torch", "npu", "nsys", "memory")}
 """What each kind of engine can be asked for; on an Ascend device its torch is torch_npu's."""
-
-REPORT_ELSEWHERE = (
-    "recorded by nsys, where the engine was started under it: its report is written where that command says (-o), and is not brought here; "
-    "with another --capture-range than cudaProfilerApi it has no part of its own for this window"
-)
 
 
 def records(options: EngineOptions) -> tuple[str, ...]:
@@ -41,6 +36,13 @@ def check_backends_of(kind: str, options: EngineOptions, role: str) -> None:
                 name,
                 f"{_called(kind)} engine cannot record with it{nearest(name, there)}; without this key it is what backend says",
             )
+    if there and by_nsys(options) and options.delay_iterations:
+        raise ConfigError.at(
+            f"roles.{role}.engine.delay_iterations",
+            options.delay_iterations,
+            "under nsys a range that has not begun when its window ends would give its report to the next one; enter the window later, or did "
+            "you mean max_iterations?",
+        )
 
 
 def refuse_backends(kind: str, options: EngineOptions, name: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import uuid
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from stepprof.remote.loop import in_thread
 from stepprof.remote.ray_calls import Agents
 from stepprof.remote.ray_clock import Clocks, ping_pong
 from stepprof.remote.ray_files import Carrier, lost_fragment, mark, take_over, unmark
+from stepprof.remote.ray_later import ActorsLater
 from stepprof.rundir import step_folder
 
 if TYPE_CHECKING:
@@ -114,11 +116,22 @@ class ActorDriver:
         if report.folder is None:
             self._bring_later(facts, report.fragment, window)
             return report.stopped
+        source = Path(report.folder)
+        if report.awaited:
+            later = ActorsLater(
+                lambda seconds: self._ask("collect", window, seconds),
+                lambda stopped: self._brought(facts, stopped, source, window),
+            )
+            return replace(report.stopped, later=later)
+        return await self._brought(facts, report.stopped, source, window)
+
+    async def _brought(self, facts: Facts, stopped: Stopped, source: Path, window: EngineWindow) -> Stopped:
+        """An engine's files, where they belong."""
         if facts.visible:
-            return report.stopped
+            return stopped
         if window.trace_dir is not None:
-            return await in_thread(take_over, report.stopped, Path(report.folder), window.folder)
-        return await self._carrier(facts).engine_files(report.stopped, Path(report.folder), window.folder)
+            return await in_thread(take_over, stopped, source, window.folder)
+        return await self._carrier(facts).engine_files(stopped, source, window.folder)
 
     async def abort(self) -> None:
         """Leave whatever state it is in."""

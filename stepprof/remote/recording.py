@@ -93,9 +93,14 @@ class Recording:
 
     def fail(self, status: str, error: str, health: str) -> None:
         """It came to nothing; every window that relied on it says so."""
+        self.entry["health"] = health
+        self.disown(status, error)
+
+    def disown(self, status: str, error: str) -> None:
+        """The same of an engine that is well."""
         for entry in self._joined:
             entry.update(status=status, error=error)
-        self.tell(status, error, health=health)
+        self.tell(status, error)
 
     def tell(self, status: str, error: str | None = None, **fields: object) -> None:
         """Note an outcome, and have it written."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from stepprof.remote.base import Clock, Stopped
@@ -95,7 +96,7 @@ class SglangEngine:
             return stopped
         late = "the engine had never been used before this window: its first forward steps may be missing"
         partial = late if stopped.partial is None else f"{late}; {stopped.partial}"
-        return Stopped(stopped.artifacts, stopped.capped_by, partial)
+        return replace(stopped, partial=partial)
 
     async def abort(self) -> None:
         """Stop whatever was begun, and throw it away."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
-from stepprof.remote.profilers import REPORT_ELSEWHERE
+from stepprof.remote.nsys import NsysPart, Started
 from stepprof.remote.sglang_files import bring, discard, find, folder_of, is_whole, require_writable
 from stepprof.remote.sglang_request import Facts, Request
 
@@ -36,12 +36,17 @@ STAGES_SECONDS = 20.0
 
 LOOK_SECONDS = 0.25
 
+STOPPED_BY_OTHERS = "somebody else stopped it before the window ended"
+
 
 class Link(Protocol):
     """How an engine is spoken to: an object in this process, or a server."""
 
     async def facts(self, window: EngineWindow) -> Facts:
         """What the engine is. Raises EngineFailure where it must not be started."""
+
+    async def nsys(self, window: EngineWindow) -> Started:
+        """How its process was started under nsys."""
 
     async def start(self, fields: Mapping[str, Any]) -> None:
         """Send a start."""
@@ -60,6 +65,8 @@ class _Sent:
     window: EngineWindow
     request: Request
     folder: Path
+    part: NsysPart | None = None
+    """Of what nsys records."""
     doubtful: bool = False
     """Whether it is over is not known: a stop failed, or a start was not answered."""
 
@@ -97,7 +104,11 @@ class SglangCapture:
         await in_thread(require_writable, folder, "started")
         self._sent = sent = _Sent(window, request, folder)
         try:
-            await self._link.start(request.fields)
+            if "nsys" in request.backends:
+                started = await self._link.nsys(window)
+                sent.part = await NsysPart.begin(window, started, lambda: self._link.start(request.fields))
+            else:
+                await self._link.start(request.fields)
         except Exception as error:
             if isinstance(error, EngineFailure) and not error.owes_stop:
                 self._sent = None
@@ -112,10 +123,14 @@ class SglangCapture:
             raise EngineFailure("stop without start: nothing was sent to the engine", "ok")
         if self._link.withdraw():
             self._sent = None
+            if sent.part is not None:
+                sent.part.withdraw()
             raise EngineFailure(
                 "the engine was not used while the window was open, and never before: nothing was sent to it",
                 "ok",
             )
+        if sent.part is not None:
+            return await self._end_range(sent, sent.part)
         recorded = await self._send_stop(sent)
         if not facts.answers and sent.request.writes_traces:
             await _until_whole(sent.folder, facts.workers, UNANSWERED_SECONDS)
@@ -124,29 +139,46 @@ class SglangCapture:
         brought = await in_thread(_bring, sent, facts)
         if sent.request.by_stage and len(brought.stages) < 2:
             await self._clear(sent, facts)
-        if sent.request.backends == ("nsys",):
-            return Stopped(partial=REPORT_ELSEWHERE)
         if not brought.artifacts and not brought.problems:
             raise EngineFailure(_nothing(recorded, sent), "ok")
         ended_itself = not recorded and sent.request.bound is not None
         if not recorded and not ended_itself:
-            brought.problems.insert(0, "somebody else stopped it before the window ended")
+            brought.problems.insert(0, STOPPED_BY_OTHERS)
         return Stopped(
             tuple(brought.artifacts),
             capped_by="engine" if ended_itself else None,
             partial="; ".join(brought.problems) or None,
         )
 
+    async def _end_range(self, sent: _Sent, part: NsysPart) -> Stopped:
+        """End its part in a capture of nsys's, which writes the report."""
+        recorded: bool | None = True
+
+        async def send() -> None:
+            nonlocal recorded
+            recorded = await self._send_stop(sent)
+
+        stopped = await part.end(send)
+        self._sent = None
+        if recorded:
+            return stopped
+        if sent.request.bound is not None:
+            return replace(stopped, capped_by="engine")
+        return replace(stopped, partial=stopped.partial or STOPPED_BY_OTHERS)
+
     async def abort(self) -> None:
         """End whatever was sent and throw away what it brought; what had ended by itself is no failure."""
         sent, facts = self._sent, self._facts
         if sent is None or facts is None:
             return
-        if not self._link.withdraw():
+        part = sent.part
+        if not self._link.withdraw() and (part is None or part.sent):
             await self._send_stop(sent)
             if sent.request.by_stage:
                 await self._clear(sent, facts)
         self._sent = None
+        if part is not None:
+            part.abandon()
         await in_thread(discard, sent.folder)
 
     async def _send_stop(self, sent: _Sent) -> bool | None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.remote.base import Clock, EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
+from stepprof.remote.nsys import Started
+from stepprof.remote.nsys_server import NsysServer
 from stepprof.remote.sglang_capture import SglangCapture
 from stepprof.remote.sglang_request import Facts
 
@@ -84,6 +86,7 @@ class _ServerLink:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._nsys = NsysServer(client)
         self._fields: frozenset[str] | None = None
         self._version: str | None = None
 
@@ -102,6 +105,10 @@ class _ServerLink:
             self._fields,
             answers="with_stack" in self._fields,
         )
+
+    async def nsys(self, window: EngineWindow) -> Started:
+        """How the process that listens there was started under nsys."""
+        return await self._nsys.started(window)
 
     async def start(self, fields: Mapping[str, Any]) -> None:
         """``POST /start_profile``: answered when it records."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.loop import in_thread
+from stepprof.remote.nsys import Started, this_process
 from stepprof.remote.sglang_request import Facts, refuse_environment
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ class ObjectLink:
                     "whole process over that when it is used next: build the engine anew",
                     "dead",
                 )
+
+    async def nsys(self, window: EngineWindow) -> Started:
+        """How this process was started under nsys: its schedulers are children of it."""
+        return this_process(window)
 
     async def start(self, fields: Mapping[str, Any]) -> None:
         """Start it, or see that it is started with its first use."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from stepprof.log import logger
 from stepprof.remote.base import Clock, EngineFailure, Stopped
 from stepprof.remote.loop import in_thread, on_loop
-from stepprof.remote.profilers import REPORT_ELSEWHERE, by_nsys, refuse_backends
+from stepprof.remote.nsys import NsysPart, this_process
+from stepprof.remote.profilers import by_nsys, refuse_backends
 from stepprof.remote.vllm_args import Settings, engine_args, environment, serve_args
 from stepprof.remote.vllm_files import bring
 from stepprof.remote.vllm_folder import Session, TraceFolder, new_prefix
@@ -75,6 +76,7 @@ class VllmEngine:
         self._prefix = new_prefix()
         self._place: TraceFolder | None = None
         self._session: Session | None = None
+        self._part: NsysPart | None = None
         self._told: set[str] = set()
         self.key = f"object:{id(engine)}"
         self.host: str | None = socket.gethostname()
@@ -117,27 +119,32 @@ class VllmEngine:
         if place is None and not by_nsys(window.options):
             raise EngineFailure("start without arm: nothing was sent to the engine", "ok")
         given = self._arguments(window, self._object.settings(window.options))
-        if self._session is not None or (place is not None and await in_thread(lambda: place.left_open)):
+        if self._open or (place is not None and await in_thread(lambda: place.left_open)):
             logger.warning(
                 "capture left open", name=self.name, reason="begun for an earlier window and never stopped"
             )
             await self._leave()
-        session = Session(Path()) if place is None else await in_thread(place.begin, window)
+            self._forget()
+        if place is None:
+            self._part = await NsysPart.begin(
+                window, this_process(window), lambda: self._call("start_profile", **given)
+            )
+            return
+        session = await in_thread(place.begin, window)
         try:
             await self._call("start_profile", **given)
         except EngineFailure:
-            if place is not None:
-                await in_thread(place.end, session)
+            await in_thread(place.end, session)
             raise
         self._session = session
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """Stop it, and take what it wrote."""
         place, session = self._place, self._session
-        if place is None and session is not None:
-            await self._call("stop_profile")
-            self._session = None
-            return Stopped(partial=REPORT_ELSEWHERE)
+        if self._part is not None:
+            stopped = await self._part.end(lambda: self._call("stop_profile"))
+            self._part = None
+            return stopped
         if place is None or session is None:
             raise EngineFailure("stop without start: nothing was sent to the engine", "ok")
         early = bool(await in_thread(place.traces, session, self._prefix))
@@ -163,7 +170,7 @@ class VllmEngine:
         if not self._object.dead:
             await self._leave()
         place, session = self._place, self._session
-        self._session = None
+        self._forget()
         if place is not None and session is not None:
             await in_thread(place.discard, session, self._prefix)
 
@@ -227,6 +234,15 @@ class VllmEngine:
                     answer.add_done_callback(_forget)
                     raise EngineFailure(died(self.name), "dead")
         return answer.result()
+
+    @property
+    def _open(self) -> bool:
+        return self._session is not None or self._part is not None
+
+    def _forget(self) -> None:
+        part, self._part, self._session = self._part, None, None
+        if part is not None:
+            part.abandon()
 
     async def _leave(self) -> None:
         """Stop whatever runs: without a capture that does nothing."""

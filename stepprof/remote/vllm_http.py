@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
-from stepprof.remote.profilers import REPORT_ELSEWHERE, by_nsys, refuse_backends
+from stepprof.remote.nsys import NsysPart
+from stepprof.remote.nsys_server import NsysServer
+from stepprof.remote.profilers import by_nsys, refuse_backends
 from stepprof.remote.vllm_args import Settings
 from stepprof.remote.vllm_files import Workers, bring
 from stepprof.remote.vllm_folder import Session, TraceFolder, new_prefix
@@ -62,6 +65,8 @@ class VllmServer:
         self._prefix = new_prefix()
         self._place: TraceFolder | None = None
         self._session: Session | None = None
+        self._nsys = NsysServer(client)
+        self._part: NsysPart | None = None
         self._known: frozenset[str] = frozenset()
         self._settings = _NOT_TOLD
         self._told: set[str] = set()
@@ -106,16 +111,19 @@ class VllmServer:
         """Lead its folder to this window, and start it."""
         place = self._place
         given = start_arguments(window, self._settings, self._known, self._prefix)
-        if self._session is not None or (place is not None and await in_thread(lambda: place.left_open)):
+        if self._open or (place is not None and await in_thread(lambda: place.left_open)):
             logger.warning(
                 "capture left open", name=self.name, reason="begun for an earlier window and never stopped"
             )
             await self._leave()
+            self._forget()
+        if by_nsys(window.options):
+            started = await self._nsys.started(window)
+            self._part = await NsysPart.begin(window, started, lambda: self._send_start(given))
+            return
         session = Session(Path()) if place is None else await in_thread(place.begin, window)
         try:
-            reply = await self._client.request("POST", "/start_profile", json=given, timeout=START_SECONDS)
-            if not reply.ok:
-                raise self._refused(reply, "start")
+            await self._send_start(given)
         except EngineFailure as error:
             if place is not None and not error.owes_stop:
                 await in_thread(place.end, session)
@@ -126,6 +134,10 @@ class VllmServer:
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """Stop it, and take what it wrote, where that can be seen from here."""
+        if self._part is not None:
+            stopped = await self._part.end(self._send_stop)
+            self._part = None
+            return stopped
         session, place = self._session, self._place
         if session is None:
             raise EngineFailure("stop without start: nothing was sent to the server", "ok")
@@ -133,15 +145,13 @@ class VllmServer:
         sent_ns, self._session = time.time_ns(), None
         failure: EngineFailure | None = None
         try:
-            reply = await self._client.request("POST", "/stop_profile", timeout=STOP_SECONDS)
-            if not reply.ok:
-                failure = self._refused(reply, "stop")
+            await self._send_stop()
         except EngineFailure as error:
             failure = error
         if place is None:
             if failure is not None:
                 raise failure
-            return Stopped(partial=REPORT_ELSEWHERE if by_nsys(window.options) else self._elsewhere())
+            return Stopped(partial=self._elsewhere())
         brought = await in_thread(bring, place, session, window, self._prefix, Workers())
         if failure is not None:
             self._session = session  # it may still be open: the next start stops it first
@@ -155,7 +165,8 @@ class VllmServer:
     async def abort(self) -> None:
         """Stop whatever runs; what it wrote of a capture of ours is thrown away."""
         await self._leave()
-        session, self._session = self._session, None
+        session = self._session
+        self._forget()
         if self._place is not None and session is not None:
             await in_thread(self._place.discard, session, self._prefix)
 
@@ -164,6 +175,25 @@ class VllmServer:
         from stepprof.remote.http import clock
 
         return await clock(self._client)
+
+    @property
+    def _open(self) -> bool:
+        return self._session is not None or self._part is not None
+
+    def _forget(self) -> None:
+        part, self._part, self._session = self._part, None, None
+        if part is not None:
+            part.abandon()
+
+    async def _send_start(self, given: Mapping[str, object]) -> None:
+        reply = await self._client.request("POST", "/start_profile", json=given, timeout=START_SECONDS)
+        if not reply.ok:
+            raise self._refused(reply, "start")
+
+    async def _send_stop(self) -> None:
+        reply = await self._client.request("POST", "/stop_profile", timeout=STOP_SECONDS)
+        if not reply.ok:
+            raise self._refused(reply, "stop")
 
     # -- what can be learnt of it
 

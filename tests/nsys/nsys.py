@@ -83,8 +83,8 @@ class Session:
         self.writing = []
 
     def look(self, log):
-        stops = log.read_text().count("cudaProfilerStop") if log.exists() and self.listens else 0
-        while self.seen < min(stops, self.most):
+        calls = log.read_text().split()[::2] if log.exists() and self.listens else []
+        while self.seen < min(ranges_in(calls), self.most):
             self.seen += 1
             self.owed.append(self.seen)
         if not self.deferred or self.seen == self.most:
@@ -117,6 +117,17 @@ class Session:
                 time.sleep(0.15)
             if self.manner != "empty":
                 file.write(content)
+
+
+def ranges_in(calls):
+    """How many ranges were ended: a start inside of one has no effect, nor has a stop outside."""
+    ended = running = 0
+    for call in calls:
+        if call == "cudaProfilerStart":
+            running = 1
+        elif running:
+            ended, running = ended + 1, 0
+    return ended
 
 
 def note(entry):

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from nsys.tools import build, closed, read_log
+from nsys.tools import HERE, build, closed, read_log
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -27,6 +27,7 @@ config = {
     "ranks": "all",
     "backend": "nsys",
     "engine_start_timeout_seconds": 30,
+    "engine_stop_timeout_seconds": 30,
     "roles": {"ref": {"nsys": {"report_timeout_seconds": 1}}},
 }
 
@@ -48,25 +49,45 @@ class AsyncTrainer:
             pass
         return os.getpid()
 
-def made(cls, rank, role, **env):
-    environment = ray_runtime_env(config, roles=[role], rank=rank)
+class Rollout:
+    def __init__(self, folder):
+        sys.path.insert(0, folder)
+        from nsys.engines import engine
+        self.engine = engine()
+
+    def generate(self):
+        return os.getpid()
+
+def made(cls, rank, role, *arguments, engine=False, **env):
+    environment = ray_runtime_env(config, roles=[role], rank=rank, engine=engine)
     environment["env_vars"].update(env)
-    return ray.remote(num_cpus=0, runtime_env=environment)(cls).remote()
+    return ray.remote(num_cpus=0, runtime_env=environment)(cls).remote(*arguments)
 
 ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 actors = [made(Trainer, 0, "actor"), made(AsyncTrainer, 1, "actor", NSYS_STAND_IN="late 0.5")]
 never = made(Trainer, 0, "ref", NSYS_STAND_IN="never")
 ray.get([actor.update.remote() for actor in (*actors, never)])
+rollouts = [
+    made(Rollout, None, "rollout", sys.argv[1], engine=True, NSYS_STAND_IN="late 3"),
+    made(Rollout, None, "rollout", sys.argv[1], engine=True, NSYS_STAND_IN="never"),
+]
+apart = os.path.join(os.getcwd(), "apart")
 stepprof.init(config, run_id="job")
 stepprof.attach(actors, role="actor", kind="rank")
 stepprof.attach(never, role="ref", kind="rank")
+stepprof.attach(rollouts[0], role="rollout", output_dir=apart)
+stepprof.attach(rollouts[1], role="rollout")
 pids = {}
 for step in range(1, 5):
+    with stepprof.profile_step(step, role="rollout"):
+        pids["rollout"] = ray.get([actor.generate.remote() for actor in rollouts])
     with stepprof.profile_step(step, role="actor"):
         pids["actor"] = ray.get([actor.update.remote() for actor in actors])
     with stepprof.profile_step(step, role="ref"):
         pids["ref"] = [ray.get(never.update.remote())]
+pending = stepprof.state().pending_exports
 stepprof.shutdown(20)
+assert any(label.startswith("rollout/") for label in pending), pending
 print(json.dumps(pids))
 nsight = os.path.join(ray._private.worker.global_worker.node.get_logs_dir_path(), "nsight")
 print(json.dumps([name for name in os.listdir(nsight) if name.endswith("nsys-rep")]))
@@ -88,7 +109,7 @@ def recorded(tmp_path_factory):
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     done = subprocess.run(
-        [sys.executable, "job.py"],
+        [sys.executable, "job.py", str(HERE.parent)],
         cwd=folder,
         env=env,
         capture_output=True,
@@ -108,6 +129,16 @@ def windows(folder, role):
         for content in [json.loads(path.read_text())]
         for window in content["windows"]
         if window["role"] == role and window["backend"] == "nsys"
+    }
+
+
+def engines(folder, replica):
+    return {
+        content["step"]: entry
+        for path in sorted(folder.glob("runs/job/step-*/manifest/*.json"))
+        for content in [json.loads(path.read_text())]
+        for entry in content["engines"]
+        if (entry["role"], entry["replica"]) == ("rollout", replica)
     }
 
 
@@ -134,17 +165,39 @@ class TestNsight:
             for window in found.values()
         )
 
+    def test_reports_of_an_engine(self, recorded):
+        """In an actor whose files lie elsewhere: nsys writes them late, they are brought when they have come, and the training loop did not wait."""
+        folder, pids, _ = recorded
+        found = engines(folder, 0)
+        assert {step: entry["status"] for step, entry in found.items()} == {2: "complete", 4: "complete"}, (
+            found
+        )
+        for step, entry in found.items():
+            (artifact,) = entry["artifacts"]
+            assert (entry["kind"], artifact["path"]) == ("vllm", "rollout/replica-0/engine.nsys-rep")
+            path = folder / f"runs/job/step-{step:06d}" / artifact["path"]
+            assert json.loads(path.read_text()) == {"range": step // 2, "pid": pids["rollout"][0]}
+            assert entry["stop_seconds"] < 3
+
+    def test_an_engine_s_report_that_never_appears(self, recorded):
+        """Lost, with the place where it was looked for, in the actor's words."""
+        folder, _, _ = recorded
+        found = engines(folder, 1)
+        assert [entry["status"] for entry in found.values()] == ["lost", "lost"]
+        assert all("nsys wrote no report to" in entry["error"] for entry in found.values()), found
+
     def test_what_ray_ran(self, recorded):
         """Its trial run, then each actor, with our options."""
         folder, _, _ = recorded
         calls = [json.loads(line)["options"] for line in (folder / "nsys.jsonl").read_text().splitlines()]
         actors = [options for options in calls if not options["o"].endswith("/empty")]
-        assert len(actors) == 3
+        assert len(actors) == 5
         assert {options["capture-range-end"] for options in actors} == {"repeat-shutdown:2:async"}
         assert {options["discard-environment"] for options in actors} == {"true"}
         assert {Path(options["o"]).name for options in actors} == {
             "stepprof_rank-0_%p",
             "stepprof_rank-1_%p",
+            "stepprof_%p",
         }
 
     def test_ranges_of_the_actors(self, recorded):

@@ -1,0 +1,63 @@
+"""Engines that stand in for vLLM where it cannot run: an object, and a server. Told to begin and to end, a process of their own calls what vLLM's workers call under nsys."""
+
+import json
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+CALL = "import ctypes; call = getattr(ctypes.CDLL(None), {!r}, None); call and call()"
+
+
+def worker_calls(name):
+    """Have a child of this process call a function of libcudart, if nsys has brought one."""
+    subprocess.run([sys.executable, "-SE", "-c", CALL.format(name)], check=True)
+
+
+def engine():
+    """An engine object: vLLM's by its name, with a worker in a child."""
+
+    def start_profile(self, **given):
+        self.calls.append("start")
+        worker_calls("cudaProfilerStart")
+
+    def stop_profile(self):
+        self.calls.append("stop")
+        worker_calls("cudaProfilerStop")
+
+    members = {"__module__": "vllm.llm", "start_profile": start_profile, "stop_profile": stop_profile}
+    made = type("LLM", (), members)()
+    made.calls = []
+    profiler = SimpleNamespace(profiler="cuda", torch_profiler_dir="")
+    made.vllm_config = SimpleNamespace(profiler_config=profiler)
+    return made
+
+
+class Handler(BaseHTTPRequestHandler):
+    """What a server of vLLM's answers that was started for nsys."""
+
+    def do_GET(self):
+        answers = {"/start_profile": 405, "/health": 200, "/version": 200}
+        self.answer(answers.get(self.path, 404), {"version": "0.32.0"})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        verb = self.path.strip("/").partition("_")[0].capitalize()
+        worker_calls(f"cudaProfiler{verb}")
+        self.answer(200, {})
+
+    def answer(self, status, content):
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
