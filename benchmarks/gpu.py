@@ -1,12 +1,15 @@
 """What a recorded step costs on a GPU: how long training stands still, and how much slower the step itself is, for each backend and way of exporting.
 
 ``python -m benchmarks --only gpu`` on a machine with one; elsewhere that is said. A real model (a transformer of 8 layers) trains; every other step is recorded, so that slow spells fall on both kinds.
+A case that cannot be measured on a card is told with its reason, beside the figures of the others.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-import statistics
+import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.apart import ask
-from benchmarks.figures import Row
+from benchmarks.figures import Figure, Row
 
 __all__ = ["measure_gpu"]
 
@@ -30,17 +33,35 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+NO_DEVICE = "no CUDA device"
+TIMEOUT_SECONDS = 900
+
+
 def measure_gpu(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of each case, a process for each; or the reason why there are none."""
+    """Rows of each case, a process for each, and the reasons of those that have none."""
     if find_spec("torch") is None:
         return [], {"gpu": "torch is not installed"}
     rows: list[Row] = []
+    absent: dict[str, str] = {}
     for case in CASES:
-        found, reason = ask("benchmarks.gpu", case, str(int(quick)), timeout=900)
-        if reason is not None:
+        found, reason = _asked(case, quick=quick)
+        if reason == NO_DEVICE:
             return [], {"gpu": reason}
         rows += found
-    return rows, {}
+        if reason is not None:
+            absent[f"gpu, {case}"] = reason
+    return rows, absent
+
+
+def _asked(case: str, *, quick: bool) -> tuple[list[Row], str | None]:
+    """One case; that it hangs or dies is no reason to lose the others' rows."""
+    try:
+        return ask("benchmarks.gpu", case, str(int(quick)), timeout=TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return [], f"no end after {TIMEOUT_SECONDS} s"
+    except RuntimeError as error:  # the process died, of a signal say
+        lines = str(error).strip().splitlines()
+        return [], f"its process died{': ' if lines else ''}{''.join(lines[-1:])}"
 
 
 def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
@@ -65,6 +86,8 @@ def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
                     seconds[step % 2 == 0].append(time.perf_counter() - began)
         finally:
             stepprof.shutdown()
+        if device != "cpu" and "torch" in config["backend"]:
+            _look_for_kernels(Path(session.path or folder))
         windows = [
             window
             for path in Path(session.path or folder).glob("step-*/manifest/*.json")
@@ -73,19 +96,31 @@ def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
     failed = [window["error"] for window in windows if window["status"] != "complete"]
     if failed:
         raise RuntimeError(f"{case}: {failed[0]}")
-    bare = statistics.median(seconds[False])
+    bare, recorded = Figure.of(seconds[False]), Figure.of(seconds[True])
     name = f"recorded step on {_called(torch, device)}, {case}"
-    stall = [window["stall_seconds"] for window in windows]
-    export = [window["export_seconds"] or 0.0 for window in windows]
-    size = [sum(artifact["bytes"] for artifact in window["artifacts"]) for window in windows]
-    recorded = seconds[True]
+    stall = Figure.of([window["stall_seconds"] for window in windows])
+    export = Figure.of([window["export_seconds"] or 0.0 for window in windows])
+    size = Figure.of([sum(artifact["bytes"] for artifact in window["artifacts"]) for window in windows])
     return [
-        Row(name, "step, not recorded", "ms", bare * 1e3),
-        Row(name, "step, recorded", "ms", statistics.median(recorded) * 1e3, ratio=statistics.median(recorded) / bare),
-        Row(name, "training stands still", "ms", min(stall) * 1e3, statistics.median(stall) * 1e3),
-        Row(name, "export job", "ms", min(export) * 1e3, statistics.median(export) * 1e3),
-        Row(name, "artifacts", "MB", statistics.median(size) / 1e6),
-    ]  # fmt: skip
+        _row(name, "step, not recorded", "ms", bare, factor=1e3),
+        _row(name, "step, recorded", "ms", recorded, factor=1e3, ratio=recorded.median / bare.median),
+        _row(name, "training stands still", "ms", stall, factor=1e3),
+        _row(name, "export job", "ms", export, factor=1e3),
+        _row(name, "artifacts", "MB", size, factor=1e-6),
+    ]
+
+
+def _look_for_kernels(run: Path) -> None:
+    """Raise RuntimeError where a trace has none: its figures would be those of the host alone."""
+    trace = next(iter(run.glob("step-*/actor/*.trace.json.gz")), None)
+    if trace is not None and b'"kernel"' not in gzip.decompress(trace.read_bytes()):
+        raise RuntimeError("the traces have no kernels; `stepprof doctor` says why")
+
+
+def _row(
+    group: str, name: str, unit: str, figure: Figure, *, factor: float, ratio: float | None = None
+) -> Row:
+    return Row(group, name, unit, figure.minimum * factor, figure.median * factor, figure.spread, ratio=ratio)
 
 
 def _trainer(torch: Any, device: str, *, quick: bool) -> Any:
@@ -110,15 +145,28 @@ def _trainer(torch: Any, device: str, *, quick: bool) -> Any:
 def _called(torch: Any, device: str) -> str:
     if device == "cpu":
         return "the CPU"
-    return f"{torch.cuda.get_device_name(0)} (torch {torch.__version__}, CUDA {torch.version.cuda})"
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, driver {_driver()}"
+    return f"{torch.cuda.get_device_name(0)} ({versions})"
+
+
+def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The version of NVIDIA's driver, which stands between the words of a line."""
+    try:
+        found = re.search(r"\s(\d+(?:\.\d+)+)\s", path.read_text(encoding="utf-8"))
+    except OSError:  # another system, or another maker's card
+        return "unknown"
+    return found[1] if found else "unknown"
 
 
 def _told(case: str, *, quick: bool) -> dict[str, object]:
     import torch
 
     if not torch.cuda.device_count():
-        return {"absent": "no CUDA device"}
-    return {"rows": [asdict(row) for row in measured(case, quick=quick)]}
+        return {"absent": NO_DEVICE}
+    try:
+        return {"rows": [asdict(row) for row in measured(case, quick=quick)]}
+    except Exception as error:  # noqa: BLE001 - what goes wrong with it on a card that nobody has seen yet is worth as much as a figure
+        return {"absent": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

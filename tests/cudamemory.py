@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -130,6 +132,9 @@ class Allocator:
             "external_annotations": [],
         }
 
+    def reset_peak(self, device: int) -> None:
+        self.peak = self.allocated
+
     def stats(self, device: int) -> dict[str, Any]:
         def stat(current: int, peak: int) -> dict[str, Any]:
             return {"all": {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}}
@@ -158,9 +163,8 @@ def _stack() -> list[dict[str, Any]]:
     return frames
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    """Put it below torch, which takes itself for a build with CUDA then."""
+def install(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    """Put one below torch, which takes itself for a build with CUDA then."""
     import torch
 
     from stepprof import outofmemory
@@ -172,6 +176,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Allocator:
         "_cuda_isHistoryEnabled": allocator.is_on,
         "_cuda_memorySnapshot": allocator.snapshot,
         "_cuda_memoryStats": allocator.stats,
+        "_cuda_resetPeakMemoryStats": allocator.reset_peak,
         "_cuda_attach_out_of_memory_observer": allocator.attach,
         "_cuda_getAllocatorBackend": lambda: "native",
     }
@@ -184,3 +189,26 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     monkeypatch.setattr(outofmemory, "_attached", False)
     history.reset()
     return allocator
+
+
+def tensors_of(allocator: Allocator) -> AbstractContextManager[object]:
+    """While it lasts, each ``torch.empty`` of so many bytes is a block of the stand-in's, until it is freed."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Counted(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is not torch.empty or not isinstance(args[0], int):
+                return function(*args, **(kwargs or {}))
+            address = allocator.alloc(args[0])
+            made = function(*args, **(kwargs or {}))
+            weakref.finalize(made, allocator.free, address)
+            return made
+
+    return Counted()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    """The stand-in, for one test."""
+    return install(monkeypatch)

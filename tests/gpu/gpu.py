@@ -1,8 +1,26 @@
-"""Why nothing here can run on this machine; a torch that is missing is no such reason."""
+"""What the tests of this folder run on, and why nothing here can run on this machine; a torch that is missing is no such reason."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 NO_DEVICE = "no CUDA device"
+
+
+@dataclass(frozen=True)
+class Device:
+    """What torch calls it, and what a trace has of it."""
+
+    name: str
+    kernels: str
+    """The category of what ran on it."""
+    launch: str
+    """What a thread of the host calls to have something run."""
+    ranges: str
+    """The category of a region's range among its lanes."""
+
+
+DEVICE = Device("cuda", kernels="kernel", launch="cudaLaunchKernel", ranges="gpu_user_annotation")
 
 
 def obstacle() -> str | None:

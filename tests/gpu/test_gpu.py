@@ -15,13 +15,21 @@ from typing import Any
 import gpu
 import pytest
 from faulty import ended
+from nsys.tools import build, closed, read_log
 
 import stepprof
+from stepprof.backends.nsys import nsys_command
 from stepprof.commands.show import render_step
 from stepprof.memorysnapshot import read_snapshot
 from stepprof.verification import verify_run
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    # what torch says of a card, a driver or a first call of cuBLAS in a thread is no failure of ours
+    pytest.mark.filterwarnings("default"),
+    # the first use of a card loads gigabytes of kernels, and the first stack of C++ the symbols of torch
+    pytest.mark.timeout(600),
+]
 
 MIB = 1 << 20
 
@@ -35,7 +43,7 @@ def torch() -> Any:
     import torch
 
     torch.cuda.init()
-    torch.ones(1, device="cuda")
+    torch.ones(1, device=gpu.DEVICE.name)
     torch.cuda.synchronize()
     yield torch
     assert not torch._C._cuda_isHistoryEnabled()
@@ -55,10 +63,9 @@ def session(tmp_path: Path) -> Any:
 
 def train(torch: Any, size: int = 512) -> float:
     """One step of a small model; its loss."""
-    model = torch.nn.Sequential(
-        torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, size)
-    ).cuda()
-    loss = model(torch.randn(64, size, device="cuda")).square().mean()
+    layers = (torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, size))
+    model = torch.nn.Sequential(*layers).to(gpu.DEVICE.name)
+    loss = model(torch.randn(64, size, device=gpu.DEVICE.name)).square().mean()
     loss.backward()
     torch.cuda.synchronize()
     return float(loss.detach())
@@ -69,8 +76,12 @@ def traces(run: Any, step: int = 2) -> list[dict[str, Any]]:
     return [json.loads(gzip.decompress(path.read_bytes())) for path in folder.rglob("*.trace.json.gz")]
 
 
+def of_category(trace: dict[str, Any], category: str) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event.get("cat") == category]
+
+
 def kernels(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    return [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+    return of_category(trace, gpu.DEVICE.kernels)
 
 
 class TestTorch:
@@ -82,18 +93,17 @@ class TestTorch:
         (window,) = ended(run)
         assert (window["status"], window["error"]) == ("complete", None)
         (trace,) = traces(run)
-        assert kernels(trace)
-        names = {event["name"] for event in trace["traceEvents"] if "annotation" in str(event.get("cat"))}
-        assert "update" in names
+        assert kernels(trace), "no kernels: `stepprof doctor` says what keeps CUPTI from recording here"
+        assert "update" in {event["name"] for event in of_category(trace, gpu.DEVICE.ranges)}
         assert verify_run(run.path).ok
 
     def test_threads_that_were_there_and_that_come(self, torch: Any, session: Any) -> None:
-        """Kernels of every thread, however often a capture starts and stops, from changing threads."""
+        """Operations and launches of every thread, however often a capture starts and stops."""
         run = session()
         done = threading.Event()
 
         def busy() -> None:
-            a = torch.randn(256, 256, device="cuda")
+            a = torch.randn(256, 256, device=gpu.DEVICE.name)
             while not done.is_set():
                 a = (a @ a).tanh()
 
@@ -112,9 +122,11 @@ class TestTorch:
         for step in range(2, 12):
             (trace,) = traces(run, step)
             launches = {
-                event["tid"] for event in trace["traceEvents"] if event.get("name") == "cudaLaunchKernel"
+                event["tid"] for event in trace["traceEvents"] if event.get("name") == gpu.DEVICE.launch
             }
+            operations = {event["tid"] for event in of_category(trace, "cpu_op")}
             assert len(launches) >= 2
+            assert len(operations) >= 2
 
     @pytest.mark.parametrize("export", ["auto", "inline", "fork"])
     def test_exports_beside_a_context(self, torch: Any, session: Any, export: str) -> None:
@@ -139,7 +151,7 @@ class TestMemory:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         with stepprof.profile_step(2, role="actor"):
-            held = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+            held = torch.empty(64 * MIB, dtype=torch.uint8, device=gpu.DEVICE.name)
             del held
         peak = torch.cuda.max_memory_allocated()
         (window,) = ended(run)
@@ -147,8 +159,14 @@ class TestMemory:
         snapshot = read_snapshot(run.path / "step-000002" / window["artifacts"][0]["path"])
         assert snapshot.finding is None
         (device,) = (each for each in snapshot.devices if each.entries)
-        assert abs(device.peak_bytes - peak) < MIB
-        assert snapshot.top[device.device][0].frames[0].endswith("test_a_window")
+        # the history has bytes as they were asked for, the allocator's count whole blocks
+        assert abs(device.peak_bytes - peak) < 2 * MIB
+        (place,) = (
+            each
+            for each in snapshot.top[device.device]
+            if each.frames and each.frames[0].endswith("test_a_window")
+        )
+        assert place.bytes == 64 * MIB
         assert "held at the peak" in render_step(run.path, 2)
         assert verify_run(run.path).ok
 
@@ -181,38 +199,60 @@ class TestMemory:
     def test_out_of_memory(self, torch: Any, session: Any, entries: int) -> None:
         """Outside a window: the user's error as ever, and a snapshot of the moment; with who allocated what, where that was asked for."""
         run = session(backend="memory", memory={"on_oom": True, "on_oom_entries": entries})
-        held = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
-        with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(1, role="actor"):
-            torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+        held = torch.empty(32 * MIB, dtype=torch.uint8, device=gpu.DEVICE.name)
+        with pytest.raises(torch.cuda.OutOfMemoryError), stepprof.profile_step(1, role="actor"):
+            torch.empty(1 << 45, dtype=torch.uint8, device=gpu.DEVICE.name)
         del held
         (window,) = ended(run)
         assert (window["step"], window["role"], window["status"]) == (1, "actor", "complete")
         path = run.path / "step-000001" / window["artifacts"][0]["path"]
         content = pickle.loads(path.read_bytes())
-        assert content["stepprof"]["out_of_memory"]["asked_bytes"] == 1 << 45
+        assert content["stepprof"]["out_of_memory"]["asked_bytes"] >= 1 << 45  # the allocator rounds up
         assert read_snapshot(path).finding is None
         actions = [entry["action"] for trace in content["device_traces"] for entry in trace]
         assert ("oom" in actions) == bool(entries)
 
 
+JOB = """
+import stepprof, torch
+stepprof.init({config!r}, run_id="run", rank=0)
+for step in (1, 2, 3):
+    with stepprof.profile_step(step, role="actor"), stepprof.region("update"):
+        (torch.randn(512, 512, device={device!r}) @ torch.randn(512, 512, device={device!r})).sum().item()
+stepprof.shutdown()
+"""
+
+
 class TestNsys:
+    def run(self, folder: Path, **how: Any) -> str:
+        """A job under a tool; what it printed. Its window's report has to be there."""
+        config = {
+            "backend": "nsys",
+            "steps": "2",
+            "output_dir": str(folder / "runs"),
+            "min_free_memory": "none",
+        }
+        script = folder / "job.py"
+        script.write_text(JOB.format(config=config, device=gpu.DEVICE.name))
+        command = nsys_command(config, command=[sys.executable, str(script)], roles=["actor"], rank=0, **how)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        told = f"{done.stdout}\n{done.stderr}"
+        assert list((folder / "runs/run/step-000002/actor").glob("*.nsys-rep")), told
+        return told
+
     def test_one_window_under_nsys(self, torch: Any, tmp_path: Path) -> None:
         """The window is a range of nsys's, and its report is in the step's folder."""
         if shutil.which("nsys") is None:
             pytest.skip("nsys is not on PATH")
-        from stepprof.backends.nsys_launch import nsys_command
+        self.run(tmp_path)
 
-        config = {"backend": "nsys", "steps": "2", "output_dir": str(tmp_path / "runs")}
-        script = tmp_path / "job.py"
-        script.write_text(
-            "import stepprof, torch\n"
-            f"stepprof.init({config!r}, run_id='run', rank=0)\n"
-            "for step in (1, 2, 3):\n"
-            "    with stepprof.profile_step(step, role='actor'), stepprof.region('update'):\n"
-            "        (torch.randn(512, 512, device='cuda') @ torch.randn(512, 512, device='cuda')).sum().item()\n"
-            "stepprof.shutdown()\n"
-        )
-        command = nsys_command(config, command=[sys.executable, str(script)], roles=["actor"], rank=0)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert list((tmp_path / "runs/run/step-000002/actor").glob("*.nsys-rep")), done.stdout
+    def test_ranges_beside_a_context(
+        self, torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without nsys: cudaProfilerStart and Stop through torch, which uses the device, and NVTX's ranges, under the stand-in of tests/nsys."""
+        tools = build(tmp_path)
+        monkeypatch.setenv("NVTX_LOG", str(tmp_path / "nvtx.log"))
+        self.run(tmp_path, nsys=tools.nsys)
+        ranges = closed(read_log(tmp_path / "nvtx.log"))
+        assert ranges.pushed["update"] + ranges.started["update"] == 1

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import gpu
 import pytest
+from cudamemory import Allocator
 
 from benchmarks import devices
 from benchmarks import gpu as benchmark
@@ -34,20 +40,93 @@ def test_the_benchmark_says_so_too() -> None:
     if torch.cuda.is_available():
         return
     assert benchmark._told("null", quick=True) == {"absent": "no CUDA device"}
-    assert "has no CUDA" in str(devices._measured("memory", quick=True)["absent"])
+    assert benchmark.measure_gpu(quick=True) == ([], {"gpu": "no CUDA device"})
+    for backend in ("memory", "torch+memory"):
+        assert "has no CUDA" in str(devices._measured(backend, quick=True)["absent"])
+
+
+@pytest.fixture
+def rehearsed(cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    """The stand-in for the allocator, with something in it."""
+    import torch
+
+    for name in ("init", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a card")
+    cuda.alloc(1 << 20)
+    return cuda
 
 
 @pytest.mark.torch
-def test_the_benchmark_runs() -> None:
-    """On the CPU, where its figures mean nothing: what it does on a GPU is the same."""
-    rows = {row.name: row for row in benchmark.measured("torch, export in a child", quick=True, device="cpu")}
-    assert rows["artifacts"].value > 0
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_test_of_this_folder_has_run() -> None:
+    """To its last line, on the CPU and over the stand-in for the allocator: on a GPU none fails of what has nothing to do with one."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "rehearsal", "-p", "no:cacheprovider", str(here / "test_gpu.py")]  # fmt: skip
+    paths = os.pathsep.join([str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=380, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:]
+    skipped = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert all("nsys is not on PATH" in line for line in skipped), skipped
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("case", benchmark.CASES)
+def test_the_benchmark_runs(rehearsed: Allocator, case: str) -> None:
+    """Each case on the CPU, where its figures mean nothing: what it does on a GPU is the same."""
+    rows = {row.name: row for row in benchmark.measured(case, quick=True, device="cpu")}
+    assert (rows["artifacts"].value > 0) == (case != "null")
     assert rows["training stands still"].value > 0
     assert rows["step, recorded"].ratio is not None
 
 
-def test_a_region_of_each_mode() -> None:
+@pytest.mark.torch
+def test_what_fails_on_a_card_is_told(rehearsed: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its reason, in the place of its rows."""
+    monkeypatch.setitem(benchmark.CASES, "broken", {"backend": "nothing"})
+    told = benchmark._told("broken", quick=True)
+    assert told.keys() == {"absent"}
+    assert re.match(r"\w+Error: \w", str(told["absent"]))
+    monkeypatch.setattr(benchmark, "TIMEOUT_SECONDS", 0.01)
+    assert benchmark._asked("null", quick=True) == ([], "no end after 0.01 s")
+
+
+def test_a_trace_without_kernels_is_no_figure(tmp_path: Path) -> None:
+    """One that has some is."""
+    trace = tmp_path / "step-000002" / "actor" / "rank-0.trace.json.gz"
+    trace.parent.mkdir(parents=True)
+    trace.write_bytes(gzip.compress(b'{"traceEvents": [{"cat": "kernel"}]}'))
+    benchmark._look_for_kernels(tmp_path)
+    trace.write_bytes(gzip.compress(b'{"traceEvents": [{"cat": "cpu_op"}]}'))
+    with pytest.raises(RuntimeError, match="no kernels"):
+        benchmark._look_for_kernels(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n", "580.65.06"),
+        ("nothing that is known\n", "unknown"),
+        (None, "unknown"),
+    ],
+)  # fmt: skip
+def test_the_driver(tmp_path: Path, text: str | None, version: str) -> None:
+    """Its version is part of what a figure is of."""
+    path = tmp_path / "version"
+    if text is not None:
+        path.write_text(text)
+    assert benchmark._driver(path) == version
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", ["null", "memory", "torch+memory"])
+def test_a_region_of_each_mode(rehearsed: Allocator, backend: str) -> None:
     """Off, armed and recording, each in the state that it says."""
-    told = devices._measured("null", quick=True)
+    told = devices._measured(backend, quick=True)
     groups = {row["group"] for row in told["rows"]}  # type: ignore[attr-defined]
-    assert groups == {f"region, backend null, {mode}" for mode in devices.MODES.values()}
+    assert groups == {f"region, backend {backend}, {mode}" for mode in devices.MODES.values()}
+    assert not rehearsed.on
