@@ -186,7 +186,6 @@ class Keeper:
         """See which steps have become whole, and do what is due."""
         try:
             if self._is_ours(final=final):
-                self._peers.look()
                 self._attend(final=final)
             self._failed = False
         except OSError as error:
@@ -195,10 +194,10 @@ class Keeper:
             self._failed = True
 
     def _attend(self, *, final: bool) -> None:
-        new = []
-        for number in step_numbers(self._path):
-            if number not in self._whole and self._is_whole(number):
-                new.append(number)
+        open_steps = [number for number in step_numbers(self._path) if number not in self._whole]
+        if open_steps or final:
+            self._peers.look()  # a thousand files: only when somebody's word matters
+        new = [number for number in open_steps if self._is_whole(number)]
         config = self._config
         for number in new:
             if self.completer is not None and config.on_complete_when == "step":

@@ -59,7 +59,8 @@ class Completer:
         self._header = header
         self._stop = stop
         self._uploaded_to = uploaded_to
-        self._began_ns = time.time_ns()
+        self._earlier = self._ends()
+        """How often an earlier job in the same run has come to its end. Counted, not told by a clock: that of a file system is another one."""
 
     def missing(self) -> str | None:
         """Why the command surely cannot be run here."""
@@ -77,15 +78,21 @@ class Completer:
 
     def for_run(self, steps: Sequence[Step]) -> Path | None:
         """Run it for the run as it is now, unless another process of this job has."""
-        folder = self._run / AFTER
-        folder.mkdir(exist_ok=True)
-        number = 1
-        while (path := suffixed(folder / ON_COMPLETE, number)).exists():
-            if path.stat().st_mtime_ns >= self._began_ns:
-                return None
-            number += 1  # that was the end of an earlier job in the same run
+        (self._run / AFTER).mkdir(exist_ok=True)
+        path = self._end(self._earlier + 1)
+        if os.path.lexists(path):
+            return None
         facts = {"STEPPROF_RECORDED_STEPS": ",".join(str(step.number) for step in steps)}
         return self._take(path, {}, facts, steps)
+
+    def _end(self, number: int) -> Path:
+        return suffixed(self._run / AFTER / ON_COMPLETE, number)
+
+    def _ends(self) -> int:
+        number = 0
+        while os.path.lexists(self._end(number + 1)):
+            number += 1
+        return number
 
     def _take(
         self, path: Path, where: Mapping[str, object], facts: Mapping[str, str], steps: Sequence[Step]

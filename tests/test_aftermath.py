@@ -424,6 +424,36 @@ class TestKeeper:
             third.look(final=False)
         assert third._keeps.name == "keeper.3.json"
 
+    @pytest.mark.parametrize("year", [1980, 2100])
+    def test_the_end_of_a_run_is_told_by_no_clock(self, tmp_path, year) -> None:
+        """Once for each job in a run, whatever the clock of the file system says."""
+        run = runs.make_run(tmp_path)
+        command = ["sh", "-c", f"echo x >> {tmp_path}/ran"]
+        for job in (1, 2):
+            ranks = [self.keeper(run, on_complete=command, on_complete_when="run") for _ in range(2)]
+            for keeper in ranks:
+                keeper.look(final=True)
+                for path in (run.path / "after").glob("on-complete*"):
+                    os.utime(path, ((year - 1970) * 31_556_952,) * 2)
+            assert (tmp_path / "ran").read_text() == "x\n" * job
+
+    def test_a_folder_that_cannot_be_looked_into(self, tmp_path) -> None:
+        """No reason for `init` to fail."""
+        run = runs.make_run(tmp_path)
+        (run.path / "after").symlink_to("after")
+        assert self.keeper(run, on_complete=["true"]).completer is not None
+
+    def test_what_others_tell_is_read_only_where_it_matters(self, tmp_path) -> None:
+        """Of a thousand ranks that is a tenth of a second of the interpreter: while a step is open, and at the end."""
+        run = runs.make_run(tmp_path)
+        TestWhole().status(run, rank=1, step=1)
+        keeper = self.keeper(run, keep_steps=1)
+        keeper.look(final=False)
+        assert keeper._peers._statuses == []
+        runs.record(run)
+        keeper.look(final=False)
+        assert len(keeper._peers._statuses) == 1
+
     def test_a_rank_that_stands_still_is_not_waited_for_for_ever(self, tmp_path, monkeypatch) -> None:
         """After ten minutes the step is taken as it is."""
         run = runs.make_run(tmp_path)
