@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["duration", "number", "printable", "size", "table"]
+__all__ = ["counted", "duration", "number", "printable", "size", "table"]
 
 NOTHING = "-"
 
@@ -71,3 +71,12 @@ def number(count: int | None) -> str:
     ('-', '12,345')
     """
     return NOTHING if count is None else f"{count:,}"
+
+
+def counted(count: int, what: str) -> str:
+    """So many of what has a regular plural.
+
+    >>> counted(1, "step"), counted(0, "step"), counted(1200, "step")
+    ('1 step', '0 steps', '1,200 steps')
+    """
+    return f"{number(count)} {what}{'' if count == 1 else 's'}"

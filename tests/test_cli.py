@@ -325,7 +325,7 @@ class TestShow:
 class TestCheck:
     def test_all_is_well(self, a_run, capsys):
         """Status 0 and one line."""
-        assert printed(capsys, "check").startswith("ok: 1 steps, 2 windows, 2 artifacts, ")
+        assert printed(capsys, "check").startswith("ok: 1 step, 2 windows, 2 artifacts, ")
 
     def test_problems(self, a_run, capsys):
         """Status 1, and every problem on a line of its own."""

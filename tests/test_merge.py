@@ -188,3 +188,13 @@ class TestPerReplica:
         """There is no replica."""
         assert main(["merge", str(folder), "--per-replica"]) == 2
         assert "no trace of an engine's replica was found" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_trace(tmp_path, capsys):
+    """Nothing is written, and the reason told."""
+    (tmp_path / "README.md").write_text("# words\n")
+    assert main(["merge", str(tmp_path / "README.md")]) == 2
+    assert (
+        "nothing could be read of 1 source: README.md: is no trace: it begins with" in capsys.readouterr().err
+    )
+    assert [each.name for each in tmp_path.iterdir()] == ["README.md"]

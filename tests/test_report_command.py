@@ -117,7 +117,26 @@ class TestOneStep:
         (tmp_path / "plain" / "w.pt.trace.json.gz").write_bytes(TRACE)
         assert report("plain") == 0
         assert read(tmp_path / "plain" / "report.json", Report).ops[0].name == "aten::mm"
-        assert "aten::mm" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "aten::mm" in out
+        assert out.startswith("traces of plain  400 ms")
+        assert read(tmp_path / "plain" / "report.json", Report).step is None
+
+    def test_a_trace_that_says_which_step_it_is_of(self, runs, tmp_path, capsys):
+        """As stepprof writes it into the head, wherever the file has been copied to."""
+        content = {
+            "stepprof": {"run_id": "a-run", "step": 7, "rank": 3},
+            **json.loads(gzip.decompress(TRACE)),
+        }
+        (tmp_path / "x.trace.json").write_text(json.dumps(content))
+        assert report("x.trace.json") == 0
+        assert capsys.readouterr().out.startswith("run a-run  step 7  400 ms")
+
+    def test_what_is_no_trace_gets_no_report(self, runs, tmp_path, capsys):
+        (tmp_path / "README.md").write_text("# words")
+        assert report("README.md") == 2
+        assert "nothing could be read: README.md: is no trace" in capsys.readouterr().err
+        assert [each.name for each in tmp_path.iterdir()] == ["README.md"]
 
     def test_a_terminal_that_lacks_a_character_still_gets_its_report(self, runs):
         """In a process of its own, whose output takes ASCII alone: the seconds in µs must not end it."""
@@ -164,6 +183,7 @@ class TestRefusals:
             (("r:3",), ["step 3", "nearest that is: 2"]),
             (("r:2", "--step", "5"), ["--step = 5", "r:2"]),
             (("r:2", "r:5", "elsewhere"), ["3 different ones", "r:2, r:5, "]),
+            (("r", "r"), ['"r" twice', "name two"]),
             (("nowhere",), ['run "nowhere"']),
             (("r", "--assume-offset", "hast=1"), ["--assume-offset", 'did you mean "']),
             (("r", "--assume-offset", "h=soon"), ["--assume-offset", "h=soon"]),

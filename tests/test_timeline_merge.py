@@ -188,14 +188,14 @@ class TestMerge:
         assert [part.slices for part in result.parts] == [1, 0]
 
     def test_nothing_but_damaged_files(self, tmp_path):
-        """A timeline that says so, in both formats."""
+        """They make no timeline, in either format, and what was there stays."""
         (tmp_path / "rank0.pt.trace.json").write_bytes(b"no trace")
         found = find([tmp_path], output_dir=tmp_path)
         for format_ in ("perfetto", "json"):
-            result = merge(found.inputs, tmp_path / format_, format=format_)
-            assert [part.events for part in result.parts] == [0]
-            assert "is no trace" in result.findings[0][1]
-        assert chrome_events((tmp_path / "json").read_bytes())["otherData"]["sources"][0]["findings"]
+            (tmp_path / format_).write_bytes(b"old")
+            with pytest.raises(ConfigError, match=r"nothing could be read of 1 source: .* is no trace"):
+                merge(found.inputs, tmp_path / format_, format=format_)
+            assert (tmp_path / format_).read_bytes() == b"old"
 
     def test_damage_stays_with_its_source(self, run, tmp_path):
         """A capture that was cut off, and one that is gone, beside whole ones."""

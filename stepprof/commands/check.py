@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 from stepprof.commands.common import add_json, add_run, chosen_run, print_json
-from stepprof.tables import printable, size
+from stepprof.tables import counted, printable, size
 from stepprof.verification import Problem, verify_run
 
 __all__ = ["add", "run"]
@@ -49,10 +49,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"note     {_line(note)}")
     for problem in result.problems:
         print(f"PROBLEM  {_line(problem)}")
-    engines = f", {result.engines} engines" if result.engines else ""
-    counts = f"{result.steps} steps, {result.windows} windows{engines}, {result.artifacts} artifacts, {size(result.bytes)}"
-    verdict = "ok" if result.ok else f"{len(result.problems)} problem{'s' * (len(result.problems) > 1)}"
-    print(f"{verdict}: {counts} in {path}")
+    counts = [counted(result.steps, "step"), counted(result.windows, "window")]
+    counts += [counted(result.engines, "engine")] if result.engines else []
+    counts += [counted(result.artifacts, "artifact"), size(result.bytes)]
+    verdict = "ok" if result.ok else counted(len(result.problems), "problem")
+    print(f"{verdict}: {', '.join(counts)} in {path}")
     return 0 if result.ok else 1
 
 

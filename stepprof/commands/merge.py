@@ -20,7 +20,7 @@ from stepprof.commands.reading import (
 )
 from stepprof.errors import ConfigError
 from stepprof.selection import Ranks
-from stepprof.tables import number, printable, size
+from stepprof.tables import counted, printable, size
 
 if TYPE_CHECKING:
     from stepprof.timeline.filters import Filters
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             guess = size(sum(estimate(group, format_) for group in groups.values()))
             what = "the timeline" if len(groups) == 1 else f"{len(groups)} timelines"
             print(
-                f"{len(inputs)} sources, {size(sum(each.bytes for each in inputs))}: {what} will have at most about {guess}",
+                f"{counted(len(inputs), 'source')}, {size(sum(each.bytes for each in inputs))}: {what} will have at most about {guess}",
                 flush=True,
             )
         timelines = []
@@ -256,7 +256,7 @@ def _described(found: Found, merged: Merged, warning: str | None) -> dict[str, A
 def _rendered(found: Found, merged: Merged, warning: str | None) -> str:
     events = sum(part.events for part in merged.parts)
     lines = [
-        f"{number(events)} events of {len(merged.parts)} sources, {size(merged.bytes)}",
+        f"{counted(events, 'event')} of {counted(len(merged.parts), 'source')}, {size(merged.bytes)}",
         f"clock: {merged.clock}",
     ]
     notes = [

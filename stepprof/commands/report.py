@@ -72,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
         founds = [_found(args, side, cluster) for side in sides]
         _check_assumed(assume, founds)
         reports = [_analysed(args, found, assume, cluster) for found in founds]
+    for found, report in zip(founds, reports, strict=True):
+        if not found.runs and not any(source.events for source in report.sources):
+            problems = [f"{finding.source}: {finding.problem}" for finding in report.findings]
+            raise ConfigError(f"nothing could be read: {'; '.join(problems[:3]) or 'no trace has an event'}")
     folder = founds[-1].folder or Path()
     if len(reports) == 1:
         _give(reports[0], folder, "report", html, json)
@@ -144,6 +148,10 @@ def _analysed(
 
 def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:
     """The one step that is meant, or the two. Paths of one run and one step belong together: its parts from several nodes."""
+    if len(runs) == 2 and runs[0] == runs[1]:
+        raise ConfigError(
+            f'RUN: "{runs[0]}" twice: compared with itself it differs in nothing; name two, or RUN:STEP with two steps'
+        )
     sides: dict[tuple[str, int | None], Chosen] = {}
     for text in runs:
         path, wanted = _split(text, step)

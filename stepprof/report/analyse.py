@@ -62,7 +62,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
     ]
     return combine(
         digests,
-        step=found.step or 0,
+        step=found.step,
         run_id=found.run_id or (found.folder.name if found.folder is not None else ""),
         manifests=found.manifests,
         findings=[Finding(source, problem) for source, problem in found.findings],

@@ -34,7 +34,7 @@ __all__ = ["combine"]
 def combine(
     digests: Sequence[Digest],
     *,
-    step: int,
+    step: int | None,
     run_id: str = "",
     manifests: Sequence[Mapping[str, Any]] = (),
     findings: Iterable[Finding] = (),
@@ -43,7 +43,7 @@ def combine(
 
     Args:
         digests: one of each source.
-        step: its number.
+        step: its number; None: nobody knows.
         run_id: of which run.
         manifests: of the step, as `stepprof.manifest.read_step` combines them; none for traces that stepprof did not record.
         findings: what was wrong before any source was read.

@@ -57,7 +57,7 @@ def compare(a: Report, b: Report, spreads: Sequence[Sequence[Spread]] = ()) -> C
 
 
 def _name(report: Report) -> str:
-    return f"{report.run_id} step {report.step}"
+    return report.run_id if report.step is None else f"{report.run_id} step {report.step}"
 
 
 def _change(

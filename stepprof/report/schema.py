@@ -210,7 +210,8 @@ class Report(msgspec.Struct, frozen=True):
     """One step."""
 
     run_id: str
-    step: int
+    step: int | None
+    """None: traces that say of no step."""
     start_unix_ns: int
     seconds: float
     clock: str

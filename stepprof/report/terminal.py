@@ -59,7 +59,9 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     plain = not console.encoding.lower().startswith("utf")
     room = console.width - _INDENT
     version = "" if report.version is None else f"  version {report.version}"
-    title = Text(printable(f"run {report.run_id}  step {report.step}{version}"), style="bold")
+    which = "traces of" if report.step is None else "run"
+    step = "" if report.step is None else f"  step {report.step}"
+    title = Text(printable(f"{which} {report.run_id}{step}{version}"), style="bold")
     title.append(f"  {seconds(report.seconds)}", style="bold cyan")
     console.print(title, soft_wrap=True)
     _print_headlines(console, report.headlines)

@@ -19,7 +19,7 @@ from stepprof.selection import Ranks
 from stepprof.summary import absent_ranks
 from stepprof.timeline.clocks import Clocks, describe, worst_error
 from stepprof.timeline.model import Alignment
-from stepprof.timeline.names import is_trace_name, origin_of_file
+from stepprof.timeline.names import is_trace_name, origin_of_file, stated_step
 from stepprof.timeline.narrowing import of_ranks, of_roles
 from stepprof.timeline.recorded import TRACES, Input, Recorded, span_inputs
 
@@ -136,6 +136,8 @@ def find(
             )
         _tell_apart(found.inputs)
         found.folder = plain[0] if plain[0].is_dir() else plain[0].parent
+        if not runs and len(plain) == 1 and plain[0].is_file():
+            found.run_id, found.step = stated_step(plain[0])
         _align_files(found, clocks)
     if roles is not None:
         found.inputs = of_roles(found.inputs, found.manifests, roles)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from isal import igzip
 
 from stepprof.errors import ConfigError
+from stepprof.tables import counted
 from stepprof.timeline import chrome, perfetto
 from stepprof.timeline.clocks import describe, worst_error
 from stepprof.timeline.extent import extent_of
@@ -104,10 +105,7 @@ def merge(
                 cluster=cluster,
                 begin=min(roles.values()) if roles else None,
             )
-            if job.filters and not any(part.events or part.findings for part in parts):
-                raise ConfigError(
-                    f"nothing is left of {len(parts)} sources: what --from, --to, --min-us and --no-cpu-ops leave out is all that they hold"
-                )
+            _refuse_nothing(parts, job.filters)
             alignments = [part.alignment for part in parts]
             merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
             whole = Path(scratch, "whole")
@@ -120,6 +118,20 @@ def merge(
             f'output = "{output}": cannot be written: {problem.strerror or problem}; name another file with --output'
         ) from problem
     return replace(merged, bytes=size)
+
+
+def _refuse_nothing(parts: Sequence[Part], filters: Filters) -> None:
+    """A timeline without an event would say nothing, and take the place of one that does."""
+    if any(part.events for part in parts):
+        return
+    problems = [f"{part.path}: {problem}" for part in parts for problem in part.findings]
+    if filters and not problems:
+        raise ConfigError(
+            f"nothing is left of {counted(len(parts), 'source')}: what --from, --to, --min-us and --no-cpu-ops leave out is all that they hold"
+        )
+    raise ConfigError(
+        f"nothing could be read of {counted(len(parts), 'source')}: {'; '.join(problems[:3]) or 'they are empty'}"
+    )
 
 
 def places(inputs: Iterable[Input], roles: Mapping[str | None, int]) -> list[tuple[Input, Place]]:

@@ -10,7 +10,7 @@ from stepprof.timeline.model import Origin
 from stepprof.timeline.npudb import DatabaseStream
 from stepprof.timeline.raw import read_header
 
-__all__ = ["is_trace_name", "origin_of_file", "worker_of"]
+__all__ = ["is_trace_name", "origin_of_file", "stated_step", "worker_of"]
 
 _OTHERS = re.compile(
     r"(?:report|run|config|profiler_info\S*|profiler_metadata|timeline[^/]*|tokenizer\S*)\.json(?:\.gz)?"
@@ -53,6 +53,15 @@ def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
     if rank is None and isinstance(stated, int):
         rank = stated
     return Origin("trace", shown, None, rank, None, host, pid), findings
+
+
+def stated_step(path: Path) -> tuple[str | None, int | None]:
+    """Which step of which run a file is of, by what stepprof has written into its head."""
+    told = _header(path)[0].get("stepprof")
+    if not isinstance(told, dict):
+        return None, None
+    run_id, step = told.get("run_id"), told.get("step")
+    return (run_id, step) if isinstance(run_id, str) and type(step) is int else (None, None)
 
 
 def _header(path: Path) -> tuple[dict[str, object], list[str]]:
