@@ -1,7 +1,8 @@
 """Reading snapshots of CUDA's allocator: the peak of each device, and what was held at that moment, by the code that allocated it.
 
 A snapshot is read as plain values, never run (`stepprof.plainpickle`), and believed in nothing: a file that is hostile or damaged is a finding. What was held at the peak is found by following the
-history forward to it, and completing it with what the history says was freed later, and with what is still there in the end.
+history forward to it, and completing it with what the history says was freed later, and with what is still there in the end. The stack of a free is that of the allocation, unless stacks of frees
+were taken as well: with it, what was allocated before the history's first entry is known by its place, too.
 """
 
 from __future__ import annotations
@@ -62,8 +63,13 @@ def read_snapshot(path: Path, name: str | None = None, *, top: int = 8) -> Memor
         found.finding = f"is not read: {error}"
     else:
         found.devices = device_peaks(table)
-        found.top = {peak.device: _held_at_peak(table, peak)[:top] for peak in found.devices}
-        event = as_mapping(as_mapping(table.get("stepprof")).get("out_of_memory"))
+        ours = as_mapping(table.get("stepprof"))
+        of_allocations = ours.get("context") == "alloc"
+        found.top = {
+            peak.device: _held_at_peak(table, peak, of_allocations=of_allocations)[:top]
+            for peak in found.devices
+        }
+        event = as_mapping(ours.get("out_of_memory"))
         found.out_of_memory = {key: as_number(event[key]) for key in sorted(event)} or None
     return found
 
@@ -93,7 +99,8 @@ def _read(path: Path) -> Mapping[str, Any]:
     return table
 
 
-def _held_at_peak(table: Mapping[str, Any], peak: DevicePeak) -> list[Allocations]:
+def _held_at_peak(table: Mapping[str, Any], peak: DevicePeak, *, of_allocations: bool) -> list[Allocations]:
+    """By place; `of_allocations`: so are the stacks of frees."""
     traces = listed(table.get("device_traces"))
     trace = listed(traces[peak.device]) if 0 <= peak.device < len(traces) else []
     until = 0 if peak.peak_entry is None else peak.peak_entry + 1
@@ -109,7 +116,7 @@ def _held_at_peak(table: Mapping[str, Any], peak: DevicePeak) -> list[Allocation
             else:
                 held.pop(address, None)
         elif action == "free_completed" and address not in seen:
-            held[address] = (as_number(entry.get("size")), None)  # the stack is the free's
+            held[address] = (as_number(entry.get("size")), entry.get("frames") if of_allocations else None)
         seen.add(address)
     for segment in map(as_mapping, listed(table.get("segments"))):
         if as_number(segment.get("device")) == peak.device:

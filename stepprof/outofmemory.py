@@ -115,6 +115,7 @@ class OutOfMemory:
 
     def _write(self, api: MemoryApi, window: Window, event: dict[str, int]) -> None:
         from stepprof.backends.memory import SnapshotFile
+        from stepprof.backends.memory_api import history
 
         began_ns = time.perf_counter_ns()
         reason = (
@@ -131,7 +132,9 @@ class OutOfMemory:
         try:
             metadata = {**self._origin.metadata(window), "out_of_memory": event}
             place = Capture(window, claim.folder, claim.stem, metadata)
-            about = {"out_of_memory": event, "devices": api.stats()}
+            running = history.running
+            context = None if running is None else running.context
+            about = {"out_of_memory": event, "context": context, "devices": api.stats()}
             artifacts = SnapshotFile(api.snapshot(), place, about)()
         except Exception as error:
             record.update(status="failed", error=f"{reason}; none could be taken: {describe_error(error)}")

@@ -71,19 +71,21 @@ class Allocator:
 
     def free(self, address: int) -> None:
         """Give a block back."""
-        size = self.blocks.pop(address)["requested_size"]
-        self._note("free_requested", size, addr=address)
-        self._note("free_completed", size, addr=address)
+        block = self.blocks.pop(address)
+        for action in ("free_requested", "free_completed"):
+            self._note(action, block["requested_size"], block["frames"], addr=address)
 
     @property
     def allocated(self) -> int:
         return sum(block["requested_size"] for block in self.blocks.values())
 
-    def _note(self, action: str, size: int, **where: int) -> None:
+    def _note(self, action: str, size: int, allocated_by: Any = None, **where: int) -> None:
         if self.on:
             entry = {"action": action, **where, "size": size, "stream": 0, "time_us": time.time_ns() // 1000}
             if self.context == "all" or (self.context == "alloc" and action in ("alloc", "oom")):
                 entry["frames"] = _stack()
+            elif self.context == "alloc" and allocated_by:
+                entry["frames"] = allocated_by
             self.entries.append(entry)
 
     # -- what torch's C module has

@@ -138,7 +138,7 @@ class TestOneWindow:
         assert actions == ["alloc", "free_requested", "free_completed", "alloc"]
         assert snapshot.events == 4
         assert table["device_traces"][0][0]["frames"][0]["name"] == "body"
-        assert table["stepprof"] == {"step": 2, "role": "actor", "rank": 0}
+        assert table["stepprof"] == {"step": 2, "role": "actor", "rank": 0, "context": "alloc"}
         assert {segment["address"] for segment in table["segments"]} >= {before}
         (device,) = content(place, summary)["devices"]
         assert device["history_peak_bytes"] == 300 * MIB

@@ -133,6 +133,20 @@ class TestRead:
         assert forward.frames == ("/job/train/forward.py:10 forward", "/job/train/step.py:11 step")
         assert (before.bytes, before.count, before.frames) == (120 * MIB, 2, ())
 
+    @pytest.mark.parametrize(
+        ("context", "by"), [("alloc", ("/job/train/load.py:10 load",)), ("all", ()), (None, ())]
+    )
+    def test_who_allocated_what_was_freed_later(
+        self, tmp_path: Path, context: str | None, by: tuple[str, ...]
+    ) -> None:
+        """torch gives a free the stack of its allocation, unless it took one of the free: that is known of files of ours."""
+        table = {**training_step(), "stepprof": {"context": context}}
+        for one in table["device_traces"][0][2:4]:  # 20 MiB that were there before
+            one["frames"] = frames("load")
+        found = read_snapshot(write(tmp_path / "s.pickle", table))
+        assert (20 * MIB, by) in [(place.bytes, place.frames) for place in found.top[0]] or not by
+        assert sum(place.bytes for place in found.top[0] if not place.frames) == (100 if by else 120) * MIB
+
     def test_blocks_without_addresses(self, tmp_path: Path) -> None:
         """torch up to 2.1 gives only the segment's: the blocks lie one after another."""
         table = training_step()

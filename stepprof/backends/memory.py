@@ -109,7 +109,8 @@ class MemoryBackend:
             if lost
             else None
         )
-        about = {"max_entries": self._options.max_entries, "devices": stats}
+        options = self._options
+        about = {"max_entries": options.max_entries, "context": options.context, "devices": stats}
         return SnapshotFile(snapshot, capture, about, problem)
 
     def abort(self) -> None:
@@ -183,7 +184,8 @@ class SnapshotFile:
 
     def _write_snapshot(self) -> Artifact:
         with self._hidden[0].open("xb") as file:
-            pickle.dump({**self._snapshot, "stepprof": plain(self._metadata)}, file, protocol=PROTOCOL)
+            of_it = plain({**self._metadata, "context": self._about["context"]})
+            pickle.dump({**self._snapshot, "stepprof": of_it}, file, protocol=PROTOCOL)
         return self._published(0, self._final, KIND, events=entries_of(self._snapshot))
 
     def _write_summary(self) -> Artifact:

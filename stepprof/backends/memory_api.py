@@ -134,6 +134,8 @@ class _History:
         self._lock = threading.RLock()
         self._holder: object = None
         self._standing: MemoryOptions | None = None
+        self.running: MemoryOptions | None = None
+        """What the history of ours that runs is kept with."""
 
     def check(self, api: MemoryApi) -> None:
         """Raises Busy where a history runs that is not ours."""
@@ -152,17 +154,18 @@ class _History:
             if self._standing is not None:
                 api.switch_off()
             api.switch_on(options.max_entries, options)
-            self._holder = holder
+            self._holder, self.running = holder, options
 
     def end(self, holder: object, api: MemoryApi) -> None:
         """The window is over; harmless where it has none. What is kept outside windows is kept again."""
         with self._lock:
             if self._holder is not holder:
                 return
-            self._holder = None
+            self._holder = self.running = None
             api.switch_off()
             if self._standing is not None:
                 api.switch_on(self._standing.on_oom_entries, self._standing)
+                self.running = self._standing
 
     def stand(self, api: MemoryApi, options: MemoryOptions) -> None:
         """Keep one outside windows, too. Raises Busy, or BackendError."""
@@ -172,12 +175,14 @@ class _History:
             if self._holder is None:
                 self.check(api)
                 api.switch_on(options.on_oom_entries, options)
+                self.running = options
             self._standing = options
 
     def stand_down(self, api: MemoryApi) -> None:
         """Outside windows none is kept any more."""
         with self._lock:
             if self._standing is not None and self._holder is None:
+                self.running = None
                 api.switch_off()
             self._standing = None
 
