@@ -118,12 +118,14 @@ def span_times(path: Path, wanted: Wanted | None = None) -> SpanTable:
     steps: set[int] = set()
     roles: set[str] = set()
     names: set[str] = set()
+    ranks: set[Rank] = set()
     for span in read_spans(path, findings=table.findings):
         kind, name, role, step = (span.get(key) for key in ("kind", "name", "role", "step"))
         if kind not in KINDS or not isinstance(name, str):
             continue
         role = role if isinstance(role, str) else None
         step = step if isinstance(step, int) else None
+        ranks.add(span["rank"])
         if not wanted.includes_rank(span["rank"]):
             continue
         steps.update(() if step is None else (step,))
@@ -145,9 +147,17 @@ def span_times(path: Path, wanted: Wanted | None = None) -> SpanTable:
             error=bool(span.get("error")),
         )
     if not found:
+        _refuse_ranks(path, wanted, ranks)
         _refuse(path, wanted, steps, roles, names)
     table.times = _ordered(found.values())
     return table
+
+
+def _refuse_ranks(path: Path, wanted: Wanted, ranks: Collection[Rank]) -> None:
+    """There are spans, and none of these ranks."""
+    if ranks and not any(map(wanted.includes_rank, ranks)):
+        known = ", ".join(map(str, sorted(ranks, key=rank_order)))
+        raise ConfigError(f'--ranks = "{wanted.ranks}": no span of them in {path}; there are: {known}')
 
 
 def _refuse(

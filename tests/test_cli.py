@@ -132,6 +132,29 @@ class TestMain:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+class TestRun:
+    """Which run is meant."""
+
+    @pytest.mark.parametrize(
+        "command", ["ls", "show", "status", "trigger", "spans", "check", "analyse", "open"]
+    )
+    def test_a_folder_with_nothing_of_a_run(self, command, a_run, tmp_path, capsys):
+        """Is refused by every command, with the runs that there are."""
+        (tmp_path / "docs").mkdir()
+        assert main([command, str(tmp_path / "docs")]) == 2
+        assert 'docs": nothing of a run lies there; the newest under' in capsys.readouterr().err
+
+    def test_the_folder_of_a_step(self, a_run, capsys):
+        """Means that step of its run."""
+        record(a_run, step=3)
+        record(a_run, step=4)
+        folder = str(a_run.path / "step-000003")
+        assert as_json(capsys, "show", folder)["manifest"]["step"] == 3
+        assert as_json(capsys, "ls", folder)["run_id"] == "r"
+        assert main(["show", folder, "--step", "4"]) == 2
+        assert 'step-000003" is step 3; leave one of them out' in capsys.readouterr().err
+
+
 class TestLs:
     def test_no_runs(self, output_dir, capsys):
         """Says where it looked."""
@@ -336,8 +359,9 @@ class TestCheck:
         assert lines[1] == "PROBLEM  step-000002/actor/rank-0.trace.json.gz: is missing"
         assert lines[2].startswith("1 problem: ")
 
-    def test_an_empty_directory(self, tmp_path, capsys):
+    def test_nothing_but_spans(self, tmp_path, capsys):
         """Nothing to check is a failure."""
+        (tmp_path / "spans").mkdir()
         assert "no step is recorded here" in printed(capsys, "check", str(tmp_path), status=1)
         content = as_json(capsys, "check", str(tmp_path), status=1)
         assert content["ok"] is False

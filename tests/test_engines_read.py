@@ -311,7 +311,7 @@ class TestCommands:
         assert main(["check"]) == 1
         text = capsys.readouterr().out
         assert "PROBLEM  step-000002/rollout/1: failed: EngineFailure: it has died" in text
-        assert "1 windows, 2 engines, 2 artifacts" in text
+        assert "1 window, 2 engines, 2 artifacts" in text
         assert main(["check", "--json"]) == 1
         assert json.loads(capsys.readouterr().out)["checked"]["engines"] == 2
 

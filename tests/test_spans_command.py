@@ -137,6 +137,7 @@ class TestTable:
             (("--role", "actr"), 'did you mean "actor"?'),
             (("--region", "updat"), 'did you mean "update"?'),
             (("--ranks", "x"), "--ranks"),
+            (("--ranks", "7"), '--ranks = "7": no span of them'),
             (("--perfetto", "/proc/nowhere/x"), "cannot be written"),
         ],
     )

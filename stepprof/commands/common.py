@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepprof.manifest import find_run
+from stepprof.errors import ConfigError
+from stepprof.manifest import find_run, is_run, list_runs
+from stepprof.rundir import SPANS, STATUS, step_number
 
 __all__ = ["add_json", "add_run", "chosen_run", "output_dir", "print_json"]
 
@@ -20,7 +22,10 @@ OUTPUT_DIR = "stepprof-runs"
 def add_run(parser: argparse.ArgumentParser) -> None:
     """RUN and --output-dir."""
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", help="a run id or the path of a run; by default the newest run"
+        "run",
+        metavar="RUN",
+        nargs="?",
+        help="a run id, the path of a run or of a step's folder; by default the newest run",
     )
     add_output_dir(parser)
 
@@ -47,8 +52,27 @@ def output_dir(args: argparse.Namespace) -> Path:
 
 
 def chosen_run(args: argparse.Namespace) -> Path:
-    """The run that is meant, as an absolute path. Raises ConfigError where there is none."""
-    return find_run(output_dir(args), args.run).absolute()
+    """The run that is meant, as an absolute path; where that is given as the folder of one of its steps, --step is that one.
+
+    Raises:
+        ConfigError: there is none, nothing of a run lies there, or --step says otherwise.
+    """
+    place = None if args.run is None else Path(args.run).resolve()
+    number = None if place is None else step_number(place.name)
+    if place is not None and number is not None and is_run(place.parent):
+        given = getattr(args, "step", None)
+        if isinstance(given, int) and given != number:
+            raise ConfigError(f'--step = {given}: "{args.run}" is step {number}; leave one of them out')
+        if given is None:
+            args.step = number
+        return place.parent
+    path = find_run(output_dir(args), args.run).absolute()
+    if not is_run(path) and not any((path / part).is_dir() for part in (SPANS, STATUS)):
+        known = ", ".join(run.name for run in reversed(list_runs(output_dir(args))[-5:]))
+        raise ConfigError(
+            f'run "{args.run}": nothing of a run lies there{f"; the newest under {output_dir(args)}: {known}" if known else ""}'
+        )
+    return path
 
 
 def print_json(content: Mapping[str, Any]) -> None:
