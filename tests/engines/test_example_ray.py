@@ -91,7 +91,9 @@ def job(request: pytest.FixtureRequest, ahead: bool, tmp_path_factory: pytest.Te
     record = "2-3" if ahead else "2"
     folder = tmp_path_factory.mktemp(f"{engine}-{'ahead' if ahead else 'lockstep'}")
     command = [sys.executable, str(EXAMPLE), "--engine", engine, "--steps", str(STEPS), "--record", record]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
+    # a dozen processes that import torch: coverage would make a half of their time, of lines that other tests run
+    left_out = ("STEPPROF", "COVERAGE_PROCESS")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     if engine == "sglang":
         paths = [str(HERE / "sglang" / "stubs"), environ.get("PYTHONPATH", "")]
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

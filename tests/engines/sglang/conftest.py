@@ -1,4 +1,4 @@
-"""The real SGLang on a CPU: what its tests share. They run in the environment of `nox -s sglang`, and are collected only when they are named."""
+"""The real SGLang on a CPU: what its tests share. They run in the environment of `nox -s sglang`, and only when they are named."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ if TYPE_CHECKING:
     from sglang_host import Host
 
 HERE = Path(__file__).parent
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Whoever runs the other tests has no SGLang."""
-    named = [Path(argument.partition("::")[0]).resolve() for argument in config.invocation_params.args]
-    return None if any(path.is_relative_to(HERE.parent) for path in named if path.exists()) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

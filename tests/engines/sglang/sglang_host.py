@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import sglang_tiny
+from driven import unmeasured
 
 HERE = Path(__file__).parent
 START_SECONDS = 180.0
@@ -55,7 +56,7 @@ class Host:
         with Listener(address) as listener, log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "sglang_host.py"), address],
-                env=sglang_tiny.environment(**(env or {})),
+                env={**os.environ, **sglang_tiny.variables(), **(env or {})},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -120,7 +121,10 @@ def main(address: str) -> None:
     import sglang
 
     model, arguments = connection.recv()
-    engine = sglang.Engine(**{**sglang_tiny.ENGINE, "sleep_on_idle": True, "model_path": model, **arguments})
+    with unmeasured():
+        engine = sglang.Engine(
+            **{**sglang_tiny.ENGINE, "sleep_on_idle": True, "model_path": model, **arguments}
+        )
     connection.send((True, "up"))
     while (asked := connection.recv()) is not None:
         module, function, given = asked

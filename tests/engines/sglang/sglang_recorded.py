@@ -9,20 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from driven import begin
 from sglang_scenarios import generate
 
 import stepprof
 
 Plain = dict[str, Any]
-
-
-def begin(folder: Path, **config: Any) -> stepprof.Session:
-    """A session in which the rollouts of steps 2 and 3 are recorded."""
-    rollout = {"ranks": "all", **config.pop("rollout", {})}
-    fixed = {"steps": "2-3", "output_dir": str(folder), "backend": "null", "roles": {"rollout": rollout}}
-    # the engine shares two cores with everything else here
-    slow = {"engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60}
-    return stepprof.init({**fixed, **slow, **config}, run_id="run")
 
 
 def synchronous(engine: Any, folder: Path, config: Plain, steps: int = 4, prompts: int = 1) -> list[str]:

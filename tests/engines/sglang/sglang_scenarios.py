@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sglang_driven import described, make_window, on_remote, record
+from driven import make_window, on_remote, record
+from sglang_driven import described
 
 import stepprof.remote.sglang
 from stepprof.remote.base import EngineFailure

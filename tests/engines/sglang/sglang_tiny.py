@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 STUBS = Path(__file__).parent / "stubs"
+TESTS = Path(__file__).parents[2]
 
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -39,10 +40,10 @@ ENGINE: dict[str, Any] = {
 """What a tiny engine is made with."""
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a process that runs SGLang here."""
-    path = os.pathsep.join(filter(None, [str(STUBS), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, **more}
+def variables() -> dict[str, str]:
+    """Return the environment variables of a process that runs SGLang here, and what the tests share."""
+    paths = [str(STUBS), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def make_model(folder: Path) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sglang_scenarios
+from sglang_driven import forward_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
 FILE = "rollout/replica-0/rank-0.trace.json.gz"
 PREFILL = "rollout/replica-0/rank-0.prefill.trace.json.gz"
 DECODE = "rollout/replica-0/rank-0.decode.trace.json.gz"
-
-
-def steps(tokens: int, prompts: int = 1) -> list[tuple[str, int]]:
-    """The forward steps of so many tokens for so many prompts."""
-    return [("EXTEND", prompts), *[("DECODE", prompts)] * (tokens - 1)]
 
 
 def forward(brought: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
@@ -32,7 +28,7 @@ class TestWindows:
         """Each step's folder has the forward steps of its own window, and no others."""
         first, second = host.run(sglang_scenarios.two_steps, tmp_path)
         for brought, step, tokens in ((first, 2, 5), (second, 3, 9)):
-            assert forward(brought) == {FILE: steps(tokens)}
+            assert forward(brought) == {FILE: forward_steps(tokens)}
             trace = brought["traces"][FILE]
             began, ended = trace["within_ns"]
             assert brought["body_ns"][0] < began < ended < brought["body_ns"][1]
@@ -57,7 +53,7 @@ class TestWindows:
         assert set(forward(brought["first"])[FILE]) <= {("EXTEND", 1), ("DECODE", 1)}
         assert len(forward(brought["first"])[FILE]) >= 3
         assert "never been used before" in brought["first"]["partial"]
-        assert forward(brought["second"]) == {FILE: steps(3)}
+        assert forward(brought["second"]) == {FILE: forward_steps(3)}
         assert brought["second"]["partial"] is None
 
     def test_window_without_work(self, host: Host, tmp_path: Path) -> None:
@@ -71,7 +67,7 @@ class TestWindows:
             sglang_scenarios.window_with, tmp_path, 3, {"with_stack": True, "record_shapes": True}
         )
         trace = brought["traces"][FILE]
-        assert trace["forward"] == steps(3)
+        assert trace["forward"] == forward_steps(3)
         assert (trace["stacks"], trace["shapes"]) == (True, True)
 
     @pytest.mark.parametrize("activities", [None, ["cpu"]])
@@ -80,7 +76,7 @@ class TestWindows:
     ) -> None:
         """Those that were named, or those that there are."""
         brought = host.run(sglang_scenarios.window_with, tmp_path, 2, {"activities": activities})
-        assert forward(brought) == {FILE: steps(2)}
+        assert forward(brought) == {FILE: forward_steps(2)}
 
     def test_only_asked_for_workers_are_kept(self, host: Host, tmp_path: Path) -> None:
         """What the asked-for rank did not write is told, and the others' files are gone."""
@@ -92,13 +88,13 @@ class TestBounds:
     def test_engine_ends_by_itself(self, host: Host, tmp_path: Path) -> None:
         """A bound of three forward steps brings exactly three, and the manifest says who ended it."""
         brought = host.run(sglang_scenarios.window_with, tmp_path, 8, {"max_iterations": 3})
-        assert forward(brought) == {FILE: steps(3)}
+        assert forward(brought) == {FILE: forward_steps(3)}
         assert (brought["capped_by"], brought["partial"]) == ("engine", None)
 
     def test_window_ends_before_its_bound(self, host: Host, tmp_path: Path) -> None:
         """Then the window ended it, and nothing of the bound is left: the engine's later work is not recorded."""
         brought = host.run(sglang_scenarios.window_with, tmp_path, 4, {"max_iterations": 50})
-        assert forward(brought) == {FILE: steps(4)}
+        assert forward(brought) == {FILE: forward_steps(4)}
         assert brought["capped_by"] is None
         assert brought["left_later"] == brought["left"]
 
@@ -137,7 +133,7 @@ class TestBounds:
         brought = host.run(sglang_scenarios.failure_of, tmp_path, 3, {"delay_iterations": 2})
         assert "delay_iterations = 2 cannot be kept" in brought["message"]
         assert brought["health"] == "unconfigured"
-        assert forward(brought["next"]) == {FILE: steps(2)}
+        assert forward(brought["next"]) == {FILE: forward_steps(2)}
 
 
 class TestState:
@@ -147,7 +143,7 @@ class TestState:
         assert "records step 2 already" in brought["message"]
         assert brought["health"] == "busy"
         assert brought["armed"]["health"] == "busy"
-        assert forward(brought["first"]) == {FILE: [*steps(3), *steps(2)]}
+        assert forward(brought["first"]) == {FILE: [*forward_steps(3), *forward_steps(2)]}
         assert brought["second_left"] == []
 
     def test_stop_without_start(self, host: Host, tmp_path: Path) -> None:
@@ -159,7 +155,7 @@ class TestState:
     def test_somebody_else_stops_it(self, host: Host, tmp_path: Path) -> None:
         """What was recorded until then is kept, as partial."""
         brought = host.run(sglang_scenarios.stopped_by_another, tmp_path)
-        assert forward(brought) == {FILE: steps(3)}
+        assert forward(brought) == {FILE: forward_steps(3)}
         assert brought["partial"] == "somebody else stopped it before the window ended"
 
     def test_what_somebody_else_left_armed_is_cleared(self, host: Host, tmp_path: Path) -> None:
@@ -171,7 +167,7 @@ class TestState:
         """What was captured is thrown away, a second abort does nothing, and the engine records again."""
         brought = host.run(sglang_scenarios.aborted, tmp_path)
         assert brought["left"] == []
-        assert forward(brought["next"]) == {FILE: steps(2)}
+        assert forward(brought["next"]) == {FILE: forward_steps(2)}
 
 
 class TestWhatWouldKillIt:
@@ -180,14 +176,14 @@ class TestWhatWouldKillIt:
         brought = host.run(sglang_scenarios.unwritable, tmp_path)
         assert "cannot be written" in brought["message"]
         assert brought["health"] == "unconfigured"
-        assert forward(brought["next"]) == {FILE: steps(2)}
+        assert forward(brought["next"]) == {FILE: forward_steps(2)}
 
     def test_folder_that_is_lost_under_way(self, host: Host, tmp_path: Path) -> None:
         """The stop is not sent as long as it would kill the engine; once the folder is back, it is, and the next window records."""
         brought = host.run(sglang_scenarios.folder_lost_while_recording, tmp_path)
         assert "was not stopped" in brought["message"]
         assert "was not stopped" in brought["still"]["message"]
-        assert forward(brought["next"]) == {FILE: steps(2)}
+        assert forward(brought["next"]) == {FILE: forward_steps(2)}
 
     @pytest.mark.parametrize("activities", [["cuda"], ["cpu", "cuda"], ["xpu"], ["privateuse1"]])
     def test_activity_that_the_build_has_not(self, host: Host, tmp_path: Path, activities: list[str]) -> None:

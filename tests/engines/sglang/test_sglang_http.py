@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,11 +9,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang_driven import Trace, described, make_window, on_remote, record
-from sglang_server import ADMIN_KEY, KEY, Server, answering
+import sglang_tiny
+from driven import begin, make_window, on_remote, record, told
+from serving import serving
+from sglang_driven import Trace, described, forward_steps
+from sglang_server import ADMIN_KEY, KEY, Server
 
 import stepprof
 from stepprof.remote.base import EngineFailure
@@ -22,7 +25,7 @@ from stepprof.remote.http import Client
 from stepprof.remote.sglang import SglangServer
 
 FILE = "rollout/replica-0/rank-0.trace.json.gz"
-STEPS = [("EXTEND", 1), ("DECODE", 1), ("DECODE", 1)]
+STEPS = forward_steps(3)
 
 SAYS = {
     "version": "0.5.23",
@@ -76,6 +79,11 @@ def driver(server: Server) -> SglangServer:
     return SglangServer(Client(server.url, KEY, ADMIN_KEY))
 
 
+def posted(server: SimpleNamespace) -> list[str]:
+    """What was asked for that changes something."""
+    return [each.path for each in server.asked if each.method == "POST"]
+
+
 def failure(work: Any) -> EngineFailure:
     """What it fails with."""
     with pytest.raises(EngineFailure) as caught:
@@ -112,9 +120,9 @@ class TestServer:
         server.ask("POST", "/stop_profile", key=ADMIN_KEY)
         for path in window.output.iterdir():
             path.unlink()
-        told = failure(driver.stop(window))
-        assert "was not recording" in str(told)
-        assert told.health == "ok"
+        refused = failure(driver.stop(window))
+        assert "was not recording" in str(refused)
+        assert refused.health == "ok"
 
     @pytest.mark.parametrize("keys", [(), (KEY,)])
     def test_wants_its_keys(self, server: Server, tmp_path: Path, keys: tuple[str, ...]) -> None:
@@ -122,20 +130,20 @@ class TestServer:
         driver = SglangServer(Client(server.url, *keys))
         window = make_window(tmp_path)
 
-        async def begin() -> None:
+        async def arm_and_start() -> None:
             await driver.arm(window)
             await driver.start(window)
 
-        told = failure(begin())
-        assert told.health == "unconfigured"
-        assert "admin_key=…" in str(told)
-        assert KEY not in str(told)
+        refused = failure(arm_and_start())
+        assert refused.health == "unconfigured"
+        assert "admin_key=…" in str(refused)
+        assert KEY not in str(refused)
 
     def test_folder_that_cannot_be_made(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
         """Refused at arm: the server lives."""
         (tmp_path / "file").write_text("in the way")
-        told = failure(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "file")))
-        assert "cannot be written" in str(told)
+        refused = failure(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "file")))
+        assert "cannot be written" in str(refused)
         server.generate(1)
 
     def test_other_folder_of_both(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
@@ -155,22 +163,22 @@ class TestServer:
 class TestAnswers:
     def test_is_down(self, tmp_path: Path) -> None:
         """Nothing listens: told at arm."""
-        with answering({}) as (url, _):
+        with serving({}) as gone:
             pass
-        told = failure(SglangServer(Client(url)).arm(make_window(tmp_path)))
-        assert told.health == "unreachable"
+        refused = failure(SglangServer(Client(gone.url)).arm(make_window(tmp_path)))
+        assert refused.health == "unreachable"
 
     def test_second_start_is_not_sent(self, tmp_path: Path) -> None:
         """What the server is asked: one start with everything that it would take a default for, and one stop."""
-        with answering(replies()) as (url, asked):
-            driver, window = SglangServer(Client(url)), make_window(tmp_path)
+        with serving(replies()) as server:
+            driver, window = SglangServer(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
             on_remote(driver.start(window))
             assert failure(driver.start(make_window(tmp_path, 3))).health == "busy"
-            told = failure(driver.stop(window))
-            posts = [each for each in asked if each[0] == "POST"]
-        assert [path for _, path, _ in posts] == ["/start_profile", "/stop_profile"]
-        assert posts[0][2] == {
+            refused = failure(driver.stop(window))
+            posts = [each for each in server.asked if each.method == "POST"]
+        assert [each.path for each in posts] == ["/start_profile", "/stop_profile"]
+        assert posts[0].json == {
             "output_dir": str(window.output),
             "activities": ["CPU"],
             "with_stack": False,
@@ -178,7 +186,7 @@ class TestAnswers:
             "profile_by_stage": False,
             "profile_id": "rollout-replica-0",
         }
-        assert "there is no trace in" in str(told)
+        assert "there is no trace in" in str(refused)
 
     def test_older_server(self, tmp_path: Path) -> None:
         """Its information is elsewhere, its body has another name, and its bound is one too short: it gets one more."""
@@ -188,11 +196,11 @@ class TestAnswers:
             "GET /get_server_info": (200, {**SAYS, "version": "0.5.3"}),
             "GET /openapi.json": (200, schema(TAKES[:-1], "ProfileReqInput")),
         }
-        with answering(answers) as (url, asked):
-            driver, window = SglangServer(Client(url)), make_window(tmp_path, max_iterations=4)
+        with serving(answers) as server:
+            driver, window = SglangServer(Client(server.url)), make_window(tmp_path, max_iterations=4)
             on_remote(driver.arm(window))
             on_remote(driver.start(window))
-        (body,) = [content for method, _, content in asked if method == "POST"]
+        (body,) = [each.json for each in server.asked if each.method == "POST"]
         assert body["num_steps"] == 5
         assert "profile_id" not in body
 
@@ -207,8 +215,8 @@ class TestAnswers:
         self, tmp_path: Path, changes: dict[str, Any], message: str | None
     ) -> None:
         """A server that cannot see this host's files would die of the folder; with a folder that both see it is taken at its word."""
-        with answering(replies(**changes)) as (url, _):
-            driver = SglangServer(Client(url))
+        with serving(replies(**changes)) as server:
+            driver = SglangServer(Client(server.url))
             if message is None:
                 on_remote(driver.arm(make_window(tmp_path)))
                 return
@@ -227,75 +235,55 @@ class TestAnswers:
         self, tmp_path: Path, path: str, answer: tuple[int, Any], health: str, message: str
     ) -> None:
         """What is odd about a server is told before anything is sent."""
-        with answering({**replies(), path: answer}) as (url, asked):
-            told = failure(SglangServer(Client(url)).arm(make_window(tmp_path)))
-        assert (told.health, message in str(told)) == (health, True)
-        assert all(method == "GET" for method, _, _ in asked)
+        with serving({**replies(), path: answer}) as server:
+            refused = failure(SglangServer(Client(server.url)).arm(make_window(tmp_path)))
+        assert (refused.health, message in str(refused)) == (health, True)
+        assert all(each.method == "GET" for each in server.asked)
 
     def test_start_is_refused(self, tmp_path: Path) -> None:
         """Then nothing is owed, and the next window may start."""
-        with answering({**replies(), "POST /start_profile": (500, "Internal Server Error")}) as (url, asked):
-            driver, window = SglangServer(Client(url)), make_window(tmp_path)
+        with serving({**replies(), "POST /start_profile": (500, "Internal Server Error")}) as server:
+            driver, window = SglangServer(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
-            told = failure(driver.start(window))
-            assert (told.owes_stop, "500" in str(told)) == (False, True)
+            refused = failure(driver.start(window))
+            assert (refused.owes_stop, "500" in str(refused)) == (False, True)
             on_remote(driver.abort())
             on_remote(driver.arm(make_window(tmp_path, 3)))
-        assert [path for method, path, _ in asked if method == "POST"] == ["/start_profile"]
+        assert posted(server) == ["/start_profile"]
 
     def test_start_that_is_not_answered_is_stopped(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whether it records is not known: the stop that is owed is sent, and a second one is not."""
         monkeypatch.setattr("stepprof.remote.sglang_http.START_SECONDS", 0.3)
-        slow = {**replies(), "POST /start_profile": (200, lambda: time.sleep(1) or "at last")}
-        with answering(slow) as (url, asked):
-            driver, window = SglangServer(Client(url)), make_window(tmp_path)
+        slow = {**replies(), "POST /start_profile": lambda _: time.sleep(1) or "at last"}
+        with serving(slow) as server:
+            driver, window = SglangServer(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
             assert failure(driver.start(window)).owes_stop
             on_remote(driver.abort())
             on_remote(driver.abort())
-        assert [path for method, path, _ in asked if method == "POST"] == ["/start_profile", "/stop_profile"]
+        assert posted(server) == ["/start_profile", "/stop_profile"]
 
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Iterator[None]:
     """A session in which the rollouts of steps 2 and 3 are recorded."""
-    stepprof.init(
-        {
-            "steps": "2-3",
-            "output_dir": str(tmp_path),
-            "backend": "null",
-            "engine_start_timeout_seconds": 60,
-            "engine_stop_timeout_seconds": 60,
-            "roles": {"rollout": {"ranks": "all"}},
-        },
-        run_id="run",
-    )
+    begin(tmp_path)
     yield
     stepprof.shutdown()
 
 
-def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
-    """What the manifest says of a step's engines."""
-    path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
-    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
-    return sorted(entries, key=lambda entry: entry["replica"])
-
-
 JOB = """
 import os, signal, sys, time
-import stepprof
+from pathlib import Path
+import stepprof, stepprof.ending
+from driven import begin
 
 url, key, admin_key, how = sys.argv[1:]
 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own
-stepprof.init(
-    {
-        "steps": "2", "output_dir": ".", "backend": "null", "roles": {"rollout": {"ranks": "all"}},
-        "engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60,
-    },
-    run_id="run",
-)
+stepprof.ending.SIGTERM_SECONDS = 60.0  # others use both cores
+begin(Path.cwd(), steps="2")
 stepprof.attach(url, role="rollout", api_key=key, admin_key=admin_key)
 window = stepprof.profile_step(2, role="rollout").start()
 print("recording", flush=True)
@@ -318,7 +306,12 @@ class TestEndOfTheJob:
         """The engine is stopped and its trace kept as partial; after SIGKILL the manifest says that it is lost, and the engine still answers."""
         arguments = [sys.executable, "-c", JOB, server.url, KEY, ADMIN_KEY, how]
         with subprocess.Popen(
-            arguments, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            arguments,
+            cwd=tmp_path,
+            env={**os.environ, **sglang_tiny.variables()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         ) as job:
             assert job.stdin is not None
             assert job.stdout is not None
@@ -341,13 +334,13 @@ class TestRecorded:
     def test_router_and_a_dead_replica(self, server: Server, tmp_path: Path) -> None:
         """A router is replaced by its workers, which take its keys; one of two is dead, and the other records."""
         listed = {"workers": [{"url": server.url, "is_healthy": True}, {"url": "http://127.0.0.1:9"}]}
-        with answering({"GET /workers": (200, listed)}) as (url, asked):
-            stepprof.attach(url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
+        with serving({"GET /workers": listed}) as router:
+            stepprof.attach(router.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
             for step in (1, 2):
                 with stepprof.profile_step(step, role="rollout"):
                     server.generate(3)
             stepprof.shutdown()
-            assert all(method == "GET" for method, _, _ in asked)
+            assert all(each.method == "GET" for each in router.asked)
         alive, dead = told(tmp_path)
         assert (alive["status"], alive["kind"], alive["name"]) == ("complete", "sglang", server.url)
         (artifact,) = alive["artifacts"]

@@ -8,41 +8,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sglang_recorded
-from sglang_driven import Trace
+from driven import MATRIX, name_of, told
+from sglang_driven import Trace, forward_steps
 from sglang_host import Host, HostDiedError
 
 from stepprof.manifest import read_step
 from stepprof.manifest import steps as recorded_steps
 from stepprof.statuses import read_statuses
 
-if TYPE_CHECKING:
-    pass
-
 PARALLEL = {"dp_size": 2}
-
-
-def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
-    """What the manifest says of a step's engines."""
-    path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
-    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
-    return sorted(entries, key=lambda entry: entry["replica"])
-
-
-def opened(folder: Path, artifact: dict[str, Any], step: int = 2) -> Trace:
-    """A trace that a manifest names: as large and as full as it says."""
-    path = folder / "run" / f"step-{step:06d}" / artifact["path"]
-    trace = Trace.read(path)
-    assert (path.stat().st_size, len(trace.events)) == (artifact["bytes"], artifact["events"])
-    return trace
-
-
-def steps(tokens: int, prompts: int = 1) -> list[tuple[str, int]]:
-    """The forward steps of so many tokens."""
-    return [("EXTEND", prompts), *[("DECODE", prompts)] * (tokens - 1)]
 
 
 class TestSessions:
@@ -55,8 +33,8 @@ class TestSessions:
             assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
             assert (entry["kind"], entry["name"], entry["replica"]) == ("sglang", "Engine", 0)
             (artifact,) = entry["artifacts"]
-            trace = opened(tmp_path, artifact, step)
-            assert trace.forward == steps(step + 2)
+            trace = Trace.named(tmp_path, artifact, step)
+            assert trace.forward == forward_steps(step + 2)
             assert entry["start_unix_ns"] < trace.within_ns[0] < trace.within_ns[1] < entry["end_unix_ns"]
             stated = {key: trace.stated[key] for key in ("run_id", "step", "role", "replica", "rank")}
             assert stated == {"run_id": "run", "step": step, "role": "rollout", "replica": 0, "rank": 0}
@@ -67,7 +45,7 @@ class TestSessions:
         brought = host.run(sglang_recorded.in_coroutines, tmp_path)
         (entry,) = told(tmp_path, 2)
         assert entry["status"] == "complete"
-        assert ("DECODE", 2) in opened(tmp_path, entry["artifacts"][0]).forward
+        assert ("DECODE", 2) in Trace.named(tmp_path, entry["artifacts"][0]).forward
         (entry,) = told(tmp_path, 3)
         assert entry["status"] == "skipped"
         assert "async with stepprof.profile_step" in entry["error"]
@@ -79,7 +57,7 @@ class TestSessions:
         (entry,) = told(tmp_path)
         assert entry["status"] == "complete"
         assert "a bad sample" in entry["body_error"]
-        assert opened(tmp_path, entry["artifacts"][0]).forward == steps(2)
+        assert Trace.named(tmp_path, entry["artifacts"][0]).forward == forward_steps(2)
 
     def test_auto_stop_is_a_legal_end(self, host: Host, tmp_path: Path) -> None:
         """The engine's own bound ends the capture: complete, capped by the engine, and the next step is recorded too."""
@@ -87,7 +65,7 @@ class TestSessions:
         for step in (2, 3):
             (entry,) = told(tmp_path, step)
             assert (entry["status"], entry["capped_by"]) == ("complete", "engine")
-            assert opened(tmp_path, entry["artifacts"][0], step).forward == steps(2)
+            assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(2)
 
     def test_stop_that_takes_too_long_still_brings_its_files(self, host: Host, tmp_path: Path) -> None:
         """The body does not wait past the bound, its next call to the engine works, and the late answer is in the manifest in the end."""
@@ -96,7 +74,7 @@ class TestSessions:
         assert entry["status"] == "complete"
         assert entry["stop_seconds"] > 0.05
         assert brought["waited"] < entry["stop_seconds"] + 5
-        assert opened(tmp_path, entry["artifacts"][0]).forward == steps(40)
+        assert Trace.named(tmp_path, entry["artifacts"][0]).forward == forward_steps(40)
 
     def test_unwritable_folder(self, host: Host, tmp_path: Path) -> None:
         """Told in the manifest; the process that holds the engine lives, and the next step is recorded."""
@@ -107,7 +85,7 @@ class TestSessions:
         assert "cannot be written" in entry["error"]
         (entry,) = told(folder, 3)
         assert entry["status"] == "complete"
-        assert opened(folder, entry["artifacts"][0], 3).forward == steps(2)
+        assert Trace.named(folder, entry["artifacts"][0], 3).forward == forward_steps(2)
 
 
 class TestTriggered:
@@ -138,8 +116,8 @@ class TestTriggered:
         (entry,) = told(tmp_path, step)
         assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
         (artifact,) = entry["artifacts"]
-        trace = opened(tmp_path, artifact, step)
-        assert trace.forward == steps(4)
+        trace = Trace.named(tmp_path, artifact, step)
+        assert trace.forward == forward_steps(4)
         assert entry["start_unix_ns"] < trace.within_ns[0] < trace.within_ns[1] < entry["end_unix_ns"]
         assert (trace.stated["step"], trace.stated["replica"]) == (step, 0)
         (window,) = read_step(run, step)["windows"]
@@ -158,25 +136,8 @@ def pair(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]
     made.close()
 
 
-MATRIX = [
-    # options of the engine, ranks, device
-    pytest.param({}, "1", "cpu", id="cpu-nothing-extra-rank-1"),
-    pytest.param(
-        {"with_stack": True, "record_shapes": True}, "all", "cpu", id="cpu-stacks-and-shapes-all-ranks"
-    ),
-    pytest.param({}, "1", "cuda", id="cuda-nothing-extra-rank-1"),
-    pytest.param(
-        {"with_stack": True, "record_shapes": True}, "all", "cuda", id="cuda-stacks-and-shapes-all-ranks"
-    ),
-    pytest.param({}, "1", "npu", id="npu-nothing-extra-rank-1"),
-    pytest.param(
-        {"with_stack": True, "record_shapes": True}, "all", "npu", id="npu-stacks-and-shapes-all-ranks"
-    ),
-]
-
-
 class TestTwoReplicasInOneEngine:
-    @pytest.mark.parametrize(("options", "ranks", "device"), MATRIX)
+    @pytest.mark.parametrize(("options", "ranks", "device"), MATRIX, ids=name_of)
     def test_step_2(
         self,
         request: pytest.FixtureRequest,
@@ -206,10 +167,10 @@ class TestTwoReplicasInOneEngine:
             f"rollout/replica-0/dp-{worker}-rank-0.trace.json.gz" for worker in workers
         ]
         for worker, artifact in zip(workers, entry["artifacts"], strict=True):
-            trace = opened(tmp_path, artifact)
+            trace = Trace.named(tmp_path, artifact)
             assert (trace.stated["rank"], trace.stated["dp_rank"]) == (worker, worker)
             assert (trace.has_stacks, trace.has_shapes) == (bool(options), bool(options))
-            assert trace.forward == steps(4)  # of two prompts, each has one
+            assert trace.forward == forward_steps(4)  # of two prompts, each has one
 
     def test_what_sglang_makes_of_an_unwritable_folder(self, pair: Host, tmp_path: Path) -> None:
         """It kills the process that holds the engine: what the refusal is for. Comes last."""

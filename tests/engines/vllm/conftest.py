@@ -1,4 +1,4 @@
-"""The real vLLM on a CPU: what its tests share. They run in the environment of `nox -s vllm`, and are collected only when they are named."""
+"""The real vLLM on a CPU: what its tests share. They run in the environment of `nox -s vllm`, and only when they are named."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from ran import Ran
+from warm import Running, Server
 
 if TYPE_CHECKING:
     from vllm_driven import Live
@@ -25,12 +26,6 @@ QUIET = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Whoever runs the other tests has no vLLM."""
-    named = [Path(argument.partition("::")[0]).resolve() for argument in config.invocation_params.args]
-    return None if any(path.is_relative_to(HERE.parent) for path in named if path.exists()) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -74,26 +69,49 @@ def live(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]
     engine.close()
 
 
-@pytest.fixture
-def run_vllm(tmp_path: Path, model: str) -> Callable[..., Ran]:
-    """Return a function that runs the text of a script in a process of its own: what it does may end it. It gets the model's path."""
+def environment(more: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a script that imports what the tests share."""
+    paths = [str(HERE), str(HERE.parents[1]), (more or {}).get("PYTHONPATH", "")]
+    return {**os.environ, **QUIET, **(more or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
-    def run(script: str, *arguments: str, timeout: float = 550, env: dict[str, str] | None = None) -> Ran:
+
+@pytest.fixture(scope="session")
+def loaded(quiet_environment: None) -> Iterator[Server]:
+    """Return the process that forks for each script that may find vLLM imported: that takes seconds, several of them under coverage."""
+    server = Server("import vllm_driven, vllm.v1.engine.async_llm", environment())
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def run_vllm(tmp_path: Path, model: str, loaded: Server) -> Callable[..., Ran]:
+    """Return a function that runs the text of a script in a process of its own: what it does may end it. It gets the model's path.
+
+    `fresh`: it is to import vLLM itself.
+    """
+
+    def run(
+        script: str,
+        *arguments: str,
+        timeout: float = 550,
+        env: dict[str, str] | None = None,
+        fresh: bool = False,
+    ) -> Ran:
         path = tmp_path / f"script_{len(list(tmp_path.glob('script_*.py')))}.py"
         path.write_text(textwrap.dedent(script))
-        paths = [str(HERE), (env or {}).get("PYTHONPATH", "")]
         printed, problems = path.with_suffix(".out"), path.with_suffix(".err")
+        if not fresh:
+            asked = {"script": str(path), "arguments": [model, *arguments], "cwd": str(tmp_path)}
+            outputs = {"stdout": str(printed), "stderr": str(problems)}
+            pid = loaded.ask({**asked, **outputs, "env": environment(env), "leave": False})
+            assert pid is not None
+            return Running(loaded, pid, printed, problems).wait(timeout)
         # files, not pipes: processes of vLLM that outlive the script would keep those open
         with printed.open("w") as stdout, problems.open("w") as stderr:
             done = subprocess.run(
                 [sys.executable, str(path), model, *arguments],
                 cwd=tmp_path,
-                env={
-                    **os.environ,
-                    **QUIET,
-                    **(env or {}),
-                    "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                },
+                env=environment(env),
                 stdout=stdout,
                 stderr=stderr,
                 timeout=timeout,

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from vllm_driven import Trace, make_window, on_remote, record
+from driven import make_window, on_remote, record
+from vllm_driven import Trace
+from vllm_tiny import arguments
 
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.vllm import VllmEngine, VllmKind
@@ -29,7 +31,7 @@ def driver(live: Live) -> Iterator[VllmEngine]:
 def only_trace(window: object, stopped: object) -> Trace:
     """The trace of a capture that left exactly one."""
     (artifact,) = stopped.artifacts  # type: ignore[attr-defined]
-    return Trace.read(window, artifact)  # type: ignore[arg-type]
+    return Trace.of(window, artifact)  # type: ignore[arg-type]
 
 
 class TestEngine:
@@ -255,6 +257,27 @@ class TestOrder:
         on_remote(driver.arm(make_window(tmp_path, 2)))
         on_remote(driver.arm(make_window(tmp_path, 3)))
         assert not live.engine._profile_session_active
+
+    def test_an_engine_never_configured_is_refused_before_anything_is_sent(
+        self, live: Live, driver: VllmEngine, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where its configuration is what vLLM makes of no word about profiling, the message says what is missing and what to write."""
+        from vllm import AsyncEngineArgs
+
+        bare = AsyncEngineArgs(**arguments(model)).create_engine_config()
+        with monkeypatch.context() as patch:
+            patch.setattr(live.engine.vllm_config, "profiler_config", bare.profiler_config)
+            with pytest.raises(EngineFailure) as caught:
+                on_remote(VllmEngine(live.engine, "policy").arm(make_window(tmp_path)))
+        assert caught.value.health == "unconfigured"
+        told = str(caught.value)
+        assert (
+            "the vLLM engine (policy) was built without a profiler that can be recorded: its profiler_config.profiler is None"
+            in told
+        )
+        assert "AsyncEngineArgs(…, **args), where args = stepprof.remote.vllm.engine_args(folder)" in told
+        window = make_window(tmp_path, 3)
+        assert only_trace(window, record(driver, window, lambda: live.generate(2))).forward
 
 
 class TestSelection:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driven import told
+from vllm_driven import Trace
 
 Run = Callable[..., Any]
 
@@ -19,7 +21,8 @@ HEAD = """
 import os, signal, sys, time, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
-from vllm_driven import Live, Trace, make_window, on_remote, record
+from driven import begin, make_window, on_remote, record, unmeasured
+from vllm_driven import Live, Trace
 from vllm_tiny import arguments
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.vllm import VllmEngine, engine_args
@@ -69,7 +72,7 @@ def main():
         stopped = record(driver, window, lambda: live.generate(tokens))
         assert live.engine.profiler is None  # started and stopped on two threads it ends this process
         (artifact,) = stopped.artifacts
-        trace = Trace.read(window, artifact)
+        trace = Trace.of(window, artifact)
         assert len(trace.forward) == tokens, trace.forward
         assert any(event.get("cat") == "python_function" for event in trace.events)
     assert {path.name for path in plain.iterdir() if path.name.endswith(".gz")} == {
@@ -102,7 +105,8 @@ SYNCHRONOUS = """
 from vllm import LLM, SamplingParams
 
 def main():
-    llm = LLM(**arguments(model, **engine_args(here / "traces")))
+    with unmeasured():
+        llm = LLM(**arguments(model, **engine_args(here / "traces")))
     driver = VllmEngine(llm)
     assert driver.loop is None and not driver.inside and driver.workers == 1
     def generate(tokens):
@@ -111,7 +115,7 @@ def main():
         window = make_window(here, step, **options)
         stopped = record(driver, window, lambda: generate(tokens))
         (artifact,) = stopped.artifacts
-        assert len(Trace.read(window, artifact).forward) == options.get("max_iterations", tokens)
+        assert len(Trace.of(window, artifact).forward) == options.get("max_iterations", tokens)
         assert stopped.capped_by == ("engine" if options else None)
     llm.start_profile()
     window = make_window(here, 5)
@@ -132,7 +136,7 @@ def main():
     except EngineFailure as error:
         raise AssertionError("what its own bound had ended is kept") from error
     (artifact,) = stopped.artifacts
-    assert len(Trace.read(window, artifact).forward) == 2
+    assert len(Trace.of(window, artifact).forward) == 2
     assert "is dead" in stopped.partial, stopped
     error = refusal(driver.arm(make_window(here, 7)))
     assert error.health == "dead", error
@@ -142,25 +146,6 @@ def main():
         except ProcessLookupError:
             pass
     print("training goes on")
-
-if __name__ == "__main__":
-    main()
-"""
-
-UNCONFIGURED = """
-def main():
-    live = Live(model)
-    driver = VllmEngine(live.engine, "policy")
-    error = refusal(driver.arm(make_window(here)))
-    assert error.health == "unconfigured"
-    print(error)
-    try:
-        live.run(live.engine.start_profile())
-    except Exception as own:
-        print(type(own).__name__, own)
-        live.run(live.engine.stop_profile()) if live.engine._profile_session_active else None
-    live.generate(2)
-    close(live)
 
 if __name__ == "__main__":
     main()
@@ -183,7 +168,7 @@ def main():
         assert sorted(path.name for path in window.output.iterdir()) == [
             "dp-0-rank-0.trace.json.gz", "dp-1-rank-0.trace.json.gz"
         ]
-        traces = [Trace.read(window, artifact) for artifact in stopped.artifacts]
+        traces = [Trace.of(window, artifact) for artifact in stopped.artifacts]
         assert [trace.stated["dp_rank"] for trace in traces] == [0, 1]
         # every token of the four requests, in one engine or the other; none twice
         assert sum(prompt for trace in traces for prompt, _ in trace.forward) == 4 * 3
@@ -219,7 +204,7 @@ def main():
     llm = LLM(**arguments(model, **engine_args(here / "traces")))
     driver = VllmEngine(llm)
     assert driver.inside
-    stepprof.init({"steps": "2", "output_dir": str(here / "runs"), "backend": "torch"}, run_id="run")
+    begin(here / "runs", steps="2", backend="torch", roles={})
     stepprof.attach(llm, role="rollout")
     for step in (1, 2, 3):
         with stepprof.profile_step(step, role="rollout"):
@@ -233,17 +218,13 @@ if __name__ == "__main__":
 """
 
 ENDING = """
-import stepprof
+import stepprof, stepprof.ending
 
 def main():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own
-    stepprof.init(
-        {
-            "steps": "2", "output_dir": str(here / "runs"), "backend": "null", "roles": {"rollout": {"ranks": "all"}},
-            "engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60,
-        },
-        run_id="run",
-    )
+    stepprof.ending.SIGTERM_SECONDS = 60.0  # an engine's first stop loads what it exports with, and others use both cores
+    begin(here / "runs", steps="2")
+    assert "vllm" not in sys.modules
     live = Live(model, **engine_args(here / "traces"))
     stepprof.attach(live.engine, role="rollout")
     window = stepprof.profile_step(2, role="rollout").start()
@@ -252,7 +233,7 @@ def main():
     print("processes", *cores, *(pid for core in cores for pid in children(core)), flush=True)
     if sys.argv[2] == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+        time.sleep(120)
     sys.exit(3)
 
 if __name__ == "__main__":
@@ -270,16 +251,6 @@ def test_a_synchronous_engine_and_the_death_of_its_core(run_vllm: Run) -> None:
     assert "training goes on" in run_vllm(HEAD + SYNCHRONOUS).check().stdout
 
 
-def test_an_engine_never_configured_is_refused_before_anything_is_sent(run_vllm: Run) -> None:
-    """The message says what is missing and what to write, and the engine still generates."""
-    out = run_vllm(HEAD + UNCONFIGURED).check().stdout
-    assert (
-        "the vLLM engine (policy) was built without a profiler that can be recorded: its profiler_config.profiler is None"
-        in out
-    )
-    assert "AsyncEngineArgs(…, **args), where args = stepprof.remote.vllm.engine_args(folder)" in out
-
-
 def test_the_files_of_two_data_parallel_engines_are_told_apart(run_vllm: Run) -> None:
     """vLLM gives both the same name; each is found to be its engine's by the process that wrote it."""
     assert "told apart" in run_vllm(HEAD + DATA_PARALLEL).check().stdout
@@ -289,10 +260,9 @@ def test_an_engine_inside_this_process_is_joined_and_never_started(run_vllm: Run
     """Two profilers in one process end it; its forward steps are in this process's own capture."""
     ran = run_vllm(HEAD + IN_PROCESS, env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}).check()
     assert "joined" in ran.stdout
-    step = tmp_path / "runs" / "run" / "step-000002"
-    (told,) = json.loads((step / "manifest" / "rollout-engines-rank-0.json").read_text())["engines"]
-    assert (told["status"], told["kind"], told["artifacts"]) == ("joined", "vllm", [])
-    with gzip.open(step / "rollout" / "rank-0.trace.json.gz") as file:
+    (entry,) = told(tmp_path / "runs")
+    assert (entry["status"], entry["kind"], entry["artifacts"]) == ("joined", "vllm", [])
+    with gzip.open(tmp_path / "runs" / "run" / "step-000002" / "rollout" / "rank-0.trace.json.gz") as file:
         events = json.load(file)["traceEvents"]
     forward = [event for event in events if event.get("name") == "vllm::unified_attention_with_output"]
     assert len(forward) == 3 * 2  # three tokens, two layers
@@ -303,17 +273,13 @@ def test_a_job_that_ends_while_its_engine_records(
     run_vllm: Run, tmp_path: Path, how: str, status: int
 ) -> None:
     """Initialised before vLLM was imported: the engine is stopped while it is still there, and its trace kept as partial."""
-    ran = run_vllm(HEAD + ENDING, how)
+    ran = run_vllm(HEAD + ENDING, how, fresh=True)
     (line,) = [line for line in ran.stdout.splitlines() if line.startswith("processes ")]
     for pid in map(int, line.split()[1:]):  # a killed job leaves vLLM's processes behind
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert ran.returncode == status, ran.stderr[-4000:]
-    step = tmp_path / "runs" / "run" / "step-000002"
-    (told,) = json.loads((step / "manifest" / "rollout-engines-rank-0.json").read_text())["engines"]
-    assert (told["status"], told["health"]) == ("partial", "ok")
-    assert told["error"] == ("SIGTERM" if how == "SIGTERM" else "the run ended while it was recording")
-    with gzip.open(step / told["artifacts"][0]["path"]) as file:
-        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
-    assert sum(name.startswith("execute_context_1") for name in names) == 1
-    assert sum(name == "execute_context_0(0)_generation_1(1)" for name in names) == 3
+    (entry,) = told(tmp_path / "runs")
+    assert (entry["status"], entry["health"]) == ("partial", "ok")
+    assert entry["error"] == ("SIGTERM" if how == "SIGTERM" else "the run ended while it was recording")
+    assert Trace.named(tmp_path / "runs", entry["artifacts"][0]).forward == [(3, 0), *[(0, 1)] * 3]

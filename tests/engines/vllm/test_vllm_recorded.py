@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from vllm_driven import Trace, make_window
+from driven import MATRIX, begin, name_of, told
+from vllm_driven import Trace
 
 import stepprof
-from stepprof.window import Artifact
 
 if TYPE_CHECKING:
     from vllm_driven import Live
@@ -23,27 +24,8 @@ if TYPE_CHECKING:
 def recording(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Return a function that starts a session in which rollouts are recorded; it ends with the test."""
 
-    def begin(**config: Any) -> stepprof.Session:
-        rollout = {"ranks": "all", **config.pop("rollout", {})}
-        fixed = {
-            "steps": "2-3",
-            "output_dir": str(tmp_path),
-            "backend": "null",
-            "roles": {"rollout": rollout},
-        }
-        # the engine shares two cores with everything else here
-        slow = {"engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60}
-        return stepprof.init({**fixed, **slow, **config}, run_id="run")
-
-    yield begin
+    yield functools.partial(begin, tmp_path)
     stepprof.shutdown()
-
-
-def told(tmp_path: Path, step: int = 2) -> list[dict[str, Any]]:
-    """What the manifest says of a step's engines."""
-    path = tmp_path / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
-    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
-    return sorted(entries, key=lambda entry: entry["replica"])
 
 
 def placed(artifact: dict[str, Any]) -> str:
@@ -51,12 +33,6 @@ def placed(artifact: dict[str, Any]) -> str:
     folder, _, name = artifact["path"].rpartition("/")
     assert folder == "rollout/replica-0"
     return str(name)
-
-
-def opened(tmp_path: Path, artifact: dict[str, Any], step: int = 2) -> Trace:
-    """A trace that a manifest names."""
-    window = make_window(tmp_path / "run", step)
-    return Trace.read(window, Artifact(**artifact))
 
 
 def test_two_steps_of_a_coroutine_on_the_engines_own_loop(
@@ -81,7 +57,7 @@ def test_two_steps_of_a_coroutine_on_the_engines_own_loop(
         assert (entry["kind"], entry["name"], entry["replica"]) == ("vllm", "AsyncLLM", 0)
         (artifact,) = entry["artifacts"]
         assert placed(artifact) == "rank-0.trace.json.gz"
-        trace = opened(tmp_path, artifact, step)
+        trace = Trace.named(tmp_path, artifact, step)
         assert trace.forward == [(3, 0), *[(0, 1)] * (step + 1)]
         assert entry["start_unix_ns"] < trace.within_ns[0] < trace.within_ns[1] < entry["end_unix_ns"]
         stated = {key: trace.stated[key] for key in ("run_id", "step", "role", "replica", "rank")}
@@ -101,7 +77,7 @@ def test_a_synchronous_block_beside_the_engines_loop(
     stepprof.shutdown()
     (entry,) = told(tmp_path)
     assert entry["status"] == "complete"
-    assert len(opened(tmp_path, entry["artifacts"][0]).forward) == 3
+    assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 3
 
 
 def test_a_synchronous_block_on_the_engines_loop_sends_nothing(
@@ -146,7 +122,7 @@ def test_a_body_that_raises_stops_the_engine(
     (entry,) = told(tmp_path)
     assert entry["status"] == "complete"
     assert "a bad sample" in entry["body_error"]
-    assert len(opened(tmp_path, entry["artifacts"][0]).forward) == 2
+    assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 2
 
 
 def test_a_cancelled_coroutine_leaves_no_capture(
@@ -173,7 +149,7 @@ def test_a_cancelled_coroutine_leaves_no_capture(
     assert not live.engine._profile_session_active
     (entry,) = told(tmp_path, 3)
     assert entry["status"] == "complete"
-    assert len(opened(tmp_path, entry["artifacts"][0], 3).forward) == 4
+    assert len(Trace.named(tmp_path, entry["artifacts"][0], 3).forward) == 4
 
 
 def test_a_stop_that_takes_too_long_still_brings_its_files(
@@ -195,7 +171,7 @@ def test_a_stop_that_takes_too_long_still_brings_its_files(
     assert entry["status"] == "complete"
     assert entry["stop_seconds"] > 0.05
     assert waited < entry["stop_seconds"] + 5
-    assert len(opened(tmp_path, entry["artifacts"][0]).forward) == 40
+    assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 40
 
 
 def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp_path: Path) -> None:
@@ -209,44 +185,22 @@ def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp
     for step in (2, 3):
         (entry,) = told(tmp_path, step)
         assert (entry["status"], entry["capped_by"]) == ("complete", "engine")
-        assert len(opened(tmp_path, entry["artifacts"][0], step).forward) == 2
+        assert len(Trace.named(tmp_path, entry["artifacts"][0], step).forward) == 2
 
-
-MATRIX = [
-    # role options, ranks, device
-    pytest.param({}, "1", "cpu", id="cpu-nothing-extra-rank-1"),
-    pytest.param(
-        {"with_stack": True, "record_shapes": True}, "all", "cpu", id="cpu-stacks-and-shapes-all-ranks"
-    ),
-    pytest.param({}, "1", "cuda", id="cuda-nothing-extra-rank-1"),
-    pytest.param(
-        {"with_stack": True, "record_shapes": True}, "all", "cuda", id="cuda-stacks-and-shapes-all-ranks"
-    ),
-    pytest.param({}, "1", "npu", id="npu-nothing-extra-rank-1"),
-    pytest.param(
-        {"with_stack": True, "record_shapes": True}, "all", "npu", id="npu-stacks-and-shapes-all-ranks"
-    ),
-]
 
 TWO_WORKERS = """
 import json, os, signal, sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 import stepprof
+from driven import begin
 from vllm_driven import Live
 from stepprof.remote.vllm import engine_args
 
 def main():
     model, options, ranks, here = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], Path.cwd()
     live = Live(model, tensor_parallel_size=2, **engine_args(here / "traces", options))
-    stepprof.init(
-        {
-            "steps": "2", "output_dir": str(here), "backend": "null",
-            "engine_start_timeout_seconds": 100, "engine_stop_timeout_seconds": 100,
-            "roles": {"rollout": {"ranks": ranks, "engine": options}},
-        },
-        run_id="run",
-    )
+    begin(here, steps="2", rollout={"ranks": ranks, "engine": options})
     stepprof.attach(live.engine, role="rollout")
     for step in (1, 2, 3):
         with stepprof.profile_step(step, role="rollout"):
@@ -260,7 +214,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("options", "ranks", "device"), MATRIX)
+@pytest.mark.parametrize(("options", "ranks", "device"), MATRIX, ids=name_of)
 def test_step_2_of_an_engine_of_two_workers(
     run_vllm: Callable[..., Any], tmp_path: Path, options: dict[str, Any], ranks: str, device: str
 ) -> None:
@@ -277,10 +231,8 @@ def test_step_2_of_an_engine_of_two_workers(
         f"rank-{worker}.trace.json.gz" for worker in workers
     ]
     for worker, artifact in zip(workers, entry["artifacts"], strict=True):
-        trace = opened(tmp_path, artifact)
+        trace = Trace.named(tmp_path, artifact)
         assert trace.stated["rank"] == worker
         assert trace.forward == [(3, 0), (0, 1)]
-        shapes = any("Input Dims" in event.get("args", {}) for event in trace.events)
-        stacks = any(event.get("cat") == "python_function" for event in trace.events)
-        assert (shapes, stacks) == (bool(options), bool(options))
+        assert (trace.has_shapes, trace.has_stacks) == (bool(options), bool(options))
     assert not (tmp_path / "run" / "step-000001").exists()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from vllm_driven import Trace, make_window, on_remote, record
+from driven import begin, make_window, on_remote, record, told
+from engineserver import EngineServer
+from vllm_driven import Trace
 
 import stepprof
 from stepprof.remote.base import EngineFailure
@@ -25,75 +22,19 @@ from stepprof.remote.vllm import VllmServer, serve_args
 KEY = "sk-of-the-tests"
 
 
-class Serving:
-    """A server in a process group of its own, on a port of this host."""
+class Serving(EngineServer):
+    """``vllm serve`` as it is started for tests."""
 
-    def __init__(
-        self, model: str, log: Path, arguments: list[str], env: Mapping[str, str] | None = None
-    ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+    def __init__(self, model: str, log: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         fixed = "--load-format dummy --dtype float32 --max-model-len 256 --max-num-seqs 8 --enforce-eager --gpu-memory-utilization 0.1"
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "vllm.entrypoints.openai.api_server",
-                    "--model",
-                    model,
-                    "--served-model-name",
-                    "tiny",
-                    *fixed.split(),
-                    "--kv-cache-memory-bytes",
-                    str(64 * 2**20),
-                    "--host",
-                    "127.0.0.1",
-                    "--port",
-                    str(self.port),
-                    *arguments,
-                ],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-            )
-        self._log = log
-
-    def wait(self) -> Serving:
-        """Return when it answers."""
-        deadline = time.monotonic() + 500
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, self._log.read_text()[-4000:]
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
-                    return self
-            except OSError:
-                time.sleep(0.3)
-        raise TimeoutError(self._log.read_text()[-4000:])
-
-    def post(self, path: str, body: object = None) -> int:
-        """Send a request, as its user does."""
-        data = b"" if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, data=data, headers=headers, method="POST")
-        with urllib.request.urlopen(request, timeout=100) as reply:
-            return int(reply.status)
+        named = ["--model", model, "--served-model-name", "tiny", "--kv-cache-memory-bytes", str(64 * 2**20)]
+        module = "vllm.entrypoints.openai.api_server"
+        super().__init__(module, [*named, *fixed.split(), *arguments], log, key=KEY, env=env)
 
     def generate(self, tokens: int) -> None:
         """Have one request answered."""
         asked = {"model": "tiny", "prompt": "abc", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-        assert self.post("/v1/completions", asked) == 200
-
-    def close(self) -> None:
-        """End it with its engine."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        self.process.wait()
+        self.ask("POST", "/v1/completions", asked)
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +49,15 @@ def servers(
 ) -> Iterator[tuple[Serving, Serving]]:
     """Return two servers, started together: one that can be recorded and wants a key, and one that was never configured."""
     logs = tmp_path_factory.mktemp("logs")
-    one = Serving(model, logs / "one", [*serve_args(traces), "--api-key", KEY], {"VLLM_SERVER_DEV_MODE": "1"})
-    other = Serving(model, logs / "other", [])
-    try:
-        yield one.wait(), other.wait()
-    finally:
-        one.close()
-        other.close()
+    with contextlib.ExitStack() as ending:
+        development = {"VLLM_SERVER_DEV_MODE": "1"}
+        one = Serving(model, logs / "one", *serve_args(traces), "--api-key", KEY, env=development)
+        ending.callback(one.close)
+        other = Serving(model, logs / "other")
+        ending.callback(other.close)
+        one.wait()
+        other.wait()
+        yield one, other
 
 
 @pytest.fixture
@@ -141,7 +84,7 @@ def test_two_steps_come_to_two_folders_without_a_restart(
         stopped = record(driver, window, lambda tokens=tokens: server.generate(tokens))
         assert stopped.partial is None
         (artifact,) = stopped.artifacts
-        assert Trace.read(window, artifact).forward == [(3, 0), *[(0, 1)] * (tokens - 1)]
+        assert Trace.of(window, artifact).forward == [(3, 0), *[(0, 1)] * (tokens - 1)]
     assert (traces / "engine-1" / "current").readlink() == Path("idle")
     clock = on_remote(driver.clock())
     assert (clock.host, clock.offset_ns) == (socket.gethostname(), 0)
@@ -153,7 +96,7 @@ def test_its_folder_is_asked_for_in_development_mode(
     """On this host, a server that tells its settings needs no trace_dir."""
     window = make_window(tmp_path)
     (artifact,) = record(driver, window, lambda: server.generate(3)).artifacts
-    assert len(Trace.read(window, artifact).forward) == 3
+    assert len(Trace.of(window, artifact).forward) == 3
 
 
 def test_bounds_go_with_the_start(server: Serving, driver: VllmServer, traces: Path, tmp_path: Path) -> None:
@@ -161,7 +104,7 @@ def test_bounds_go_with_the_start(server: Serving, driver: VllmServer, traces: P
     window = make_window(tmp_path, trace_dir=traces / "engine-1", delay_iterations=1, max_iterations=3)
     stopped = record(driver, window, lambda: server.generate(9))
     (artifact,) = stopped.artifacts
-    assert Trace.read(window, artifact).forward == [(0, 1)] * 3
+    assert Trace.of(window, artifact).forward == [(0, 1)] * 3
     assert stopped.capped_by == "engine"
 
 
@@ -169,7 +112,7 @@ def test_a_second_start_is_somebody_elses_and_left_alone(
     server: Serving, driver: VllmServer, traces: Path, tmp_path: Path
 ) -> None:
     """409: busy, with what to do if nobody records."""
-    assert server.post("/start_profile") == 200
+    server.ask("POST", "/start_profile")
     window = make_window(tmp_path, trace_dir=traces / "engine-1")
     on_remote(driver.arm(window))
     with pytest.raises(
@@ -178,7 +121,7 @@ def test_a_second_start_is_somebody_elses_and_left_alone(
         on_remote(driver.start(window))
     assert caught.value.health == "busy"
     assert KEY not in str(caught.value)
-    assert server.post("/stop_profile") == 200
+    server.ask("POST", "/stop_profile")
 
 
 def test_without_its_folder_it_is_recorded_and_the_traces_stay(
@@ -231,15 +174,7 @@ def test_a_url_is_recognised_as_vllm_and_follows_the_windows(
     """Attached by its address alone, beside one that is down and one without a profiler: each has its outcome, and the body goes on."""
     server, bare = servers
     assert HttpKind().recognises(server.url)
-    stepprof.init(
-        {
-            "steps": "2-3",
-            "output_dir": str(tmp_path),
-            "backend": "null",
-            "roles": {"rollout": {"ranks": "all"}},
-        },
-        run_id="run",
-    )
+    begin(tmp_path)
     try:
         stepprof.attach(server.url, role="rollout", replica=0, trace_dir=traces / "engine-1", api_key=KEY)
         stepprof.attach([bare.url, "http://127.0.0.1:9"], role="rollout", replica=1)
@@ -249,15 +184,13 @@ def test_a_url_is_recognised_as_vllm_and_follows_the_windows(
     finally:
         stepprof.shutdown()
     for step in (2, 3):
-        folder = tmp_path / "run" / f"step-{step:06d}"
-        told = json.loads((folder / "manifest" / "rollout-engines-rank-0.json").read_text())["engines"]
-        told = {entry["replica"]: entry for entry in told}
-        assert [told[n]["status"] for n in range(3)] == ["complete", "failed", "failed"]
-        assert [told[n]["health"] for n in range(3)] == ["ok", "unconfigured", "unreachable"]
-        assert KEY not in json.dumps(told)
-        (artifact,) = told[0]["artifacts"]
+        entries = told(tmp_path, step)
+        assert [entry["status"] for entry in entries] == ["complete", "failed", "failed"]
+        assert [entry["health"] for entry in entries] == ["ok", "unconfigured", "unreachable"]
+        assert KEY not in json.dumps(entries)
+        (artifact,) = entries[0]["artifacts"]
         assert artifact["path"] == "rollout/replica-0/rank-0.trace.json.gz"
-        assert told[0]["kind"] == "vllm"
+        assert entries[0]["kind"] == "vllm"
 
 
 def test_a_server_that_dies_while_it_records_is_unreachable(

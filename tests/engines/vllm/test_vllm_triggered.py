@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from vllm_driven import Trace, make_window
+from driven import begin
+from vllm_driven import Trace
 
 import stepprof
 from stepprof.manifest import read_step, steps
 from stepprof.statuses import read_statuses
-from stepprof.window import Artifact
 
 if TYPE_CHECKING:
     from vllm_driven import Live
@@ -56,24 +56,14 @@ class Loop:
 @pytest.fixture
 def loop(live: Live, tmp_path: Path) -> Iterator[Loop]:
     """Return a loop of which nothing is recorded, so far."""
-    session = stepprof.init(
-        {
-            "steps": "none",
-            "output_dir": str(tmp_path),
-            "backend": "null",
-            # the engine shares two cores with everything else here
-            "engine_start_timeout_seconds": 60,
-            "engine_stop_timeout_seconds": 60,
-        },
-        run_id="run",
-    )
+    session = begin(tmp_path, steps="none", roles={})
     stepprof.attach(live.engine, role="rollout")
     assert session.path is not None
     yield Loop(live, session.path)
     stepprof.shutdown()
 
 
-def test_the_next_step_from_a_shell(loop: Loop) -> None:
+def test_the_next_step_from_a_shell(loop: Loop, tmp_path: Path) -> None:
     """``stepprof trigger RUN --step next --role rollout``: the engine's trace of that step, with its forward steps, and of no other."""
     while not any(status["step_seconds"] for status in read_statuses(loop.path)):
         loop.once()
@@ -94,7 +84,7 @@ def test_the_next_step_from_a_shell(loop: Loop) -> None:
     (window,) = manifest["windows"]
     assert (window["role"], window["status"]) == ("rollout", "complete")
     (artifact,) = entry["artifacts"]
-    trace = Trace.read(make_window(loop.path, asked), Artifact(**artifact))
+    trace = Trace.named(tmp_path, artifact, asked)
     assert trace.forward == [(3, 0), *[(0, 1)] * (TOKENS - 1)]
     assert entry["start_unix_ns"] < trace.within_ns[0] < trace.within_ns[1] < entry["end_unix_ns"]
     assert (trace.stated["step"], trace.stated["replica"]) == (asked, 0)
@@ -107,6 +97,7 @@ def test_one_that_is_withdrawn_reaches_no_engine(loop: Loop) -> None:
     loop.once()
     request = stepprof.trigger(step=300, role="rollout", ranks="all")
     assert "withdrawn" in loop.until_answered("--withdraw", request.name)
+    loop.step = 297
     while loop.step < 302:
         loop.once()
     stepprof.shutdown()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_driven import make_window
+from driven import make_window
 
 from stepprof.options import EngineOptions
 from stepprof.remote import vllm_args
@@ -33,7 +33,8 @@ import sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 import vllm
-from vllm_driven import Live, Trace, make_window, on_remote, record
+from driven import make_window, on_remote, record
+from vllm_driven import Live, Trace
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.vllm import VllmEngine, engine_args
 
@@ -47,7 +48,7 @@ def main():
         window = make_window(here, step, **options)
         stopped = record(driver, window, lambda: live.generate(tokens))
         (artifact,) = stopped.artifacts
-        trace = Trace.read(window, artifact)
+        trace = Trace.of(window, artifact)
         assert trace.forward == [(3, 0), *[(0, 1)] * (min(tokens, 4) - 1)], trace.forward
         assert trace.stated["rank"] == 0 and artifact.path.endswith("replica-0/rank-0.trace.json.gz")
         assert stopped.capped_by == ("engine" if tokens > 4 else None), stopped
@@ -66,7 +67,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("version", ["0.31.0", "0.27.1"])
 def test_an_older_engine_is_recorded_step_by_step(run_vllm: Callable[..., Any], version: str) -> None:
     """Two folders without a restart, its own bound from its construction, and another one refused in words."""
-    out = run_vllm(RUN, version, env={"PYTHONPATH": str(VERSIONS / version)}).check().stdout
+    out = run_vllm(RUN, version, env={"PYTHONPATH": str(VERSIONS / version)}, fresh=True).check().stdout
     assert "unconfigured max_iterations = 2: this vLLM takes it only when the engine is built" in out
     assert "this one was built with 4" in out
 

@@ -1,61 +1,22 @@
-"""An engine on an event loop of its own thread, a driver on stepprof's, and what is in the traces: the tests and their scripts share it."""
+"""An engine on an event loop of its own thread, and what is in its traces: the tests and their scripts share it."""
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import itertools
-import json
 import re
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable
 from typing import Any
 
+from driven import EngineTrace, unmeasured
 from vllm_tiny import arguments
 
-from stepprof.options import EngineOptions
-from stepprof.remote.base import EngineDriver, EngineWindow, Stopped
-from stepprof.remote.loop import remote_loop
-from stepprof.window import Artifact, Window
+from stepprof.remote.base import EngineWindow
+from stepprof.window import Artifact
 
 _FORWARD = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
 _numbers = itertools.count()
-
-
-def make_window(
-    folder: Path, step: int = 2, replica: int = 0, *, workers: frozenset[int] | None = None, **options: Any
-) -> EngineWindow:
-    """Return the window of a step, with its folder made, as the session makes it."""
-    trace_dir = options.pop("trace_dir", None)
-    place = folder / f"step-{step:06d}"
-    stem = f"rollout/replica-{replica}"
-    (place / stem).mkdir(parents=True, exist_ok=True)
-    return EngineWindow(
-        window=Window(step, "rollout"),
-        replica=replica,
-        folder=place,
-        stem=stem,
-        options=EngineOptions(**options),
-        metadata={"run_id": "test", "step": step, "role": "rollout", "replica": replica},
-        workers=workers,
-        trace_dir=trace_dir,
-    )
-
-
-def on_remote(work: Coroutine[Any, Any, Any], timeout: float = 100) -> Any:
-    """Run a driver's method where stepprof runs it."""
-    return remote_loop().submit(work).result(timeout)
-
-
-def record(driver: EngineDriver, window: EngineWindow, body: Callable[[], object]) -> Stopped:
-    """One window: arm, start, the body, stop."""
-    on_remote(driver.arm(window))
-    on_remote(driver.start(window))
-    body()
-    stopped: Stopped = on_remote(driver.stop(window))
-    return stopped
 
 
 class Live:
@@ -65,7 +26,8 @@ class Live:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="engine", daemon=True)
         self._thread.start()
-        self.engine = self.run(self._build(model, more))
+        with unmeasured():
+            self.engine = self.run(self._build(model, more))
 
     @staticmethod
     async def _build(model: str, more: dict[str, Any]) -> Any:
@@ -111,25 +73,16 @@ class Live:
         self.engine.shutdown()
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(EngineTrace):
     """What is in an artifact."""
 
-    stated: dict[str, Any]
-    events: list[dict[str, Any]]
-    base_ns: int
-
     @classmethod
-    def read(cls, window: EngineWindow, artifact: Artifact) -> Trace:
+    def of(cls, window: EngineWindow, artifact: Artifact) -> Trace:
         """Open it where the manifest would say it is."""
         path = window.folder / artifact.path
-        assert path.stat().st_size == artifact.bytes
-        with gzip.open(path) as file:
-            content = json.load(file)
-        assert next(iter(content)) == "stepprof"
-        events = content["traceEvents"]
-        assert artifact.events == len(events)
-        return cls(content["stepprof"], events, content.get("baseTimeNanoseconds", 0))
+        trace = cls.read(path)
+        assert (path.stat().st_size, len(trace.events)) == (artifact.bytes, artifact.events)
+        return trace
 
     @property
     def forward(self) -> list[tuple[int, int]]:
@@ -152,11 +105,7 @@ class Trace:
     def within_ns(self) -> tuple[int, int]:
         """When the first forward step that had something to do began, and the last ended, since the Unix epoch."""
         busy = [span for span in self.spans if not span["name"].endswith("context_0(0)_generation_0(0)")]
-        first, last = busy[0], busy[-1]
-        return (
-            int(first["ts"] * 1000) + self.base_ns,
-            int((last["ts"] + last["dur"]) * 1000) + self.base_ns,
-        )
+        return self.since_epoch(busy[0], busy[-1])
 
     @property
     def pids(self) -> set[int]:

@@ -1,0 +1,138 @@
+"""What the tests of real engines share: windows for a driver, sessions beside an engine, and what is left on disk.
+
+It lies in the folder of all tests, and not in that of the engines: there `import vllm` would find the folder of its tests where no vLLM is installed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import stepprof
+from stepprof.options import EngineOptions
+from stepprof.remote.base import EngineDriver, EngineWindow, Stopped
+from stepprof.remote.loop import remote_loop
+from stepprof.window import Window
+
+T = TypeVar("T", bound="EngineTrace")
+
+PATIENT = {"engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60}
+"""The engine shares two cores with everything else here."""
+
+MATRIX = [
+    # options of the engine, ranks, device
+    (options, ranks, device)
+    for device in ("cpu", "cuda", "npu")
+    for options, ranks in (({}, "1"), ({"with_stack": True, "record_shapes": True}, "all"))
+]
+
+
+def name_of(value: object) -> str:
+    """How a value of the matrix is called in the name of its test."""
+    return ("stacks-and-shapes" if value else "nothing-extra") if isinstance(value, dict) else str(value)
+
+
+def make_window(
+    folder: Path, step: int = 2, replica: int = 0, *, workers: frozenset[int] | None = None, **options: Any
+) -> EngineWindow:
+    """Return the window of a step, with its folder made, as the session makes it."""
+    trace_dir = options.pop("trace_dir", None)
+    place = folder / f"step-{step:06d}"
+    stem = f"rollout/replica-{replica}"
+    (place / stem).mkdir(parents=True, exist_ok=True)
+    return EngineWindow(
+        window=Window(step, "rollout"),
+        replica=replica,
+        folder=place,
+        stem=stem,
+        options=EngineOptions(**options),
+        metadata={"run_id": "test", "step": step, "role": "rollout", "replica": replica},
+        workers=workers,
+        trace_dir=trace_dir,
+    )
+
+
+def on_remote(work: Coroutine[Any, Any, Any], timeout: float = 100) -> Any:
+    """Run a driver's method where stepprof runs it."""
+    return remote_loop().submit(work).result(timeout)
+
+
+def record(driver: EngineDriver, window: EngineWindow, body: Callable[[], object]) -> Stopped:
+    """One window: arm, start, the body, stop."""
+    on_remote(driver.arm(window))
+    on_remote(driver.start(window))
+    body()
+    stopped: Stopped = on_remote(driver.stop(window))
+    return stopped
+
+
+def begin(folder: Path, **config: Any) -> stepprof.Session:
+    """Start a session in which the rollouts of steps 2 and 3 are recorded, unless the configuration says otherwise."""
+    rollout = {"ranks": "all", **config.pop("rollout", {})}
+    fixed = {"steps": "2-3", "output_dir": str(folder), "backend": "null", "roles": {"rollout": rollout}}
+    return stepprof.init({**fixed, **PATIENT, **config}, run_id="run")
+
+
+def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
+    """What the manifest of the run says of a step's engines."""
+    path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return sorted(entries, key=lambda entry: entry["replica"])
+
+
+@dataclass(frozen=True)
+class EngineTrace:
+    """What is in a trace of an engine; which events its forward steps are, each kind of engine says."""
+
+    stated: dict[str, Any]
+    events: list[dict[str, Any]]
+    base_ns: int
+
+    @classmethod
+    def read(cls: type[T], path: Path) -> T:
+        """Open it."""
+        with gzip.open(path) as file:
+            content = json.load(file)
+        assert next(iter(content)) == "stepprof"
+        return cls(content["stepprof"], content["traceEvents"], content.get("baseTimeNanoseconds", 0))
+
+    @classmethod
+    def named(cls: type[T], folder: Path, artifact: Mapping[str, Any], step: int = 2) -> T:
+        """Open one that the manifest of the run names: it is as large and as full as it says there."""
+        path = folder / "run" / f"step-{step:06d}" / artifact["path"]
+        trace = cls.read(path)
+        assert (path.stat().st_size, len(trace.events)) == (artifact["bytes"], artifact["events"])
+        return trace
+
+    def since_epoch(self, first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[int, int]:
+        """When the first of two events began and the last one ended, in ns since the Unix epoch."""
+        return (
+            int(first["ts"] * 1000) + self.base_ns,
+            int((last["ts"] + last["dur"]) * 1000) + self.base_ns,
+        )
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether Python functions were recorded."""
+        return any(event.get("cat") == "python_function" for event in self.events)
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether ops have the shapes of their inputs."""
+        return any("Input Dims" in event.get("args", {}) for event in self.events)
+
+
+@contextmanager
+def unmeasured() -> Iterator[None]:
+    """Start processes here that run no line of stepprof: coverage is not measured in them, which would add a half to the time of their imports."""
+    kept = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("COVERAGE_PROCESS")}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
