@@ -12,12 +12,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from stepprof.backends.base import Busy, Export
 from stepprof.backends.npu_api import NpuApi
 from stepprof.backends.npu_export import NpuExport
 from stepprof.backends.npu_foreign import foreign_npu_profile
+from stepprof.backends.npu_ranges import Range, Ranges, without_it
 from stepprof.backends.npu_session import NpuSession
 from stepprof.backends.slot import slot
 from stepprof.devicelease import DeviceLease, lease_folder, physical_device
@@ -49,8 +50,8 @@ class NpuBackend:
         self._leases: dict[int, DeviceLease] = {}
         self._lease: DeviceLease | None = None
         self._near: Path | None = None
-        self._window: _Range | None = None
-        self._ranges: NpuApi | None = None  # of the capture that runs, where it has ranges
+        self._window: Range | None = None
+        self._ranges: Ranges | None = None  # of the capture that runs, where it has ranges
         self._thread = threading.current_thread()
         self._pid = os.getpid()
         self._stranded = False
@@ -171,7 +172,7 @@ class NpuBackend:
     def mark(self, name: str) -> AbstractContextManager[object] | None:
         """A range on the device's timeline, in a domain of stepprof's own; None where they are off, or torch_npu has none."""
         ranges = self._ranges
-        return None if ranges is None else _Range(ranges, name)
+        return None if ranges is None else Range(ranges, name)
 
     def mark_lane(self, name: str) -> AbstractContextManager[object] | None:
         """The same for what may be suspended: a range of mstx's has a number, and any thread may end it, in any order."""
@@ -246,35 +247,15 @@ class NpuBackend:
         slot.release(self)
 
     def _open_window(self, api: NpuApi, capture: Capture) -> None:
-        if self._options.ranges and api.has_ranges:
-            self._ranges = api
-            self._window = _Range(api, _name_of(capture.window))
-            self._window.__enter__()
+        if self._options.ranges and api.ranges.there:
+            self._ranges = api.ranges
+            self._window = Range(api.ranges, _name_of(capture.window))
+            without_it(self._window.__enter__)
 
     def _close_window(self) -> None:
         window, self._window, self._ranges = self._window, None, None
         if window is not None:
-            window.__exit__(None, None, None)
-
-
-class _Range:
-    """One range; it ends once, whatever ends it."""
-
-    __slots__ = ("_api", "_name", "_number")
-
-    def __init__(self, api: NpuApi, name: str) -> None:
-        self._api = api
-        self._name = name
-        self._number: int | None = None
-
-    def __enter__(self) -> _Range:
-        self._number = self._api.range_start(self._name)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        number, self._number = self._number, None
-        if number is not None:
-            self._api.range_end(number)
+            without_it(lambda: window.__exit__(None, None, None))
 
 
 def _name_of(window: Window) -> str:

@@ -17,14 +17,13 @@ from typing import Any
 
 from stepprof.backends.npu_foreign import foreign_profile
 from stepprof.backends.npu_output import Overheard, overhear
+from stepprof.backends.npu_ranges import DOMAIN, Ranges
 from stepprof.errors import BackendError
 from stepprof.log import logger
 from stepprof.npuoptions import METRICS, NpuOptions
 
-__all__ = ["DOMAIN", "NpuApi"]
+__all__ = ["NpuApi"]
 
-DOMAIN = "stepprof"
-"""The domain of the ranges."""
 NO_OP_VARIABLES = ("PROFILER_SAMPLECONFIG", "PROFILING_MODE")
 """Under msprof the profiler of torch_npu does nothing, and says nothing when it is asked to."""
 
@@ -51,9 +50,8 @@ class NpuApi:
         self.torch: Any = torch
         self.torch_npu: Any = torch_npu
         self.profiler: Any = torch_npu.profiler
-        self.mstx: Any = getattr(getattr(torch_npu, "npu", None), "mstx", None)
+        self.ranges = Ranges(getattr(getattr(torch_npu, "npu", None), "mstx", None))
         self._warned: set[str] = set()
-        self._takes_domain = self.mstx is not None and "domain" in _parameters(self.mstx.range_start)
 
     @property
     def version(self) -> str:
@@ -231,28 +229,6 @@ class NpuApi:
             return "another torch profiler is running in this process"
         kind = self.torch.autograd.profiler.profile
         return foreign_profile(ours, kind)
-
-    # ranges
-
-    @property
-    def has_ranges(self) -> bool:
-        """Whether there are ranges in this torch_npu."""
-        return self.mstx is not None
-
-    def range_start(self, name: str) -> int | None:
-        """Begin a range; None where nothing was begun."""
-        if self._takes_domain:
-            found = self.mstx.range_start(name, None, DOMAIN)
-        else:
-            found = self.mstx.range_start(name)
-        return found or None
-
-    def range_end(self, number: int) -> None:
-        """End a range."""
-        if self._takes_domain:
-            self.mstx.range_end(number, DOMAIN)
-        else:
-            self.mstx.range_end(number)
 
 
 def _parameters(function: Any) -> frozenset[str]:

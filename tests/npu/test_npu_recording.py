@@ -150,6 +150,43 @@ class TestWindow:
             "(step 2 actor", "(a", "(b", "b)", "a)", "(samples", "samples)", "(samples", "samples)", "step 2 actor)",
         ]  # fmt: skip
 
+    def test_names_that_mstx_does_not_take(self, npu):
+        """Too long, empty, or no text: each has a range nevertheless, and torch_npu prints nothing at each."""
+        ran = npu.run(
+            """
+            init()
+            use_device()
+            with profile_step(2, role="actor"):
+                for name in ("", "a\\0b", "x" * 200, "é" * 100, "\\ud800"):
+                    with region(name):
+                        pass
+            """
+        ).check()
+        assert ran.stdout == ""
+        assert npu.window()["status"] == "complete"
+        begun = [call.detail.split(" ", 2)[2] for call in npu.calls("mstx") if "Start" in call.name]
+        assert begun == ["step 2 actor", "(no name)", "a\ufffdb", "x" * 156, "é" * 78, "?"]
+
+    def test_ranges_that_fail(self, npu):
+        """The job is told once, in the log; the window is recorded."""
+        ran = npu.run(
+            """
+            import torch_npu
+            def refuse(*arguments):
+                raise RuntimeError("no mstx here")
+            torch_npu._C._mstx._range_start_on_host = refuse
+            init()
+            use_device()
+            with profile_step(2, role="actor"):
+                for _ in range(3):
+                    with region("update"):
+                        work()
+            """
+        ).check()
+        assert ran.stdout == ""
+        assert npu.window()["status"] == "complete"
+        assert ran.stderr.count("no mstx here") == 2, ran.stderr  # of the window, and of the first region
+
     def test_without_a_device_in_use(self, npu):
         """A process that uses none yet is not given a context ahead of its window."""
         ran = npu.run(
