@@ -140,7 +140,7 @@ def viewers(session: nox.Session) -> None:
 
 # It needs the very torch that it was built for; of the others the Python is run, over the C library of this one.
 TORCH_NPU = "2.13.0"
-TORCH_NPU_BESIDE = ["2.7.1", "2.5.1", "2.1.0.post13"]
+TORCH_NPU_BESIDE = ["2.14.0", "2.10.0", "2.7.1", "2.5.1", "2.1.0.post13"]
 
 
 @nox.session(python="3.11", reuse_venv=True)

@@ -1,4 +1,4 @@
-"""That what was configured reaches torch_npu, and, below it, CANN; torch_npu resets nothing of it. The Python of older versions runs over the C library of the one that is installed."""
+"""That what was configured reaches torch_npu, and, below it, CANN; torch_npu resets nothing of it. The Python of other versions runs over the C library of the one that is installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import info
 
-OLDER = ["2.1.0.post13", "2.5.1", "2.7.1"]
+BESIDE = ["2.1.0.post13", "2.5.1", "2.7.1", "2.10.0", "2.14.0"]
 ONE = """
 init({options})
 use_device()
@@ -112,10 +112,10 @@ def npu_ranges(npu):
     return [f"({call.detail.split(' ', 2)[2]}" for call in npu.calls("mstx") if "Start" in call.name]
 
 
-class TestOlder:
+class TestOthers:
     """By signature: what a version lacks is a warning that names it, once; the rest is recorded."""
 
-    @pytest.fixture(params=OLDER)
+    @pytest.fixture(params=BESIDE)
     def version(self, request):
         """The sources of one, unpacked from its wheel by the session."""
         folder = Path(os.environ["TORCH_NPU_VERSIONS"], request.param, "torch_npu")
