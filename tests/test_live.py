@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -547,37 +548,77 @@ def half_written_run(written: Path, folder: Path) -> Path:
     return run
 
 
+def on_a_terminal(
+    *arguments: str, lines: int = 40, once: bytes = b"", then: Callable[[], object] = lambda: None
+) -> bytes:
+    """What a command shows on a terminal that is 150 columns wide; something is done as soon as it has shown some word."""
+    ours, theirs = os.openpty()
+    shown = subprocess.Popen(
+        [sys.executable, "-m", "stepprof", *arguments],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "150", "LINES": str(lines)},
+    )
+    os.close(theirs)
+    printed, done = b"", False
+    while True:
+        try:
+            printed += os.read(ours, 65536)
+        except OSError:  # the other side of the terminal has gone
+            break
+        if not done and once in printed:
+            done = True
+            then()
+    os.close(ours)
+    assert shown.wait(20) == 0
+    return printed
+
+
 class TestTerminal:
     @pytest.mark.parametrize("arguments", [[], ["--watch", "0.1"]])
     def test_with_colours(self, written: Path, tmp_path: Path, arguments: list[str]) -> None:
         """On a terminal the same words are in colours; --watch ends with the run."""
         run = half_written_run(written, tmp_path)
         path = run / "status" / "rank-0.json"
-        content = json.loads(path.read_text())
         engines = {"rollout/0": {"kind": "vllm", "name": "x", "host": "n-1", "state": "idle", "health": "ok"}}
-        path.write_text(json.dumps({**content, "engines": engines, "last_error": "export: a disk is full"}))
-        ours, theirs = os.openpty()
-        shown = subprocess.Popen(
-            [sys.executable, "-m", "stepprof", "status", str(run), *arguments],
-            stdout=theirs,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "150"},
+        content = {**json.loads(path.read_text()), "engines": engines, "last_error": "export: a disk is full"}
+        path.write_text(json.dumps(content))
+
+        def end() -> None:
+            path.write_text(json.dumps({**content, "ended": True}))
+
+        printed = on_a_terminal(
+            "status", str(run), *arguments, once=b"a disk is full", then=end if arguments else lambda: None
         )
-        os.close(theirs)
-        if arguments:
-            time.sleep(1.0)
-            path.write_text(json.dumps({**json.loads(path.read_text()), "ended": True}))
-        printed = b""
-        while True:
-            try:
-                printed += os.read(ours, 65536)
-            except OSError:  # the other side of the terminal has gone
-                break
-        os.close(ours)
-        assert shown.wait(20) == 0
         assert b"\x1b[" in printed
         for word in (b"rollout/0", b"a disk is full", b"live"):
             assert word in printed
+
+    def test_more_ranks_than_lines(self, written: Path, tmp_path: Path) -> None:
+        """While it is watched, what is not as it should be comes first; at the end all are shown."""
+        run = half_written_run(written, tmp_path)
+        path = run / "status" / "rank-0.json"
+        content = json.loads(path.read_text())
+        for rank in range(1, 60):
+            error = "export: a disk is full" if rank == 50 else None
+            path.with_name(f"rank-{rank}.json").write_text(
+                json.dumps({**content, "rank": rank, "last_error": error})
+            )
+
+        def end() -> None:
+            for each in path.parent.iterdir():
+                each.write_text(json.dumps({**json.loads(each.read_text()), "ended": True}))
+
+        printed = on_a_terminal(
+            "status", str(run), "--watch", "0.1", lines=12, once=b"without --watch", then=end
+        )
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode()).replace("\r", "")
+        watched, _, ended = plain.partition("60 ended")
+        ranks = [line.split()[0] for line in watched.splitlines() if " idle " in line]
+        assert ranks[:7] == ["50", "0", "1", "2", "3", "4", "5"]
+        assert "53 more lines" in watched
+        assert "rank 50: export: a disk is full" in watched
+        assert re.search(r"^59 ", ended, re.MULTILINE)
 
     def test_as_text_until_the_run_ends(self, job: Job) -> None:
         """Through a pipe, one table after the other."""

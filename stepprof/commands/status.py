@@ -19,6 +19,7 @@ __all__ = ["add", "describe", "render", "run"]
 EVERY_SECONDS = 1.0
 _HEADERS = ["rank", "host", "condition", "state", "since", "step", "role", "step s", "health", "exports", "recorded", "bytes"]  # fmt: skip
 _ALIGN = "lllllrlrlrrr"
+_PROBLEMS = frozenset({"crashed", "stale", "damaged"})
 _COLOURS = {
     "live": "green",
     "stale": "yellow",
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(content)
     else:
         _print(content)
-    return 1 if {"crashed", "stale", "damaged"} & set(content["conditions"]) else 0
+    return 1 if _PROBLEMS & set(content["conditions"]) else 0
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -181,8 +182,8 @@ def _print(content: Mapping[str, Any]) -> None:
         Console().print(shown, crop=False)
 
 
-def _rich(content: Mapping[str, Any]) -> Any:
-    """The status for rich; None where that is not installed."""
+def _rich(content: Mapping[str, Any], lines: int | None = None) -> Any:
+    """The status for rich, in so many lines of a terminal; None where rich is not installed."""
     try:
         from rich.cells import cell_len
         from rich.console import Group, RenderableType
@@ -190,9 +191,16 @@ def _rich(content: Mapping[str, Any]) -> Any:
         from rich.text import Text
     except ImportError:
         return None
-    rows = [
-        [printable("-" if cell is None else str(cell)) for cell in row] for row in _rows(content["processes"])
-    ]
+    processes, notes = content["processes"], _notes(content)
+    if lines is not None and lines < len(_rows(processes)) + len(notes) + 3:
+        processes, notes = sorted(processes, key=_urgency), notes[: lines // 4]
+    rows = [[printable("-" if cell is None else str(cell)) for cell in row] for row in _rows(processes)]
+    if lines is not None and lines < len(rows) + len(notes) + 3:
+        shown = max(
+            lines - len(notes) - 4, 1
+        )  # without the title, the headers, how many more, and where the cursor is
+        notes = [f"… and {len(rows) - shown} more lines: `stepprof status` without --watch", *notes]
+        rows = rows[:shown]
     columns = Table(box=None, pad_edge=False)
     for header, side, *texts in zip(_HEADERS, _ALIGN, *rows, strict=True):
         widest = max(
@@ -204,22 +212,30 @@ def _rich(content: Mapping[str, Any]) -> Any:
     parts: list[RenderableType] = [
         Text(_title(content), style="bold"),
         columns,
-        *(Text(note) for note in _notes(content)),
+        *(Text(note) for note in notes),
     ]
     return Group(*parts)
 
 
+def _urgency(status: Mapping[str, Any]) -> int:
+    """What is to be seen first where not all fits: what is not as it should be, then what records."""
+    if status["condition"] in _PROBLEMS:
+        return 0
+    if status["last_error"] is not None:
+        return 1
+    return 3 if status["state"] in (None, "idle") else 2
+
+
 def _watch(path: Path, content: dict[str, Any], seconds: float, *, as_json: bool) -> dict[str, Any]:
     """Show it until every process has ended; returns what was shown last."""
-    shown = None if as_json or not sys.stdout.isatty() else _rich(content)
-    if shown is not None:
+    if not as_json and sys.stdout.isatty() and _rich(content) is not None:
         from rich.live import Live
 
-        with Live(shown, auto_refresh=False, transient=True) as live:
+        with Live(auto_refresh=False, transient=True) as live:
             while _goes_on(content):
+                live.update(_rich(content, live.console.size.height), refresh=True)
                 time.sleep(seconds)
                 content = describe(path)
-                live.update(_rich(content), refresh=True)
         _print(content)
         return content
     while True:
