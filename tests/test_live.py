@@ -303,6 +303,8 @@ class TestStatus:
         [
             (["--step", "nxt"], 'did you mean "next"'),
             (["--step", "0"], "is at step"),
+            (["--step", "9" * 5000], "too large"),
+            (["--set", f"torch={'[' * 100_000}"], "torch"),
             (["--ranks", "9"], "the nearest is 3"),
             (["--role", "actr"], 'did you mean "actor"'),
             (["--backend", "nul"], 'did you mean "null"'),
@@ -325,6 +327,16 @@ class TestStatus:
         assert main(["trigger", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err
         assert not (run / "requests").exists()
+
+    @pytest.mark.parametrize(("command", "option"), [("trigger", "--wait"), ("status", "--watch")])
+    @pytest.mark.parametrize("value", ["nan", "-1", "inf", "soon"])
+    def test_seconds_that_are_none(
+        self, command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Refused before anything is done."""
+        with pytest.raises(SystemExit):
+            main([command, "run", f"{option}={value}"])
+        assert f"argument {option}" in capsys.readouterr().err
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
     def test_another_user_is_refused_where_it_asks(

@@ -13,7 +13,7 @@ from stepprof.errors import ConfigError
 from stepprof.manifest import find_run, is_run, list_runs
 from stepprof.rundir import SPANS, STATUS, step_number
 
-__all__ = ["add_json", "add_run", "chosen_run", "output_dir", "print_json"]
+__all__ = ["add_json", "add_run", "chosen_run", "output_dir", "print_json", "seconds"]
 
 SCHEMA_VERSION = 1
 OUTPUT_DIR = "stepprof-runs"
@@ -78,3 +78,15 @@ def chosen_run(args: argparse.Namespace) -> Path:
 def print_json(content: Mapping[str, Any]) -> None:
     """An answer for a program: one JSON table, with the version of its schema."""
     print(json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, default=str))
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, as an argument.
+
+    >>> seconds("1.5")
+    1.5
+    """
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of seconds, such as 2")
+    return value

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.commands.common import add_json, add_run, chosen_run, print_json, seconds
 from stepprof.statuses import LIVE, read_statuses
 from stepprof.tables import duration, printable, size, table
 
@@ -46,7 +46,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=float,
+        type=seconds,
         const=EVERY_SECONDS,
         metavar="SECONDS",
         help="show it again every so many seconds (1 by default) until Ctrl-C, or until every process has ended",

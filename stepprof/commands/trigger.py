@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.commands.common import add_json, add_run, chosen_run, print_json, seconds
 from stepprof.errors import ConfigError
 from stepprof.requests import Request
 from stepprof.tables import printable
@@ -45,7 +45,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )  # fmt: skip
     parser.add_argument("--withdraw", metavar="NAME", help="withdraw this request instead")
     parser.add_argument(
-        "--wait", type=float, default=WAIT_SECONDS, metavar="SECONDS", help="how long the ranks' answers are waited for; by default %(default)s"
+        "--wait", type=seconds, default=WAIT_SECONDS, metavar="SECONDS", help="how long the ranks' answers are waited for; by default %(default)s"
     )  # fmt: skip
     add_json(parser)
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             fresh = withdraw(path, args.withdraw)
             print(f"request {args.withdraw}: {'withdrawn' if fresh else 'was withdrawn before'}")
             return 0
-        step = int(args.step) if args.step.isdecimal() else args.step
+        step = int(args.step[:20]) if args.step.isdecimal() else args.step  # 20 digits are too large already
         backend = args.backend.split(",") if args.backend else None
         options = _options(args.set)
         for key, value in (("ranks", args.ranks), ("backend", backend)):
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: the request cannot be written: {error.strerror or error}") from error
     if not args.json:
         print(_render_request(request, path.name))
-    found = wait_for_answers(path, request.name, max(args.wait, 0.0))
+    found = wait_for_answers(path, request.name, args.wait)
     if args.json:
         print_json({"path": str(path), "request": request.to_dict(), "answers": found})
     else:
@@ -92,7 +92,7 @@ def _options(items: list[str]) -> dict[str, Any]:
             raise ConfigError.at("set", item, 'expected KEY=VALUE, such as "max_seconds=30"')
         try:
             parsed = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             parsed = value.strip()
         names = [name.strip() for name in key.split(".")]
         inner = table
