@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from stepprof.backends.base import ExportError, Incomplete
+from stepprof.backends.npu_clock import correct_end
 from stepprof.backends.npu_session import NpuSession, tree_bytes
 from stepprof.log import logger
 from stepprof.npufolder import KIND, SUFFIX, missing_parts
@@ -49,6 +50,7 @@ class NpuExport:
             ) from error
         finally:
             self.discard()
+        correct_end(folder)
         lacking = missing_parts(folder, on_host=self._options.on_host, on_device=self._options.on_device)
         problem = self._problem or lacking
         if problem is not None:

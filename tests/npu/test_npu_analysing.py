@@ -110,6 +110,20 @@ def test_the_database_alone(npu, cann):
     assert source["events"] > 20
 
 
+def test_operations_lie_in_their_window(npu):
+    """torch_npu alone puts them beside it, by what the clock was slewed by since the machine was started."""
+    npu.run(ONE.format(options=f"analyse=True, {CPU}")).check()
+    window = npu.window()
+    (found,) = [
+        each for each in find([npu.run_path], output_dir=npu.folder).inputs if each.origin.kind == "rank"
+    ]
+    source = load(found, args=False)
+    starts = source.slices.start[[source.names[name] == "aten::mm" for name in source.slices.name]]
+    assert len(starts) == 20
+    assert window["start_unix_ns"] - 10**6 < starts.min()
+    assert starts.max() < window["end_unix_ns"] + 10**6
+
+
 def test_inside_the_job(npu):
     npu.run(ONE.format(options=f"analyse=True, {CPU}")).check()
     window = npu.window()
