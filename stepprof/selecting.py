@@ -31,6 +31,9 @@ __all__ = ["Selector"]
 
 ALWAYS_QUIET = (0, sys.maxsize)
 
+MOST_ROLES = 4096
+"""Of so many roles it is remembered where they are quiet: a program that makes up a name at each step must not fill the memory."""
+
 
 class Selector:
     """The selection of one process.
@@ -74,7 +77,8 @@ class Selector:
         with self._requesting:
             if any(known.name == request.name for known in self.requests):
                 return False
-            self.requests = (*self.requests, request)
+            # of two for one step the one that was made first holds, in whatever order the ranks see them
+            self.requests = tuple(sorted((*self.requests, request), key=_when_made))
         self.quiet.clear()
         return True
 
@@ -117,6 +121,8 @@ class Selector:
         if any(step in policy.steps for policy in policies):
             self._look_for_rank()
             return self.policy_at(step, role)
+        if len(self.quiet) >= MOST_ROLES:
+            self.quiet.clear()
         if policies:
             # the step before a selected one is not quiet: at its end the target is armed
             self.quiet[role] = (step, min(_next_after(policy, step) for policy in policies) - 1)
@@ -135,7 +141,7 @@ class Selector:
         return None
 
     def _selecting(self, role: str | None) -> list[Policy]:
-        """The policies that select any steps of this role here, as far as that is known: what was asked for last comes last, the configured one at the end."""
+        """The policies that select any steps of this role here, as far as that is known: what was asked for first comes first, the configured one at the end."""
         base = self.policy(role)
         policies = [
             self._as_recorded(request.policy(base)) for request in self.requests if request.concerns(role)
@@ -226,3 +232,7 @@ class Selector:
 def _next_after(policy: Policy, step: int) -> int:
     following = policy.steps.next_after(step)
     return sys.maxsize if following is None else following
+
+
+def _when_made(request: Request) -> tuple[int, str]:
+    return request.made_unix_ns, request.name

@@ -28,7 +28,7 @@ MATTERS = 0.1
 """A region has to have cost this share of its window's time more than usual: else nobody would miss it in the step."""
 
 MAX_HISTORIES = 512
-"""Regions that are watched at most; names that are made up anew at each step would be as many as there are steps."""
+"""Regions and roles that are watched at most; names that are made up anew at each step would be as many as there are steps."""
 
 MAX_OPEN = 256
 """Windows whose regions are being added up, at most."""
@@ -167,7 +167,12 @@ class Watcher:
             self._last = (self._last[1], step)
             self._steps += 1
         self._window = span
-        self._paces.setdefault(role, _Pace(step)).note(step, span[2])
+        pace = self._paces.get(role)
+        if pace is None:
+            if len(self._paces) >= MAX_HISTORIES:
+                self._paces.pop(next(iter(self._paces)))
+            pace = self._paces[role] = _Pace(step)
+        pace.note(step, span[2])
         if span[8] or not self._is_watched(role, None) or any(map(self._came, self._last)):
             return
         seconds = (span[3] - span[2]) / 1e9

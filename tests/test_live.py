@@ -250,6 +250,29 @@ class TestTrigger:
         assert os.getuid() != 0 or "made by user 12345" in printed
 
 
+class TestSecurity:
+    def test_nothing_listens(self, run_script: Callable[..., Any]) -> None:
+        """A session that can be asked, tells of itself, watches, uploads and runs commands has no socket at which anybody is waited for."""
+        ran = run_script(
+            """
+            import os, pathlib, time
+            import stepprof
+            config = {"backend": "null", "output_dir": "runs", "steps": "2", "watch": {"enabled": True}, "keep_steps": 1,
+                      "on_complete": ["true"], "upload": f"file://{pathlib.Path.cwd()}/up"}
+            session = stepprof.init(config)
+            for step in range(1, 5):
+                with stepprof.profile_step(step):
+                    time.sleep(0.4)
+            open_here = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")]
+            lines = [line.split() for kind in ("tcp", "tcp6") for line in pathlib.Path(f"/proc/self/net/{kind}").read_text().splitlines()[1:]]
+            listening = [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in open_here]
+            stepprof.shutdown()
+            print(listening, [name for name in open_here if name.startswith("socket")])
+            """
+        ).check()
+        assert ran.stdout.split("\n")[0] == "[] []"
+
+
 class TestRunDirectoryGoes:
     def test_it_becomes_unwritable_and_comes_back(self, job: Job) -> None:
         """Told once; the job does not notice."""

@@ -12,7 +12,7 @@ from stepprof.config import Config
 from stepprof.environment import Identity
 from stepprof.errors import ConfigError
 from stepprof.requests import Request, place_request, read_request, withdraw_request
-from stepprof.selecting import Selector
+from stepprof.selecting import MOST_ROLES, Selector
 
 
 def selector(rank: int = 0, world_size: int = 4, **config: object) -> Selector:
@@ -170,6 +170,28 @@ class TestSelectorWithRequests:
         policy = asked.select(7, None)
         assert policy is not None
         assert policy.max_seconds == 8
+
+    def test_roles_made_up_at_each_step(self) -> None:
+        """They are as many as steps; what is kept of them is bounded."""
+        asked = selector()
+        for step in range(MOST_ROLES + 10):
+            assert asked.select(step, f"actor-{step}") is None
+        assert len(asked.quiet) <= MOST_ROLES
+
+    def test_two_for_one_step(self) -> None:
+        """The one that was made first holds on every rank, in whatever order they see them; without it, the other."""
+        first, second = Request.make(7, max_seconds=1), Request.make(7, max_seconds=2)
+        for order in ((first, second), (second, first)):
+            asked = selector()
+            for request in order:
+                asked.request(request)
+            policy = asked.policy_at(7, None)
+            assert policy is not None
+            assert policy.max_seconds == 1
+            asked.withdraw(first.name)
+            policy = asked.policy_at(7, None)
+            assert policy is not None
+            assert policy.max_seconds == 2
 
     def test_withdrawn(self) -> None:
         """It holds no more; one that is not known is told so."""

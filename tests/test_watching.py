@@ -274,6 +274,10 @@ class TestWatcher:
         assert len(watched.watcher._open) <= watching.MAX_OPEN
         watched.steps(1, 10, 1.0, role="actor", regions=[(f"x{number}", 0.1) for number in range(1000)])
         assert len(watched.watcher._histories) <= MAX_HISTORIES
+        for step in range(1000):
+            watched.window(step, 1.0, f"actor-{step}")
+        assert len(watched.watcher._paces) <= MAX_HISTORIES
+        assert watched.watcher._next_step("actor-3") == watched.watcher._next_step("actor-999")
 
     def test_the_next_step_by_the_loop_s_numbering(self, loop) -> None:
         """Steps ten apart; fast ones leave time for the request to arrive."""
