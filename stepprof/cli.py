@@ -13,6 +13,7 @@ import difflib
 import importlib
 import os
 import re
+import select
 import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
@@ -54,7 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StepprofError as error:
         print(f"stepprof {args.command}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `stepprof ls | head`: the reader has seen enough; the interpreter must not find the pipe again at exit
+    except PermissionError as error:
+        print(f"stepprof {args.command}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        # `stepprof ls | head`: it has seen enough; the interpreter must not find the pipe again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -92,6 +99,18 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         options = re.findall(r"--[a-z][a-z-]+", chosen.format_help())
         chosen.error(f'"{unknown[0]}": not known{_nearest(unknown[0].partition("=")[0], options)}')
     return args
+
+
+def _reader_has_gone() -> bool:
+    """Whether the pipe that broke is the one that is written to: there are others, such as those to workers."""
+    if not hasattr(select, "poll"):  # Windows
+        return True
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except OSError:  # no file at all
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

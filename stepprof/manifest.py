@@ -72,8 +72,11 @@ def list_runs(output_dir: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder has been recorded into."""
-    return (path / RUN_FILE).is_file() or bool(steps(path))
+    """Whether a folder has been recorded into; one that may not be looked into is none."""
+    try:
+        return (path / RUN_FILE).is_file() or bool(steps(path))
+    except PermissionError:
+        return False
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -231,7 +234,10 @@ def read_spans(
     """
     try:
         files = sorted(file for file in (path / SPANS).iterdir() if _SPANS_FILE.fullmatch(file.name))
-    except OSError:
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _note(findings, "", f"cannot be read: {error.strerror}")
         return
     for file in files:
         damaged = 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from runs import make_run, record, region, write_spans
@@ -121,6 +124,17 @@ class TestMain:
         )
         assert (done.returncode, done.stderr) == (0, "")
 
+    def test_another_pipe_that_breaks(self, monkeypatch, output_dir):
+        """Is no reader that has seen enough: nothing is said to be well."""
+        from stepprof.commands import ls
+
+        def broken(_):
+            raise BrokenPipeError
+
+        monkeypatch.setattr(ls, "list_runs", broken)
+        with pytest.raises(BrokenPipeError):
+            main(["ls"])
+
     def test_reading_loads_nothing_heavy(self, a_run):
         """The reading wing needs neither torch nor the recording side's packages."""
         code = (
@@ -153,6 +167,58 @@ class TestRun:
         assert as_json(capsys, "ls", folder)["run_id"] == "r"
         assert main(["show", folder, "--step", "4"]) == 2
         assert 'step-000003" is step 3; leave one of them out' in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """As somebody to whom permissions apply."""
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(was)
+
+
+class TestPermissions:
+    @pytest.fixture
+    def folder(self, monkeypatch, capsys):
+        """Of two runs, one of which nobody may look into. What the commands import has been imported: Python's own files may be closed as well."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            folder.chmod(0o755)
+            for run_id in ("mine", "theirs"):
+                run = make_run(folder, run_id)
+                record(run)
+                write_spans(run, 0, region("update", 1))
+            for command in ("ls", "show", "check", "merge", "report", "spans"):
+                assert main([command, str(folder / "mine")]) in (0, 1)
+            capsys.readouterr()
+            (folder / "theirs").chmod(0o000)
+            monkeypatch.setenv("STEPPROF_OUTPUT_DIR", name)
+            yield folder
+            for path in (folder / "theirs", folder / "mine" / "spans"):
+                path.chmod(0o755)
+
+    def test_a_run_of_somebody_else(self, folder, capsys):
+        """Is no run among others, and by its name is told to be closed."""
+        with as_nobody():
+            assert [each["run_id"] for each in as_json(capsys, "ls")["runs"]] == ["mine"]
+            for command in ("ls", "show", "check", "merge", "report"):
+                assert main([command, str(folder / "theirs")]) == 2
+                assert "theirs" in (said := capsys.readouterr().err)
+                assert "Permission denied" in said
+
+    def test_spans_that_may_not_be_read(self, folder, capsys):
+        """Cost themselves alone, and are told."""
+        (folder / "mine" / "spans").chmod(0o000)
+        with as_nobody():
+            assert "spans/: cannot be read: Permission denied" in printed(capsys, "spans", "mine", status=1)
+            report = json.loads(printed(capsys, "report", "mine", "--json"))
+        assert {"source": None, "problem": "the spans cannot be read: Permission denied"} in report[
+            "findings"
+        ]
 
 
 class TestLs:

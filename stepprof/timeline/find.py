@@ -181,7 +181,11 @@ def gather(run: Path, step: int) -> Gathered:
     recorded.take(manifest)
     findings = [(finding["fragment"], finding["problem"]) for finding in manifest["findings"]]
     traces: list[tuple[Input, str | None]] = [*recorded.traces]
-    spans: list[tuple[Input, str | None]] = [(each, None) for each in span_inputs(run, step)]
+    spans: list[tuple[Input, str | None]] = []
+    try:
+        spans += [(each, None) for each in span_inputs(run, step)]
+    except OSError as error:
+        recorded.findings.append((None, f"the spans cannot be read: {error.strerror}"))
     return Gathered(run, manifest, read_clocks(run, step), traces + spans, findings + recorded.findings)
 
 

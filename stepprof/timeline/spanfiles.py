@@ -64,11 +64,11 @@ class SpanFiles:
 
 
 def span_files(folder: Path) -> list[SpanFiles]:
-    """The span files in a folder, those of one process together; in the order of the ranks, a driver first."""
+    """The span files in a folder, those of one process together; in the order of the ranks, a driver first. Raises OSError where there is a folder that cannot be read."""
     groups: dict[tuple[int | str, str | None, int | None], list[tuple[int, Path]]] = {}
     try:
         found = [(file, _NAME.fullmatch(file.name)) for file in folder.iterdir()]
-    except OSError:
+    except FileNotFoundError:
         return []
     for file, match in found:
         if match is None:
