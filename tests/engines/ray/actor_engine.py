@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 
 from stepprof.remote.artifacts import adopt
@@ -41,6 +42,41 @@ class SimulatedEngine:
                     "dur": 1000,
                 }
             )
+
+
+class Server:
+    """A plain actor that holds one: one call at a time, on the main thread."""
+
+    def __init__(self, **options):
+        self.engine = SimulatedEngine(**options)
+
+    def generate(self, label, steps=2):
+        for _ in range(steps):
+            self.engine.forward(label)
+        return os.getpid()
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return time.time()
+
+    def count(self):
+        return self.engine.starts, self.engine.aborts, self.engine.recording is not None
+
+
+class AsyncServer:
+    """An actor whose methods run on an event loop."""
+
+    def __init__(self, **options):
+        self.engine = SimulatedEngine(**options)
+
+    async def generate(self, label, steps=2):
+        for _ in range(steps):
+            self.engine.forward(label)
+            await asyncio.sleep(0)
+        return os.getpid()
+
+    async def count(self):
+        return self.engine.starts, self.engine.aborts, self.engine.recording is not None
 
 
 class SimulatedKind:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
+from driving import Windows, drive, workers_path
 
 import stepprof
-
-HERE = Path(__file__).parent
+from stepprof.remote.ray import RayKind
 
 
 @pytest.fixture(scope="session")
@@ -61,11 +58,6 @@ def ray_here(cluster):
     return ray
 
 
-def workers_path(plugin):
-    """What a process imports from that has to do with the tests."""
-    return os.pathsep.join([str(plugin), str(HERE), str(HERE.parents[1]), str(HERE.parents[2])])
-
-
 @pytest.fixture
 def session(request, tmp_path):
     """A session of the Ray driver: it records nothing of its own. The parameter is the backend of the ranks."""
@@ -85,16 +77,34 @@ def session(request, tmp_path):
 
 
 @pytest.fixture
-def drivers():
-    """Collects drivers, and closes them at the end."""
-    from stepprof.remote.loop import remote_loop
+def windows(session):
+    """Makes the windows that a driver is given."""
+    return Windows(session)
 
+
+@pytest.fixture
+def start(ray_here):
+    """Starts an actor of a class, with Ray's options and the arguments of its constructor; all are ended after the test."""
+    started = []
+
+    def start(cls, options=None, **arguments):
+        started.append(ray_here.remote(num_cpus=0, **(options or {}))(cls).remote(**arguments))
+        return started[-1]
+
+    yield start
+    for handle in started:
+        ray_here.kill(handle)
+
+
+@pytest.fixture
+def connect():
+    """Connects to an actor as `attach` does; what it made is closed after the test."""
     made = []
-    yield made
+
+    def connect(handle, **options):
+        made.append(RayKind().connect(handle, **options))
+        return made[-1]
+
+    yield connect
     for driver in made:
-        remote_loop().submit(driver.close(10)).result(30)
-
-
-def fragments(folder):
-    """All fragments of a step by name."""
-    return {path.name: json.loads(path.read_text()) for path in (folder / "manifest").glob("*.json")}
+        drive(driver.close(10), timeout=30)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from pathlib import Path
 
 from stepprof.options import EngineOptions
 from stepprof.remote.base import EngineWindow
 from stepprof.remote.loop import remote_loop
 from stepprof.rundir import step_folder
 from stepprof.window import Window
+
+HERE = Path(__file__).parent
+
+
+def workers_path(plugin):
+    """What a process imports from that has to do with the tests."""
+    return os.pathsep.join([str(plugin), str(HERE), str(HERE.parents[1]), str(HERE.parents[2])])
+
+
+def fragments(folder):
+    """All fragments of a step by name."""
+    return {path.name: json.loads(path.read_text()) for path in (folder / "manifest").glob("*.json")}
 
 
 def drive(work, *, wait=True, timeout=60):
@@ -30,6 +45,14 @@ def kill(handle, timeout=30):
             return
         time.sleep(0.02)
     raise AssertionError("the actor has not ended")
+
+
+def until(is_so, timeout=60):
+    """Wait until something is so."""
+    deadline = time.monotonic() + timeout
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class Windows:

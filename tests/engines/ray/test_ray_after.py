@@ -5,23 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from actor_engine import SimulatedEngine
+from actor_engine import Server
 
 import stepprof
 from stepprof.manifest import read_step
 from stepprof.verification import verify_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
-
-
-class Server:
-    """An engine in a plain actor."""
-
-    def __init__(self):
-        self.engine = SimulatedEngine()
-
-    def generate(self, label):
-        self.engine.forward(label)
 
 
 class Trainer:

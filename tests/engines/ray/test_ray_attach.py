@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
+import json
 import time
 
 import pytest
-from actor_engine import SimulatedEngine
-from conftest import fragments, workers_path
-from driving import kill
+from actor_engine import AsyncServer, Server
+from driving import fragments, kill, until, workers_path
 
 import stepprof
+from stepprof.current import cell
 from stepprof.statuses import read_statuses
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 AHEAD = "the process ended before"
-
-
-class Server:
-    """An engine in a plain actor."""
-
-    def __init__(self, **options):
-        self.engine = SimulatedEngine(**options)
-
-    def generate(self, label, steps=2):
-        for _ in range(steps):
-            self.engine.forward(label)
-        return os.getpid()
-
-    def sleep(self, seconds):
-        time.sleep(seconds)
-
-
-class AsyncServer:
-    """An engine in an async actor."""
-
-    def __init__(self, **options):
-        self.engine = SimulatedEngine(**options)
-
-    async def generate(self, label, steps=2):
-        for _ in range(steps):
-            self.engine.forward(label)
-            await asyncio.sleep(0)
 
 
 class Colocated(Server):
@@ -65,20 +38,22 @@ class Reward:
         with stepprof.region("score", uid=uid):
             return uid
 
+    def step(self):
+        """The one that goes on, as far as this process has heard."""
+        return None if cell.scope is None else cell.scope.number
+
 
 @pytest.fixture
-def make(ray_here):
-    made = []
+def make(ray_here, start):
+    """Makes actors that are up; the session ends before they do."""
 
     def make(cls=Server, *, actor_options=None, **options):
-        made.append(ray_here.remote(num_cpus=0, **(actor_options or {}))(cls).remote(**options))
-        ray_here.get(made[-1].__ray_ready__.remote())
-        return made[-1]
+        handle = start(cls, actor_options, **options)
+        ray_here.get(handle.__ray_ready__.remote())
+        return handle
 
     yield make
     stepprof.shutdown(20)
-    for handle in made:
-        ray_here.kill(handle)
 
 
 def engines(session, step, role="rollout", timeout=10):
@@ -202,7 +177,7 @@ class TestWindows:
             pass
         (entry,) = engines(session, 2)
         assert (entry["status"], entry["health"]) == ("failed", "unconfigured")
-        assert 'Server has no attribute "llm" (it has: engine, generate, sleep)' in entry["error"]
+        assert 'Server has no attribute "llm" (it has: count, engine, generate, sleep)' in entry["error"]
 
     @pytest.mark.parametrize("session", ["null"], indirect=True)
     def test_both_in_one(self, ray_here, make, session):
@@ -244,16 +219,16 @@ class TestWindows:
         """An actor with nothing to capture: its regions carry the step of the driver's windows, recorded or not."""
         handle = make(Reward)
         stepprof.attach(handle, kind="spans", role="rollout")
-        time.sleep(3)
         for step in (1, 2, 3):
             with stepprof.profile_step(step, role="rollout"):
-                time.sleep(0.3)
+                # it is told of a step while that goes on
+                until(lambda step=step: ray_here.get(handle.step.remote()) == step)
                 ray_here.get(handle.score.remote(step))
         stepprof.shutdown(20)
-        text = "".join(path.read_text() for path in (session.path / "spans").glob("rank-actor-*.jsonl"))
-        for step in (1, 2, 3):
-            assert '"name": "score", "kind": "region"' in text
-            assert f'"step": {step}, "role": "rollout"' in text
+        (file,) = (session.path / "spans").glob("rank-actor-*.jsonl")
+        spans = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+        scores = [span for span in spans if span["name"] == "score"]
+        assert [(span["step"], span["role"]) for span in scores] == [(n, "rollout") for n in (1, 2, 3)]
 
 
 class Driver:
@@ -297,7 +272,7 @@ class TestFromAnAsyncActor:
             ray_here.get(driver.beat.remote())
             gaps.append(time.time() - last)
             last = time.time()
-        assert max(gaps) < 2
+        assert len(gaps) > 5  # it answered while its engines, half a second each, started and stopped
         ray_here.get(rollout)
         assert ray_here.get(driver.blocking.remote(4), timeout=30)
         ray_here.get(driver.end.remote(), timeout=60)
@@ -316,12 +291,14 @@ class TestFromAnAsyncActor:
 
 SCRIPT = """
 import stepprof
+from stepprof.current import cell
 from stepprof.statuses import read_statuses
 import os, sys, time
 session = stepprof.init({{"output_dir": "runs", "steps": [2], "ranks": "all", "backend": "{backend}", "engine_start_timeout_seconds": 60}}, run_id="job")
 import ray
 ray.init(address="{address}", logging_level="ERROR", log_to_driver=False)
-from test_ray_attach import Colocated, Server
+from actor_engine import Server
+from test_ray_attach import Colocated
 server, trainer = ray.remote(num_cpus=0)(Server).remote(), ray.remote(num_cpus=0)(Colocated).remote()
 ray.get([server.generate.remote("warm"), trainer.update.remote()])
 if "{backend}" == "torch":

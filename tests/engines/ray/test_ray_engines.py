@@ -9,8 +9,8 @@ import os
 import time
 
 import pytest
-from actor_engine import SimulatedEngine
-from driving import Windows, drive, kill
+from actor_engine import AsyncServer, Server, SimulatedEngine
+from driving import drive, kill, until
 
 from stepprof.errors import ConfigError
 from stepprof.remote import inside_values
@@ -22,24 +22,12 @@ from stepprof.remote.ray_clock import ping_pong
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 
-class Plain:
+class Plain(Server):
     """One call at a time, on the main thread."""
 
     def __init__(self, **options):
-        self.engine = SimulatedEngine(**options)
+        super().__init__(**options)
         self.nothing = None
-
-    def generate(self, label, steps=2):
-        for _ in range(steps):
-            self.engine.forward(label)
-        return os.getpid()
-
-    def sleep(self, seconds):
-        time.sleep(seconds)
-        return time.time()
-
-    def count(self):
-        return self.engine.starts, self.engine.aborts, self.engine.recording is not None
 
     def renew(self):
         self.engine = SimulatedEngine()
@@ -47,25 +35,6 @@ class Plain:
     @property
     def broken(self):
         raise RuntimeError("not now")
-
-
-class Async:
-    """Its methods run on an event loop."""
-
-    def __init__(self, **options):
-        self.engine = SimulatedEngine(**options)
-
-    async def generate(self, label, steps=2):
-        for _ in range(steps):
-            self.engine.forward(label)
-            await asyncio.sleep(0)
-        return os.getpid()
-
-    async def answer(self):
-        return time.time()
-
-    async def count(self):
-        return self.engine.starts, self.engine.aborts, self.engine.recording is not None
 
 
 class Helper:
@@ -77,43 +46,22 @@ class Helper:
 
 ACTORS = {
     "plain": (Plain, {}),
-    "async": (Async, {}),
+    "async": (AsyncServer, {}),
     "groups": (Plain, {"concurrency_groups": {"io": 2, "compute": 1}}),
-    "async groups": (Async, {"concurrency_groups": {"io": 2}}),
+    "async groups": (AsyncServer, {"concurrency_groups": {"io": 2}}),
     "threads": (Plain, {"max_concurrency": 3}),
 }
 
 
 @pytest.fixture
-def make(ray_here):
-    """Make actors, and end them after the test."""
-    made = []
+def make(start):
+    """Makes actors of a kind, or of a class."""
 
     def make(kind, *, actor_options=None, **options):
         cls, extra = ACTORS[kind] if isinstance(kind, str) else (kind, {})
-        handle = ray_here.remote(num_cpus=0, **extra, **(actor_options or {}))(cls).remote(**options)
-        made.append(handle)
-        return handle
+        return start(cls, {**extra, **(actor_options or {})}, **options)
 
-    yield make
-    for handle in made:
-        ray_here.kill(handle)
-
-
-@pytest.fixture
-def connect(drivers):
-    """Connect to an actor as `attach` does."""
-
-    def connect(handle, **options):
-        drivers.append(RayKind().connect(handle, **options))
-        return drivers[-1]
-
-    return connect
-
-
-@pytest.fixture
-def windows(session):
-    return Windows(session)
+    return make
 
 
 def names(window, artifact):
@@ -146,18 +94,15 @@ class TestRecording:
 
     @pytest.mark.parametrize("kind", ["async", "async groups", "groups", "threads"])
     def test_methods_go_on(self, ray_here, make, connect, windows, kind):
-        """A start that takes a second holds up none of the methods of an actor that has more than one thread."""
-        handle = make(kind, slow=1.0)
+        """A start that takes seconds holds up none of the methods of an actor that has more than one thread."""
+        handle = make(kind, slow=2.0)
         ray_here.get(handle.count.remote())
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
         starting = drive(driver.start(window), wait=False)
-        time.sleep(0.1)
-        began = time.time()
-        ray_here.get(handle.count.remote())
-        assert time.time() - began < 0.5
+        until(lambda: ray_here.get(handle.count.remote())[0] == 1)
         assert not starting.done()
-        starting.result(10)
+        starting.result(30)
 
     def test_calls_keep_their_order(self, ray_here, make, connect, windows):
         """A plain actor starts before the methods that are called after, and stops after those that were called before."""
@@ -336,13 +281,11 @@ class TestTrouble:
         handle = make("plain")
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
-        working = handle.sleep.remote(1.5)
-        time.sleep(0.1)
+        working = handle.sleep.remote(3)
         starting = drive(driver.start(window), wait=False)
-        time.sleep(0.3)
-        assert "inside a method" in driver.waiting
+        until(lambda: "inside a method" in (driver.waiting or ""))
         assert not starting.done()
-        starting.result(10)
+        starting.result(30)
         assert driver.waiting is None
         ray_here.get(working)
         with pytest.raises(EngineFailure, match=r"without events|no events"):
@@ -354,10 +297,7 @@ class TestTrouble:
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
         starting = drive(driver.start(window), wait=False)
-        time.sleep(0.3)
-        began = time.time()
-        assert ray_here.get(handle.count.remote()) == (1, 0, False)
-        assert time.time() - began < 6
+        until(lambda: ray_here.get(handle.count.remote(), timeout=30) == (1, 0, False))
         assert not starting.done()
 
     def test_without_stepprof(self, ray_here, make, connect, windows):

@@ -7,25 +7,14 @@ import json
 import time
 
 import pytest
-from actor_engine import SimulatedEngine
-from conftest import fragments
-from driving import Windows, drive, kill
+from actor_engine import Server
+from driving import drive, fragments, kill
 
 import stepprof
 from stepprof.remote import ray_calls, ray_files
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.ray import RayKind
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
-
-
-class Server:
-    def __init__(self, **options):
-        self.engine = SimulatedEngine(**options)
-
-    def generate(self, label, steps=2):
-        for _ in range(steps):
-            self.engine.forward(label)
 
 
 class Rank:
@@ -35,34 +24,13 @@ class Rank:
 
 
 @pytest.fixture
-def make(cluster):
-    """Make actors on the second node, and end them after the test."""
-    import ray
-
-    made = []
+def make(start):
+    """Makes actors, on the second node unless it is told another."""
 
     def make(cls, resources=None, **options):
-        resources = {"second": 0.01} if resources is None else resources
-        made.append(ray.remote(num_cpus=0, resources=resources)(cls).remote(**options))
-        return made[-1]
+        return start(cls, {"resources": {"second": 0.01} if resources is None else resources}, **options)
 
-    yield make
-    for handle in made:
-        ray.kill(handle)
-
-
-@pytest.fixture
-def connect(drivers):
-    def connect(handle, **options):
-        drivers.append(RayKind().connect(handle, **options))
-        return drivers[-1]
-
-    return connect
-
-
-@pytest.fixture
-def windows(session):
-    return Windows(session)
+    return make
 
 
 def recorded(ray, driver, handle, window, steps=2):

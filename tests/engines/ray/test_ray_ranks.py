@@ -9,12 +9,10 @@ import os
 import time
 
 import pytest
-from conftest import fragments
-from driving import Windows, drive, kill
+from driving import drive, fragments, kill
 
 import stepprof
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.ray import RayKind
 
 without_torch = pytest.mark.parametrize("session", ["null"], indirect=True)
 
@@ -96,33 +94,13 @@ def trainers(ray_here, pool):
 
 
 @pytest.fixture
-def make(ray_here):
-    """Make actors, and end them after the test."""
-    made = []
+def make(start):
+    """Makes actors."""
 
     def make(cls=Trainer, **options):
-        made.append(ray_here.remote(num_cpus=0, **options)(cls).remote())
-        return made[-1]
+        return start(cls, options)
 
-    yield make
-    for handle in made:
-        ray_here.kill(handle)
-
-
-@pytest.fixture
-def connect(drivers):
-    """Connect to an actor as `attach` does."""
-
-    def connect(handle, **options):
-        drivers.append(RayKind().connect(handle, **options))
-        return drivers[-1]
-
-    return connect
-
-
-@pytest.fixture
-def windows(session):
-    return Windows(session)
+    return make
 
 
 def settled(session, step, name, timeout=30):
