@@ -155,6 +155,7 @@ class Keeper:
         self._uploader = uploader
         self._uploads = config.upload is not None
         self._peers = Peers(run.path)
+        self._stop = stop
         self._keeps: Path | None = None
         self._looked = -MANY_LOOK_SECONDS
         self._whole: dict[int, Step] = {}
@@ -202,7 +203,8 @@ class Keeper:
         for number in new:
             if self.completer is not None and config.on_complete_when == "step":
                 self._share(self.completer.for_step(self._whole[number]))
-        if new and _prunes(config):
+        # where no time was left for a command, the step waits for it as it is
+        if new and _prunes(config) and not self._stop.is_set():
             self._prune()
         if final and self.completer is not None and config.on_complete_when == "run":
             recorded = [self._whole[number] for number in sorted(self._whole) if self._whole[number].windows]

@@ -17,7 +17,7 @@ from pathlib import Path
 from fsspec.implementations.local import LocalFileSystem
 
 class FlakyFileSystem(LocalFileSystem):
-    """Local files; fails by the words in $FLAKY, each for so many calls: "refuse=2 half=1 hang=1 hang_on=step-000004"."""
+    """Local files; fails by the words in $FLAKY, each for so many calls: "refuse=2 lose=1 half=1 hang=1 die=1"."""
 
     protocol = "flaky"
     cachable = False
@@ -38,6 +38,8 @@ class FlakyFileSystem(LocalFileSystem):
                 time.sleep(600)
             if self._next("refuse"):
                 raise PermissionError("the store says no")
+            if self._next("lose"):
+                return
             if self._next("half"):
                 data = Path(lpath).read_bytes()
                 Path(self._strip_protocol(rpath)).write_bytes(data[: len(data) // 2])

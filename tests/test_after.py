@@ -302,9 +302,9 @@ class TestUpload:
         assert "4 sources" in capsys.readouterr().out
         assert not list(copy.rglob(".*"))
 
-    @pytest.mark.parametrize("word", ["refuse", "half", "die"])
+    @pytest.mark.parametrize("word", ["refuse", "lose", "half", "die"])
     def test_what_fails_twice_is_tried_again(self, job: Job, word: str) -> None:
-        """A store that refuses, one that keeps half of a file and says nothing, a client that crashes: tried anew until what lies there is the file."""
+        """A store that refuses, one that keeps nothing or half of a file and says nothing, a client that crashes: tried anew until what lies there is the file."""
         job.env |= {"FLAKY": f"{word}={1 if word == 'die' else 2}", "FLAKY_ON": "trace.json"}
         manifests = job.go(
             config={"upload": f"flaky://{job.folder}/up", "strict": True}, rest_after=[2], rest=0.2

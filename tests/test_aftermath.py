@@ -467,15 +467,19 @@ class TestKeeper:
         assert (tmp_path / "ran").exists()
 
     def test_no_command_is_begun_when_no_time_is_left(self, tmp_path) -> None:
-        """It is not taken then: whoever goes on in the run may run it."""
+        """It is not taken then, and its step not deleted: whoever goes on in the run may run it."""
         run = runs.make_run(tmp_path)
-        runs.record(run)
-        keeper = self.keeper(run, on_complete=["touch", str(tmp_path / "ran")])
+        first = runs.record(run, step=2).folder / "actor" / "rank-0.trace.json.gz"
+        runs.record(run, step=3)
+        command = ["sh", "-c", f"ls $STEPPROF_STEP_DIR/actor >> {tmp_path}/ran"]
+        keeper = self.keeper(run, on_complete=command, keep_steps=1)
         keeper.completer._stop.set()
         keeper.look(final=True)
         assert not list(run.path.rglob("on-complete*"))
-        self.keeper(run, on_complete=["touch", str(tmp_path / "ran")]).look(final=False)
-        assert (tmp_path / "ran").exists()
+        assert first.exists()
+        self.keeper(run, on_complete=command, keep_steps=1).look(final=False)
+        assert (tmp_path / "ran").read_text() == "rank-0.trace.json.gz\n" * 2
+        assert not first.exists()
 
     def test_a_command_that_cannot_be_taken(self, tmp_path) -> None:
         """Not run, and told."""
