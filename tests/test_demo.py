@@ -180,6 +180,7 @@ class TestBeforeTheStart:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
+            (["--train-steps", "0"], "--train-steps = 0: nothing would be trained"),
             (["--steps", "99"], f'trains steps 1 to {TRAIN_STEPS}, so that "99" would never come'),
             (["--steps", "2,30"], 'so that "30" would never come'),
             (["--steps", "every 100"], 'so that "every 100" would never come'),

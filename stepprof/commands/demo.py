@@ -71,6 +71,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Train, record, show: 0 where everything that was selected is recorded, else 1."""
     _refuse_without_libraries()
+    if args.train_steps < 1:
+        raise ConfigError(f"--train-steps = {args.train_steps}: nothing would be trained; the nearest: 1")
     Steps.parse(args.steps, "--steps")
     Ranks.parse(args.ranks, "--ranks").check(WORLD_SIZE, "--ranks")
     folder = output_dir(args).absolute()
