@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.completing import Completer
-from stepprof.files import suffixed, write_atomically, write_exclusively
+from stepprof.files import read_plain, suffixed, write_atomically, write_exclusively
 from stepprof.log import logger
 from stepprof.pruning import choose, prune
 from stepprof.records import Origin, describe_error
@@ -286,7 +286,7 @@ class Keeper:
     def _is_free(self, path: Path) -> bool:
         """Whether the process that keeps has ended, or is gone."""
         try:
-            content: Any = json.loads(path.read_bytes())
+            content: Any = json.loads(read_plain(path))
             writer, over, signed = content["writer"], content["over"], content["unix_ns"]
             alive = is_alive(writer)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):

@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepprof.files import write_exclusively
+from stepprof.files import read_plain, write_exclusively
 from stepprof.writer import boot_id, pid_namespace, process_start
 
 __all__ = ["CLAIMS", "Launcher", "claim_for_launcher", "claim_for_process", "current_launcher"]
@@ -153,7 +153,7 @@ def _register(folder: Path, claim: int, launcher: Launcher) -> bool:
 
 def _read(path: Path) -> dict[str, object] | None:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_plain(path))
     except (OSError, ValueError):  # not there, or not ours: whoever reads decides what that means
         return None
     return content if isinstance(content, dict) else None

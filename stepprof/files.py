@@ -15,9 +15,18 @@ import errno
 import itertools
 import os
 import re
+import stat
 from pathlib import Path
 
-__all__ = ["place", "publish", "suffixed", "write_atomically", "write_exclusively", "write_temporary"]
+__all__ = [
+    "place",
+    "publish",
+    "read_plain",
+    "suffixed",
+    "write_atomically",
+    "write_exclusively",
+    "write_temporary",
+]
 
 # What file systems without hard links say: FAT and exFAT (EPERM), FUSE and object stores (ENOSYS, EOPNOTSUPP), some overlays (EXDEV), a directory at its limit of links (EMLINK).
 _NO_LINKS = frozenset(
@@ -35,6 +44,20 @@ _NO_LINKS = frozenset(
 # ".json", ".trace.json.gz", ".nsys-rep": letters only, so that "rank-0" or the "2" of "rank-0.2" are never taken for an extension
 _EXTENSION = re.compile(r"(?:\.(?:nsys-rep|[A-Za-z]+))*$")
 _numbers = itertools.count(1)
+
+
+def read_plain(path: Path, most_bytes: int = 2**24) -> bytes:
+    """What is in a plain file: neither is a pipe waited for that somebody laid there, nor a device read.
+
+    Raises:
+        OSError: it is none, is larger, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+            raise OSError(errno.EINVAL, "no plain file, or too large", str(path))
+        return file.read(most_bytes)
 
 
 def write_temporary(final: Path, data: bytes, *, mode: int = 0o666) -> Path:

@@ -10,13 +10,12 @@ is told once, and costs the job nothing but this file.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepprof.files import write_atomically, write_exclusively
+from stepprof.files import read_plain, write_atomically, write_exclusively
 from stepprof.log import logger
 from stepprof.writer import is_alive
 
@@ -140,10 +139,7 @@ class Publisher:
 def _is_free(path: Path, ours: object) -> bool:
     """Whether a file is that of a process that has ended, or our own."""
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size > 2**24:
-                return False
-            content = json.load(file)
+        content = json.loads(read_plain(path))
         writer = content["writer"]
         return writer == ours or bool(content["ended"]) or is_alive(writer) is False
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):

@@ -26,7 +26,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stepprof.errors import ConfigError
-from stepprof.files import place, publish, suffixed, write_atomically, write_exclusively, write_temporary
+from stepprof.files import (
+    place,
+    publish,
+    read_plain,
+    suffixed,
+    write_atomically,
+    write_exclusively,
+    write_temporary,
+)
 from stepprof.runid import agree_on_run, safe_name
 from stepprof.writer import is_alive, writer_identity
 
@@ -218,7 +226,7 @@ class RunDir:
             if write_exclusively(path, _dump(writer_identity())):
                 return None
             try:
-                holder = json.loads(path.read_bytes())
+                holder = json.loads(read_plain(path))
             except (
                 OSError,
                 ValueError,

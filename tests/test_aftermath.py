@@ -232,6 +232,7 @@ class TestWhole:
         assert not read_step_for(run.path, 4, peers, uploads=False).pending
         (claim.fragment.parent / "half.json").write_text('{"windows": [')
         (claim.fragment.parent / "list.json").write_text("[]")
+        os.mkfifo(claim.fragment.parent / "pipe.json")
         assert read_step_for(run.path, 2, peers, uploads=False).windows == 1
         assert read_step_for(run.path, 99, peers, uploads=False).windows == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,16 @@ class TestName:
         told.publisher.publish()
         assert (tmp_path / "status" / "rank-0.json").read_text() == damaged
         assert "rank-0.2.json" in told.read()
+
+    def test_a_pipe_in_its_place(self, tmp_path: Path) -> None:
+        """Not waited for: `init` tells for the first time, on the training thread."""
+        (tmp_path / "status").mkdir()
+        os.mkfifo(tmp_path / "status" / "rank-0.json")
+        told = Told(tmp_path)
+        told.publisher.publish()
+        assert [name for name, seen in told.read().items() if seen["condition"] == "live"] == [
+            "rank-0.2.json"
+        ]
 
     def test_a_process_without_a_rank(self, tmp_path: Path) -> None:
         """The driver of a Ray job."""
