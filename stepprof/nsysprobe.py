@@ -14,10 +14,10 @@ from importlib import metadata
 from pathlib import Path
 
 from stepprof import probes
-from stepprof.backends.nsys import secrets
 from stepprof.backends.nsys_cuda import libraries
 from stepprof.backends.nsys_launch import discards_environment, profile_help, writes_one_by_one
 from stepprof.backends.nsys_process import launch_of, under_nsys
+from stepprof.backends.nsys_secrets import secrets
 from stepprof.nsysoptions import NsysOptions
 from stepprof.probes import Finding
 

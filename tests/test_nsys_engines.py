@@ -72,14 +72,14 @@ class Jobs:
             return nsys_command(self.config, command=command, nsys=self.tools.nsys, **options)
 
     @contextmanager
-    def server(self, *, nsys=True, shell=False, manner="now", old=False, **options):
+    def server(self, *, nsys=True, shell=False, manner="now", old=False, secret="", **options):
         """A server that nsys has started, and its URL."""
         command = [sys.executable, str(HERE / "engines.py")]
         if shell:
             command = ["sh", "-c", f"{' '.join(command)}; true"]
         if nsys:
             command = self.command(command, old=old, **options)
-        env = {**os.environ, "NSYS_STAND_IN": manner}
+        env = {**os.environ, "NSYS_STAND_IN": manner, "HF_TOKEN": secret}
         process = subprocess.Popen(
             command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -178,6 +178,14 @@ class TestServer:
         with jobs.server(old=True) as url:
             jobs.record(URL=url)
         assert jobs.statuses() == {2: "complete", 4: "complete"}, jobs.entries()
+
+    def test_an_environment_that_would_be_in_the_reports(self, jobs):
+        """Where nsys cannot leave it out: the names are told once, and never what they hold."""
+        with jobs.server(old=True, secret="hf_secret") as url:
+            jobs.record(URL=url)
+        assert jobs.told.count("nsys reports hold the environment") == 1
+        assert "HF_TOKEN" in jobs.told
+        assert "hf_secret" not in jobs.told
 
     def test_more_windows_than_nsys_was_started_for(self, jobs):
         """Lost, at once, with the number."""

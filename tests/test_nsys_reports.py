@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,9 +17,10 @@ from nsys.tools import build, closed, read_log
 
 from stepprof.backends import nsys_launch
 from stepprof.backends.base import ExportError
-from stepprof.backends.nsys import nsys_command, secrets
+from stepprof.backends.nsys import nsys_command
 from stepprof.backends.nsys_process import VARIABLE, launch_of, under_nsys
 from stepprof.backends.nsys_reports import Report, ReportLost, ranges
+from stepprof.backends.nsys_secrets import secrets
 from stepprof.cli import main
 from stepprof.nsysoptions import NsysOptions
 from stepprof.window import Capture, Window
@@ -140,6 +142,21 @@ class TestWholeJob:
         assert called["options"]["capture-range-end"] == "repeat-shutdown:4:async"
         assert called["options"]["discard-environment"] == "true"
 
+    def test_the_readers(self, job, capsys):
+        """A step of which there are reports of nsys's alone: each command says what there is and what opens it, and none fails."""
+        job.config["spans"] = False
+        job.record()
+        run = str(job.run)
+        told = {}
+        for command in ("show", "report", "merge"):
+            assert main([command, run, "--step", "2"]) == (2 if command == "merge" else 0), command
+            printed = capsys.readouterr()
+            told[command] = " ".join((printed.out + printed.err).split())
+        assert "actor/rank-0.nsys-rep nsys" in told["show"]
+        for text in told.values():
+            assert "nsys-ui" in text
+        assert main(["ls", "--output-dir", str(job.run.parent)]) == 0
+
     def test_training_never_waits_for_a_report(self, job):
         """Whatever `export` says: what nsys is still to write is waited for beside the loop."""
         job.config["export"] = "inline"
@@ -179,6 +196,50 @@ class TestWholeJob:
         assert "discard-environment" not in called["options"]
         assert "HF_TOKEN" in job.told
         assert "hf_secret" not in job.told
+
+    def test_an_nsys_that_pauses(self, job):
+        """A report that grows no more for a while is not whole as long as nsys has it open."""
+        windows = job.record(NSYS_STAND_IN="pausing")
+        assert job.statuses(windows) == {"complete": 4}, windows
+        assert min(window["artifacts"][0]["bytes"] for window in windows) > 100
+        assert main(["check", str(job.run)]) == 0
+
+    @pytest.mark.parametrize(
+        ("ending", "code", "statuses"),
+        [
+            ("raise KeyError('mine')", 1, {"complete"}),
+            ("sys.exit(3)", 3, {"complete"}),
+            ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -signal.SIGTERM, {"partial"}),
+            ("time.sleep(2); os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, {"lost"}),
+        ],
+        ids=["exception", "exit", "SIGTERM", "SIGKILL"],
+    )
+    def test_an_end_in_the_middle_of_a_window(self, job, ending, code, statuses):
+        """Whatever can still be done is: every range is ended, and its report is there; else the manifest says that it is lost. Windows before it are not concerned."""
+        inside = f"if step == 4 and role == 'actor': import signal; {ending}"
+        process = job.start(job=JOB.replace("                pass", f"                {inside}"))
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code % 256, out + err  # as nsys hands it on
+        found = {(window["step"], window["role"]): window for window in job.windows()}
+        last = found.pop((4, "actor"))
+        assert Counter(window["status"] for window in found.values()) == {"complete": 3}, found
+        assert last["status"] in statuses, last
+        assert bool(last["artifacts"]) == (last["status"] != "lost")
+        if code != -signal.SIGKILL:
+            closed(read_log(job.folder / "nvtx-0.jsonl"))
+
+    def test_a_window_that_is_never_closed(self, job):
+        """The next one of its role ends it: a range for each, and a report."""
+        left_open = JOB.replace(
+            "        with stepprof.profile_step(step, role=role):\n",
+            "        stepprof.profile_step(step, role=role).start()\n        if True:\n",
+        )
+        assert left_open != JOB
+        windows = job.record(job=left_open)
+        found = {window["step"]: window for window in windows if window["role"] == "rollout"}
+        assert found[2]["artifacts"], windows
+        assert {window["status"] for window in windows} <= {"partial", "complete", "joined"}, windows
+        closed(read_log(job.folder / "nvtx-0.jsonl"))
 
     def test_an_nsys_that_was_told_too_many(self, job):
         """Then it writes when the process has ended: said at once at the end of the run, which is not held up."""
@@ -352,6 +413,15 @@ class TestReport:
             making()
         assert time.monotonic() - began < 3
 
+    def test_the_end_of_the_process_does_not_prolong_it(self, place):
+        """What has been waited for long enough is lost, however long the end may take."""
+        making = report(place, seconds=0.3)
+        making.hurry(time.monotonic() + 60)
+        began = time.monotonic()
+        with pytest.raises(ReportLost, match=r"after 0\.3 s"):
+            making()
+        assert time.monotonic() - began < 10
+
     def test_taken_by_another_process(self, place):
         """Of one session's processes, only one gets it."""
         path = written(place)
@@ -432,5 +502,17 @@ class TestLaunch:
             "WANDB_API_KEY": "y",
             "AWS_SECRET_ACCESS_KEY": "",
             "TOKENIZERS_PARALLELISM": "1",
+            "MAX_NUM_BATCHED_TOKENS": "8192",
+            "OPENAI_KEY": "z",
+            "AWS_ACCESS_KEY_ID": "a",
+            "GITHUB_PAT": "b",
+            "KEYBOARD": "us",
+            "PATH": "/bin",
         }
-        assert secrets(environ) == ["HF_TOKEN", "WANDB_API_KEY"]
+        assert secrets(environ) == [
+            "AWS_ACCESS_KEY_ID",
+            "GITHUB_PAT",
+            "HF_TOKEN",
+            "OPENAI_KEY",
+            "WANDB_API_KEY",
+        ]

@@ -7,9 +7,8 @@ window for want of nsys: a window whose report never comes is `lost`, with the r
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 
@@ -19,22 +18,19 @@ from stepprof.backends.nsys_launch import count_windows, nsys_command, ray_runti
 from stepprof.backends.nsys_process import launch_of, under_nsys
 from stepprof.backends.nsys_ranges import Ranges, may_leave
 from stepprof.backends.nsys_reports import Report, ranges
+from stepprof.backends.nsys_secrets import warn_of_secrets
 from stepprof.backends.slot import slot
 from stepprof.errors import BackendError
 from stepprof.log import logger
 from stepprof.nsysoptions import NsysOptions
 from stepprof.window import Annotation, Capture, Window
 
-__all__ = ["NsysBackend", "count_windows", "nsys_command", "ray_runtime_env", "secrets"]
+__all__ = ["NsysBackend", "count_windows", "nsys_command", "ray_runtime_env"]
 
 NOT_STARTED = (
     "this process was not started under nsys; prefix its command with stepprof.backends.nsys.nsys_command(config), "
     "or make its Ray actor with stepprof.backends.nsys.ray_runtime_env(config)"
 )
-_SECRET = re.compile(
-    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|WEBHOOK", re.IGNORECASE
-)
-
 _told: set[str] = set()
 
 
@@ -167,26 +163,8 @@ class NsysBackend:
                 _tell_once("regions will not be marked for nsys", reason)
         if not attached:
             _tell_once("not under nsys", NOT_STARTED)
-        elif (
-            not self._options.keep_environment
-            and not launch_of(self._options, os.environ).leaves_environment_out
-        ):
-            names = secrets(os.environ)
-            if names:
-                _tell_once(
-                    "nsys reports hold the environment",
-                    f"{', '.join(names)} would be in them; take the variables away, or start nsys with --discard-environment=true "
-                    "where it has that option, as nsys_command and ray_runtime_env do",
-                )
-
-
-def secrets(environ: Mapping[str, str]) -> list[str]:
-    """The names of the variables that look like secrets; never what they hold.
-
-    >>> secrets({"HF_TOKEN": "x", "HOME": "/root"})
-    ['HF_TOKEN']
-    """
-    return sorted(name for name, value in environ.items() if value and _SECRET.search(name))
+        else:
+            warn_of_secrets(self._options, launch_of(self._options, os.environ), os.environ)
 
 
 def _tell_once(event: str, reason: str) -> None:

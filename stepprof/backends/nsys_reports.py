@@ -16,6 +16,7 @@ from pathlib import Path
 
 from stepprof.backends.base import ExportError
 from stepprof.backends.nsys_process import SUFFIX, Launch
+from stepprof.backends.nsys_writing import is_being_written
 from stepprof.files import publish
 from stepprof.nsysoptions import NsysOptions
 from stepprof.window import Artifact, Capture
@@ -28,6 +29,8 @@ _LOOK_SECONDS = (0.05, 1.0)
 """How long to wait between two looks, at first and at most."""
 _SETTLED_SECONDS = 0.3
 """For how long a report's size must not have changed."""
+_HELD_SECONDS = 30.0
+"""How long a report that does not grow is left to an nsys that has it open."""
 
 Place = tuple[int, str]
 """Whose a range is: the step, and the path below the step's folder, without a suffix."""
@@ -175,7 +178,7 @@ class Report:
             seen = (path, *size)
             if seen != self._seen:
                 self._seen, self._since = seen, now
-            elif now - self._since >= _SETTLED_SECONDS:
+            elif now - self._since >= _SETTLED_SECONDS and not self._is_held(path, now):
                 return self._move(path)
             self._pause = _LOOK_SECONDS[0]
         if now >= self._deadline():
@@ -193,6 +196,10 @@ class Report:
         fresh = status.st_mtime >= self._began - 2.0  # a file system may keep whole seconds
         return (status.st_size, status.st_mtime_ns) if status.st_size and fresh else None
 
+    def _is_held(self, path: Path, now: float) -> bool:
+        """Whether nsys has it open still, and not for so long that it has only forgotten to close it."""
+        return now - self._since < _HELD_SECONDS and is_being_written(path)
+
     @property
     def _due(self) -> bool:
         """Whether nsys has begun to write it, as far as it goes by what it was told."""
@@ -200,9 +207,10 @@ class Report:
         return not self._launch.deferred or wanted is None or self._count.ended >= wanted
 
     def _deadline(self) -> float:
-        if self._until is not None:
-            return self._until if self._due else 0.0
-        return self._count.ended_at + self._timeout if self._due else float("inf")
+        if not self._due:
+            return float("inf") if self._until is None else 0.0
+        own = self._count.ended_at + self._timeout
+        return own if self._until is None else min(own, self._until)
 
     def _reason(self, path: Path | None) -> str:
         launch = self._launch
@@ -212,7 +220,8 @@ class Report:
                 f"nsys was told to write its reports after {launch.ranges} windows, and there were {self._count.ended}: "
                 f"it writes them when the process has ended, to {where}; give it the right number of windows"
             )
-        ended = "when the process ended" if self._until is not None else f"after {self._timeout:g} s"
+        cut_short = self._until is not None and self._until < self._count.ended_at + self._timeout
+        ended = "when the process ended" if cut_short else f"after {self._timeout:g} s"
         if path is not None and path.suffix != SUFFIX:
             return f"nsys is still exporting {ended}: {path} is not a report yet; nsys can be run on it to finish it"
         if path is not None:

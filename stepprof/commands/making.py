@@ -32,6 +32,7 @@ def make_timeline(run: Path, step: int) -> Path:
             title=f"step {step} of {found.run_id}",
             progress=progress,
             roles=role_starts(found),
+            left_out=found.findings,
         ).path
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepprof.backends.nsys_process import Launch, launch_of, under_nsys
 from stepprof.backends.nsys_reports import RangeCount, Report, ranges
+from stepprof.backends.nsys_secrets import warn_of_secrets
 from stepprof.remote.base import Stopped
 from stepprof.remote.loop import in_thread
 from stepprof.window import Capture
@@ -44,6 +45,8 @@ class Started:
 
     launch: Launch | None
     """None: what it writes cannot be seen from here."""
+    environ: Mapping[str, str]
+    """Of that process; empty where it cannot be seen."""
     count: RangeCount
     pid: int | None = None
     under: bool = True
@@ -52,7 +55,8 @@ class Started:
 
 def this_process(window: EngineWindow) -> Started:
     """How this process was started: an engine object's workers are its children."""
-    return Started(launch_of(window.nsys, os.environ), ranges, os.getpid(), under_nsys(os.environ))
+    launch = launch_of(window.nsys, os.environ)
+    return Started(launch, os.environ, ranges, os.getpid(), under_nsys(os.environ))
 
 
 class NsysPart:
@@ -78,6 +82,8 @@ class NsysPart:
         Raises what `send` raises.
         """
         began, count = time.time(), started.count
+        if started.under and started.launch is not None:
+            warn_of_secrets(window.nsys, started.launch, started.environ)
         if count.of_this_process:
             return cls(window, started, count.begun, began, sent=False)
         await send()

@@ -80,20 +80,21 @@ class NsysServer:
             if self._pid is not None and environ is not None:
                 return self._of_process(window, self._pid, environ)
         if window.trace_dir is None:
-            return Started(None, self._nowhere)
+            return Started(None, {}, self._nowhere)
         launch = Launch.alone_in(window.trace_dir)
-        return Started(launch, self._kept(window.trace_dir / ".stepprof-ranges"))
+        return Started(launch, {}, self._kept(window.trace_dir / ".stepprof-ranges"))
 
     def _of_process(self, window: EngineWindow, pid: int, environ: dict[str, str]) -> Started:
         launch = launch_of(window.nsys, environ, pid)
         if not under_nsys(environ):
-            return Started(launch, self._nowhere, pid, under=False)
+            return Started(launch, environ, self._nowhere, pid, under=False)
         if launch.folder is None and window.trace_dir is None:
-            return Started(None, self._nowhere, pid)
+            return Started(None, environ, self._nowhere, pid)
         if launch.folder is None:
             launch = Launch.alone_in(window.trace_dir or Path())
         folder = launch.folder or Path()
-        return Started(launch, self._kept(folder / f".stepprof-ranges-{pid}-{self._since}"), pid)
+        count = self._kept(folder / f".stepprof-ranges-{pid}-{self._since}")
+        return Started(launch, environ, count, pid)
 
     def _kept(self, path: Path) -> KeptCount:
         return self._counts.setdefault(path, KeptCount(path))

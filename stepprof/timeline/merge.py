@@ -38,6 +38,8 @@ __all__ = ["Merged", "default_output", "merge", "places"]
 
 _DAY_NS = 86_400 * 10**9
 _COPY = 4 << 20
+_TOLD = 3
+"""How much of what was left out is told where nothing else was found."""
 _GUESSED_FROM = 1 << 17
 """Bytes of a trace by whose events it is guessed when the timeline begins."""
 
@@ -71,6 +73,7 @@ def merge(
     assume: Mapping[str, int] | None = None,
     roles: Mapping[str | None, int] | None = None,
     cluster: Cluster | None = None,
+    left_out: Sequence[tuple[str | None, str]] = (),
 ) -> Merged:
     """Write one timeline.
 
@@ -85,12 +88,13 @@ def merge(
         assume: offsets for sources without an anchor [ns], as `load` takes them.
         roles: when each role began [ns], for the order of the sources.
         cluster: does the work in place of processes of this machine.
+        left_out: what `find` has found besides, and why it is no source: told where there is none.
 
     Raises:
         ConfigError: there is nothing to merge, nothing is left of it by the filters, or the output cannot be written.
     """
     if not inputs:
-        raise ConfigError("there is nothing to merge: no trace and no spans were found")
+        raise ConfigError(_nothing(left_out))
     job = Job(format, filters or Filters(), dict(assume or {}))
     ordered = places(inputs, roles or {})
     try:
@@ -118,6 +122,12 @@ def merge(
             f'output = "{output}": cannot be written: {problem.strerror or problem}; name another file with --output'
         ) from problem
     return replace(merged, bytes=size)
+
+
+def _nothing(left_out: Sequence[tuple[str | None, str]]) -> str:
+    told = [problem if label is None else f"{label}: {problem}" for label, problem in left_out]
+    more = [f"and {len(told) - _TOLD} more"] if len(told) > _TOLD else []
+    return "; ".join(["there is nothing to merge: no trace and no spans were found", *told[:_TOLD], *more])
 
 
 def _refuse_nothing(parts: Sequence[Part], filters: Filters) -> None:

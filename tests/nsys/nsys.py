@@ -1,6 +1,6 @@
 """What stands in for `nsys` on PATH: it starts the command with a tool for NVTX and a libcudart in it, and writes a report for each range, when and how $NSYS_STAND_IN says.
 
-`now`, `late SECONDS`, `never`, `empty`, `growing`, `foreign` (in the name of another process), `unfinished` (a .qdstrm). It tests how stepprof starts nsys and waits for it, not nsys.
+`now`, `late SECONDS`, `never`, `empty`, `growing`, `pausing` (for two seconds in the middle), `foreign` (in the name of another process), `unfinished` (a .qdstrm). It tests how stepprof starts nsys and waits for it, not nsys.
 """
 
 import json
@@ -111,6 +111,10 @@ class Session:
             return
         content = json.dumps({"range": number, "pid": self.pid}).encode()
         with path.open("wb") as file:
+            if self.manner == "pausing":
+                file.write(b" " * 100)
+                file.flush()
+                time.sleep(2)
             for _ in range(5 if self.manner == "growing" else 0):
                 file.write(b" " * 100)
                 file.flush()
