@@ -164,4 +164,5 @@ def _is_torch(frame: Mapping[str, Any]) -> bool:
 
 
 def _text(value: object) -> str:
-    return value[-300:] if isinstance(value, str) else "?"
+    """The end of it, as any terminal prints it."""
+    return value[-300:].encode(errors="replace").decode() if isinstance(value, str) else "?"
