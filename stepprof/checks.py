@@ -10,7 +10,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields
 from decimal import Decimal
@@ -100,6 +100,13 @@ def whole(minimum: int) -> Check:
         return value
 
     return check
+
+
+def whole_numbers(value: object, key: str) -> tuple[int, ...]:
+    """Accept whole numbers from 0 on, or one."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        value = [value]
+    return tuple(whole(0)(each, key) for each in value)
 
 
 def more_than(minimum: float, example: float) -> Check:

@@ -21,6 +21,7 @@ from stepprof.checks import (
     settle,
     texts,
     whole,
+    whole_numbers,
 )
 from stepprof.errors import ConfigError
 
@@ -92,6 +93,8 @@ class EngineOptions:
     """Python stacks of each op; in an engine this is what makes a capture grow without bound."""
     record_shapes: bool = False
     """Shapes of each op's inputs."""
+    devices: Sequence[int] = ()
+    """Which NPUs of this process's host the engine uses, by their numbers: while it records nobody else does, and the other way round; []: nobody is asked."""
     by_stage: bool = False
     """One file for prefill and one for decode, where the engine can; 32 forward steps unless max_iterations says otherwise."""
 
@@ -104,6 +107,7 @@ class EngineOptions:
                 "activities": names(ACTIVITIES, _ACTIVITY_ALIASES, empty=True),
                 "max_iterations": whole(1),
                 "delay_iterations": whole(0),
+                "devices": whole_numbers,
                 **dict.fromkeys(("with_stack", "record_shapes", "by_stage"), flag),
             },
         )

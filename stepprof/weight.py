@@ -37,9 +37,11 @@ def heavy_combinations(policy: Policy) -> Iterator[str]:
 
 
 def shared_device(policy: Policy) -> Iterator[str]:
-    """Yield a line where a role's process and its engine, which holds no lease on its device, would record an Ascend device at once."""
+    """Yield a line where a role's process and its engine would record an Ascend device at once, and where an engine's devices are for nothing."""
     if policy.steps.is_none or policy.ranks.is_none:
         return
+    if policy.engine.devices and "npu" not in (policy.engine.backend or ()):
+        yield 'engine.devices are NPUs, and the engine records without them: nobody is asked; set engine.backend = "npu", or leave them out'
     if "npu" in policy.backend and "npu" in (policy.engine.backend or ()):
         yield (
             'backend = "npu" for this process and for the engine: CANN wants one recorder of a device at a time; where the two share one, '

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from stepprof.errors import EngineError
+from stepprof.npuoptions import NpuOptions
 from stepprof.nsysoptions import NsysOptions
 from stepprof.window import Artifact, Window
 
@@ -85,6 +86,8 @@ class EngineWindow:
     """How long whoever opened the window waits for the answer to a start."""
     stop_seconds: float = 60.0
     """How long they wait for the answer to a stop."""
+    npu: NpuOptions = field(default_factory=NpuOptions)
+    """Where the processes of this host agree on who records a device, and how long one waits for it."""
     nsys: NsysOptions = field(default_factory=NsysOptions)
     """Where the reports of nsys are looked for, if the engine records with it, and for how long."""
 

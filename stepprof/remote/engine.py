@@ -19,6 +19,7 @@ from stepprof.remote.awaiting import Awaiting
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.entries import LOST, RANKS
 from stepprof.remote.gate import passed
+from stepprof.remote.turn import Turn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +89,7 @@ class EngineTarget:
         self._arming: EngineWindow | None = None
         self._fleet = fleet
         self._acting = asyncio.Lock()
+        self._turn = Turn()
         self._left = False
         self.awaiting = Awaiting(self.label, fleet.changed)
 
@@ -137,6 +139,8 @@ class EngineTarget:
         try:
             await self.driver.arm(window)
             await self._compare_clocks()
+            if not self.is_rank:
+                self._turn.announce(window)
         except Exception as error:
             self.disarm(describe_error(error))
             self._note(error)
@@ -173,6 +177,7 @@ class EngineTarget:
         except Exception as error:  # noqa: BLE001 - a driver may raise anything; the manifest and the log say it
             self._fail(recording, error)
         finally:
+            self._turn.give()
             self._to_idle("the window is over")
             self.release(recording)
 
@@ -190,6 +195,11 @@ class EngineTarget:
             window = replace(window, metadata={**window.metadata, "engine": self.driver.kind})
             recording.window = window
         recording.entry.update(kind=self.driver.kind, host=self.driver.host)
+        # a rank's own session takes its own turn
+        refused = None if self.is_rank else await self._turn.take(recording, window, self.label)
+        if refused is not None:
+            self.disarm(refused)
+            return
         if recording.stop.is_set():
             self.disarm("the window ended before the engine was ready")
             if recording.entry["status"] != "failed":

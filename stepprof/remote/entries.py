@@ -136,6 +136,7 @@ class Entries:
             trace_dir=target.trace_dir,
             start_seconds=policy.engine_start_timeout_seconds,
             stop_seconds=policy.engine_stop_timeout_seconds,
+            npu=policy.npu,
             nsys=policy.nsys,
         )
 
