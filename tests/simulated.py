@@ -36,6 +36,7 @@ class Simulated:
     key: str | None = None
     workers: int | None = None
     writes: bool = True
+    later: object = None
     calls: list = field(default_factory=list)
     violations: list = field(default_factory=list)
     windows: list = field(default_factory=list)
@@ -102,6 +103,8 @@ class Driver:
             await self._do("stop")
         finally:
             self._running = False
+        if self.engine.later is not None:
+            return Stopped(later=self.engine.later)
         if not self.engine.writes:
             return Stopped()
         path = window.output / "rank-0.trace.json"

@@ -300,7 +300,7 @@ class Bracket:
             entry = self._entries.add(
                 target, status="joined", error=None, start_unix_ns=time.time_ns(), capture=place
             )
-            recording.join(self._window.step, entry)
+            recording.join(self._window.step, entry, self._entries.save_later)
             self._joins.append((recording, entry))
             return False
         verb = "stop" if recording.answered else "start"

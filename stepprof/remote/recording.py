@@ -52,7 +52,7 @@ class Recording:
         """A bound is over: nobody waits for it any longer, and what still comes is worked off."""
         self.task: asyncio.Task[None] | None = None
         self._open = 1
-        self._joined: list[dict[str, Any]] = []
+        self._joined: list[tuple[dict[str, Any], Callable[[], object]]] = []
 
     @property
     def answered(self) -> bool:
@@ -74,9 +74,9 @@ class Recording:
         """What comes before another window can join it, or have the engine to itself."""
         return self.finished if self.ending else self.started
 
-    def join(self, step: int, entry: dict[str, Any]) -> None:
-        """Another window came in while it runs; one of the same step keeps it open."""
-        self._joined.append(entry)
+    def join(self, step: int, entry: dict[str, Any], save: Callable[[], object]) -> None:
+        """Another window came in while it runs; one of the same step keeps it open. `save` has its entry written."""
+        self._joined.append((entry, save))
         self._open += step == self.step
 
     def leave(self) -> None:
@@ -98,8 +98,9 @@ class Recording:
 
     def disown(self, status: str, error: str) -> None:
         """The same of an engine that is well."""
-        for entry in self._joined:
+        for entry, save in self._joined:
             entry.update(status=status, error=error)
+            save()
         self.tell(status, error)
 
     def tell(self, status: str, error: str | None = None, **fields: object) -> None:
