@@ -6,8 +6,10 @@ the metadata of every installed package.
 
 from __future__ import annotations
 
+import re
+
 from stepprof.checks import nearest, texts
-from stepprof.errors import ConfigError
+from stepprof.errors import ConfigError, shown
 
 BUILT_IN = ("torch", "npu", "nsys", "memory", "null")
 GROUP = "stepprof.backends"
@@ -32,9 +34,11 @@ def check_backends(value: object, key: str) -> tuple[str, ...]:
     found = texts(value, key)
     for name in found:
         if name not in BUILT_IN and name not in (valid := backend_names()):
-            raise ConfigError.at(
-                key, value if len(found) == 1 else name, f"unknown backend{nearest(name, valid)}"
+            several = re.split(r"\s*[+,]\s*", name)
+            meant = (
+                f"; did you mean {shown(several)}?" if set(several) <= set(valid) else nearest(name, valid)
             )
+            raise ConfigError.at(key, value if len(found) == 1 else name, f"unknown backend{meant}")
     if "null" in found and len(found) > 1:
         raise ConfigError.at(key, value, '"null" records nothing and stands alone; did you mean "null"?')
     clashing = [name for name in found if name in _EXCLUSIVE]
@@ -43,6 +47,13 @@ def check_backends(value: object, key: str) -> tuple[str, ...]:
             key,
             value,
             f'{" and ".join(clashing)} cannot record in one process together; did you mean "{clashing[0]}"?',
+        )
+    if "npu" in found and "memory" in found:
+        raise ConfigError.at(
+            key,
+            value,
+            '"memory" keeps the history of CUDA\'s allocator, which a process on an Ascend device does not use; '
+            'did you mean "npu" with npu.profile_memory = true?',
         )
     for name in found:
         if len(found) > 1 and name not in BUILT_IN and name not in _beside_others():

@@ -382,9 +382,10 @@ class TestBackends:
         options = EngineOptions(backend="memory", by_stage=True)
         assert "cannot record it by stage; leave by_stage out" in refusal(options, facts(**CUDA))
 
-    def test_an_allocator_without_a_history(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+    def test_an_allocator_without_a_history(self, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
         """torch raises in the scheduler, which dies of it."""
-        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+        monkeypatch.setenv(variable, "backend:cudaMallocAsync")
         assert "keeps no history" in refusal(EngineOptions(backend="memory"), facts(**CUDA))
 
     def test_snapshots_are_brought_under_their_rank(self, tmp_path: Path) -> None:

@@ -167,6 +167,9 @@ class Request:
         return cls({key: value for key, value in fields.items() if key in facts.fields})
 
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
 def _check_backends(backends: tuple[str, ...], facts: Facts, *, by_stage: bool) -> None:
     """Refuse what would kill the engine, or leave files that nobody can tell apart."""
     beside_torch = [name for name in backends if name in ("nsys", "memory")]
@@ -184,8 +187,12 @@ def _check_backends(backends: tuple[str, ...], facts: Facts, *, by_stage: bool) 
             f"has {facts.workers} processes, and the names of its snapshots tell only {facts.tp} of them apart; "
             'leave it at engine.backend = "torch"'
         )
-    elif name == "memory" and "cudaMallocAsync" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
-        problem = "would die of it: the allocator of PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync keeps no history"
+    elif name == "memory" and any(
+        "cudaMallocAsync" in os.environ.get(variable, "") for variable in _ALLOCATOR
+    ):
+        problem = (
+            f"would die of it: the allocator cudaMallocAsync ({' or '.join(_ALLOCATOR)}) keeps no history"
+        )
     if problem is not None:
         raise EngineFailure(f'{facts.name}: engine.backend = "{name}": it {problem}', "unconfigured")
 
