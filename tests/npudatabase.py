@@ -11,6 +11,8 @@ SCHEMA = """
 CREATE TABLE STRING_IDS (id INTEGER PRIMARY KEY, value TEXT);
 CREATE TABLE ENUM_API_TYPE (id INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE META_DATA (name TEXT, value TEXT);
+CREATE TABLE HOST_INFO (hostUid TEXT, hostName TEXT);
+CREATE TABLE RANK_DEVICE_MAP (rankId INTEGER, deviceId INTEGER);
 CREATE TABLE CONNECTION_IDS (id INTEGER, connectionId INTEGER);
 CREATE TABLE PYTORCH_API (startNs TEXT, endNs TEXT, globalTid INTEGER, connectionId INTEGER, name INTEGER, sequenceNumber INTEGER, fwdThreadId INTEGER, inputDtypes INTEGER, inputShapes INTEGER, callchainId INTEGER, type INTEGER);
 CREATE TABLE CANN_API (startNs INTEGER, endNs INTEGER, type INTEGER, globalTid INTEGER, connectionId INTEGER PRIMARY KEY, name INTEGER);
@@ -46,6 +48,8 @@ def write_database(path, *, schema=SCHEMA):
         connection.execute(
             "INSERT INTO META_DATA VALUES ('stepprof', ?)", ['{"role": "actor", "rank": 3, "host": "n1"}']
         )
+        connection.execute("INSERT INTO HOST_INFO VALUES ('1', 'n2')")
+        insert("RANK_DEVICE_MAP", (5, DEVICE))
         insert("CONNECTION_IDS", (7, 99))
         insert(
             "PYTORCH_API",

@@ -99,6 +99,18 @@ class TestTurn:
         assert entry.status == "complete"
         assert [taken_by(leases, number) for number in (4, 5)] == [None, None]
 
+    def test_who_is_only_armed_keeps_nothing(self, recording, engine, leases):
+        """Once an engine has been armed, a trainer sees that the device is shared, and holds its lease no longer than its windows."""
+        recording()
+        stepprof.attach(engine(), role="rollout")
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        lease = DeviceLease("npu-4", leases)
+        try:
+            assert lease.is_shared()
+        finally:
+            lease.forget()
+
     def test_replicas_share(self, recording, engine, leases):
         """One driver's engines record side by side: the last one gives it back."""
         session = recording()

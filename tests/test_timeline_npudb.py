@@ -80,6 +80,14 @@ class TestRead:
         origin = read(database).origin
         assert (origin.kind, origin.role, origin.rank, origin.host) == ("rank", "actor", 3, "n1")
 
+    def test_whose_it_is_without_stepprof(self, database):
+        """By torch_npu's own tables."""
+        with sqlite3.connect(database) as connection:
+            connection.execute("DELETE FROM META_DATA")
+        connection.close()
+        origin = read(database).origin
+        assert (origin.kind, origin.rank, origin.host) == ("trace", 5, "n2")
+
     def test_a_report(self, database):
         """The device is known for an NPU, and its communication for such."""
         report = analyse(find([database], output_dir=database.parent), workers=1)

@@ -82,6 +82,11 @@ class DatabaseStream:
                     return
 
     def _head(self, tables: _Opened) -> None:
+        """Under the keys that torch writes."""
+        for (host,) in tables.rows("SELECT hostName FROM HOST_INFO", optional=True):
+            self.header["host_name"] = host
+        for (rank,) in tables.rows("SELECT rankId FROM RANK_DEVICE_MAP WHERE rankId >= 0", optional=True):
+            self.header["distributedInfo"] = {"rank": rank}
         for name, value in tables.rows("SELECT name, value FROM META_DATA", optional=True):
             if name == "stepprof":
                 try:
