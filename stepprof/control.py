@@ -75,7 +75,7 @@ class Control:
         selector: what is taken goes there.
         probe: pays a backend's slow imports; why it cannot record here, or None.
         last_step: the step that was entered last, here.
-        changed: called when the outcome of a request changes.
+        elsewhere: why no window that a request asks for comes in here; None: one may.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Control:
         selector: Selector,
         probe: Callable[[Policy], str | None],
         last_step: Callable[[], int | None],
-        changed: Callable[[], object] = lambda: None,
+        elsewhere: Callable[[Request], str | None] = lambda request: None,
     ) -> None:
         self._folder = run / REQUESTS
         self._selector = selector
         self._probe = probe
         self._last_step = last_step
-        self._changed = changed
+        self._elsewhere = elsewhere
         self._uid = os.getuid() if hasattr(os, "getuid") else None
         self._uid_is_sure = self._uid is None
         self._seen: dict[str, _Seen] = {}
@@ -206,11 +206,12 @@ class Control:
             past = self._last_step()
             while True:
                 left, missed = _still_to_come(request, past)
-                if left is None and policies:
+                if left is None:
+                    elsewhere = self._elsewhere(request) if policies else "for other ranks"
+                    if elsewhere is not None:
+                        return _Seen("not here", elsewhere, request)
                     reason = f"this rank was at step {past} when it saw the request"
                     return _Seen("missed", reason, request, missed)
-                if left is None:
-                    return _Seen("not here", "for other ranks", request)
                 self._selector.request(left)
                 past = self._last_step()
                 if past is None or past < left.step or not policies or left.step in self._selector.came():
@@ -251,6 +252,9 @@ class Control:
             return replace(seen, outcome="reached")
         if not self._selector.asked_of(request):
             return replace(seen, outcome="not here", reason="for other ranks", missed=None)
+        reason = self._elsewhere(request)
+        if reason is not None:
+            return replace(seen, outcome="not here", reason=reason, missed=None)
         if str(missing) == seen.missed:
             reason = "this rank was past these steps when it saw the request"
         else:
@@ -274,7 +278,6 @@ class Control:
         known = {key: value for key, value in fields.items() if value is not None}
         say = logger.warning if seen.outcome in ("missed", "refused") or seen.missed else logger.info
         say(f"request {seen.outcome}", **known)
-        self._changed()
 
     def _fail(self, reason: str) -> None:
         if self._failed != reason:

@@ -12,6 +12,7 @@ from stepprof.current import DEEPEST, cell, last_open
 from stepprof.publishing import Publisher
 
 if TYPE_CHECKING:
+    from stepprof.requests import Request
     from stepprof.rundir import RunDir
     from stepprof.session import Session
     from stepprof.spans import Span
@@ -107,7 +108,8 @@ class Live:
         self._session = session
         self._clock = time.time() - time.monotonic()
         self.pace = Pace()
-        self.control = Control(run.path, session.selector, session.local.capturer.probe, self._begun)
+        probe = session.local.capturer.probe
+        self.control = Control(run.path, session.selector, probe, self._begun, self._elsewhere)
         self._publisher = Publisher(session.local.capturer.origin, self._condition, self._progress)
 
     def look(self) -> None:
@@ -156,6 +158,14 @@ class Live:
             "stride": self.pace.stride,
             "role": None if window is None else window.role,
         }
+
+    def _elsewhere(self, request: Request) -> str | None:
+        """Why no window that a request asks for comes in here."""
+        if self._session.lent:
+            return "the process that this one follows answers for it"
+        if request.role is not None and self.pace.roles and request.role not in self.pace.roles:
+            return "no window of this role comes in here"
+        return None
 
     def _begun(self) -> int | None:
         """The furthest step that has begun. With two under way, the window that was entered last may be of the earlier one."""

@@ -23,10 +23,15 @@ class Session:
 
     def __init__(self, run: Path, *, rank: int = 0, **config: object) -> None:
         self.last: int | None = None
+        self.not_here: set[str | None] = set()
         self.probed: list[tuple[str, ...]] = []
         self.selector = Selector(Config(backend="null", **config), Identity(rank, 4, "rank"), lambda: None)  # type: ignore[arg-type]
         self.control = Control(
-            run, self.selector, lambda policy: self.probed.append(policy.backend), lambda: self.last
+            run,
+            self.selector,
+            lambda policy: self.probed.append(policy.backend),
+            lambda: self.last,
+            lambda request: "no such role" if request.role in self.not_here else None,
         )
 
     def look(self) -> dict[str, str]:
@@ -204,6 +209,20 @@ class TestOutcomes:
         for step in (7, 8, 9):
             session.enter(step)
         assert session.look() == {past.name: "not here", coming.name: "not here"}
+
+    def test_for_a_role_of_other_processes(self, session: Session, tmp_path: Path) -> None:
+        """A trainer has not missed what the rollout's own process was asked for, neither by going on nor by its end."""
+        session.not_here = {"rollout"}
+        session.enter(5, "actor")
+        past, early, late = (Request.make(step, role="rollout") for step in (3, 7, 70))
+        for request in (past, early, late):
+            place_request(tmp_path, request)
+        assert session.look() == {past.name: "not here", early.name: "accepted", late.name: "accepted"}
+        for step in (7, 8, 9):
+            session.enter(step, "actor")
+        assert session.look() == {past.name: "not here", early.name: "not here", late.name: "accepted"}
+        session.control.close()
+        assert {seen["outcome"] for seen in session.control.outcomes().values()} == {"not here"}
 
     def test_withdrawn_before_it_was_seen_and_after(self, session: Session, tmp_path: Path) -> None:
         """Either way it holds no more; one that has come is not undone."""

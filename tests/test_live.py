@@ -31,11 +31,12 @@ import stepprof
 
 logging.basicConfig(level="INFO", stream=sys.stdout)
 rank, seconds, first, stride = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+role = sys.argv[5]
 stepprof.init({"backend": "null", "output_dir": "runs"}, rank=rank, world_size=4, run_id="job")
 step = first
 while not pathlib.Path("stop").exists() and step < 10_000:
     with stepprof.profile_step(step):
-        with stepprof.profile_step(step, role="actor"):
+        with stepprof.profile_step(step, role=role):
             time.sleep(seconds)
     step += stride
 stepprof.shutdown()
@@ -52,10 +53,12 @@ class Job:
         self.ranks: dict[int, subprocess.Popen[str]] = {}
         (folder / "loop.py").write_text(textwrap.dedent(LOOP))
 
-    def start(self, rank: int, seconds: float = 0.02, first: int = 1, stride: int = 1) -> None:
-        numbers = (rank, seconds, first, stride)
+    def start(
+        self, rank: int, seconds: float = 0.02, first: int = 1, stride: int = 1, role: str = "actor"
+    ) -> None:
+        arguments = (rank, seconds, first, stride, role)
         self.ranks[rank] = subprocess.Popen(
-            [sys.executable, "-W", "error", "loop.py", *map(str, numbers)],
+            [sys.executable, "-W", "error", "loop.py", *map(str, arguments)],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -139,6 +142,19 @@ class TestTrigger:
         job.end()
         assert request.step % 10 == 0
         assert job.recorded(request.step) == {0, 1}
+
+    def test_for_a_role_that_other_ranks_have(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        """They have not missed it: `show` names nobody."""
+        for rank, role in ((0, "actor"), (1, "rollout")):
+            job.start(rank, role=role)
+        job.wait_for(0, 1)
+        request = stepprof.trigger(job.run, role="rollout", ranks="all")
+        job.wait_until(lambda _: job.outcomes(request.name) == {0: "not here", 1: "reached"})
+        job.end()
+        assert job.recorded(request.step) == {1}
+        capsys.readouterr()
+        assert main(["show", str(job.run), "--step", str(request.step)]) == 0
+        assert "missed" not in capsys.readouterr().out
 
     def test_a_job_that_was_killed_and_goes_on_elsewhere(
         self, job: Job, capsys: pytest.CaptureFixture[str]
