@@ -1,6 +1,6 @@
 """`stepprof …`: the reading wing's command line.
 
-A command is a module of `stepprof.commands` with `add(subparsers)` and `run(args) -> int`. Only the one that was asked for is imported, so that `stepprof ls` does not pay for what
+A command is a module of `stepprof.commands` with `add(parser)` and `run(args) -> int`. Only the one that was asked for is imported, so that `stepprof ls` does not pay for what
 `stepprof demo` needs.
 
 Exit status: 0 all is well; 1 a problem was found, and printed; 2 the command could not be carried out (a wrong argument, no such run); 130 interrupted.
@@ -86,10 +86,9 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f'"{command}": no command{_nearest(command, COMMANDS)}')
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, help_text in COMMANDS.items():
+        added = subparsers.add_parser(name, help=help_text)
         if name == command:
-            importlib.import_module(f"stepprof.commands.{name}").add(subparsers)
-        else:
-            subparsers.add_parser(name, help=help_text)
+            importlib.import_module(f"stepprof.commands.{name}").add(added)
     args, unknown = parser.parse_known_args(arguments)
     if args.command is None and not unknown:
         parser.print_help(sys.stderr)

@@ -27,6 +27,7 @@ __all__ = [
     "read_run",
     "read_spans",
     "read_step",
+    "run_id_of",
     "steps",
 ]
 
@@ -85,6 +86,11 @@ def read_run(path: Path) -> dict[str, Any]:
     return content or {}
 
 
+def run_id_of(path: Path) -> str:
+    """What a run is called: by `run.json`, else by its folder."""
+    return str(read_run(path).get("run_id", path.name))
+
+
 def steps(path: Path) -> list[int]:
     """The steps that have a folder in the run, in order."""
     try:
@@ -126,7 +132,7 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
     folder = path / step_folder(step) / MANIFEST
     manifest: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "run_id": read_run(path).get("run_id", path.name),
+        "run_id": run_id_of(path),
         "step": step,
         "version": None,
         "windows": [],

@@ -14,7 +14,7 @@ from stepprof.timeline.columns import FlowColumns
 from stepprof.timeline.iterations import BATCH_SIZE, batch_size
 from stepprof.timeline.kineto import read
 from stepprof.timeline.model import Alignment, Origin
-from stepprof.timeline.raw import read_raw
+from stepprof.timeline.raw import TraceStream
 
 BASE = 1_790_857_026_000_000_000
 ORIGIN = Origin("trace", "t.json")
@@ -27,7 +27,7 @@ def load(tmp_path):
         path = tmp_path / "t.json"
         content = {"baseTimeNanoseconds": BASE, **header, "traceEvents": list(events)}
         path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-        return read(read_raw(path), ORIGIN, alignment, args=args, base_ns=base_ns)
+        return read(TraceStream(path), ORIGIN, alignment, args=args, base_ns=base_ns)
 
     return load
 
@@ -153,6 +153,18 @@ class TestSlices:
     def test_unknown_phases(self, load):
         source = load(complete(), {"ph": "?", "ts": 1}, {"ph": "?", "ts": 2})
         assert source.findings == ["events of unknown phases passed over: 2 of phase '?'"]
+
+    def test_an_end_far_behind_in_the_file_and_before_in_time(self, load, monkeypatch):
+        """Ends nothing: no slice has a length below zero, in however many batches a file is read."""
+        monkeypatch.setattr("stepprof.timeline.raw.BLOCK", 200)
+        between = [complete(ts=20.0 + number) for number in range(50)]
+        begun, ended = (
+            {"ph": phase, "name": "f", "pid": 7, "tid": 8, "ts": ts}
+            for phase, ts in (("B", 10.0), ("E", 5.0))
+        )
+        source = load(begun, *between, ended)
+        assert source.slices.duration.min() >= 0
+        assert "1 ends without a beginning passed over" in source.findings
 
     def test_begin_and_end(self, load):
         """B and E of a thread nest; what never ends lasts until the last time."""

@@ -7,6 +7,7 @@ import json
 import random
 import tracemalloc
 from decimal import Decimal
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepprof.timeline import inflate
-from stepprof.timeline.raw import Limits, TraceStream, read_header, read_raw
+from stepprof.timeline.raw import Limits, TraceStream, read_header
 from stepprof.timeline.times import nanoseconds, nanoseconds_of_text
 
 BASE = 1_790_857_026_000_000_000
@@ -66,6 +67,13 @@ def write(tmp_path):
 def small_blocks(monkeypatch):
     """Blocks of a few events, so that a small file has many."""
     monkeypatch.setattr("stepprof.timeline.raw.BLOCK", 700)
+
+
+def read_raw(path, *, limits=None):
+    """A whole file."""
+    stream = TraceStream(path, limits=limits)
+    events = [event for batch in stream for event in batch]
+    return SimpleNamespace(events=events, header=stream.header, findings=stream.findings)
 
 
 def names(path, **options):

@@ -12,7 +12,7 @@ import pytest
 
 from stepprof.timeline.find import find
 from stepprof.timeline.load import load
-from stepprof.timeline.raw import read_raw
+from stepprof.timeline.raw import read_header
 
 pytestmark = pytest.mark.torch
 
@@ -115,6 +115,6 @@ def test_hosts(traces):
     """The C++ exporter states the host."""
     import socket
 
-    header = read_raw(traces[0] / "cpp.trace.json").header
+    header, _ = read_header(traces[0] / "cpp.trace.json")
     assert header["host_name"] == socket.gethostname()
     assert sources(traces)["cpp.trace.json"].origin.host == socket.gethostname()

@@ -1,1 +1,1 @@
-"""The commands of `stepprof …`, one module each: `add(subparsers)` says what it takes, `run(args)` does it and returns the exit status."""
+"""The commands of `stepprof …`, one module each: `add(parser)` says what it takes, `run(args)` does it and returns the exit status."""

@@ -20,13 +20,11 @@ from stepprof.tables import printable
 __all__ = ["add", "run"]
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `analyse` takes."""
-    parser = subparsers.add_parser(
-        "analyse",
-        help="make what torch_npu recorded readable",
-        description="Have torch_npu analyse what it recorded on Ascend devices, each capture in a process of its own; `merge` and `report` read the result. Needs torch_npu, and CANN's msprof for the device's part.",
-        epilog="exit status: 0 everything is analysed, 1 something could not be, 2 there is nothing of torch_npu's",
+    parser.description = "Have torch_npu analyse what it recorded on Ascend devices, each capture in a process of its own; `merge` and `report` read the result. Needs torch_npu, and CANN's msprof for the device's part."
+    parser.epilog = (
+        "exit status: 0 everything is analysed, 1 something could not be, 2 there is nothing of torch_npu's"
     )
     add_run(parser)
     parser.add_argument("--step", type=int, metavar="N", help="only this step; by default every step")

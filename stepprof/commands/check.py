@@ -12,14 +12,10 @@ from stepprof.verification import Problem, verify_run
 __all__ = ["add", "run"]
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `check` takes."""
-    parser = subparsers.add_parser(
-        "check",
-        help="check artifacts against manifests",
-        description="Check a run: every artifact that a manifest names exists, has its size, and can be read to its end; nothing that was selected is missing.",
-        epilog="exit status: 0 everything is there and whole, 1 something is missing or damaged, 2 there is no such run",
-    )
+    parser.description = "Check a run: every artifact that a manifest names exists, has its size, and can be read to its end; nothing that was selected is missing."
+    parser.epilog = "exit status: 0 everything is there and whole, 1 something is missing or damaged, 2 there is no such run"
     add_run(parser)
     add_json(parser)
 

@@ -43,14 +43,10 @@ TRAIN_STEPS = 24
 SHOWN_STEPS = 3
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `demo` takes."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="train a small model with GRPO, record a step of it, and show what was recorded",
-        description=f"Train a small language model with GRPO on arithmetic, on {WORLD_SIZE} ranks of this machine and without a network; record a step, and show what was recorded.",
-        epilog="exit status: 0 trained and recorded, 1 the loop failed or something selected is not recorded, 2 it could not be started, 130 interrupted",
-    )
+    parser.description = f"Train a small language model with GRPO on arithmetic, on {WORLD_SIZE} ranks of this machine and without a network; record a step, and show what was recorded."
+    parser.epilog = "exit status: 0 trained and recorded, 1 the loop failed or something selected is not recorded, 2 it could not be started, 130 interrupted"
     parser.add_argument(
         "--steps", default="2", help='the steps to record: "2", "2,10-12", "every 10"; by default 2'
     )

@@ -18,14 +18,12 @@ from stepprof.uploadprobe import upload_findings
 __all__ = ["add", "run"]
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `doctor` takes."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="say what can record on this machine",
-        description="Say what can record on this machine, what stands in the way, and what to do about each.",
-        epilog="exit status: 0 nothing stands in the way (there may be warnings), 1 something does",
+    parser.description = (
+        "Say what can record on this machine, what stands in the way, and what to do about each."
     )
+    parser.epilog = "exit status: 0 nothing stands in the way (there may be warnings), 1 something does"
     parser.add_argument(
         "--timeout",
         type=float,

@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.commands.common import add_json, add_run, chosen_run, output_dir, print_json
-from stepprof.manifest import list_runs, read_run, steps
+from stepprof.manifest import list_runs, read_run, run_id_of, steps
 from stepprof.summary import StepSummary, summarize_step
 from stepprof.tables import size, table
 
 __all__ = ["add", "run"]
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `ls` takes."""
-    parser = subparsers.add_parser(
-        "ls", help="list the runs, or the steps of a run", description="List the runs, or the steps of a run."
-    )
+    parser.description = "List the runs, or the steps of a run."
     add_run(parser)
     add_json(parser)
 
@@ -60,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
 def _list_steps(path: Path, *, as_json: bool) -> int:
     summaries = [summarize_step(path, step) for step in steps(path)]
     if as_json:
-        print_json({"run_id": _run_id(path), "path": str(path), "steps": [s.to_dict() for s in summaries]})
+        print_json({"run_id": run_id_of(path), "path": str(path), "steps": [s.to_dict() for s in summaries]})
         return 0
-    print(f"run {_run_id(path)}  {path}")
+    print(f"run {run_id_of(path)}  {path}")
     if summaries:
         print(
             table(
@@ -93,7 +91,7 @@ def _describe(path: Path) -> dict[str, Any]:
     summaries = [summarize_step(path, step) for step in steps(path)]
     content = read_run(path)
     return {
-        "run_id": _run_id(path),
+        "run_id": run_id_of(path),
         "path": str(path.absolute()),
         "world_size": content.get("world_size"),
         "steps": [summary.step for summary in summaries],
@@ -108,10 +106,6 @@ def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for count in counts:
         total.update(count)
     return dict(total)
-
-
-def _run_id(path: Path) -> str:
-    return str(read_run(path).get("run_id", path.name))
 
 
 def _counts(statuses: Any) -> str | None:

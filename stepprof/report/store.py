@@ -11,10 +11,7 @@ from stepprof.errors import ConfigError
 from stepprof.files import write_atomically
 from stepprof.report.schema import SCHEMA_VERSION, Comparison, Report
 
-__all__ = ["PAGE_FILE", "REPORT_FILE", "dump", "read", "write"]
-
-REPORT_FILE = "report.json"
-PAGE_FILE = "report.html"
+__all__ = ["dump", "read", "write"]
 
 _Content = TypeVar("_Content", Report, Comparison)
 

@@ -21,7 +21,7 @@ from stepprof.timeline.model import Alignment, Args, Indices, Origin, Source, Ti
 from stepprof.timeline.npu import adapt, is_npu
 from stepprof.timeline.npudb import DatabaseStream
 from stepprof.timeline.pairs import PAIRED, Pairs
-from stepprof.timeline.raw import RawTrace, TraceStream
+from stepprof.timeline.raw import TraceStream
 from stepprof.timeline.times import nanoseconds
 from stepprof.timeline.tracks import Rows
 
@@ -40,7 +40,7 @@ def as_they_stand(events: Sequence[Event], *names: object) -> list[Args]:
 
 
 def read(
-    raw: RawTrace | TraceStream | DatabaseStream,
+    raw: TraceStream | DatabaseStream,
     origin: Origin,
     alignment: Alignment,
     *,
@@ -51,7 +51,7 @@ def read(
     """Read a trace.
 
     Args:
-        raw: its events, at once or in batches.
+        raw: its events, in batches.
         origin: whose it is.
         alignment: how its host's clock is brought onto the common one.
         args: keep the arguments of slices and instants; or what gives those of events that are kept.
@@ -62,7 +62,7 @@ def read(
         The source; without events and with a finding where nothing says when its times begin.
     """
     reader = _Reader(args, arrows_wanted=flows)
-    for batch in [raw.events] if isinstance(raw, RawTrace) else raw:
+    for batch in raw:
         reader.take(batch)
     return reader.source(origin, alignment, raw.header, raw.findings, base_ns)
 

@@ -17,7 +17,6 @@ __all__ = [
     "bytes_field",
     "columns",
     "double_field",
-    "fixed64_field",
     "varint",
     "varint_field",
     "varints",
@@ -55,11 +54,6 @@ def bytes_field(number: int, value: bytes | str) -> bytes:
     """A field of text, bytes or a message; text that is not whole Unicode is replaced, never refused."""
     data = value.encode("utf-8", "replace") if isinstance(value, str) else value
     return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def fixed64_field(number: int, value: int) -> bytes:
-    """A field of eight bytes, unsigned."""
-    return varint(number << 3 | 1) + struct.pack("<Q", value)
 
 
 def double_field(number: int, value: float) -> bytes:

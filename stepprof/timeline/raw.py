@@ -18,7 +18,7 @@ from stepprof.timeline.header import ending, is_nested, table
 from stepprof.timeline.inflate import BLOCK, blocks
 from stepprof.timeline.salvage import BORDER, DECODE_ERRORS, salvage
 
-__all__ = ["Event", "Limits", "RawTrace", "TraceStream", "read_header", "read_raw"]
+__all__ = ["Event", "Limits", "TraceStream", "read_header"]
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
@@ -42,23 +42,6 @@ class Limits:
     events: int = 100_000_000
     event_bytes: int = 64 << 20
     """Of one event: a larger one is passed over."""
-
-
-@dataclass(slots=True)
-class RawTrace:
-    """A whole file."""
-
-    header: dict[str, object]
-    """The top level without the events."""
-    events: list[Event]
-    findings: list[str]
-
-
-def read_raw(path: Path, *, limits: Limits | None = None) -> RawTrace:
-    """Read a whole file; what is wrong with it is in the findings, and nothing is raised."""
-    stream = TraceStream(path, limits=limits)
-    events = [event for batch in stream for event in batch]
-    return RawTrace(stream.header, events, stream.findings)
 
 
 def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
