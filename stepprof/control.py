@@ -65,6 +65,8 @@ class _Seen:
     request: Request | None = None
     missed: str | None = None
     """The steps that were past when it was seen, as text."""
+    early: bool = False
+    """It lay there before the first step of this process."""
 
 
 class Control:
@@ -75,7 +77,7 @@ class Control:
         selector: what is taken goes there.
         probe: pays a backend's slow imports; why it cannot record here, or None.
         last_step: the step that was entered last, here.
-        elsewhere: why no window that a request asks for comes in here; None: one may.
+        elsewhere: why no window that a request asks for comes in here, where it lay there before the first step or not; None: one may.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Control:
         selector: Selector,
         probe: Callable[[Policy], str | None],
         last_step: Callable[[], int | None],
-        elsewhere: Callable[[Request], str | None] = lambda request: None,
+        elsewhere: Callable[[Request, bool], str | None] = lambda request, early: None,
     ) -> None:
         self._folder = run / REQUESTS
         self._selector = selector
@@ -207,7 +209,7 @@ class Control:
             while True:
                 left, missed = _still_to_come(request, past)
                 if left is None:
-                    elsewhere = self._elsewhere(request) if policies else "for other ranks"
+                    elsewhere = self._elsewhere(request, False) if policies else "for other ranks"
                     if elsewhere is not None:
                         return _Seen("not here", elsewhere, request)
                     reason = f"this rank was at step {past} when it saw the request"
@@ -216,7 +218,7 @@ class Control:
                 past = self._last_step()
                 if past is None or past < left.step or not policies or left.step in self._selector.came():
                     self._unprepared += [p for p in policies if self._selector.selects_rank(p)]
-                    return _Seen("accepted", None, request, missed)
+                    return _Seen("accepted", None, request, missed, early=past is None)
                 # that step came in meanwhile: what is left of it would be half a step
                 self._selector.withdraw(left.name)
         except ConfigError as error:
@@ -252,7 +254,7 @@ class Control:
             return replace(seen, outcome="reached")
         if not self._selector.asked_of(request):
             return replace(seen, outcome="not here", reason="for other ranks", missed=None)
-        reason = self._elsewhere(request)
+        reason = self._elsewhere(request, seen.early)
         if reason is not None:
             return replace(seen, outcome="not here", reason=reason, missed=None)
         if str(missing) == seen.missed:

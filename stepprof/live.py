@@ -29,10 +29,11 @@ MOST_ROLES = 64
 class Pace:
     """Which step runs, and how long the last ones took; also where two of them are under way at any moment.
 
-    ``shortest`` is the least time from the start of one step to that of the next, ``stride`` by how much their numbers differ.
+    ``first`` is the step of the first window that ended, ``shortest`` the least time from the start of one step to that of the next, ``stride`` by how much their numbers differ.
     """
 
     def __init__(self) -> None:
+        self.first: int | None = None
         self.stride: int | None = None
         self._steps: dict[int, tuple[int, int]] = {}
         """When the last steps began and ended, as far as their windows are over."""
@@ -47,6 +48,8 @@ class Pace:
             where = span[6]
             if span[1] != "window" or where is None or where.number is None:
                 continue
+            if self.first is None:
+                self.first = where.number
             if where.role is not None and len(self.roles) < MOST_ROLES:
                 self.roles.add(where.role)
             if where.number not in self._steps and not self._begin(where.number, span[2]):
@@ -159,12 +162,15 @@ class Live:
             "role": None if window is None else window.role,
         }
 
-    def _elsewhere(self, request: Request) -> str | None:
+    def _elsewhere(self, request: Request, early: bool) -> str | None:
         """Why no window that a request asks for comes in here."""
+        first = self.pace.first
         if self._session.lent:
             return "the process that this one follows answers for it"
         if request.role is not None and self.pace.roles and request.role not in self.pace.roles:
             return "no window of this role comes in here"
+        if early and first is not None and request.last_step < first:
+            return f"this process began at step {first}"
         return None
 
     def _begun(self) -> int | None:

@@ -31,7 +31,7 @@ class Session:
             self.selector,
             lambda policy: self.probed.append(policy.backend),
             lambda: self.last,
-            lambda request: "no such role" if request.role in self.not_here else None,
+            lambda request, early: "no such role" if request.role in self.not_here else None,
         )
 
     def look(self) -> dict[str, str]:

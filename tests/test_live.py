@@ -156,6 +156,23 @@ class TestTrigger:
         assert main(["show", str(job.run), "--step", str(request.step)]) == 0
         assert "missed" not in capsys.readouterr().out
 
+    def test_what_was_recorded_before_a_restart(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        """A job that is resumed further on has missed nothing of what the one before it recorded."""
+        job.start(0)
+        job.wait_for(0)
+        request = stepprof.trigger(job.run)
+        job.wait_until(lambda _: job.outcomes(request.name) == {0: "reached"})
+        job.ranks[0].kill()
+        job.ranks[0].communicate()
+        job.start(0, first=request.step + 100)
+        job.wait_until(lambda _: job.outcomes(request.name) == {0: "not here"})
+        printed = job.end()[0]
+        assert "request missed" not in printed
+        assert f"this process began at step {request.step + 100}" in printed
+        capsys.readouterr()
+        assert main(["show", str(job.run), "--step", str(request.step)]) == 0
+        assert "missed" not in capsys.readouterr().out
+
     def test_a_job_that_was_killed_and_goes_on_elsewhere(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
