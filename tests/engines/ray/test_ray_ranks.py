@@ -271,8 +271,9 @@ class TestRanks:
         with pytest.raises(EngineFailure, match="bound to one thread"):
             drive(connect(handle, kind="rank").arm(windows.make(2, "actor", stem="")))
 
-    def test_ended_right_after(self, ray_here, trainers, connect, session, windows, pool):
-        """An actor that is told to end while its export runs: Ray kills the children of a worker that ends, and the manifest says what came of it."""
+    @pytest.fixture
+    def leaving(self, ray_here, trainers, connect, windows, pool):
+        """A trainer that has recorded and exports, and serves no other test; and its driver."""
         (handle,) = trainers()
         driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
         drive(driver.arm(window))
@@ -280,19 +281,18 @@ class TestRanks:
         ray_here.get(handle.update.remote())
         pool["plain"].remove(handle)
         drive(driver.stop(window))
+        return handle, driver
+
+    def test_ended_right_after(self, leaving, session):
+        """An actor that is told to end while its export runs: Ray kills the children of a worker that ends, and the manifest says what came of it."""
+        handle, _ = leaving
         handle.__ray_terminate__.remote()
         (found,) = settled(session, 2, "actor-rank-0.json")
         assert found["status"] == "complete" or "the export process was killed" in found["error"]
 
-    def test_detached_while_it_exports(self, ray_here, trainers, connect, session, windows, pool):
+    def test_detached_while_it_exports(self, leaving, session):
         """Detached first, it has exported when it is told to end."""
-        (handle,) = trainers()
-        driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
-        drive(driver.arm(window))
-        drive(driver.start(window))
-        ray_here.get(handle.update.remote())
-        pool["plain"].remove(handle)
-        drive(driver.stop(window))
+        handle, driver = leaving
         drive(driver.close(20))
         handle.__ray_terminate__.remote()
         (found,) = settled(session, 2, "actor-rank-0.json")

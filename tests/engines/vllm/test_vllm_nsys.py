@@ -42,11 +42,13 @@ import json, os, sys
 import stepprof
 
 if __name__ == "__main__":
+    from driven import unmeasured
     from vllm import LLM, SamplingParams
     from vllm_tiny import arguments
-    from stepprof.remote.vllm import engine_args
 
-    engine = LLM(**arguments(sys.argv[1], **engine_args("traces", {"backend": "nsys"})))
+    # what engine_args says where there is CUDA
+    with unmeasured():
+        engine = LLM(**arguments(sys.argv[1], profiler_config={"profiler": "cuda", "ignore_frontend": True}))
     stepprof.init(json.loads(os.environ["CONFIG"]), rank=0, world_size=1, run_id="job")
     stepprof.attach(engine, role="rollout")
     for step in (1, 2, 3):
