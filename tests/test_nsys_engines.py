@@ -277,6 +277,23 @@ class TestObject:
             assert jobs.report(step, "rollout/rank-0.nsys-rep")["range"] == number
         assert main(["check", str(jobs.folder / "runs" / "job")]) == 0
 
+    def test_a_server_that_this_process_has_started(self, jobs):
+        """It is of the same session: one range, one report."""
+        jobs.config |= {"backend": "nsys", "roles": {}}
+        start = f"""
+import atexit, subprocess
+server = subprocess.Popen([sys.executable, {str(HERE / "engines.py")!r}], stdout=subprocess.PIPE, text=True)
+atexit.register(server.stdout.close)
+atexit.register(server.wait)
+atexit.register(server.terminate)
+os.environ["URL"] = "http://127.0.0.1:" + server.stdout.readline().strip()
+{SERVER}
+"""
+        jobs.record(nsys={"engine": False}, BEFORE=start)
+        assert jobs.statuses(key="windows") == {2: "complete", 4: "complete"}, jobs.entries("windows")
+        assert jobs.statuses() == {2: "joined", 4: "joined"}, jobs.entries()
+        assert [jobs.report(step, "rollout/rank-0.nsys-rep")["range"] for step in (2, 4)] == [1, 2]
+
     def test_inside_a_window_of_this_process(self, jobs):
         """The engine is not told to begin: its stop would end the range of the window around it."""
         jobs.config |= {"backend": "nsys", "roles": {}}

@@ -66,6 +66,24 @@ class TestCount:
         config = Config(**NSYS, ranks="0-3", roles={"rollout": {"ranks": "all"}})
         assert [count_windows(config, ("rollout", "actor"), rank) for rank in (3, 4)] == [8, 4]
 
+    @pytest.mark.parametrize(
+        ("config", "roles", "windows"),
+        [
+            ({}, ("rollout",), 4),
+            ({"join_steps": True}, ("rollout", "eval"), 8),
+            ({"schedule": {"region": "a", "active": 2, "repeat": 3}}, ("rollout",), 4),
+            ({"capture_per": "region", "regions": ["a"]}, ("rollout",), 4),
+            ({"steps": "every 100"}, ("rollout",), None),
+            ({"backend": "torch"}, ("rollout",), 0),
+            ({"backend": "torch", "roles": {"rollout": {"engine": {"backend": "nsys"}}}}, ("rollout",), 4),
+            ({"roles": {"rollout": {"engine": {"backend": "torch"}}}}, ("rollout",), 0),
+            ({"watch": {"enabled": True}}, ("rollout",), None),
+        ],
+    )
+    def test_of_an_engine(self, config, roles, windows):
+        """One for each window of its roles, whatever a rank makes of them; by what the engine records with."""
+        assert count_windows(Config(**{**NSYS, **config}), roles, engine=True) == windows
+
 
 class TestCommand:
     def test_the_nsys_at_hand(self, tools, tmp_path):
@@ -152,6 +170,30 @@ class TestCommand:
         assert given["output"] == f"{tmp_path}/reports/rank-0_%h_%p"
         assert (given["gpu-metrics-devices"], given["stats"]) == ("0", "true")
         assert not {"sample", "cpuctxsw", "discard-environment"} & given.keys()
+
+    def test_an_engine_s_server(self, tools):
+        """Its role's own backend counts; roles have to be named."""
+        config = {
+            **NSYS,
+            "backend": "torch",
+            "roles": {"rollout": {"engine": {"backend": "nsys"}}},
+        }
+        given = options(nsys_command(config, roles=["rollout"], engine=True, nsys=tools.nsys))
+        assert given["capture-range-end"] == "repeat-shutdown:4:async"
+        with pytest.raises(ConfigError, match="an engine follows the windows of roles"):
+            nsys_command(config, engine=True)
+        with pytest.raises(ConfigError, match="this process records nothing with nsys"):
+            nsys_command(config, roles=["actor"], engine=True)
+
+    def test_a_name_without_the_process(self, tools, tmp_path):
+        """Then the name alone tells whose reports they are."""
+        given = options(nsys_command(NSYS, output=tmp_path / "engine", nsys=tools.nsys))
+        name, _, value = given["env-var"].partition("=")
+        launch = launch_of(NsysOptions(), {name: value})
+        (tmp_path / "engine.2.nsys-rep").touch()
+        (tmp_path / "engine2.1.nsys-rep").touch()
+        assert launch.find(2) == tmp_path / "engine.2.nsys-rep"
+        assert launch.find(1) is None
 
     def test_a_rank_that_records_nothing(self):
         """Its command comes back as it is."""

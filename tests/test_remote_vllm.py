@@ -469,6 +469,22 @@ class TestNsys:
         ):
             engine_args(tmp_path, {"backend": "nsys"})
 
+    @pytest.mark.parametrize(("device", "refused"), [("cuda", False), ("", False), ("xpu", True)])
+    def test_where_it_is_built(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, refused: bool
+    ) -> None:
+        """Off CUDA an engine would not start with it; where no device is seen, it is built elsewhere."""
+        config = type("ProfilerConfig", (), {"__dataclass_fields__": {"profiler": None}})
+        monkeypatch.setitem(sys.modules, "vllm.config", _table(ProfilerConfig=config))
+        monkeypatch.setitem(
+            sys.modules, "vllm.platforms", _table(current_platform=_table(device_type=device))
+        )
+        if refused:
+            with pytest.raises(ConfigError, match="this vLLM runs on xpu"):
+                engine_args(tmp_path, {"backend": "nsys"})
+        else:
+            assert engine_args(tmp_path, {"backend": "nsys"})["profiler_config"] == {"profiler": "cuda"}
+
     def test_a_window_of_it(self, tmp_path: Path) -> None:
         """Started and stopped; no folder is led anywhere, and what becomes of the report is known later: here, that nsys has started nothing."""
         calls: list[str] = []
@@ -523,6 +539,17 @@ class TestNsys:
             _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="nsys", delay_iterations=3))).result(
                 10
             )
+
+    def test_a_delay_is_refused_when_it_is_attached(self, tmp_path: Path) -> None:
+        """By its key."""
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        roles = {"rollout": {"engine": {"backend": "nsys", "delay_iterations": 3}}}
+        stepprof.init({"steps": "2", "backend": "null", "roles": roles, "output_dir": str(tmp_path)}, rank=0)
+        try:
+            with pytest.raises(ConfigError, match=r"roles\.rollout\.engine\.delay_iterations = 3"):
+                stepprof.attach(engine, role="rollout")
+        finally:
+            stepprof.shutdown()
 
     def test_one_that_was_built_for_torch_is_refused(self, tmp_path: Path) -> None:
         """It cannot be switched over; how to build it is told."""

@@ -7,6 +7,7 @@ reports. A server of another host, user or container cannot be looked at; then t
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from stepprof.backends.nsys_reports import RangeCount
 from stepprof.files import write_atomically
 from stepprof.log import logger
 from stepprof.remote.loop import in_thread
-from stepprof.remote.nsys import Started
+from stepprof.remote.nsys import Started, this_process
 from stepprof.writer import process_start
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["NsysServer", "listener"]
 
 LISTENS = "0A"
+SESSION = "NSYS_PROFILING_SESSION_ID"
+"""Of which session a process is: one that this process has started is of its own."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
@@ -85,6 +88,8 @@ class NsysServer:
         return Started(launch, {}, self._kept(window.trace_dir / ".stepprof-ranges"))
 
     def _of_process(self, window: EngineWindow, pid: int, environ: dict[str, str]) -> Started:
+        if environ.get(SESSION) and environ.get(SESSION) == os.environ.get(SESSION):
+            return this_process(window)
         launch = launch_of(window.nsys, environ, pid)
         if not under_nsys(environ):
             return Started(launch, environ, self._nowhere, pid, under=False)

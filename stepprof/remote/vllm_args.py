@@ -88,7 +88,8 @@ def engine_args(
             0.31 that is so for its bounds of iterations, too.
 
     Raises:
-        ConfigError: an option that nobody knows; or vLLM is not installed here: call it where the engine is built.
+        ConfigError: an option that nobody knows, or that an engine would not survive here; or vLLM is not installed here: call it where
+            the engine is built.
         OSError: the folder cannot be made.
 
     Up to vLLM 0.12 there is nothing to pass: the environment variables of this process are set, which the engine's processes inherit,
@@ -101,6 +102,8 @@ def engine_args(
         raise ConfigError.at(
             "options.backend", "nsys", 'vLLM marks its part for nsys from 0.13 on; did you mean "torch"?'
         )
+    if by_nsys(chosen):
+        _require_cuda()
     if fields is None:
         os.environ.update(_variables(link, chosen, _known_variables()))
         return {}
@@ -203,6 +206,18 @@ def _config_fields() -> frozenset[str] | None:
         ) from error
     config = getattr(module, "ProfilerConfig", None)
     return None if config is None else frozenset(config.__dataclass_fields__)
+
+
+def _require_cuda() -> None:
+    """vLLM's workers end where they cannot have the profiler that they were built for, and the engine with them. Raises ConfigError."""
+    try:
+        platform = importlib.import_module("vllm.platforms").current_platform
+    except ImportError:
+        return
+    device = getattr(platform, "device_type", "")
+    if device and device != "cuda":
+        problem = f'this vLLM runs on {device}, and an engine that is built for CUDA\'s profiler does not start there; did you mean "torch"?'
+        raise ConfigError.at("options.backend", "nsys", problem)
 
 
 def _known_variables() -> frozenset[str]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from vllm.config import ProfilerConfig
+from vllm.platforms import current_platform
 
+from stepprof.errors import ConfigError
 from stepprof.remote.vllm import engine_args
 
 
@@ -20,10 +22,20 @@ from stepprof.remote.vllm import engine_args
         ({"backend": "nsys", "max_iterations": 3, "with_stack": True}, "cuda"),
     ],
 )
-def test_vllm_takes_it(options: dict[str, Any], profiler: str, tmp_path: Path) -> None:
-    """And means the same by it."""
+def test_vllm_takes_it(
+    options: dict[str, Any], profiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And means the same by it, on a machine with CUDA."""
+    monkeypatch.setattr(type(current_platform), "device_type", "cuda")
     config = ProfilerConfig(**engine_args(tmp_path, options)["profiler_config"])
     assert config.profiler == profiler
     assert config.max_iterations == options.get("max_iterations", 0)
     assert config.ignore_frontend
     assert bool(config.torch_profiler_dir) == (profiler == "torch")
+
+
+def test_a_profiler_that_this_machine_cannot_have(tmp_path: Path) -> None:
+    """vLLM would end its workers over it: refused before an engine is built."""
+    with pytest.raises(ConfigError, match=r'options\.backend = "nsys": this vLLM runs on cpu') as caught:
+        engine_args(tmp_path, {"backend": "nsys"})
+    assert 'did you mean "torch"?' in str(caught.value)
