@@ -399,6 +399,15 @@ def test_an_npu_is_known_by_its_communication():
     )  # fmt: skip
 
 
+def test_a_profilers_step_is_no_operator():
+    """torch_npu writes it as one: it would be as long as all the others together."""
+    made = digest(
+        trace(0, ("thread", "cpu_op", "ProfilerStep#1", 0, 90), ("thread", "cpu_op", "aten::mm", 10, 20))
+    )
+    assert [time.name for time in made.ops.times] == ["aten::mm"]
+    assert made.work.compute == 20 * MS
+
+
 def test_a_sample_is_in_flight_in_the_role_that_generates_it_alone():
     on = [
         (("thread", "main"), "window", "rollout", 0, 50, "rollout"),

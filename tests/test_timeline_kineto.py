@@ -273,6 +273,10 @@ class TestDevices:
                 "dur": 4.5,
                 "args": {"Task Type": "AI_CORE"},
             },
+            *(
+                {"ph": "X", "name": name, "pid": 5, "tid": 3, "ts": stamp, "dur": 1}
+                for name in ("NOTIFY_WAIT_SQE", "EVENT_RECORD", "MEMCPY_ASYNC")
+            ),
             complete("aten::mm", pid=6, ts=stamp),
             {"ph": "X", "name": "Computing", "pid": 4, "tid": 0, "ts": stamp, "dur": "4.5"},
             baseTimeNanoseconds=None,
@@ -285,6 +289,9 @@ class TestDevices:
         }
         assert told == {
             "MatMul": ("stream", "kernel"),
+            "NOTIFY_WAIT_SQE": ("stream", "overhead"),
+            "EVENT_RECORD": ("stream", "overhead"),
+            "MEMCPY_ASYNC": ("stream", "gpu_memcpy"),
             "aten::mm": ("thread", "cpu_op"),
             "Computing": ("async", "overlap analysis"),
         }

@@ -57,8 +57,8 @@ class TestRead:
             "launch": ("thread", "runtime", 4, 1),
             "GC": ("thread", "GC", 50, 5),
             "MatMulV2": ("stream", "kernel", 20, 20),
-            "Notify_Wait": ("stream", "kernel", 41, 19),
-            "EVENT_RECORD": ("stream", "kernel", 61, 1),
+            "Notify_Wait": ("stream", "communication", 41, 19),
+            "EVENT_RECORD": ("stream", "overhead", 61, 1),
             "weights synced": ("stream", "kernel", 82, 0),
             "hcom_allReduce__428_0_1": ("stream", "communication", 41, 19),
         }
@@ -93,7 +93,7 @@ class TestRead:
         report = analyse(find([database], output_dir=database.parent), workers=1)
         (row,) = report.overlap
         assert (row.label, row.device) == ("actor rank 3", "npu")
-        assert row.compute >= 20e-6
+        assert row.compute == pytest.approx(20e-6, abs=1e-9)  # what only waits or records is none
         assert row.communication == pytest.approx(19e-6)
         assert "MatMulV2" in {kernel.name for kernel in report.kernels}
 

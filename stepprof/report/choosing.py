@@ -76,7 +76,8 @@ class Chosen:
         bits = _table(_BY_CATEGORY, source.categories)[slices.category]
         bits |= _table(_BY_TRACK, [track.kind for track in source.tracks])[slices.track]
         bits |= _table(_BY_NAME, source.names)[slices.name]
-        self.ops = np.flatnonzero((bits & (_OP | _THREAD | _HOST_CALL)) == _OP | _THREAD)
+        # torch_npu has the profiler's steps among the operators
+        self.ops = np.flatnonzero((bits & (_OP | _THREAD | _HOST_CALL | _STEP)) == _OP | _THREAD)
         self.regions = np.flatnonzero((bits & (_REGION | _HOST | _HOST_CALL | _STEP)) == _REGION | _HOST)
         self.windows = np.flatnonzero((bits & (_WINDOW | _HOST)) == _WINDOW | _HOST)
         self.device = np.flatnonzero((bits & (_STREAM | _NOTE)) == _STREAM)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from stepprof.timeline.event import Event
-from stepprof.timeline.npu import HARDWARE
+from stepprof.timeline.npu import COMMUNICATION, HARDWARE
 from stepprof.timeline.raw import Limits
 
 __all__ = ["DatabaseStream"]
@@ -203,7 +203,9 @@ class _Opened:
                 yield _called("thread", f"Stream {stream}", _DEVICES - device, stream)
             type_, shapes = None, None
             text = others.get(number)
+            category = "" if text is None else COMMUNICATION
             if number in computed:
+                category = ""
                 text, type_, shapes = computed[number]
             elif text is None and connection not in (-1, _NO_CONNECTION):
                 text = marked.get(connection)
@@ -213,7 +215,7 @@ class _Opened:
                 "Input Shapes": self._names.get(shapes),
             }
             name = self._name(text, self._name(kind))
-            yield _complete(name, "", (_DEVICES - device, stream), (start, end), told)
+            yield _complete(name, category, (_DEVICES - device, stream), (start, end), told)
 
     def _groups(self) -> Iterator[Event]:
         named: dict[object, int] = {}
