@@ -185,7 +185,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     for name, function in functions.items():
         monkeypatch.setattr(torch._C, name, function, raising=False)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for count in ("device_count", "_device_count_nvml"):
+        monkeypatch.setattr(torch.cuda, count, lambda: 1)
     monkeypatch.setattr(torch.cuda, "_initialized", True)
     monkeypatch.setattr(torch.cuda, "_queued_calls", [])
     monkeypatch.setattr(outofmemory, "_attached", False)

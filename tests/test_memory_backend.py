@@ -21,6 +21,7 @@ pytest.importorskip("torch")
 import torch
 
 import stepprof
+from stepprof.backends import memory_api
 from stepprof.backends.base import Busy, Incomplete
 from stepprof.backends.memory import MemoryBackend
 from stepprof.backends.memory_api import history
@@ -102,6 +103,67 @@ class TestWithoutCuda:
         """Another allocator than torch's own keeps none."""
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync")
         assert "CUDA's allocator here is cudaMallocAsync" in str(MemoryBackend().probe())
+
+    def test_another_allocator(self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As above, by whoever put it there."""
+        monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable")
+        assert "leave torch its own (torch.cuda.memory.change_current_allocator)" in str(
+            MemoryBackend().probe()
+        )
+
+    @pytest.mark.parametrize(
+        ("told", "file", "there"),
+        [(2, None, True), (0, "nvidia0", False), (-1, "nvidia0", True), (-1, None, False)],
+    )
+    def test_devices_are_not_counted_by_cuda(
+        self,
+        cuda: Allocator,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        told: int,
+        file: str | None,
+        there: bool,
+    ) -> None:
+        """As long as the process does not use it: NVML is asked, and where that does not tell (MIG), whether a driver is there."""
+        monkeypatch.setattr(torch.cuda, "_initialized", False)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("this count is CUDA's"))
+        monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: told)
+        monkeypatch.setattr(memory_api, "_DEVICES", tmp_path)
+        if file:
+            (tmp_path / file).touch()
+        assert (MemoryBackend().probe() is None) == there
+
+    @pytest.mark.parametrize("backend", ["torch", "memory"])
+    def test_forked_children_can_use_cuda(self, run_script, backend: str) -> None:
+        """A process that does not use it itself never asks torch what CUDA would have to be started for: torch refuses CUDA to a child that is forked after that."""
+        printed = run_script(
+            f"""
+import torch, stepprof, torch._inductor.config
+
+asked = []
+def start_cuda(*_):
+    asked.append("CUDA was started")
+    return 1
+
+torch._C._cuda_getDeviceCount = torch._C._cuda_init = start_cuda
+torch._C._cuda_getAllocatorBackend = lambda: "native"
+torch.version.cuda = "12.8"
+torch.cuda._device_count_nvml = lambda: 1
+supported = torch.autograd._supported_activities
+torch.autograd._supported_activities = lambda: start_cuda() and supported()
+assert torch.cuda._is_compiled()
+
+memory = {{"on_oom": True, "on_oom_entries": 5}}
+stepprof.init({{"backend": {backend!r}, "steps": "1-3", "min_free_memory": "none", "memory": memory}}, rank=0)
+for step in range(1, 5):
+    with stepprof.profile_step(step, role="actor"), stepprof.region("update"):
+        torch.ones(4).add_(1)
+stepprof.shutdown()
+print(len(stepprof.state().recorded_steps), stepprof.state().last_error, asked, torch.cuda.is_initialized())
+"""
+        ).check()
+        assert printed.stdout.endswith(" [] False\n")
+        assert ("3 None" if backend == "torch" else "has not used CUDA yet") in printed.stdout
 
     def test_without_torch(self, run_script) -> None:
         """The reason says how to install it."""

@@ -10,6 +10,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from stepprof.backends.base import Busy
@@ -18,6 +19,10 @@ from stepprof.log import logger
 from stepprof.memoryoptions import MemoryOptions
 
 __all__ = ["MemoryApi", "history"]
+
+_DEVICES = Path("/dev")
+_DEVICE_FILES = ("nvidia[0-9]*", "nvhost-*", "nvmap", "dxg", "kfd")
+"""Of NVIDIA's driver, on Jetson, under WSL, of AMD's."""
 
 Observer = Callable[[int, int, int, int], None]
 """Told of the device, the bytes that were asked for, the bytes there are, and those that are free."""
@@ -41,7 +46,7 @@ class MemoryApi:
                 f'this torch ({torch.__version__}) has no CUDA: backend = "memory" records CUDA\'s allocator and needs a torch '
                 'that is built for it; did you mean backend = "torch" with torch.profile_memory = true?'
             )
-        if not torch.cuda.device_count():
+        if not self._devices():
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             hint = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
             return (
@@ -49,11 +54,28 @@ class MemoryApi:
             )
         allocator = str(self.memory.get_allocator_backend())
         if allocator != "native":
-            return (
-                f"CUDA's allocator here is {allocator}, which keeps no history; take backend:{allocator} out of "
-                "PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
+            remedy = (
+                f"take backend:{allocator} out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
+                if allocator == "cudaMallocAsync"
+                else "leave torch its own (torch.cuda.memory.change_current_allocator)"
             )
+            return f"CUDA's allocator here is {allocator}, which keeps no history; {remedy}"
         return None
+
+    def _devices(self) -> int:
+        """How many there are, or one where that cannot be told yet.
+
+        Before the process uses CUDA the driver's tools are asked alone: CUDA's own count, which torch takes where they do not tell (MIG, Jetson), keeps children that are forked later from using a
+        device.
+        """
+        cuda = self.torch.cuda
+        if self.is_in_use:
+            return int(cuda.device_count())
+        by_tools = (
+            "_device_count_amdsmi" if getattr(self.torch.version, "hip", None) else "_device_count_nvml"
+        )
+        count = int(getattr(cuda, by_tools, lambda: -1)())
+        return count if count >= 0 else int(any(any(_DEVICES.glob(name)) for name in _DEVICE_FILES))
 
     @property
     def is_in_use(self) -> bool:

@@ -71,18 +71,18 @@ class TorchApi:
     def activities(self, wanted: Iterable[str] | None) -> tuple[set[Any], str | None]:
         """The activities to record, and what stands in the way of those that were asked for by name.
 
-        Without a wish: the CPU, and each device that this process uses already. To record one that it does not use would create a context on it: hundreds of MB of its memory.
+        Without a wish: the CPU, and each device that this process uses already. To record one that it does not use would create a context on it: hundreds of MB of its memory. Not even whether
+        it is there is asked: torch would count CUDA's devices, which keeps children that are forked later from using one.
         """
         names = self.torch.profiler.ProfilerActivity.__members__
-        there = {
-            name.lower()
-            for name, member in names.items()
-            if member in self.torch.profiler.supported_activities()
-        }
         by_name = {name.lower(): member for name, member in names.items()}
+        in_use = {name for name in by_name if name != "cpu" and self._is_initialized(name)}
+        if wanted is None and not in_use:
+            return {by_name["cpu"]}, None
+        supported = self.torch.profiler.supported_activities()
+        there = {name for name, member in by_name.items() if member in supported}
         if wanted is None:
-            chosen = {name for name in there if name == "cpu" or self._is_initialized(name)}
-            return {by_name[name] for name in chosen}, None
+            return {by_name[name] for name in there & {"cpu", *in_use}}, None
         missing = [name for name in wanted if name not in there or not self._is_available(name)]
         if missing:
             found = ", ".join(sorted(name for name in there if self._is_available(name)))
@@ -104,9 +104,9 @@ class TorchApi:
 
     def _is_initialized(self, name: str) -> bool:
         device = self._device(name)
-        if device is None or not self._is_available(name):
+        if device is None or not getattr(device, "is_initialized", lambda: True)():
             return False
-        return bool(getattr(device, "is_initialized", lambda: True)())
+        return self._is_available(name)
 
     # sessions
 
@@ -205,18 +205,17 @@ def threads_held_still() -> Iterator[None]:
 
 
 def device_in_use() -> bool:
-    """Whether this process holds a context on an accelerator, by torch or by anything else. Imports nothing."""
+    """Whether this process holds a context on an accelerator, by torch or by anything else. Imports nothing, and counts no devices (see `TorchApi.activities`)."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        for name in ("cuda", "xpu", "npu", "mtia", "hpu"):
+        accelerator = getattr(torch, "accelerator", None)
+        built_for = None if accelerator is None else accelerator.current_accelerator()
+        name_of_it = () if built_for is None else (str(built_for.type),)
+        for name in dict.fromkeys((*name_of_it, "cuda", "xpu", "npu", "mtia", "hpu")):
             is_initialized = getattr(getattr(torch, name, None), "is_initialized", None)
             if is_initialized is not None and is_initialized():
                 return True
-        accelerator = getattr(torch, "accelerator", None)
-        if accelerator is not None and accelerator.is_available():
-            name = str(accelerator.current_accelerator().type)
-            is_initialized = getattr(getattr(torch, name, None), "is_initialized", None)
-            if is_initialized is None or is_initialized():
+            if is_initialized is None and name in name_of_it and torch.accelerator.is_available():
                 return True
     return _device_file_open()
 
