@@ -21,7 +21,7 @@ from stepprof.log import logger
 from stepprof.requests import Request, place_request
 from stepprof.rundir import MANIFEST, PRUNED, step_folder
 from stepprof.tables import size
-from stepprof.writer import writer_identity
+from stepprof.writer import is_alive, writer_identity
 
 if TYPE_CHECKING:
     from stepprof.config import Policy
@@ -137,7 +137,8 @@ class AutoCaptures:
             path = folder / f"{number:06d}.json"
             if not path.exists() and write_exclusively(path, _dump(content)):
                 return path, content
-            if _read(path).get("step") == step:
+            claim = _read(path)
+            if claim.get("step") == step and not _is_over(claim.get("writer")):
                 return f"none: another rank records for step {step}"
         return f"none: max_captures = {self._options.max_captures} of this run are used up"
 
@@ -210,6 +211,11 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _is_over(writer: object) -> bool:
+    """Whether a claim is of a job before this one, which came to the same step."""
+    return isinstance(writer, Mapping) and is_alive(writer) is False
 
 
 def _pruned_bytes(path: Path) -> int:

@@ -1,7 +1,7 @@
 """Which recorded steps are whole: nobody is still at them, and whoever has not got so far is known to be gone.
 
 Read from what every process leaves in the run directory anyway, fragments of manifests and status files. What only this module knows: when a process that says nothing counts as gone. On its own host that can be
-seen; of another host's it is believed after a minute of silence.
+seen; of another host's it is believed after a minute of silence, or where the job has been started anew since.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class Peers:
 
     def _gone(self, status: Mapping[str, Any]) -> bool:
         alive = is_alive(status["writer"])
+        if status["condition"] == "replaced":
+            return True
         if alive is None:
             return self.silent(status["file"], status["published_unix_ns"])
         return not alive

@@ -276,8 +276,24 @@ class TestWhole:
         monkeypatch.setattr(wholesteps, "SILENT_SECONDS", 0.0)
         assert not peers.here(2)
 
+    def test_ranks_of_a_job_that_was_started_anew(self, tmp_path) -> None:
+        """Those of before, on a host that is gone, are waited for no minute."""
+        run = runs.make_run(tmp_path)
+        elsewhere = {**writer_identity(), "host": "another"}
+        self.status(run, rank=1, step=2, writer=elsewhere)
+        path = run.status_path(1)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "published_unix_ns": 10**18}))
+        os.utime(path, (10**9, 10**9))
+        peers = Peers(run.path)
+        peers.look()
+        assert peers.here(2)
+        self.status(run, rank=0, step=3)
+        peers.look()
+        assert not peers.here(2)
+
     def status(self, run, rank, step=None, ended=False, writer=None) -> None:
         content = {
+            "started_unix_ns": time.time_ns(),
             "rank": rank,
             "step": step,
             "ended": ended,

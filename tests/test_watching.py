@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import runs
 from structlog.testing import capture_logs
 
 from stepprof import watching
@@ -314,6 +315,15 @@ class TestBudget:
         assert [claim["capture_rank"] for claim in claims(tmp_path / "run")] == [0, 1]
         assert 1 in ranks[1].selector.policy_at(52, None).ranks
         assert ranks[0].selector.policy_at(52, None) is None
+
+    def test_the_same_step_of_a_job_before_this_one(self, tmp_path) -> None:
+        """A job that goes on from a checkpoint comes to it again: nobody else records for it now."""
+        assert self.slow(Loop(tmp_path / "run"), 10) == "step 12"
+        (path,) = (tmp_path / "run" / "watch").iterdir()
+        path.write_text(json.dumps({**json.loads(path.read_text()), "writer": runs.ended_writer()}))
+        again = Loop(tmp_path / "run", rank=1)
+        assert self.slow(again, 10) == "step 12"
+        assert len(claims(tmp_path / "run")) == 2
 
     def test_captures_run_out(self, loop) -> None:
         """For all ranks together, and over a restart of the job in the same run."""
