@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from msgspec import Raw
 from timelines import T0, Timeline, drawn, make_source, sources
 
-from stepprof.timeline import perfetto
+from stepprof.timeline import descriptors, perfetto
 from stepprof.timeline.arguments import Shortened
 from stepprof.timeline.event import Event
 from stepprof.timeline.model import Alignment, Origin, Track
@@ -19,7 +19,7 @@ from stepprof.timeline.place import Place
 
 def written(*placed, title="step 2"):
     """A timeline of sources, read again."""
-    data = perfetto.head(title, "how", T0)
+    data = descriptors.head(title, "how", T0)
     for index, source in enumerate(placed):
         data += b"".join(perfetto.encode(source, Place(index, len(placed))))
     return Timeline(data)

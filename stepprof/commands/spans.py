@@ -119,7 +119,7 @@ def _row(time: SpanTime, *, apart: bool) -> list[object]:
 def _write(path: Path, wanted: Wanted, output: Path) -> Path:
     """Write the spans that are meant for Perfetto."""
     require_extra()
-    from stepprof.timeline import perfetto
+    from stepprof.timeline import descriptors, perfetto
     from stepprof.timeline.clocks import describe
     from stepprof.timeline.extent import extent_of
     from stepprof.timeline.load import load
@@ -130,7 +130,7 @@ def _write(path: Path, wanted: Wanted, output: Path) -> Path:
     extents = [extent for source, _ in placed if (extent := extent_of(source)) is not None]
     start = min((first for first, _ in extents), default=0)
     title = f"spans of {run_id_of(path)}" + (f", step {wanted.step}" if wanted.step is not None else "")
-    data = [perfetto.head(title, describe(source.alignment for source, _ in placed), start)]
+    data = [descriptors.head(title, describe(source.alignment for source, _ in placed), start)]
     for source, place in placed:
         data += perfetto.encode(source, place)
     try:

@@ -19,7 +19,7 @@ from isal import igzip
 
 from stepprof.errors import ConfigError
 from stepprof.tables import counted
-from stepprof.timeline import chrome, perfetto
+from stepprof.timeline import chrome, descriptors
 from stepprof.timeline.clocks import describe, worst_error
 from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
@@ -243,7 +243,7 @@ def _assemble(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None
     parts = merged.parts
     if merged.format == "perfetto":
         start = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
-        file.write(perfetto.head(title, merged.clock, start))
+        file.write(descriptors.head(title, merged.clock, start))
     else:
         file.write(igzip.compress(chrome.HEAD, 1, mtime=0))
     for index in range(len(parts)):

@@ -77,7 +77,8 @@ class Pairs:
                 self._open.setdefault(_key(event), []).append((event, at))
             else:
                 begun = self._open.get(_key(event))
-                if begun and begun[-1][1] <= at:  # not so where it stands in another batch than what lies before it in time
+                # in another batch than its beginning, an end may lie before it in time: that one ends nothing
+                if begun and begun[-1][1] <= at:
                     self._done(*begun.pop(), at)
                 else:
                     self._ended += 1

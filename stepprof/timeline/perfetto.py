@@ -5,7 +5,6 @@ What only this module knows:
 * A begin and an end are packets of their own, and Perfetto sorts packets by time, those of equal times as they come. So all ends stand before all begins, and the begins with the longest
   first: no slice opens before its neighbour has closed.
 * Times are relative to the first event of the source, on a clock of its own that a snapshot ties to the trace's: five or six bytes instead of nine.
-* Perfetto orders processes by how many events they have; tracks within a track are ordered as the file says. So the timeline is one track, its sources are tracks in that one, and so on.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.timeline.arguments import Arguments
+from stepprof.timeline.descriptors import ABOUT, FIRST_OWN, ROOT, own_clock, packet, track_descriptor
 from stepprof.timeline.lanes import Layout, bind_flows, lay_out
 from stepprof.timeline.model import Args, Source
 from stepprof.timeline.order import order_of_tracks
@@ -32,37 +32,12 @@ from stepprof.timeline.protobuf import (
     widths,
 )
 
-__all__ = ["encode", "head"]
+__all__ = ["encode"]
 
 _BLOCK = 1 << 18
-_ROOT, _ABOUT = 1, 2
-_FIRST_OWN = 3
-_CLOCK = 64  # the first id that is local to a sequence
-_REALTIME, _BOOTTIME = 1, 6
 _BEGIN, _END, _INSTANT, _COUNTER = (bytes((0x48, kind)) for kind in (1, 2, 3, 4))
 _COUNTER_VALUE = varint(44 << 3 | 1)
 _FLOW, _FLOW_ENDS = varint(47 << 3 | 1), varint(48 << 3 | 1)
-
-
-def head(title: str, description: str, start_unix_ns: int) -> bytes:
-    """What a timeline begins with: its name, and that its clock counts nanoseconds since 1970.
-
-    Args:
-        title: what the track is called that holds all others.
-        description: how the sources came onto one clock.
-        start_unix_ns: any moment of the timeline.
-    """
-    clocks = b"".join(
-        bytes_field(1, varint_field(1, clock) + varint_field(2, start_unix_ns))
-        for clock in (_BOOTTIME, _REALTIME)
-    )
-    return b"".join(
-        (
-            _packet(1, varint_field(13, 1) + bytes_field(6, clocks)),
-            _packet(1, _track(_ROOT, title, ordered=True, description=description)),
-            _packet(1, _track(_ABOUT, "sources", parent=_ROOT, order=2**30)),
-        )
-    )
 
 
 def encode(source: Source, place: Place) -> Iterator[bytes]:
@@ -97,23 +72,18 @@ class _Writer:
 
     def _uuid(self, number: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         # interleaved with those of the other sources: small numbers without knowing how many the others have
-        return _FIRST_OWN + number * self.place.count + self.place.index
+        return FIRST_OWN + number * self.place.count + self.place.index
 
     def descriptors(self) -> bytes:
         source, place, rows = self.source, self.place, self.layout.rows
-        clocks = bytes_field(1, varint_field(1, _CLOCK) + varint_field(2, 0)) + bytes_field(
-            1, varint_field(1, _BOOTTIME) + varint_field(2, self.base)
-        )
-        group, samples = _FIRST_OWN + place.index, int(self.row_uuid[-1])
+        group, samples = FIRST_OWN + place.index, int(self.row_uuid[-1])
         parts = [
+            self._packet(own_clock(self.base)),
             self._packet(
-                varint_field(13, 1) + bytes_field(6, clocks) + bytes_field(59, varint_field(58, _CLOCK))
-            ),
-            self._packet(
-                _track(
+                track_descriptor(
                     group,
                     process_name(source, place),
-                    parent=_ROOT,
+                    parent=ROOT,
                     order=place.index,
                     ordered=True,
                     description=self._description(),
@@ -123,7 +93,9 @@ class _Writer:
         order = order_of_tracks(source)
         if any(track.kind == "sample" for track in source.tracks):
             parts.append(
-                self._packet(_track(samples, "samples", parent=group, order=len(order) + 1, ordered=True))
+                self._packet(
+                    track_descriptor(samples, "samples", parent=group, order=len(order) + 1, ordered=True)
+                )
             )
         used = self._used_rows()
         for number, row in enumerate(rows):
@@ -133,7 +105,7 @@ class _Writer:
             parent = samples if track.kind == "sample" else group
             parts.append(
                 self._packet(
-                    _track(
+                    track_descriptor(
                         int(self.row_uuid[number]),
                         track.name,
                         parent=parent,
@@ -171,7 +143,7 @@ class _Writer:
             self.arguments.field(name, value) for name, value in facts.items() if value is not None
         )
         event = (
-            _INSTANT + varint_field(11, _ABOUT) + bytes_field(23, process_name(source, self.place)) + fields
+            _INSTANT + varint_field(11, ABOUT) + bytes_field(23, process_name(source, self.place)) + fields
         )
         return self._interned() + self._packet(varint_field(8, 0) + bytes_field(11, event))
 
@@ -235,8 +207,8 @@ class _Writer:
             b"\x50" + varint(self.sequence) + b"\x5a",
             body,
         ]
-        packet = varints(lengths + widths([*stem, *event]))
-        packets = columns(count, [b"\x0a", packet, *stem, *event])
+        whole = varints(lengths + widths([*stem, *event]))
+        packets = columns(count, [b"\x0a", whole, *stem, *event])
         if extras is None or not lengths.any():
             return packets.tobytes()
         ends = np.cumsum(lengths + packets.shape[1])
@@ -273,38 +245,9 @@ class _Writer:
         )
 
     def _packet(self, fields: bytes) -> bytes:
-        return _packet(self.sequence, fields)
+        return packet(self.sequence, fields)
 
 
 def _blocks(count: int) -> Iterator[slice]:
     for at in range(0, count, _BLOCK):
         yield slice(at, min(at + _BLOCK, count))
-
-
-def _packet(sequence: int, fields: bytes) -> bytes:
-    return bytes_field(1, varint_field(10, sequence) + fields)
-
-
-def _track(
-    uuid: int,
-    name: str,
-    *,
-    parent: int = 0,
-    order: int = 0,
-    ordered: bool = False,
-    counter: bool = False,
-    lanes_of: int = 0,
-    description: str = "",
-) -> bytes:
-    """A TrackDescriptor. Siblings are drawn as one row only where `lanes_of` says so: Perfetto would take equal names for that."""
-    fields = [varint_field(1, uuid), bytes_field(2, name), varint_field(12, order)]
-    if parent:
-        fields.append(varint_field(5, parent))
-    if ordered:
-        fields.append(varint_field(11, 3))
-    if counter:
-        fields.append(bytes_field(8, b""))
-    if description:
-        fields.append(bytes_field(14, description))
-    fields.append(varint_field(15, 3) + varint_field(17, lanes_of) if lanes_of else varint_field(15, 2))
-    return bytes_field(60, b"".join(fields))

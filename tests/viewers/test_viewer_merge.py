@@ -15,7 +15,7 @@ from timelines import T0, drawn, make_source
 from trace_processor import ask
 
 from stepprof.cli import main
-from stepprof.timeline import chrome, perfetto
+from stepprof.timeline import chrome, descriptors, perfetto
 from stepprof.timeline.model import Origin, Source, Track
 from stepprof.timeline.place import Place
 
@@ -42,7 +42,7 @@ def write(path: Path, format_: str, sources: Sequence[Source]) -> Path:
             for source, place in zip(sources, places, strict=True)
             for piece in perfetto.encode(source, place)
         ]
-        path.write_bytes(perfetto.head("step 2", "how", T0) + b"".join(parts))
+        path.write_bytes(descriptors.head("step 2", "how", T0) + b"".join(parts))
     else:
         parts = [
             piece
