@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -182,6 +183,11 @@ class NpuBackend:
         """The range of a window that joins the capture."""
         return self.mark(_name_of(window))
 
+    def leave(self, marks: Sequence[AbstractContextManager[object]]) -> None:
+        """End ranges that are still in progress: one that cannot be ended leaves no other one open."""
+        for mark in marks:
+            without_it(partial(mark.__exit__, None, None, None))
+
     def bytes_so_far(self) -> int | None:
         """What the session has written by now: torch_npu and CANN write while they record."""
         return None if self._session is None else self._session.bytes_so_far()
@@ -255,7 +261,7 @@ class NpuBackend:
     def _close_window(self) -> None:
         window, self._window, self._ranges = self._window, None, None
         if window is not None:
-            without_it(lambda: window.__exit__(None, None, None))
+            without_it(partial(window.__exit__, None, None, None))
 
 
 def _name_of(window: Window) -> str:

@@ -67,11 +67,11 @@ class Range:
 
 
 def without_it(act: Callable[[], object]) -> None:
-    """Begin or end the range of a window, which is recorded also where that is not to be had."""
+    """Begin or end a range: the window is recorded also where that is not to be had."""
     try:
         act()
     except Exception as error:  # noqa: BLE001 - whatever mstx thinks of it
-        logger.warning("the window's range is not in the capture", reason=f"{type(error).__name__}: {error}")
+        logger.warning("a range is not in the capture", reason=f"{type(error).__name__}: {error}")
 
 
 def _message(name: str) -> str:

@@ -167,6 +167,33 @@ class TestWindow:
         begun = [call.detail.split(" ", 2)[2] for call in npu.calls("mstx") if "Start" in call.name]
         assert begun == ["step 2 actor", "(no name)", "a\ufffdb", "x" * 156, "é" * 78, "?"]
 
+    def test_ranges_that_cannot_be_ended(self, npu):
+        """One that fails keeps no other one open, nor the session."""
+        ran = npu.run(
+            """
+            import torch_npu
+            ends, calls = torch_npu._C._mstx._range_end, []
+            def once(*arguments):
+                calls.append(1)
+                if len(calls) == 1:
+                    raise RuntimeError("not ended")
+                ends(*arguments)
+            torch_npu._C._mstx._range_end = once
+            init()
+            use_device()
+            window = profile_step(2, role="actor").start()
+            outer, inner = region("outer").__enter__(), region("inner").__enter__()
+            window.stop()
+            inner.__exit__(None, None, None)
+            outer.__exit__(None, None, None)
+            """
+        ).check()
+        assert npu.window()["status"] == "complete"
+        assert npu.names() == SESSION
+        assert "not ended" in ran.stderr
+        ended = [call.detail.split(" ")[1] for call in npu.calls("mstx") if "End" in call.name]
+        assert len(ended) == len(set(ended)) == 2
+
     def test_ranges_that_fail(self, npu):
         """The job is told once, in the log; the window is recorded."""
         ran = npu.run(
