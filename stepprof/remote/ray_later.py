@@ -18,6 +18,7 @@ __all__ = ["ActorsLater"]
 
 _PAUSE_SECONDS = (0.1, 2.0)
 """How long to wait between two questions, at first and at most: each takes a turn of the actor."""
+_SHARE = 0.75
 
 
 class ActorsLater:
@@ -36,12 +37,13 @@ class ActorsLater:
         self._ask = ask
         self._bring = bring
         self._until: float | None = None
+        self._told = False
         self._hurried = asyncio.Event()
 
     async def wait(self) -> Stopped:
         """What has come. Raises EngineFailure, or ExportError as it was raised in the actor."""
         pause, most = _PAUSE_SECONDS
-        while (collected := await self._ask(self._left())) is None:
+        while (collected := await self._ask(self._share())) is None:
             left = self._left()
             if left is not None and left <= 0:
                 raise ReportLost(
@@ -62,6 +64,14 @@ class ActorsLater:
         """Wait no longer than until then."""
         self._until = until
         self._hurried.set()
+
+    def _share(self) -> float | None:
+        """How much longer the actor may wait, once the end is near: told once, and less than what is left, since its answer has to come back."""
+        left = self._left()
+        if left is None or self._told:
+            return None
+        self._told = True
+        return _SHARE * left
 
     def _left(self) -> float | None:
         return None if self._until is None else max(self._until - time.monotonic(), 0.0)
