@@ -20,8 +20,9 @@ from typing import Any, ClassVar, Literal
 from stepprof.backends.base import Busy, Export, keep_for_good
 from stepprof.backends.npu_foreign import foreign_npu_profile
 from stepprof.backends.slot import slot
-from stepprof.backends.torch_api import TorchApi, device_in_use, threads_held_still
+from stepprof.backends.torch_api import TorchApi, device_in_use
 from stepprof.backends.torch_export import TorchExport
+from stepprof.backends.torch_stop import stop_all_threads
 from stepprof.errors import BackendError
 from stepprof.kineto import escaped, marked
 from stepprof.log import logger
@@ -147,7 +148,7 @@ class TorchBackend:
             self._abandon()
             return
         try:
-            self._session.stop_trace()
+            self._stop(api)
         except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch thinks of it
             logger.warning("torch_abort_failed", error=repr(error))
         self._let_go()
@@ -238,13 +239,20 @@ class TorchBackend:
     def _end(self, api: TorchApi) -> Any:
         session = self._session
         try:
-            with contextlib.nullcontext() if self.thread_bound else threads_held_still():
-                session.stop_trace()
+            self._stop(api)
         except Exception as error:
             raise BackendError(f"torch's profiler did not stop: {type(error).__name__}: {error}") from error
         finally:
             self._let_go()
         return session
+
+    def _stop(self, api: TorchApi) -> None:
+        if self.thread_bound or self._phase != "recording":
+            self._session.stop_trace()
+        else:
+            # a device's own are left on: to take them off waits for the device
+            names = ("CPU",) if self._on_device else ("CPU", "CUDA", "XPU")
+            stop_all_threads(self._session, api.named(names))
 
     def leave_process(self) -> None:
         """Stop, at the end of the process, what only a thread that will not do it could stop properly. The events are lost either way."""

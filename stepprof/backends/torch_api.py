@@ -10,18 +10,16 @@ of life and death, for two torch profilers in one process end in a segmentation 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from stepprof.options import TorchOptions
 
-__all__ = ["TorchApi", "device_in_use", "threads_held_still"]
+__all__ = ["TorchApi", "device_in_use"]
 
 _DEVICE_FILES = ("/dev/nvidia-uvm", "/dev/davinci", "/dev/kfd", "/dev/accel")
 
@@ -92,6 +90,11 @@ class TorchApi:
             )
             return set(), problem
         return {by_name[name] for name in wanted}, None
+
+    def named(self, names: Iterable[str]) -> set[Any]:
+        """Activities, of those that this torch knows."""
+        known = self.torch.profiler.ProfilerActivity.__members__
+        return {known[name] for name in names if name in known}
 
     def _device(self, name: str) -> Any:
         if name == "privateuse1":
@@ -174,34 +177,6 @@ class TorchApi:
     def ranges_look_like_ops(self) -> bool:
         """Whether there is a fast kind of range."""
         return self._fast_range is not None
-
-
-HOLD_NS = 1_000_000
-"""Python threads are kept from beginning an op for so long before a stop; what is in progress has ended by then, unless it is longer."""
-
-HOLD_AT_MOST_NS = 20_000_000
-
-
-@contextlib.contextmanager
-def threads_held_still() -> Iterator[None]:
-    """Keep the interpreter's lock while a session of all threads stops, and for a millisecond before.
-
-    torch 2.13 crashes now and then when another thread is inside an op at that moment: with four threads of small ops 5 of 24
-    processes of 29 sessions each, and none of 12 when they were held like this.
-    """
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(5.0)
-    try:
-        now = last = time.perf_counter_ns()
-        give_up, until = now + HOLD_AT_MOST_NS, now + HOLD_NS
-        while now < until and now < give_up:
-            now = time.perf_counter_ns()
-            if now - last > HOLD_NS // 10:  # somebody else had the lock meanwhile, and may have begun an op
-                until = now + HOLD_NS
-            last = now
-        yield
-    finally:
-        sys.setswitchinterval(interval)
 
 
 def device_in_use() -> bool:
