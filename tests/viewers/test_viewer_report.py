@@ -274,6 +274,17 @@ class TestPage:
         assert "nothing was read" in page.evaluate("document.getElementById('main').innerText")
 
 
+class TestOtherTraces:
+    def test_traces_of_no_step(self, page: Chromium, tmp_path: Path) -> None:
+        """The page names none, and no command for one."""
+        show(page, tmp_path, Report("verl-traces", None, 0, 2.0, "by the clock of one host", None))
+        assert page.evaluate("document.title") == "verl-traces · stepprof"
+        assert page.evaluate("document.querySelector('h1').textContent") == "Where did the time go?"
+        text = page.evaluate("document.body.innerText")
+        assert "null" not in text
+        assert "stepprof open" not in text
+
+
 class TestHostile:
     def test_names_are_text_wherever_they_come_up(self, page: Chromium, tmp_path: Path) -> None:
         """A script that would give itself away by the title, in every text of a report: headline, role, region, process, host, file, sample, cause, operator, finding."""
