@@ -16,7 +16,9 @@ from vllm_driven import Trace
 
 import stepprof
 from stepprof.manifest import read_step, steps
+from stepprof.requests import Request, place_request
 from stepprof.statuses import read_statuses
+from stepprof.triggering import wait_for_answers
 
 if TYPE_CHECKING:
     from vllm_driven import Live
@@ -102,3 +104,28 @@ def test_one_that_is_withdrawn_reaches_no_engine(loop: Loop) -> None:
         loop.once()
     stepprof.shutdown()
     assert steps(loop.path) == []
+
+
+def test_two_at_once_and_one_for_the_past(loop: Loop) -> None:
+    """For one step, of the engine's role and of another: both are met, by one trace of the engine; what is past is told, and recorded by nobody."""
+    while loop.step < 3:
+        loop.once()
+    asked = [stepprof.trigger(step=6, role=role, ranks="all") for role in ("rollout", "actor")]
+    asked.append(Request.make(2, role="rollout"))
+    place_request(loop.path, asked[-1])
+    for request in asked:
+        assert set(wait_for_answers(loop.path, request.name, 60)) <= {"accepted", "missed"}
+    while loop.step < 7:
+        loop.once()
+    stepprof.shutdown()
+
+    assert steps(loop.path) == [6]
+    manifest = read_step(loop.path, 6)
+    assert [(entry["role"], entry["status"]) for entry in manifest["engines"]] == [("rollout", "complete")]
+    assert sorted((window["role"], window["status"]) for window in manifest["windows"]) == [
+        ("actor", "complete"),
+        ("rollout", "complete"),
+    ]
+    (status,) = read_statuses(loop.path)
+    outcomes = [status["requests"][request.name]["outcome"] for request in asked]
+    assert outcomes == ["reached", "reached", "missed"]
