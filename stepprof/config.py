@@ -264,7 +264,12 @@ def load(
 def _role(name: str, role: object) -> RolePolicy:
     role_name(name, "roles")
     with under(f"roles.{name}"):
-        return role if isinstance(role, RolePolicy) else RolePolicy(**arguments(RolePolicy, role))
+        if isinstance(role, RolePolicy):
+            return role
+        for key, value in role.items() if isinstance(role, Mapping) else ():
+            if key in keys_of(Config) and key not in keys_of(RolePolicy):
+                raise ConfigError.at(key, value, "holds for the whole run; write it at the top level")
+        return RolePolicy(**arguments(RolePolicy, role))
 
 
 def _plain(value: object) -> object:

@@ -23,10 +23,14 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"step": 2}, 'step = 2: unknown key; did you mean "steps"?'),
     ({"zzz": 2}, "zzz = 2: unknown key (one of: enabled, output_dir, steps,"),
     ({"torch": {"with_stak": True}}, 'torch.with_stak = true: unknown key; did you mean "with_stack"?'),
+    (
+        {"roles": {"actor": {"spans": False}}},
+        "roles.actor.spans = false: holds for the whole run; write it at the top level",
+    ),
     ({"torc": {"with_stack": True}}, "torc = {'with_stack': True}: unknown key; did you mean \"torch\"?"),
     ({"schedule": {"region": "x", "activ": 2}}, 'schedule.activ = 2: unknown key; did you mean "active"?'),
     ({"roles": {"rollout": {"rank": 0}}}, 'roles.rollout.rank = 0: unknown key; did you mean "ranks"?'),
-    ({"roles": {"a": {"output_dir": "x"}}}, 'roles.a.output_dir = "x": unknown key'),
+    ({"roles": {"a": {"output_dir": "x"}}}, 'roles.a.output_dir = "x": holds for the whole run; write it at'),
     (
         {"roles": {"a": {"torch": {"with_stak": 1}}}},
         'roles.a.torch.with_stak = 1: unknown key; did you mean "with_stack"?',
