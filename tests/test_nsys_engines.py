@@ -294,6 +294,29 @@ os.environ["URL"] = "http://127.0.0.1:" + server.stdout.readline().strip()
         assert jobs.statuses() == {2: "joined", 4: "joined"}, jobs.entries()
         assert [jobs.report(step, "rollout/rank-0.nsys-rep")["range"] for step in (2, 4)] == [1, 2]
 
+    def test_a_server_with_an_nsys_of_its_own(self, jobs):
+        """Though this process, under another nsys, has started it: each has its own report of the first range."""
+        jobs.config |= {"backend": "nsys", "roles": {}}
+        server = jobs.command([sys.executable, str(HERE / "engines.py")])
+        start = f"""
+import atexit, subprocess
+late = {{**os.environ, "NSYS_STAND_IN": "late 1"}}
+server = subprocess.Popen({server!r}, env=late, stdout=subprocess.PIPE, text=True, start_new_session=True)
+atexit.register(server.stdout.close)
+atexit.register(server.wait)
+atexit.register(os.killpg, server.pid, 15)
+os.environ["URL"] = "http://127.0.0.1:" + server.stdout.readline().strip()
+{SERVER}
+"""
+        jobs.record(nsys={"engine": False}, BEFORE=start)
+        assert jobs.statuses(key="windows") == {2: "complete", 4: "complete"}, jobs.entries("windows")
+        assert jobs.statuses() == {2: "complete", 4: "complete"}, jobs.entries()
+        windows = jobs.entries("windows")
+        for number, step in enumerate((2, 4), 1):
+            ours, theirs = jobs.report(step, "rollout/rank-0.nsys-rep"), jobs.report(step)
+            assert (ours["range"], theirs["range"]) == (number, number)
+            assert ours["pid"] == windows[step]["pid"] != theirs["pid"]
+
     def test_inside_a_window_of_this_process(self, jobs):
         """The engine is not told to begin: its stop would end the range of the window around it."""
         jobs.config |= {"backend": "nsys", "roles": {}}

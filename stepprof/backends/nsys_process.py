@@ -130,14 +130,18 @@ def _names(template: str, pid: int) -> re.Pattern[str]:
 
 
 def _itself_and_above(pid: int) -> list[int]:
-    """A process, and those that it descends from: nsys names its reports after the one that it started, be that a shell or a launcher."""
+    """A process, and those that it descends from: nsys names its reports after the one that it started, be that a shell or a launcher. What is above nsys itself has another session."""
     found: list[int] = []
     while pid > 1 and len(found) < 20:
-        found.append(pid)
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            above = int(rest.split()[1])
         except (OSError, ValueError, IndexError):
+            return found or [pid]
+        if found and _TOOLS.search(name):
             break
+        found.append(pid)
+        pid = above
     return found
 
 

@@ -178,9 +178,12 @@ class Report:
             seen = (path, *size)
             if seen != self._seen:
                 self._seen, self._since = seen, now
-            elif now - self._since >= _SETTLED_SECONDS and not self._is_held(path, now):
+            if now - self._since < _SETTLED_SECONDS:
+                self._pause = _LOOK_SECONDS[0]
+            elif self._is_held(path, now):
+                self._pause = _LOOK_SECONDS[1]
+            else:
                 return self._move(path)
-            self._pause = _LOOK_SECONDS[0]
         if now >= self._deadline():
             raise ReportLost(self._reason(path))
         return None
