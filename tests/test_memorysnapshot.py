@@ -282,6 +282,23 @@ class TestShow:
         assert "2 more memory snapshots are not read; --snapshots 2 reads all" in out
         assert "held at the peak" not in out
 
+    def test_a_number_beyond_all_measure(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        """Is left out; the others are shown."""
+        device = {
+            "device": 0,
+            "allocated_bytes": 10**400,
+            "history_peak_unix_us": 10**400,
+            "max_allocated_bytes": MIB,
+        }
+        (run.path / "step-000002/actor/rank-0.memory.json").write_text(json.dumps({"devices": [device]}))
+        assert main(["show", str(run.path)]) == 0
+        (line,) = (
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if line.startswith("  actor/rank-0.memory.json  ") and "MiB" in line
+        )
+        assert line.split()[1:] == ["0", "-", "-", "-", "1.0", "MiB", "-", "-"]
+
     def test_a_damaged_summary_is_a_note(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
         """The other's is shown."""
         (run.path / "step-000002/actor/rank-0.memory.json").write_text("{")

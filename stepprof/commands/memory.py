@@ -141,5 +141,6 @@ def _bytes(device: Mapping[str, Any], key: str) -> str | None:
 
 
 def _plain(device: Mapping[str, Any], key: str) -> int | None:
+    """A number that a process may have written; what is larger than any it has, is none."""
     value = device.get(key)
-    return value if type(value) is int else None
+    return value if type(value) is int and abs(value) < 1 << 63 else None

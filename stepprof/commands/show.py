@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=4,
         metavar="N",
-        help="how many memory snapshots are read for what held the most (default 4: one of 100,000 entries takes some seconds)",
+        help="how many memory snapshots are read for what held the most (default 4: one of 100,000 entries takes a second)",
     )
     add_json(parser)
 
