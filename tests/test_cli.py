@@ -158,6 +158,12 @@ class TestRun:
         assert main([command, str(tmp_path / "docs")]) == 2
         assert 'docs": nothing of a run lies there; the newest under' in capsys.readouterr().err
 
+    def test_a_run_as_the_folder_of_runs(self, a_run, capsys):
+        """Is told how it is named."""
+        for command in ("ls", "show", "report"):
+            assert main([command, "--output-dir", str(a_run.path)]) == 2
+            assert "is a run itself; name it as RUN" in capsys.readouterr().err
+
     def test_the_folder_of_a_step(self, a_run, capsys):
         """Means that step of its run."""
         record(a_run, step=3)

@@ -51,9 +51,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def output_dir(args: argparse.Namespace) -> Path:
-    """The folder of runs that is meant."""
+    """The folder of runs that is meant. Raises ConfigError where it is a run."""
     given: Path | None = args.output_dir
-    return given or Path(os.environ.get("STEPPROF_OUTPUT_DIR") or OUTPUT_DIR)
+    folder = given or Path(os.environ.get("STEPPROF_OUTPUT_DIR") or OUTPUT_DIR)
+    if is_run(folder):
+        raise ConfigError(f'output_dir = "{folder}": is a run itself; name it as RUN, without --output-dir')
+    return folder
 
 
 def chosen_run(args: argparse.Namespace) -> Path:
