@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hanging
 import pytest
 
 if TYPE_CHECKING:
     from warm import Server, Warm
 from cudamemory import cuda  # noqa: F401 - a fixture
 from faulty import faulty, log, start  # noqa: F401 - fixtures
+from looping import other_loop  # noqa: F401 - a fixture
 from ran import Ran
 from simulated import engine  # noqa: F401 - a fixture
 
@@ -93,6 +95,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # started in the background of a script: Ctrl-C would be ignored in each process of a test
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    stderr = config.stash[STDERR] = os.dup(sys.__stderr__.fileno())  # beside the capturing
+    hanging.watch_end(stderr)
     deselected = config.getoption("markexpr")
     for package, marker in (("torch", "torch"), ("transformers", "demo"), ("ray", "ray")):
         if f"not {marker}" not in deselected and importlib.util.find_spec(package) is None:
@@ -100,6 +104,22 @@ def pytest_configure(config: pytest.Config) -> None:
                 f"{package} is not installed: pip install -c constraints.txt -e '.[dev]', or deselect its tests: "
                 f"-m 'not {marker}'"
             )
+
+
+STDERR = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process, and say where it was, where a test hangs in spite of pytest-timeout."""
+    if not item.config.option.usepdb:
+        marker = item.get_closest_marker("timeout")
+        bound = marker.args[0] if marker is not None else item.config.getini("timeout") or 0
+        hanging.watch_test(float(bound), item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        hanging.over()
 
 
 @pytest.fixture(scope="session")

@@ -395,11 +395,8 @@ class TestScope:
         found = {s["name"]: s["step"] for s in spans_of(session, kind="region")}
         assert found == {"early": 5, "late": 5}
 
-    def test_work_sent_to_an_event_loop_elsewhere(self, session) -> None:
+    def test_work_sent_to_an_event_loop_elsewhere(self, session, other_loop) -> None:
         """Coroutines that a synchronous loop hands to the loop of another thread are of the window they were sent from."""
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever)
-        thread.start()
 
         async def sample(go_on):
             await asyncio.to_thread(go_on.wait, 10)
@@ -408,16 +405,12 @@ class TestScope:
 
         go_on = threading.Event()
         with profile_step(1, role="rollout"):
-            first = asyncio.run_coroutine_threadsafe(sample(go_on), loop)
+            first = asyncio.run_coroutine_threadsafe(sample(go_on), other_loop)
         with profile_step(2, role="rollout"):
-            second = asyncio.run_coroutine_threadsafe(sample(go_on), loop)
+            second = asyncio.run_coroutine_threadsafe(sample(go_on), other_loop)
             go_on.set()
-            first.result(10)
-            second.result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+            first.result(30)
+            second.result(30)
         assert sorted(s["step"] for s in spans_of(session, "sample")) == [1, 2]
 
     def test_a_window_of_a_former_session(self, start) -> None:

@@ -13,18 +13,6 @@ from stepprof.remote.base import EngineFailure
 from stepprof.remote.loop import in_thread, on_loop, remote_loop
 
 
-@pytest.fixture
-def other_loop():
-    """An event loop that runs on a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
 async def where():
     return threading.current_thread()
 

@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -358,7 +357,9 @@ class TestEngines:
 
         assert asyncio.run(attached())
 
-    def test_a_loop_that_ends_in_the_middle_of_a_call_ends_the_waiting(self, tmp_path: Path) -> None:
+    def test_a_loop_that_ends_in_the_middle_of_a_call_ends_the_waiting(
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop
+    ) -> None:
         """``asyncio.run`` is over and the answer will never come: unreachable, at once and not at the bound."""
 
         async def start_profile(self: object) -> None: ...
@@ -371,25 +372,17 @@ class TestEngines:
         engine.vllm_config = _table(
             profiler_config=_table(profiler="torch", torch_profiler_dir=str(tmp_path / "t"))
         )
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever)
-        thread.start()
 
         async def attached() -> VllmEngine:
             return VllmEngine(engine)
 
-        driver = asyncio.run_coroutine_threadsafe(attached(), loop).result(10)
+        driver = asyncio.run_coroutine_threadsafe(attached(), other_loop).result(10)
         window = make_window(tmp_path)
         _remote(driver.arm(window)).result(10)
         _remote(driver.start(window)).result(10)
         with pytest.raises(EngineFailure, match="has ended before it answered") as caught:
             _remote(driver.stop(window)).result(10)
         assert caught.value.health == "unreachable"
-        thread.join(10)
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
 
     def test_a_stop_that_failed_is_sent_again_before_the_next_start(self, tmp_path: Path) -> None:
         """The engine may still record: vLLM would refuse the start."""

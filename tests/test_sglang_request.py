@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,23 +88,6 @@ class Manager:
         self.calls.append(("stop", None))
 
 
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """Return a loop that runs on a thread of its own."""
-    made = asyncio.new_event_loop()
-    thread = threading.Thread(target=made.run_forever)
-    thread.start()
-    yield made
-    made.call_soon_threadsafe(made.stop)
-    thread.join()
-    left = asyncio.all_tasks(made)
-    for task in left:
-        task.cancel()
-    if left:
-        made.run_until_complete(asyncio.wait(left))
-    made.close()
-
-
 def make_window(folder: Path, options: EngineOptions) -> EngineWindow:
     """A window of step 2."""
     return EngineWindow(Window(2, "rollout"), 0, folder, "rollout/replica-0", options)
@@ -146,16 +128,16 @@ class TestVersions:
         version: str,
         bound: int | None,
         tmp_path: Path,
-        loop: asyncio.AbstractEventLoop,
+        other_loop: asyncio.AbstractEventLoop,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Everything that it would take a default for is given, nothing that it does not know, and a bound that makes N steps N."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__=version))
         manager = Manager(version)
-        manager.event_loop = loop
+        manager.event_loop = other_loop
         driver = SglangEngine(manager)
         window = make_window(tmp_path, EngineOptions(max_iterations=bound))
-        assert driver.loop is loop
+        assert driver.loop is other_loop
 
         async def begin() -> None:
             await driver.arm(window)
@@ -174,12 +156,12 @@ class TestVersions:
         assert manager.calls == [("start", expected), ("stop", None)]
 
     def test_stage_that_did_not_come_is_not_left_armed(
-        self, tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """SGLang would capture it whenever it comes: the smallest capture that there is takes it back, and leaves nothing."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.3"))
         manager = Manager("0.5.3")
-        manager.event_loop = loop
+        manager.event_loop = other_loop
         manager.leaves = "x-TP-0-EXTEND.trace.json.gz"
         driver = SglangEngine(manager)
         window = make_window(tmp_path, EngineOptions(by_stage=True, max_iterations=2))
@@ -199,7 +181,7 @@ class TestVersions:
         assert [path.name for path in window.output.iterdir()] == ["rank-0.prefill.trace.json.gz"]
 
     def test_oldest(
-        self, tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """0.4.6 knows its loop by its tasks, and its stop is no coroutine; stacks that it cannot leave out have to be accepted."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.4.6"))
@@ -208,7 +190,7 @@ class TestVersions:
         async def task() -> None:
             manager.asyncio_tasks.add(asyncio.current_task())
 
-        asyncio.run_coroutine_threadsafe(task(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(task(), other_loop).result(10)
         driver = SglangEngine(manager)
         window = make_window(tmp_path, EngineOptions(with_stack=True))
 
@@ -549,14 +531,14 @@ class TestObjects:
         assert caught.value.health == "dead"
 
     def test_process_that_has_died(
-        self, tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """SGLang's own watchdog knows its processes: nothing is sent to an engine of which one has died, and nothing is waited for."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager: Any = Manager("0.5.14")
         process = SimpleNamespace(name="scheduler_0", pid=7, exitcode=None)
         manager._subprocess_watchdog = SimpleNamespace(_processes=[process])
-        manager.event_loop = loop
+        manager.event_loop = other_loop
         driver, window = SglangEngine(manager), make_window(tmp_path, EngineOptions())
 
         async def never() -> None:

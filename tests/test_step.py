@@ -217,7 +217,7 @@ class TestRefusals:
         async def main():
             await asyncio.gather(*(one(number) for number in range(2000)))
 
-        threads = [threading.Thread(target=asyncio.run, args=(main(),)) for _ in range(2)]
+        threads = [threading.Thread(target=asyncio.run, args=(main(),), daemon=True) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
