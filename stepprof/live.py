@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,8 @@ class Pace:
 
     def __init__(self) -> None:
         self.first: int | None = None
-        self.stride: int | None = None
         self._steps: dict[int, tuple[int, int]] = {}
         """When the last steps began and ended, as far as their windows are over."""
-        self._between: deque[float] = deque(maxlen=LAST_STEPS)
         self.roles: set[str] = set()
         self._noticed: tuple[int | None, int | None] = (None, None)
         self._sampled: float | None = None
@@ -52,22 +50,19 @@ class Pace:
                 self.first = where.number
             if where.role is not None and len(self.roles) < MOST_ROLES:
                 self.roles.add(where.role)
-            if where.number not in self._steps and not self._begin(where.number, span[2]):
+            if where.number not in self._steps and not self._is_recent(where.number, span[2]):
                 continue
             start, end = self._steps.get(where.number, (span[2], span[3]))
             self._steps[where.number] = min(start, span[2]), max(end, span[3])
 
-    def _begin(self, step: int, start_ns: int) -> bool:
-        """The first window of a step has ended; False where the step is long past, and counts no more."""
+    def _is_recent(self, step: int, start_ns: int) -> bool:
+        """Whether a step of which no window has ended yet still counts; makes room for it."""
         newest = self.newest
-        if newest is not None and step > newest:
-            self._between.append(max(start_ns - self._steps[newest][0], 0) / 1e9)
-            self.stride = step - newest
-        elif newest is not None and step < newest - OVERLAP:
+        if newest is not None and step < newest - OVERLAP:
             if start_ns < self._steps[newest][1]:
-                return False
+                return False  # a window that was open for very long
             self._steps.clear()  # the loop has gone back to a checkpoint
-        if len(self._steps) >= OVERLAP:
+        if len(self._steps) > LAST_STEPS:
             del self._steps[min(self._steps)]
         return True
 
@@ -77,15 +72,23 @@ class Pace:
         return max(self._steps, default=None)
 
     @property
+    def stride(self) -> int | None:
+        """By how much the last two steps differ."""
+        last = sorted(self._steps)[-2:]
+        return last[1] - last[0] if len(last) == 2 else None
+
+    @property
     def seconds(self) -> float | None:
-        """How long the step before that one took, from its first window's start to its last one's end."""
+        """How long the step before the newest took, from its first window's start to its last one's end."""
         before = sorted(self._steps)[-2:-1]
         return (self._steps[before[0]][1] - self._steps[before[0]][0]) / 1e9 if before else None
 
     @property
     def shortest(self) -> float | None:
         """The shortest of the last steps, with what came after it; without spans the mean of those between two looks."""
-        return min(self._between, default=self._sampled)
+        begun = [start for _, (start, _) in sorted(self._steps.items())]
+        between = [max(after - before, 0) / 1e9 for before, after in itertools.pairwise(begun)]
+        return min(between, default=self._sampled)
 
     def since_unix_ns(self, step: int | None) -> int | None:
         """When this step was seen to run for the first time."""
@@ -181,7 +184,8 @@ class Live:
         found = [last, *_open_steps()]
         if self.pace.newest is not None:
             found.append(self.pace.newest)
-        return max(step for step in found if step <= last + OVERLAP)  # further on: before the loop went back
+        most = last + OVERLAP * (self.pace.stride or 1)  # what is further on was before the loop went back
+        return max(step for step in found if step <= most)
 
 
 def _open_steps() -> list[int]:

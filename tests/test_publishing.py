@@ -164,6 +164,18 @@ class TestPace:
         pace.see([self.window(3, 5.0, 5.5)])
         assert (pace.seconds, pace.shortest, pace.roles) == (1.0, 2.0, {"actor", "rollout"})
 
+    def test_a_window_around_late_ones(self) -> None:
+        """The whole step ends last; what ended first in it is not when it began."""
+        pace = Pace()
+        for step in range(1, 4):
+            pace.see(
+                [
+                    self.window(step, 60 * step + 50, 60 * step + 59, "actor"),
+                    self.window(step, 60 * step, 60 * step + 60),
+                ]
+            )
+        assert pace.shortest == 60.0
+
     def test_of_steps_that_overlap(self) -> None:
         """The rollout of the next step runs while the policy learns from the last one: the pace is that of the loop."""
         pace = Pace()
