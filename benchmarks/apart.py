@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.figures import Figure, Row
 from benchmarks.timing import Subject, Timed
 
-__all__ = ["ask", "call_rows"]
+__all__ = ["ask", "ask_a_card", "call_rows"]
 
 
 def ask(
@@ -32,6 +32,17 @@ def ask(
         raise RuntimeError(done.stderr)
     told = json.loads(done.stdout.splitlines()[-1])
     return [Row(**entry) for entry in told.get("rows", [])], told.get("absent")
+
+
+def ask_a_card(module: str, *arguments: str, timeout: float) -> tuple[list[Row], str | None]:
+    """The same of what runs on a device that few have: that it hangs or dies there is a reason like any other, and costs no other's rows."""
+    try:
+        return ask(module, *arguments, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return [], f"no end after {timeout:g} s"
+    except RuntimeError as error:  # the process died, of a signal say
+        lines = str(error).strip().splitlines()
+        return [], f"its process died{': ' if lines else ''}{''.join(lines[-1:])}"
 
 
 def call_rows(group: str, subjects: Sequence[Subject], timed: Mapping[str, Timed], ours: str) -> list[Row]:

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import asdict
 from importlib.util import find_spec
 
-from benchmarks.apart import ask, call_rows
+from benchmarks.apart import ask, ask_a_card, call_rows
 from benchmarks.figures import Row
 from benchmarks.timing import Effort, Subject, time_subjects
 
@@ -31,7 +31,8 @@ def measure_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
         if backend != "null" and find_spec("torch") is None:
             absent[f"a region under {backend}"] = "torch is not installed"
             continue
-        found, reason = ask("benchmarks.devices", backend, str(int(quick)), timeout=300)
+        of_a_card = ask_a_card if "memory" in backend else ask
+        found, reason = of_a_card("benchmarks.devices", backend, str(int(quick)), timeout=300)
         if reason is not None:
             absent[f"a region under {backend}"] = reason
         rows += found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.apart import ask
+from benchmarks.apart import ask_a_card
 from benchmarks.figures import Figure, Row
 
 __all__ = ["measure_gpu"]
@@ -44,24 +43,13 @@ def measure_gpu(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     rows: list[Row] = []
     absent: dict[str, str] = {}
     for case in CASES:
-        found, reason = _asked(case, quick=quick)
+        found, reason = ask_a_card("benchmarks.gpu", case, str(int(quick)), timeout=TIMEOUT_SECONDS)
         if reason == NO_DEVICE:
             return [], {"gpu": reason}
         rows += found
         if reason is not None:
             absent[f"gpu, {case}"] = reason
     return rows, absent
-
-
-def _asked(case: str, *, quick: bool) -> tuple[list[Row], str | None]:
-    """One case; that it hangs or dies is no reason to lose the others' rows."""
-    try:
-        return ask("benchmarks.gpu", case, str(int(quick)), timeout=TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        return [], f"no end after {TIMEOUT_SECONDS} s"
-    except RuntimeError as error:  # the process died, of a signal say
-        lines = str(error).strip().splitlines()
-        return [], f"its process died{': ' if lines else ''}{''.join(lines[-1:])}"
 
 
 def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:

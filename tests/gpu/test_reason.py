@@ -15,6 +15,7 @@ from cudamemory import Allocator
 
 from benchmarks import devices
 from benchmarks import gpu as benchmark
+from benchmarks.apart import ask_a_card
 
 
 @pytest.mark.torch
@@ -90,8 +91,10 @@ def test_what_fails_on_a_card_is_told(rehearsed: Allocator, monkeypatch: pytest.
     told = benchmark._told("broken", quick=True)
     assert told.keys() == {"absent"}
     assert re.match(r"\w+Error: \w", str(told["absent"]))
-    monkeypatch.setattr(benchmark, "TIMEOUT_SECONDS", 0.01)
-    assert benchmark._asked("null", quick=True) == ([], "no end after 0.01 s")
+    assert ask_a_card("benchmarks.gpu", "null", "1", timeout=0.01) == ([], "no end after 0.01 s")
+    rows, reason = ask_a_card("benchmarks.gpu", "no such case", timeout=60)
+    assert rows == []
+    assert str(reason).startswith("its process died: IndexError")
 
 
 def test_a_trace_without_kernels_is_no_figure(tmp_path: Path) -> None:
