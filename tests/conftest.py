@@ -23,6 +23,12 @@ from looping import other_loop  # noqa: F401 - a fixture
 from ran import Ran
 from simulated import engine  # noqa: F401 - a fixture
 
+if importlib.util.find_spec("hypothesis"):  # an engine's own environment has none of it
+    from hypothesis import settings
+
+    settings.register_profile("busy", deadline=None)  # how long an example takes says how busy the machine is
+    settings.load_profile("busy")
+
 _LAUNCHER_PREFIXES = ("STEPPROF", "SLURM", "TORCHELASTIC", "RAY_")
 _LAUNCHER_VARIABLES = (
     "RANK",
