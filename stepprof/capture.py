@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepprof.attributes import plain
-from stepprof.errors import BackendError, StateError
+from stepprof.errors import BackendError
+from stepprof.lastword import EXPORT_FAILED
 from stepprof.log import logger
 from stepprof.records import EXPORTING, LOST, Fragment, Origin, as_entries, describe_error, window_record
-from stepprof.window import Annotation, Capture, Outcome, Window
+from stepprof.window import Annotation, Capture, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stepprof.backends.base import Backend
-    from stepprof.config import Policy
-    from stepprof.export import ExportResult
-    from stepprof.remote.fanout import Bracket
+    from stepprof.exportjob import ExportResult
     from stepprof.spans import Span
+    from stepprof.ticket import Ticket
 
-__all__ = ["MAX_ANNOTATIONS", "Ending", "LeftOpen", "LocalCapture", "Ticket"]
+__all__ = ["MAX_ANNOTATIONS", "Ending", "LocalCapture"]
 
 MAX_ANNOTATIONS = 200_000
 """Spans that one capture writes into its artifact at most; the files of spans have the rest."""
@@ -57,39 +57,6 @@ class Ending:
     status: Outcome
     error: str | None = None
     capped_by: str | None = None
-
-
-class LeftOpen(StateError):
-    """Why a window ends that nobody has stopped: the next ``start()`` of its role came."""
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """What a selected window holds between its enter and its exit. Closing it twice does nothing."""
-
-    window: Window
-    policy: Policy
-    start_ns: int
-    capture: LocalCapture | None = None
-    record: dict[str, Any] | None = None
-    fragment: Fragment | None = None
-    waited_seconds: float = 0.0
-    entries: int = 0
-    captured: int = 0
-    closed: bool = False
-    refused: bool = False
-    bracket: Bracket | None = None
-    """The engines that follow the window."""
-
-    def tell_error(self, error: BaseException) -> None:
-        """Note the exception that left the body, beside the outcome; a window that was left open is partial."""
-        if self.record is None or self.fragment is None:
-            return
-        if not isinstance(error, LeftOpen):
-            self.record["body_error"] = describe_error(error)
-        elif self.record["status"] == "joined":
-            self.record.update(status="partial", error=str(error))
-        self.fragment.save()
 
 
 class LocalCapture:
@@ -319,7 +286,7 @@ class LocalCapture:
         self.add_stall(result.stall_seconds)
         self.record["artifacts"] = as_entries(result.artifacts)
         if result.error is not None and result.outcome != "partial":
-            self._fail(f"export: {result.error}", result.outcome)
+            self._fail(f"{EXPORT_FAILED}{result.error}", result.outcome)
             return False
         if self._ending is not None:
             self.record.update(status=self._ending.status, error=self._ending.error)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from stepprof.lastword import is_awaited
 from stepprof.writer import is_alive
 
 __all__ = ["AFTER", "STATUSES", "read_after", "read_clock", "read_engine", "read_window"]
@@ -90,7 +91,7 @@ def read_window(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any
     if not _is_rank(window["rank"]):
         problems.append(f"damaged: rank = {window['rank']!r} is no rank")
         window["rank"] = "unknown"
-    if window["status"] == "lost":
+    if is_awaited(window):
         alive = _is_alive(writer)
         if alive:
             window["status"] = "recording" if window["end_unix_ns"] is None else "exporting"
@@ -106,8 +107,7 @@ def read_engine(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any
     if engine["rank"] is not None and not _is_rank(engine["rank"]):
         problems.append(f"damaged: rank = {engine['rank']!r} is no rank")
         engine["rank"] = None
-    # an engine that died in its stop is lost for good, however long the one that drove it lives
-    if engine["status"] == "lost" and engine["health"] != "dead":
+    if is_awaited(engine):
         alive = _is_alive(writer)
         if alive:
             engine["status"] = "recording" if engine["end_unix_ns"] is None else "flushing"

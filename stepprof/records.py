@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from stepprof.clock import Anchor
+from stepprof.lastword import is_awaited
 from stepprof.log import logger
 from stepprof.rundir import Claim, RunDir, writer_identity
 from stepprof.window import Artifact, Outcome, Window
 
 if TYPE_CHECKING:
-    from stepprof.capture import Ticket
+    from stepprof.ticket import Ticket
 
 __all__ = ["EXPORTING", "LOST", "Fragment", "Origin", "as_entries", "describe_error", "tell", "window_record"]
 
@@ -135,7 +136,7 @@ class Fragment:
     def awaited(self) -> bool:
         """Whether it has not said its last word yet: something is recorded or exported."""
         entries = [*self.windows, *self.engines]
-        return any(entry["status"] == "lost" and entry.get("health") != "dead" for entry in entries)
+        return any(map(is_awaited, entries))
 
     def word(self) -> str:
         """What it says of windows and engines: to see whether a later version says something else."""

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stepprof.files import read_plain
+from stepprof.lastword import is_awaited
 from stepprof.rundir import MANIFEST, ON_COMPLETE, PRUNED, step_folder, step_number
 from stepprof.statuses import read_statuses
 from stepprof.writer import is_alive
@@ -145,7 +146,7 @@ def _add(step: Step, fragment: Path, peers: Peers, uploads: bool) -> None:
     if not isinstance(content, dict):
         return
     entries = [entry for key in ("windows", "engines") for entry in _tables(content.get(key))]
-    awaited = any(entry.get("status") == "lost" and entry.get("health") != "dead" for entry in entries)
+    awaited = any(map(is_awaited, entries))
     artifacts = {
         artifact["path"]: artifact["bytes"]
         for entry in entries

@@ -42,6 +42,20 @@ print(stepprof.state())
 """
 
 
+READ_MEANWHILE = """
+from pathlib import Path
+from stepprof.manifest import read_step
+
+def seen():
+    return {window["status"] for step in (2, 4) for window in read_step(Path("runs/job"), step)["windows"]}
+
+deadline = time.monotonic() + 20
+while seen() != {"lost"} and time.monotonic() < deadline:
+    time.sleep(0.05)
+print("meanwhile", seen())
+"""
+
+
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory):
     return build(tmp_path_factory.mktemp("tools"))
@@ -266,8 +280,9 @@ class TestWholeJob:
         assert main(["check", str(job.run)]) == 1
 
     def test_without_nsys(self, job):
-        """Nothing is waited for, no libcudart is needed; the log says once what to do."""
-        windows = job.record(nsys=False)
+        """Nothing is waited for, no libcudart is needed; the log says once what to do. A reader is told so while the job still runs."""
+        windows = job.record(nsys=False, FINALLY=READ_MEANWHILE)
+        assert "meanwhile {'lost'}" in job.told
         assert job.statuses(windows) == {"lost": 4}
         assert "was not started under nsys" in windows[0]["error"]
         assert job.told.count("not under nsys") == 1

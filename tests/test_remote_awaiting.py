@@ -11,6 +11,7 @@ from simulated import told
 import stepprof
 from stepprof.backends.base import ExportError
 from stepprof.backends.nsys_reports import ReportLost
+from stepprof.manifest import read_step
 from stepprof.remote.base import Stopped
 from stepprof.remote.loop import remote_loop
 from stepprof.window import Artifact
@@ -69,6 +70,7 @@ class TestAwaiting:
         assert until(lambda: stepprof.state().pending_exports == ("rollout/0 of step 2",))
         assert until(lambda: (entry(session).status, entry(session).artifacts) == ("lost", []))
         assert "report had come" in entry(session).error
+        assert read_step(session.path, 2)["engines"][0]["status"] == "flushing"
         one.later = None
         with stepprof.profile_step(3, role="rollout"):
             pass
@@ -102,6 +104,8 @@ class TestAwaiting:
         promise.come()
         assert until(lambda: entry(session).status == status and entry(session).error == reason)
         assert entry(session).health == "ok"
+        read = read_step(session.path, 2)["engines"][0]
+        assert (read["status"], read["error"]) == (status, reason)  # though this process lives
         joined = "joined" if status == "partial" else status
         assert until(lambda: session.background.round() or told(session)[1].status == joined)
 

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stepprof.backends.base import ExportError
+from stepprof.lastword import AWAITED
 from stepprof.log import logger
 from stepprof.records import as_entries, describe_error
-from stepprof.remote.entries import AWAITED, SAVE_SECONDS
+from stepprof.remote.entries import SAVE_SECONDS
 
 if TYPE_CHECKING:
     from stepprof.remote.base import Later, Stopped
@@ -77,5 +78,7 @@ class Awaiting:
         until = time.monotonic() + timeout - min(MARGIN_SECONDS, timeout / 2)
         for _, later in self._pending.values():
             later.hurry(until)
-        await asyncio.wait(self._pending.copy(), timeout=timeout)
+        _, late = await asyncio.wait(self._pending.copy(), timeout=timeout)
+        for task in late:
+            task.cancel()
         await asyncio.sleep(2 * SAVE_SECONDS)

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from stepprof.config import Policy
     from stepprof.remote.engine import EngineTarget
 
-__all__ = ["AWAITED", "LOST", "RANKS", "SAVE_SECONDS", "Entries", "remove_folder"]
+__all__ = ["LOST", "RANKS", "SAVE_SECONDS", "Entries", "remove_folder"]
 
 LOST = "the process ended before the engine's capture was handed over"
-
-AWAITED = "the process ended before the engine's report had come"
 
 SAVE_SECONDS = 0.02
 """How long answers of engines are gathered before they are written."""
