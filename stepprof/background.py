@@ -56,9 +56,11 @@ class Background:
 
     def watch(self, on: bool) -> None:
         """Have rounds often, as long as caps have to be looked at."""
-        if on and not self._watchful:
+        before, self._watchful = self._watchful, on
+        if (
+            on and not before
+        ):  # once it is known: the thread asks how long to wait right after the round it is woken for
             self.wake()
-        self._watchful = on
 
     def wake(self) -> None:
         """Have the next round now."""

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from stepprof.backends import make_backend
 from stepprof.backends.base import Busy
-from stepprof.capture import Ending, LocalCapture, Ticket
+from stepprof.capture import Ending, LocalCapture
 from stepprof.errors import BackendError, StateError
 from stepprof.exporting import Exports
 from stepprof.hostmemory import available_and_total
 from stepprof.log import logger
 from stepprof.machine import TargetMachine, Turn
 from stepprof.records import Origin, describe_error, tell
+from stepprof.ticket import Ticket
 from stepprof.window import WHOLE_STEP
 
 if TYPE_CHECKING:

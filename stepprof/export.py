@@ -12,24 +12,20 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import os
 import select
 import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from stepprof import forking
+from stepprof.exportjob import ExportJob, ExportResult, OnDone, Thunk, perform, read_report, report
 from stepprof.log import logger
 from stepprof.window import Artifact, Outcome
 
-__all__ = ["ExportResult", "Exporter"]
-
-Thunk = Callable[[], tuple[Artifact, ...]]
-OnDone = Callable[["ExportResult"], None]
+__all__ = ["Exporter"]
 
 CHILDREN = 2
 """Children at a time; more of them would only fight over the disk and the cores that train."""
@@ -42,37 +38,9 @@ _LOOK_SECONDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ExportResult:
-    """How a job ended. An `error` may come with artifacts: those that exist nevertheless.
-
-    `seconds` is what the job took, `stall_seconds` how long `Exporter.submit` blocked its caller, `note` what was not done as it was asked for. `outcome` is
-    what the capture is by it: `partial` where what the error says is missing is no reason to give up what there is, `lost` where somebody else was to write it, and did not.
-    """
-
-    artifacts: tuple[Artifact, ...]
-    error: str | None
-    seconds: float
-    stall_seconds: float
-    note: str | None = None
-    outcome: Outcome = "complete"
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    label: str
-    thunk: Thunk | None
-    on_done: OnDone
-    submitted: float
-    stall_seconds: float = 0.0
-    note: str | None = None
-    in_child: OnDone | None = None
-    threaded: bool = False
-
-
 @dataclass(slots=True, eq=False)
 class _Child:
-    job: _Job
+    job: ExportJob
     pid: int
     pipe: int
     began: float
@@ -92,8 +60,8 @@ class Exporter:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._jobs: dict[_Job, None] = {}
-        self._queue: collections.deque[_Job] = collections.deque()
+        self._jobs: dict[ExportJob, None] = {}
+        self._queue: collections.deque[ExportJob] = collections.deque()
         self._children: list[_Child] = []
         self._forking = 0
         self._watching = False
@@ -111,7 +79,7 @@ class Exporter:
 
         `in_child` is called in a forked child with its own result, before the parent hears of it: a parent that has died, or dies just then, tells nobody.
         """
-        job = _Job(label, thunk, on_done, time.perf_counter(), in_child=in_child)
+        job = ExportJob(label, thunk, on_done, time.perf_counter(), in_child=in_child)
         try:
             with self._lock:
                 self._jobs[job] = None
@@ -126,7 +94,7 @@ class Exporter:
                 self._finish(job, (), f"interrupted by {type(interrupt).__name__}", job.stall_seconds)
             raise
 
-    def _is_somebodys(self, job: _Job) -> bool:
+    def _is_somebodys(self, job: ExportJob) -> bool:
         """Whether a job that an interrupt kept its caller from seeing to the end has a thread, a child or a place in the queue, or has ended."""
         with self._lock:
             children = any(child.job is job for child in self._children)
@@ -155,15 +123,15 @@ class Exporter:
 
     # in place, and in a thread
 
-    def _run(self, job: _Job, *, stalls: bool = True) -> None:
+    def _run(self, job: ExportJob, *, stalls: bool = True) -> None:
         began = time.perf_counter()
-        artifacts, error, outcome = _perform(job.thunk)
+        artifacts, error, outcome = perform(job.thunk)
         ended = time.perf_counter()
         if stalls:
             job.stall_seconds = ended - job.submitted
         self._finish(job, artifacts, error, ended - began, outcome)
 
-    def _submit_thread(self, job: _Job) -> None:
+    def _submit_thread(self, job: ExportJob) -> None:
         thread = threading.Thread(
             target=self._run, args=(job,), kwargs={"stalls": False}, name="stepprof-export", daemon=True
         )
@@ -175,14 +143,14 @@ class Exporter:
             job.threaded = False
             self._run_in_place(job, error)
 
-    def _run_in_place(self, job: _Job, reason: object) -> None:
+    def _run_in_place(self, job: ExportJob, reason: object) -> None:
         job.note = f"exported in place: {reason}"
         logger.warning("export_in_place", label=job.label, reason=str(reason))
         self._run(job)
 
     # in a child
 
-    def _submit_fork(self, job: _Job) -> None:
+    def _submit_fork(self, job: ExportJob) -> None:
         if not hasattr(os, "fork"):
             self._run_in_place(job, "this system cannot fork")
             return
@@ -201,13 +169,13 @@ class Exporter:
             self._forking += 1
         self._fork(job, on_caller=True)
 
-    def _fork(self, job: _Job, *, on_caller: bool) -> None:
+    def _fork(self, job: ExportJob, *, on_caller: bool) -> None:
         """Start a child for `job`, in the place that the caller has reserved for it."""
         child, failure = None, None
         try:
             with forking.signals_held() as mask:
                 try:
-                    pid, pipe = forking.fork_for(lambda: _report(job), mask)
+                    pid, pipe = forking.fork_for(lambda: report(job), mask)
                     child = _Child(job, pid, pipe, time.perf_counter())
                 except (OSError, RuntimeError) as error:
                     failure = error
@@ -265,7 +233,7 @@ class Exporter:
             while (job := self._next()) is not None:
                 self._fork(job, on_caller=False)
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> ExportJob | None:
         with self._lock:
             if not self._queue or len(self._children) + self._forking >= CHILDREN:
                 return None
@@ -301,7 +269,7 @@ class Exporter:
 
     def _finish(
         self,
-        job: _Job,
+        job: ExportJob,
         artifacts: tuple[Artifact, ...],
         error: str | None,
         seconds: float,
@@ -323,54 +291,15 @@ class Exporter:
                 self._changed.notify_all()
 
 
-def _perform(thunk: Thunk | None) -> tuple[tuple[Artifact, ...], str | None, Outcome]:
-    """Run the job: what it made, what went wrong, and what the capture is by it. An exception may carry the artifacts that exist nevertheless."""
-    if thunk is None:
-        return (), "the export job is gone", "failed"
-    try:
-        return tuple(thunk()), None, "complete"
-    except Exception as error:  # noqa: BLE001 - whatever a backend raises is the outcome of its export
-        kept = getattr(error, "artifacts", ())
-        return tuple(kept), f"{type(error).__name__}: {error}", getattr(error, "outcome", "failed")
-
-
-def _report(job: _Job) -> dict[str, object]:
-    """The work of a child, and what it tells its parent."""
-    began = time.perf_counter()
-    artifacts, error, outcome = _perform(job.thunk)
-    if job.in_child is not None:
-        seconds = time.perf_counter() - began
-        job.in_child(ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, outcome))
-    return {
-        "pid": os.getpid(),
-        "artifacts": [asdict(artifact) for artifact in artifacts],
-        "error": error,
-        "outcome": outcome,
-        "seconds": time.perf_counter() - began,
-    }
-
-
 def _verdict(child: _Child, status: object) -> tuple[tuple[Artifact, ...], str | None, float, Outcome]:
-    seconds = time.perf_counter() - child.began
     try:
-        report = json.loads(child.received)
-        if child.pid == 0:
-            forking.reap(int(report["pid"]), block=True)
-        artifacts = tuple(_artifact(entry) for entry in report["artifacts"])
-        return artifacts, report["error"], float(report["seconds"]), report["outcome"]
+        pid, artifacts, error, seconds, outcome = read_report(child.received)
     except (ValueError, KeyError, TypeError):  # it ended before it could tell
         error = f"the export process {forking.how_it_ended(status)} before its file was complete"
-        return (), error, seconds, "failed"
-
-
-def _artifact(entry: Mapping[str, object]) -> Artifact:
-    events = entry["events"]
-    return Artifact(
-        path=str(entry["path"]),
-        kind=str(entry["kind"]),
-        bytes=int(str(entry["bytes"])),
-        events=None if events is None else int(str(events)),
-    )
+        return (), error, time.perf_counter() - child.began, "failed"
+    if child.pid == 0:
+        forking.reap(pid, block=True)
+    return artifacts, error, seconds, outcome
 
 
 _inherited: list[object] = []

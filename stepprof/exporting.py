@@ -15,7 +15,8 @@ from stepprof.records import describe_error
 if TYPE_CHECKING:
     from stepprof.backends.base import Export
     from stepprof.capture import LocalCapture
-    from stepprof.export import Exporter, ExportResult
+    from stepprof.export import Exporter
+    from stepprof.exportjob import ExportResult
     from stepprof.window import Window
 
 __all__ = ["Exports"]

@@ -7,17 +7,19 @@ at the wrong time is refused with a reason and touches nothing.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from stepprof.capture import Ending, LeftOpen, LocalCapture, Ticket
+from stepprof.capture import Ending, LocalCapture
 from stepprof.capturing import Capturer, Later
 from stepprof.errors import BackendError, StateError, StepprofError
 from stepprof.log import logger
 from stepprof.records import Origin, describe_error, tell
 from stepprof.regions import RegionHook, RegionWatch
+from stepprof.ticket import LeftOpen, Ticket
 
 if TYPE_CHECKING:
     from stepprof.background import Background
@@ -55,6 +57,8 @@ class LocalTarget:
         self._background = background
         self._strict = strict
         self._tell_changed = changed
+        # an export that ends elsewhere must not take from the next capture what it has just been given; reentrant: a signal handler
+        self._changing = threading.RLock()
         self.capturer = Capturer(origin, exporter, background, self._changed)
         self.watch = RegionWatch(self.capturer)
         self._hook = RegionHook(self.capturer, self.watch)
@@ -292,9 +296,10 @@ class LocalTarget:
             return False
 
     def _changed(self) -> None:
-        on = self.capturer.capture is not None or bool(self.watch.tickets)
-        self._recorder.hook = self._hook if on else None
-        self._background.watch(on)
+        with self._changing:
+            on = self.capturer.capture is not None or bool(self.watch.tickets)
+            self._recorder.hook = self._hook if on else None
+            self._background.watch(on)
         self._tell_changed()
 
     def _raise_if_strict(self, failure: BaseException | None) -> None:

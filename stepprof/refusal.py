@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stepprof.capture import LeftOpen
 from stepprof.errors import StateError
 from stepprof.log import logger
 from stepprof.records import describe_error
+from stepprof.ticket import LeftOpen
 
 __all__ = ["Refusals"]
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof import current
 from stepprof.backends.base import keep_for_good
-from stepprof.capture import Ending, Ticket
+from stepprof.capture import Ending
 from stepprof.errors import StateError
 from stepprof.log import logger
 from stepprof.records import describe_error, tell
+from stepprof.ticket import Ticket
 
 if TYPE_CHECKING:
     from stepprof.capturing import Capturer, Later

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from stepprof import ending
 from stepprof.ahead import Ahead
 from stepprof.background import Background
-from stepprof.capture import LeftOpen, Ticket
 from stepprof.config import Config, Policy
 from stepprof.current import cell
 from stepprof.environment import Identity
@@ -33,6 +32,7 @@ from stepprof.rundir import RunDir
 from stepprof.selecting import Selector
 from stepprof.spans import Recorder, SpanFile
 from stepprof.status import State
+from stepprof.ticket import LeftOpen, Ticket
 from stepprof.window import Window
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from stepprof.wrapping import decorate, refuse_undecorable
 
 if TYPE_CHECKING:
     from stepprof.ahead import Ahead
-    from stepprof.capture import Ticket
     from stepprof.session import Session
+    from stepprof.ticket import Ticket
 
 UNSEEN = 1
 """In the place of a start time: neither selected nor, with ``spans = false``, recorded at all."""

@@ -57,6 +57,14 @@ class TestBackground:
         one.wake()
         assert done.wait(0.9)
 
+    def test_what_is_watched_is_known_before_it_is_woken(self, background, monkeypatch) -> None:
+        """Else the round after the first would be a second later, and so would a cap."""
+        one, seen = background(), []
+        monkeypatch.setattr(one, "wake", lambda: seen.append(one._watchful))
+        one.watch(True)
+        one.watch(True)
+        assert seen == [True]
+
     def test_what_fails_is_told_and_stops_nothing(self, background, log) -> None:
         """Neither the work after it nor the chores."""
         done = []

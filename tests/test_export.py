@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from stepprof import export, forking
-from stepprof.export import Exporter, ExportResult
+from stepprof.export import Exporter
+from stepprof.exportjob import ExportResult
 from stepprof.window import Artifact
 
 Runner = Callable[..., object]

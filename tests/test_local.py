@@ -54,6 +54,27 @@ def until(condition, seconds=10.0):
 
 @pytest.mark.usefixtures("faulty")
 class TestWindows:
+    def test_what_ends_elsewhere_takes_nothing_from_the_next_capture(self, start, monkeypatch) -> None:
+        """An export tells of its end on a thread of its own, at the very moment in which the next capture begins."""
+        session = start(steps="2")
+        watch, reached, go_on = session.background.watch, threading.Event(), threading.Event()
+
+        def watch_late(on):
+            if threading.current_thread() is telling:
+                reached.set()
+                go_on.wait(0.5)
+            watch(on)
+
+        monkeypatch.setattr(session.background, "watch", watch_late)
+        telling = threading.Thread(target=session.local._changed, daemon=True)
+        telling.start()
+        assert reached.wait(30)
+        with profile_step(2):
+            go_on.set()
+            telling.join(30)
+            assert session.recorder.hook is not None
+            assert session.background._watchful
+
     def test_a_selected_window_is_captured(self, start) -> None:
         """One capture, from the enter to the exit, with its artifact in the manifest and no other step touched."""
         session = start(steps="2")

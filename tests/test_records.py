@@ -7,9 +7,9 @@ import json
 import pytest
 from runs import make_run
 
-from stepprof.capture import Ticket
 from stepprof.config import Config
 from stepprof.records import Fragment, Origin, as_entries, describe_error, tell, window_record
+from stepprof.ticket import Ticket
 from stepprof.window import Artifact, Window
 
 WINDOW = Window(step=2, role="actor", occurrence=1, version=7)

@@ -22,7 +22,8 @@ from stepprof.backends.base import Busy, ExportError
 from stepprof.backends.torch import TorchBackend
 from stepprof.backends.torch_api import device_in_use
 from stepprof.errors import BackendError
-from stepprof.export import Exporter, ExportResult
+from stepprof.export import Exporter
+from stepprof.exportjob import ExportResult
 from stepprof.options import TorchOptions
 from stepprof.window import Annotation, Artifact, Capture, Window
 

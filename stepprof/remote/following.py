@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.backends import make_backend
-from stepprof.capture import LeftOpen
 from stepprof.current import cell
 from stepprof.errors import ConfigError, StepprofError
 from stepprof.records import EXPORTING, LOST
@@ -23,12 +22,13 @@ from stepprof.remote.base import EngineFailure
 from stepprof.requests import Request
 from stepprof.startup import init
 from stepprof.step import StepWindow, profile_step
+from stepprof.ticket import LeftOpen
 
 if TYPE_CHECKING:
-    from stepprof.capture import Ticket
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.inside_values import Attachment
     from stepprof.session import Session
+    from stepprof.ticket import Ticket
 
 __all__ = ["Follower", "spans_only"]
 
