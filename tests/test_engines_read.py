@@ -112,7 +112,8 @@ class TestManifest:
 
 class TestLost:
     def read(self, run, writer, **engine):
-        lost = record_engine(run, data=b"", status="lost", error="the process ended", **engine)
+        asked = {"data": b"", "status": "lost", "error": "the process ended", "stop_seconds": None}
+        lost = record_engine(run, **asked, **engine)
         tell_engines(run, lost, writer=writer)
         (found,) = read_step(run.path, 2)["engines"]
         return found["status"], found["error"]
