@@ -31,6 +31,11 @@ __all__ = ["Selector"]
 
 ALWAYS_QUIET = (0, sys.maxsize)
 
+REMEMBERED = 256
+"""Of so many steps and roles the windows are counted at a time; then those more than a few steps back are forgotten."""
+
+RECENT = 8
+
 MOST_ROLES = 4096
 """Of so many roles it is remembered where they are quiet: a program that makes up a name at each step must not fill the memory."""
 
@@ -59,6 +64,9 @@ class Selector:
         self._config = config
         self._found = found
         self._came: dict[str | None, set[int]] = {}
+        self._occurrences: dict[tuple[int, str | None], int] = {}
+        # windows come in on several threads; reentrant, since a signal handler may come in between
+        self._noting = threading.RLock()
         self.requests: tuple[Request, ...] = ()
         """What was asked for while the job runs; replaced as a whole, so that it is read without a lock."""
         self._requesting = threading.Lock()
@@ -162,9 +170,17 @@ class Selector:
         """The next selected step after this one, as far as it matters for arming."""
         return min((_next_after(policy, step) for policy in self._selecting(role)), default=math.inf)
 
-    def note(self, step: int, role: str | None) -> None:
-        """A selected window came."""
-        self._came.setdefault(role, set()).add(step)
+    def note(self, step: int, role: str | None) -> int:
+        """A selected window came; its number among those of its step and role."""
+        with self._noting:
+            self._came.setdefault(role, set()).add(step)
+            occurrence = self._occurrences.get((step, role), 0) + 1
+            if len(self._occurrences) >= REMEMBERED:
+                self._occurrences = {
+                    key: count for key, count in self._occurrences.items() if key[0] >= step - RECENT
+                }
+            self._occurrences[step, role] = occurrence
+        return occurrence
 
     def came(self, role: str | None = None) -> set[int]:
         """The steps of which a selected window came in: of this role, or of any."""

@@ -73,7 +73,6 @@ class Session:
         self.selector = Selector(config, identity, self._rank_found, self._attached)
         self.quiet = self.selector.quiet
         self.calm = True
-        self._occurrences: dict[tuple[int, str | None], int] = {}
         self.refusals = Refusals(lambda: self.rank, strict=config.strict)
         # reentrant: a signal handler may come in between
         self._publishing = threading.RLock()
@@ -284,15 +283,7 @@ class Session:
             self._guard(lambda: self.local.arm(step, role, policy))
 
     def _window(self, step: int, role: str | None, version: int | str | None) -> Window:
-        with self._publishing:
-            self.selector.note(step, role)
-            occurrence = self._occurrences.get((step, role), 0) + 1
-            if len(self._occurrences) > 256:
-                self._occurrences = {
-                    key: count for key, count in self._occurrences.items() if key[0] >= step - 8
-                }
-            self._occurrences[step, role] = occurrence
-        return Window(step=step, role=role, occurrence=occurrence, version=version)
+        return Window(step=step, role=role, occurrence=self.selector.note(step, role), version=version)
 
     def _guard(self, act: Any) -> Any:
         """What goes wrong in here is logged; it reaches the training loop only if ``strict``."""
