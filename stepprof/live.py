@@ -133,7 +133,7 @@ class Live:
         """What is told at once when it changes."""
         session = self._session
         capturer = session.local.capturer
-        machine, exports = capturer.machine, capturer.exports
+        machine, exports, fleet = capturer.machine, capturer.exports, session.fleet
         return {
             "state": machine.state,
             "state_since_unix_ns": round((machine.since + self._clock) * 1e9),
@@ -141,10 +141,10 @@ class Live:
             "recording_role": capturer.role,
             "backend": None if capturer.backend is None else capturer.backend.name,
             "health": capturer.health,
-            "engines": {} if session.fleet is None else session.fleet.describe(),
+            "engines": {} if fleet is None else fleet.describe(),
             "last_error": capturer.last_error
             or (None if session.after is None else session.after.last_error),
-            "pending_exports": list(exports.pending),
+            "pending_exports": [*exports.pending, *(() if fleet is None else fleet.awaited())],
             "pending_uploads": 0 if session.after is None else session.after.pending,
             "recorded_steps": list(exports.recorded),
             "recorded_bytes": exports.recorded_bytes,

@@ -14,6 +14,7 @@ from stepprof.backends.nsys_reports import ReportLost
 from stepprof.manifest import read_step
 from stepprof.remote.base import Stopped
 from stepprof.remote.loop import remote_loop
+from stepprof.statuses import read_statuses
 from stepprof.window import Artifact
 
 
@@ -80,6 +81,22 @@ class TestAwaiting:
         assert [artifact["path"] for artifact in entry(session).artifacts] == ["rollout/late.bin"]
         assert entry(session).error is None
         assert until(lambda: stepprof.state().pending_exports == ())
+
+    def test_status_tells_of_it(self, recording, engine):
+        """Who looks from a shell sees what the driver still waits for, and then that it waits no more."""
+        promise = Promise()
+        one, session = engine(later=promise), recording()
+        stepprof.attach(one, role="rollout")
+
+        def pending():
+            session.background.round()
+            return read_statuses(session.path)[0]["pending_exports"]
+
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        assert until(lambda: pending() == ["rollout/0 of step 2"])
+        promise.come()
+        assert until(lambda: pending() == [])
 
     @pytest.mark.parametrize(
         ("outcome", "status", "reason"),
