@@ -103,7 +103,7 @@ class TestCommand:
             "output": f"{folder}/%h_%p",
             "force-overwrite": "true",
             "capture-range": "cudaProfilerApi",
-            "capture-range-end": "repeat-shutdown:4:async",
+            "capture-range-end": "repeat:4:async",
             "kill": "none",
             "cuda-graph-trace": "graph",
             "cuda-memory-usage": "false",
@@ -116,7 +116,7 @@ class TestCommand:
         """It is asked for nothing that it does not know."""
         monkeypatch.setenv("NSYS_STAND_IN_IS_OLD", "1")
         given = options(nsys_command(NSYS, nsys=tools.nsys))
-        assert given["capture-range-end"] == "repeat-shutdown:4"
+        assert given["capture-range-end"] == "repeat:4"
         assert "discard-environment" not in given
         assert "mode=defer" in given["env-var"]
         assert (
@@ -136,7 +136,7 @@ class TestCommand:
             path.write_text(broken)
             path.chmod(0o755)
         monkeypatch.setattr("stepprof.backends.nsys_launch.HELP_SECONDS", 0.3)
-        assert options(nsys_command(NSYS, nsys=str(path)))["capture-range-end"] == "repeat-shutdown:4"
+        assert options(nsys_command(NSYS, nsys=str(path)))["capture-range-end"] == "repeat:4"
 
     def test_what_cannot_be_counted(self, tools):
         """nsys repeats for as long as it is asked to."""
@@ -166,7 +166,7 @@ class TestCommand:
         assert given["trace"] == "cuda,nvtx,nccl"
         assert (given["cuda-graph-trace"], given["cuda-memory-usage"]) == ("node", "true")
         assert given["nvtx-domain-include"] == "stepprof,NCCL"
-        assert given["capture-range-end"] == "repeat-shutdown:7:async"
+        assert given["capture-range-end"] == "repeat:7:async"
         assert given["output"] == f"{tmp_path}/reports/rank-0_%h_%p"
         assert (given["gpu-metrics-devices"], given["stats"]) == ("0", "true")
         assert not {"sample", "cpuctxsw", "discard-environment"} & given.keys()
@@ -179,7 +179,7 @@ class TestCommand:
             "roles": {"rollout": {"engine": {"backend": "nsys"}}},
         }
         given = options(nsys_command(config, roles=["rollout"], engine=True, nsys=tools.nsys))
-        assert given["capture-range-end"] == "repeat-shutdown:4:async"
+        assert given["capture-range-end"] == "repeat:4:async"
         with pytest.raises(ConfigError, match="an engine follows the windows of roles"):
             nsys_command(config, engine=True)
         with pytest.raises(ConfigError, match="this process records nothing with nsys"):
@@ -248,7 +248,7 @@ class TestRay:
         """Options as Ray's plug-in takes them; the name holds rank and process id."""
         env = ray_runtime_env(NSYS, roles=["actor"], rank=0, nsys=tools.nsys)
         assert env["_nsight"]["o"] == "stepprof_rank-0_%p"
-        assert env["_nsight"]["capture-range-end"] == "repeat-shutdown:4:async"
+        assert env["_nsight"]["capture-range-end"] == "repeat:4:async"
         assert env["env_vars"] == {
             VARIABLE: "output=stepprof_rank-0_{pid};ranges=4;mode=async;environment=left-out"
         }

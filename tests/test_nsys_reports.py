@@ -153,7 +153,7 @@ class TestWholeJob:
             f"step {step} {role}" for step in (2, 4) for role in ("rollout", "actor")
         }
         (called,) = map(json.loads, (job.folder / "nsys.jsonl").read_text().splitlines())
-        assert called["options"]["capture-range-end"] == "repeat-shutdown:4:async"
+        assert called["options"]["capture-range-end"] == "repeat:4:async"
         assert called["options"]["discard-environment"] == "true"
 
     def test_the_readers(self, job, capsys):
@@ -206,7 +206,7 @@ class TestWholeJob:
         windows = job.record(NSYS_STAND_IN_IS_OLD="1", HF_TOKEN="hf_secret")
         assert job.statuses(windows) == {"complete": 4}, windows
         (called,) = map(json.loads, (job.folder / "nsys.jsonl").read_text().splitlines())
-        assert called["options"]["capture-range-end"] == "repeat-shutdown:4"
+        assert called["options"]["capture-range-end"] == "repeat:4"
         assert "discard-environment" not in called["options"]
         assert "HF_TOKEN" in job.told
         assert "hf_secret" not in job.told

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 pytest.importorskip("torch")
 
@@ -573,6 +574,24 @@ class TestDevices:
 
         monkeypatch.setattr(Path, "iterdir", refuse)
         assert not device_in_use()
+
+    def test_to_start_a_device_is_told(
+        self, place: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Once, where torch's own preparation does what keeps children that are forked later from using it; not without a driver."""
+        driver = tmp_path / "nvidiactl"
+        monkeypatch.setattr("stepprof.backends.torch_api._DRIVERS", (str(driver),))
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        backend = TorchBackend()
+        with capture_logs() as lines:
+            backend.start(place)
+            backend.stop([])
+            driver.touch()
+            for _ in range(2):
+                backend.start(place)
+                backend.stop([])
+        assert [line["event"] for line in lines] == ["torch's profiler starts CUDA in this process"]
+        assert "start such children with spawn" in lines[0]["reason"]
 
     def test_ranges_beside_a_device(self, place: Capture) -> None:
         """A capture with a device takes the ranges that its lanes show; their names survive as well."""

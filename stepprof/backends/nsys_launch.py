@@ -1,7 +1,8 @@
 """How nsys has to be started so that each window becomes a report: for the driver and for Ray's workers.
 
-The number of windows matters: after ``repeat-shutdown:N`` nsys ends its session, and before, it keeps every report back unless it can write them one by one (``:async``, which newer ones
-can). So N is counted out of the configuration where that can tell, and where it cannot, nsys repeats for as long as it is asked to. What the nsys at hand can do is what its own help lists.
+The number of windows matters: before the last of ``repeat:N`` nsys keeps every report back unless it can write them one by one (``:async``, which newer ones can). So N is counted out of the
+configuration where that can tell, and where it cannot, nsys repeats for as long as it is asked to. What the nsys at hand can do is what its own help lists. Never ``repeat-shutdown:N``: its nsys
+writes its reports no earlier, but is gone after the last, with success, while the job goes on (2025.3.1), so that whoever started it takes the job for done; and its last stop takes twice as long.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def ray_runtime_env(
 
     >>> env = ray_runtime_env({"steps": "2, 4", "backend": "nsys"}, nsys="/nowhere/nsys")
     >>> env["_nsight"]["capture-range-end"]
-    'repeat-shutdown:2'
+    'repeat:2'
     """
     settled, options = _settle(config, roles, rank, engine=engine)
     if settled is None:
@@ -210,7 +211,7 @@ def _profile(options: NsysOptions, number: int | None, output: str, nsys: str) -
     text = profile_help(nsys)
     one_by_one = writes_one_by_one(text)
     mode = "async" if one_by_one else "defer" if number is not None else "unknown"
-    end = "repeat" if number is None else f"repeat-shutdown:{number}"
+    end = "repeat" if number is None else f"repeat:{number}"
     found = {
         "trace": ",".join(options.trace),
         "output": output,

@@ -52,6 +52,7 @@ class TorchBackend:
         self._thread = threading.current_thread()
         self._pid = os.getpid()
         self._on_device = False
+        self._told_of_device = False
         self._names: dict[str, str] = {}
 
     @property
@@ -224,6 +225,13 @@ class TorchBackend:
         # torch refuses it with stacks (they are made in what it leaves out); shapes, memory, modules and flops came out the same with it
         if options.trace_only is not False and not options.with_stack and api.accepts(trace_only=True):
             flags["trace_only"] = True
+        if not self._told_of_device and api.starts_device():
+            self._told_of_device = True
+            logger.warning(
+                "torch's profiler starts CUDA in this process",
+                reason="it counts the devices, so that a child that is forked from now on cannot use one: start such children "
+                "with spawn, or before the first recorded step",
+            )
         self._session = api.session(options, activities, api.experimental(**flags))
         self._thread, self._pid = threading.current_thread(), os.getpid()
         self._on_device = len(activities) > 1

@@ -22,6 +22,8 @@ from stepprof.options import TorchOptions
 __all__ = ["TorchApi", "device_in_use"]
 
 _DEVICE_FILES = ("/dev/nvidia-uvm", "/dev/davinci", "/dev/kfd", "/dev/accel")
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""What is there where CUDA or ROCm has a driver."""
 
 
 class TorchApi:
@@ -70,7 +72,7 @@ class TorchApi:
         """The activities to record, and what stands in the way of those that were asked for by name.
 
         Without a wish: the CPU, and each device that this process uses already. To record one that it does not use would create a context on it: hundreds of MB of its memory. Not even whether
-        it is there is asked: torch would count CUDA's devices, which keeps children that are forked later from using one.
+        it is there is asked: torch would count CUDA's devices, which keeps children that are forked later from using one (torch's own preparation does so: `starts_device`).
         """
         names = self.torch.profiler.ProfilerActivity.__members__
         by_name = {name.lower(): member for name, member in names.items()}
@@ -90,6 +92,12 @@ class TorchApi:
             )
             return set(), problem
         return {by_name[name] for name in wanted}, None
+
+    def starts_device(self) -> bool:
+        """Whether to prepare a capture starts CUDA or ROCm in this process: torch counts the devices in it, whatever is to be recorded (``prepareProfiler`` of torch 2.11, seen on an H100)."""
+        version = self.torch.version
+        built_for_one = version.cuda is not None or version.hip is not None
+        return built_for_one and any(Path(path).exists() for path in _DRIVERS) and not device_in_use()
 
     def named(self, names: Iterable[str]) -> set[Any]:
         """Activities, of those that this torch knows."""

@@ -106,7 +106,8 @@ class Session:
         time.sleep(self.seconds)
         pid = self.pid + 1 if self.manner == "foreign" else self.pid
         suffix = ".qdstrm" if self.manner == "unfinished" else ".nsys-rep"
-        path = Path(f"{self.name.replace('%p', str(pid))}.{number}{suffix}")
+        numbered = "" if self.most == 1 else f".{number}"  # as the real one does
+        path = Path(f"{self.name.replace('%p', str(pid))}{numbered}{suffix}")
         if self.manner == "never":
             return
         content = json.dumps({"range": number, "pid": self.pid}).encode()

@@ -192,7 +192,7 @@ class TestNsight:
         calls = [json.loads(line)["options"] for line in (folder / "nsys.jsonl").read_text().splitlines()]
         actors = [options for options in calls if not options["o"].endswith("/empty")]
         assert len(actors) == 5
-        assert {options["capture-range-end"] for options in actors} == {"repeat-shutdown:2:async"}
+        assert {options["capture-range-end"] for options in actors} == {"repeat:2:async"}
         assert {options["discard-environment"] for options in actors} == {"true"}
         assert {Path(options["o"]).name for options in actors} == {
             "stepprof_rank-0_%p",
