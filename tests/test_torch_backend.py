@@ -585,11 +585,11 @@ class TestDevices:
         backend = TorchBackend()
         with capture_logs() as lines:
             backend.start(place)
-            backend.stop([])
+            backend.stop(place, [])
             driver.touch()
             for _ in range(2):
                 backend.start(place)
-                backend.stop([])
+                backend.stop(place, [])
         assert [line["event"] for line in lines] == ["torch's profiler starts CUDA in this process"]
         assert "start such children with spawn" in lines[0]["reason"]
 
