@@ -29,8 +29,10 @@ CASES: dict[str, dict[str, Any]] = {
     "memory, C++ stacks": {"backend": "memory", "memory": {"stacks": "all"}},
     "torch and memory": {"backend": ["torch", "memory"]},
     "null": {"backend": "null"},
+    "torch, 50 micro-batches a step, export in place": {"backend": "torch", "export": "inline"},
+    "torch, 50 micro-batches a step, export in a child": {"backend": "torch", "export": "fork"},
 }
-
+MICRO_BATCHES = re.compile(r"(\d+) micro-batches")
 
 NO_DEVICE = "no CUDA device"
 TIMEOUT_SECONDS = 900
@@ -58,8 +60,10 @@ def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
 
     import stepprof
 
-    steps = 6 if quick else 40
-    step_of = _trainer(torch, device, quick=quick)
+    several = MICRO_BATCHES.search(case)
+    micro_batches = 1 if several is None else 2 if quick else int(several[1])
+    steps = 6 if quick else 40 if several is None else 8
+    step_of = _trainer(torch, device, micro_batches, quick=quick)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
         config = {"output_dir": folder, "steps": "every 2", "min_free_memory": "none", **CASES[case]}
@@ -111,8 +115,8 @@ def _row(
     return Row(group, name, unit, figure.minimum * factor, figure.median * factor, figure.spread, ratio=ratio)
 
 
-def _trainer(torch: Any, device: str, *, quick: bool) -> Any:
-    """A transformer, its optimizer and one batch."""
+def _trainer(torch: Any, device: str, micro_batches: int, *, quick: bool) -> Any:
+    """A transformer, its optimizer and one batch, which is gone through as often as there are micro-batches."""
     torch.manual_seed(0)
     width, layers, batch, length = (64, 2, 2, 16) if quick else (1024, 8, 16, 256)
     layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True, dropout=0.0)
@@ -122,8 +126,9 @@ def _trainer(torch: Any, device: str, *, quick: bool) -> Any:
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = model(tokens).square().mean()
-        loss.backward()
+        for _ in range(micro_batches):
+            loss = model(tokens).square().mean()
+            loss.backward()
         optimizer.step()
         return float(loss.detach())  # waits for the device
 
