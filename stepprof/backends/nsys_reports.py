@@ -226,7 +226,10 @@ class Report:
         cut_short = self._until is not None and self._until < self._count.ended_at + self._timeout
         ended = "when the process ended" if cut_short else f"after {self._timeout:g} s"
         if path is not None and path.suffix != SUFFIX:
-            return f"nsys is still exporting {ended}: {path} is not a report yet; nsys can be run on it to finish it"
+            return (
+                f"nsys is still exporting {ended}, or has no importer: {path} is not a report yet; a whole Nsight Systems "
+                "makes one of it (QdstrmImporter)"
+            )
         if path is not None:
             return f"{path} was empty, older than the window or still growing {ended}: nsys is still exporting, or failed to"
         return (
