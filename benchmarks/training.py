@@ -34,7 +34,7 @@ class Workload:
     make: Callable[[], tuple[torch.nn.Module, torch.Tensor, torch.Tensor]]
     """The model, its inputs and its targets."""
     steps: int
-    """In one block: some tens of milliseconds, so that what a block begins and ends with does not count."""
+    """In one block: about a tenth of a second, so that what a block begins and ends with does not count."""
     limited: bool
     """Whether the difference has to be below what can be measured."""
 
@@ -45,8 +45,8 @@ def measure_training(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
         return [], {"torch": "the training loop needs torch"}
     rows = []
     for workload in (
-        Workload("a small transformer", _transformer, steps=10, limited=True),
-        Workload("a perceptron", _perceptron, steps=50, limited=False),
+        Workload("a small transformer", _transformer, steps=30, limited=True),
+        Workload("a perceptron", _perceptron, steps=200, limited=False),
     ):
         rows += _measured(workload, *((3, 2) if quick else (60, workload.steps)))
     return rows, {}
