@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepprof.log import logger
 from stepprof.nsysoptions import NsysOptions
 
 __all__ = ["SUFFIX", "VARIABLE", "Launch", "launch_of", "under_nsys"]
@@ -153,5 +154,6 @@ def _ray_folder() -> Path | None:
             return None
         node = ray._private.worker.global_worker.node
         return Path(node.get_logs_dir_path()) / "nsight"
-    except Exception:  # noqa: BLE001 - Ray's internals, of whatever version
+    except Exception as error:  # noqa: BLE001 - Ray's internals, of whatever version
+        logger.warning("Ray's folder for nsys's reports not found", reason=f"{type(error).__name__}: {error}")
         return None
