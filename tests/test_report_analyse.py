@@ -10,10 +10,12 @@ import subprocess
 import sys
 
 import pytest
+from counting import instructions_of
 from runs import make_run, record, record_engine, region, tell_engines, write_spans
 
-from stepprof.report.analyse import analyse, bounds_of, digest_input
-from stepprof.timeline.find import Input, find
+from stepprof.report.analyse import analyse, digest_input, tasks_of
+from stepprof.timeline.find import Found, Input, find
+from stepprof.timeline.model import Origin
 
 BASE = 1_700_000_000_000_000_000
 
@@ -108,15 +110,30 @@ def test_a_worker_that_dies_costs_its_source_alone(run, tmp_path):
 def test_the_bounds_of_a_step_are_the_windows_of_the_process(run, tmp_path):
     record(run, role="ref", rank=0, start_unix_ns=BASE - 5, end_unix_ns=BASE + 5)
     record(run, role="reward", rank=3, pid=9, end_unix_ns=None)
-    found = find([], output_dir=tmp_path)
-    bounds = {
-        (each.origin.kind, each.origin.role, each.origin.rank): bounds_of(each, found)
-        for each in found.inputs
-    }
+    tasks = tasks_of(find([], output_dir=tmp_path))
+    bounds = {(each.origin.kind, each.origin.role, each.origin.rank): bounds for each, bounds, _ in tasks}
     assert bounds["rank", "actor", 0] == bounds["rank", "ref", 0] == (BASE - 5, BASE + 1_500_000_000)
     assert bounds["rank", "actor", 1] == (BASE, BASE + 1_500_000_000)
     assert bounds["rank", "reward", 3] is None
     assert bounds["engine", "rollout", 0] is None
+    assert bounds["spans", None, 0] is None
+
+
+def test_the_bounds_of_a_step_take_as_long_per_rank_for_many_ranks_as_for_few():
+    """The windows are gone through once, not once for each source."""
+
+    def found(ranks):
+        windows = [
+            {"host": "h", "pid": 7 + rank, "rank": rank, "start_unix_ns": BASE, "end_unix_ns": BASE + 5}
+            for rank in range(ranks)
+        ]
+        inputs = [
+            Input(Origin("rank", "x", "actor", rank, None, "h", 7 + rank), (), 0) for rank in range(ranks)
+        ]
+        return Found(inputs, [{"windows": windows}])
+
+    few, many = (instructions_of(tasks_of, found(ranks)) for ranks in (50, 500))
+    assert many < 11 * few
 
 
 def test_one_source_for_whoever_works_elsewhere(run, tmp_path):

@@ -14,12 +14,14 @@ from stepprof.report.processes import measurable
 from stepprof.report.schema import Finding, Report
 from stepprof.timeline.find import Found, Input
 from stepprof.timeline.load import load
+from stepprof.timeline.model import Origin
+from stepprof.timeline.recorded import Process, windows_edges
 from stepprof.timeline.workers import Failed, each_in_worker
 
 if TYPE_CHECKING:
     from stepprof.timeline.onray import Cluster
 
-__all__ = ["Progress", "Task", "analyse", "bounds_of", "digest_input", "report_of", "tasks_of"]
+__all__ = ["Progress", "Task", "analyse", "digest_input", "report_of", "tasks_of"]
 
 Progress = Callable[[int, int], None]
 Bounds = tuple[int, int]
@@ -51,7 +53,8 @@ def analyse(
 
 def tasks_of(found: Found, assume: Mapping[str, int] | None = None) -> list[Task]:
     """The arguments of `digest_input` for each source, for whatever calls it where the sources lie."""
-    return [(wanted, bounds_of(wanted, found), assume) for wanted in found.inputs]
+    bounds = _bounds_of_processes(found)
+    return [(wanted, _bounds_of(wanted.origin, bounds), assume) for wanted in found.inputs]
 
 
 def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
@@ -76,7 +79,7 @@ def digest_input(
 
     Args:
         wanted: from `find`.
-        bounds: of the step, by `bounds_of`.
+        bounds: when its process was in windows of the step, by its own clock; None: all of the source is of the step.
         assume: as `load` takes it.
     """
     keep = True if wanted.origin.kind == "spans" else Communication()
@@ -85,21 +88,15 @@ def digest_input(
     return msgspec.structs.replace(made, bytes=wanted.bytes, status=wanted.status)
 
 
-def bounds_of(wanted: Input, found: Found) -> Bounds | None:
-    """When its process was in windows of the step, by its own clock: one capture may go over several steps. None: all of it is of the step."""
-    origin = wanted.origin
-    if origin.kind != "rank":
-        return None
-    mine = [
-        measurable(window)
-        for manifest in found.manifests
-        for window in manifest["windows"]
-        if (window["host"], window["pid"], window["rank"]) == (origin.host, origin.pid, origin.rank)
-    ]
-    edges = [(window["start_unix_ns"], window["end_unix_ns"]) for window in mine]
-    if not edges or any(start is None or end is None for start, end in edges):
-        return None
-    return int(min(start for start, _ in edges)), int(max(end for _, end in edges))
+def _bounds_of_processes(found: Found) -> dict[Process, Bounds]:
+    """Return when each process was in windows of the step: one capture may go over several steps."""
+    windows = [window for manifest in found.manifests for window in manifest["windows"]]
+    return windows_edges(map(measurable, windows))
+
+
+def _bounds_of(origin: Origin, bounds: Mapping[Process, Bounds]) -> Bounds | None:
+    """Return when the process of a rank's capture was in windows of the step; None for any other source."""
+    return bounds.get((origin.host, origin.pid, origin.rank)) if origin.kind == "rank" else None
 
 
 def _without(wanted: Input, reason: str) -> Digest:

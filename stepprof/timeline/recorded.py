@@ -16,7 +16,7 @@ from stepprof.timeline.model import Alignment, Origin
 from stepprof.timeline.names import worker_of
 from stepprof.timeline.spanfiles import span_files
 
-__all__ = ["TRACES", "Input", "Recorded", "process_of", "span_inputs", "windows_edges"]
+__all__ = ["TRACES", "Input", "Process", "Recorded", "process_of", "span_inputs", "windows_edges"]
 
 TRACES = (".json", ".json.gz")
 _OTHERS = {
@@ -28,7 +28,7 @@ NOT_IN_TIME = ("memory-snapshot", "memory-summary")
 UNMEASURED = Alignment("unmeasured", 0, None)
 
 
-_Process = tuple[object, object, object]
+Process = tuple[object, object, object]
 """Host, pid and rank."""
 
 
@@ -63,7 +63,7 @@ class Recorded:
     findings: list[tuple[str | None, str]] = field(default_factory=list)
     """What brought nothing: (whose it is, why)."""
     _pruned: Mapping[str, str] = field(default_factory=dict)
-    _within: Mapping[_Process, tuple[int, int]] = field(default_factory=dict)
+    _within: Mapping[Process, tuple[int, int]] = field(default_factory=dict)
 
     def take(self, manifest: Mapping[str, Any]) -> None:
         """Take in the step's manifest."""
@@ -153,7 +153,7 @@ def span_inputs(run: Path, step: int) -> Iterator[Input]:
         yield Input(origin, paths, sum(file.stat().st_size for file in group.files), step=step)
 
 
-def windows_within(run: Path, step: int, manifest: Mapping[str, Any]) -> dict[_Process, tuple[int, int]]:
+def windows_within(run: Path, step: int, manifest: Mapping[str, Any]) -> dict[Process, tuple[int, int]]:
     """From the first begin to the last end of the windows of a step, for each process whose capture goes over other steps as well."""
     later = min((number for number in steps(run) if number > step), default=None)
     follows = [] if later is None else read_step(run, later)["windows"]
@@ -162,9 +162,9 @@ def windows_within(run: Path, step: int, manifest: Mapping[str, Any]) -> dict[_P
     return windows_edges(window for window in manifest["windows"] if process_of(window) in several)
 
 
-def windows_edges(windows: Iterable[Mapping[str, Any]]) -> dict[_Process, tuple[int, int]]:
+def windows_edges(windows: Iterable[Mapping[str, Any]]) -> dict[Process, tuple[int, int]]:
     """From the first begin to the last end of each process's windows, by its own clock; of one with a window that says neither, nothing."""
-    edges: dict[_Process, tuple[int, int]] = {}
+    edges: dict[Process, tuple[int, int]] = {}
     unknown = set()
     for window in windows:
         process, start, end = process_of(window), window["start_unix_ns"], window["end_unix_ns"]
@@ -176,7 +176,7 @@ def windows_edges(windows: Iterable[Mapping[str, Any]]) -> dict[_Process, tuple[
     return {process: edge for process, edge in edges.items() if process not in unknown}
 
 
-def process_of(window: Mapping[str, Any]) -> _Process:
+def process_of(window: Mapping[str, Any]) -> Process:
     """Which process a window is of."""
     return window.get("host"), window.get("pid"), window.get("rank")
 
