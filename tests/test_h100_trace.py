@@ -14,6 +14,10 @@ import pytest
 from timelines import chrome_events
 
 from stepprof.cli import main
+from stepprof.timeline.find import Input
+from stepprof.timeline.lanes import bind_flows, lay_out
+from stepprof.timeline.load import load
+from stepprof.timeline.model import Origin, Source
 
 RECORDED = Path(__file__).parent / "data" / "h100.trace.json.gz"
 ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -55,6 +59,32 @@ def test_the_device_s_lanes(trace: Path, recorded: list[dict[str, Any]]) -> None
     arrows = Counter(event["ph"] for event in merged if event.get("cat") == "ac2g")
     assert arrows == {"s": 24, "f": 24}
     assert slices(recorded, ON_DEVICE).total() == 24
+
+
+def test_a_process_numbered_like_its_device(trace: Path, recorded: list[dict[str, Any]]) -> None:
+    """Where process, thread, GPU and stream are all called 7, as in a container, each launch keeps its arrow, and the rows are what they were."""
+    whole = json.loads(gzip.decompress(trace.read_bytes()), parse_float=Decimal)
+    for event in whole["traceEvents"]:
+        if event["pid"] in (417, 0):
+            event["pid"] = 7
+        if event["tid"] == 417:
+            event["tid"] = 7
+    same = trace.with_name("same.trace.json")
+    same.write_text(json.dumps(whole, default=float))
+    sources = [load(Input(Origin("trace", path.name), (str(path),), 1), args=False) for path in (trace, same)]
+    plain, renumbered = (arrows_of(source) for source in sources)
+    assert plain == renumbered
+    assert sum(plain.values()) == 24 + 7
+    kinds = [sorted(track.kind for track in source.tracks) for source in sources]
+    assert kinds[0] == kinds[1]
+
+
+def arrows_of(source: Source) -> Counter[tuple[str, str]]:
+    """What each arrow that is drawn leads from, and to."""
+    layout = lay_out(source)
+    bound = bind_flows(source.flows, layout)
+    names = [source.names[name] for name in source.slices.name[layout.nesting.order].tolist()]
+    return Counter((names[a], names[b]) for a, b in zip(bound.first, bound.last, strict=True))
 
 
 def test_the_report(trace: Path, recorded: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,6 +256,36 @@ class TestDevices:
         assert source.tracks[flows.start_track[0]].name == "thread 1"
         assert source.tracks[flows.end_track[0]] == source.tracks[source.slices.track[0]]
 
+    def test_a_thread_and_a_stream_with_the_same_numbers(self, load):
+        """Category and metadata tell them apart: in a container, process 7 may drive GPU 7, and its thread 7 the stream 7."""
+        at = {"pid": 7, "tid": 7}
+        arrow = {"id": 5, "cat": "ac2g", "name": "ac2g", **at}
+        source = load(
+            meta("process_labels", pid=7, labels="GPU 7"),
+            meta("process_labels", pid=7, labels="CPU"),
+            meta("thread_name", pid=7, tid=7, name="stream 7 "),
+            meta("thread_name", pid=7, tid=7, name="thread 7 (python3)"),
+            complete("mm", ts=0, dur=20, **at),
+            complete("launch", cat="cuda_runtime", ts=1, **at),
+            complete("k", cat="kernel", ts=10, dur=5, **at),
+            complete("wait", cat="cuda_sync", ts=11, dur=3, **at),
+            complete("sync", cat="cuda_runtime", ts=12, **at),
+            {"ph": "s", "ts": 1, **arrow},
+            {"ph": "f", "ts": 10, "bp": "e", **arrow},
+            {"ph": "s", "ts": 1, **arrow, "id": 6},
+            {"ph": "f", "ts": 12, "bp": "e", **arrow, "id": 6},
+        )
+        assert {name: (track, source.tracks[t].kind) for t, (track, name, *_) in zip(source.slices.track, rows(source), strict=True)} == {
+            "mm": ("main thread 7 (python3)", "thread"),
+            "launch": ("main thread 7 (python3)", "thread"),
+            "sync": ("main thread 7 (python3)", "thread"),
+            "k": ("GPU 7 stream 7", "stream"),
+            "wait": ("GPU 7 stream 7 other", "async"),
+        }  # fmt: skip
+        flows = source.flows
+        ends = [(source.tracks[a].kind, source.tracks[b].kind, int(e) - BASE) for a, b, e in zip(flows.start_track, flows.end_track, flows.end, strict=True)]  # fmt: skip
+        assert sorted(ends) == [("thread", "stream", 10_000), ("thread", "thread", 12_000)]
+
     def test_npu(self, load):
         """torch_npu's device events have no category, its times are Unix times as text, and its file is a bare array or states no base."""
         stamp = "1795304130234711.483"
@@ -559,7 +589,7 @@ class TestFlows:
             [0] * len(ends),
             [phase for *_, phase in ends],
         )
-        flows = columns.built(0, np.zeros(1, np.int32))
+        flows = columns.built(0, lambda place, *_: place)
         expected, left = [], {}
         for time, arrow, phase in sorted(ends, key=lambda end: (end[1], end[0], end[2])):
             if phase != FlowColumns.BEGIN and arrow in left:

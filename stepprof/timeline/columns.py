@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ __all__ = ["CounterColumns", "FlowColumns", "InstantColumns", "Interned", "Slice
 
 Key = TypeVar("Key", bound=Hashable)
 Number = TypeVar("Number", bound=np.generic)
+Flags = npt.NDArray[np.bool_]
 
 
 class Interned(dict[Key, int], Generic[Key]):
@@ -143,10 +144,16 @@ class FlowColumns(_Columns):
         """Take some ends; those with one `arrow` belong together."""
         self._add(time, place, arrow, category, phase)
 
-    def built(self, shift_ns: int, tracks: Indices) -> Flows:
-        """Return arrows between `tracks` of the places that were given, `shift_ns` later: each step and end from the latest beginning or step of its arrow before it."""
-        time, track, arrow = self._times(0), self._indices(1), self._times(2)
+    def built(self, shift_ns: int, tracks: Callable[[Indices, Times, Flags], Indices]) -> Flows:
+        """Return all arrows, `shift_ns` later: each step and end from the latest beginning or step of its arrow before it.
+
+        Args:
+            shift_ns: is added to the times.
+            tracks: returns the track of each end of an arrow, from its place, its shifted time, and whether it is an end.
+        """
+        time, place, arrow = self._times(0) + shift_ns, self._indices(1), self._times(2)
         category, phase = self._indices(3), self._indices(4)
+        track = tracks(place, time, phase == self.END)
         order = np.lexsort((phase, time, arrow))
         time, track, arrow, category, phase = (
             time[order],
@@ -156,8 +163,8 @@ class FlowColumns(_Columns):
             phase[order],
         )
         # the latest one to leave from at or before each place: of its own arrow, or there is none
-        place = np.arange(len(time))
-        leaving = np.maximum.accumulate(np.where(phase != self.END, place, -1)) if len(time) else place
+        every = np.arange(len(time))
+        leaving = np.maximum.accumulate(np.where(phase != self.END, every, -1)) if len(time) else every
         before = np.where(phase == self.END, leaving, np.concatenate((leaving[:1] * 0 - 1, leaving[:-1])))
         to = np.flatnonzero((phase != self.BEGIN) & (before >= 0) & (arrow[before] == arrow))
         origin = before[to]
@@ -165,5 +172,4 @@ class FlowColumns(_Columns):
         left = np.zeros(len(time), np.bool_)
         left[origin] = True
         self.unpaired += int(np.count_nonzero((phase == self.BEGIN) & ~left))
-        track = tracks[track]
-        return Flows(time[origin] + shift_ns, track[origin], time[to] + shift_ns, track[to], category[to])
+        return Flows(time[origin], track[origin], time[to], track[to], category[to])

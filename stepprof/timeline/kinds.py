@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stepprof.timeline.columns import FlowColumns, Interned
 from stepprof.timeline.event import Event
 from stepprof.timeline.model import Indices
-from stepprof.timeline.tracks import Rows
+from stepprof.timeline.tracks import HOST, Rows
 
 __all__ = ["COMPLETE", "OTHER", "Kinds"]
 
@@ -86,6 +86,9 @@ class Kinds:
             category = np.array([self._categories[new[at][2]] for at in complete], np.int32)
             place = np.array([self._rows.places[new[at][3:]] for at in complete], np.int32)
             columns[2, complete] = category
+            for at in complete:
+                if new[at][2] in HOST:
+                    self._rows.works_on_host(*new[at][3:])
             columns[3, complete] = self._rows.of_places(place, category, self._categories)
         for at, (phase, _, category_, pid, tid) in enumerate(new):
             if phase in _PHASES and phase != "X":

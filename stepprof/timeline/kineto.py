@@ -191,14 +191,17 @@ class _Reader:
             base, alignment = base_ns, Alignment("assumed", 0, None)
         refused = base is None
         shift = (base or 0) - alignment.offset_ns
-        flows = self.flows.built(shift, self.rows.of_ends())
+        slices = self.slices.built(shift)
+        flows = self.flows.built(
+            shift, lambda place, time, ends: self.rows.of_ends(place, time, ends, slices)
+        )
         source = Source(
             origin,
             alignment,
             list(self.names),
             list(self.categories),
             self.rows.tracks(),
-            self.slices.built(shift),
+            slices,
             self.instants.built(shift),
             self.counters.built(shift),
             flows,

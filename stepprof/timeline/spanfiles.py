@@ -232,7 +232,7 @@ class _Reader:
             slices.built(shift),
             instants.built(shift),
             counters.built(shift),
-            FlowColumns().built(shift, np.zeros(0, np.int32)),
+            FlowColumns().built(shift, lambda place, *_: place),
             self.findings,
         )
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from stepprof.timeline.columns import Interned
 from stepprof.timeline.event import Event
-from stepprof.timeline.model import Indices, Track, TrackKind
+from stepprof.timeline.model import Indices, Slices, Times, Track, TrackKind
 from stepprof.timeline.salvage import DECODE_ERRORS
 
 __all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "Rows"]
@@ -21,18 +21,24 @@ DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of what a stream of a device does."""
 DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})
 """Lies over kernels without nesting in them."""
+HOST = frozenset(
+    {"cpu_op", "cuda_runtime", "cuda_driver", "user_annotation", "python_function", "xpu_runtime", "xpu_driver"}
+)  # fmt: skip
+"""Categories of what a thread does. A thread and a stream may have the same numbers: these tell them apart."""
 
 OURS = "stepprof"
 """The category of what stepprof writes into a trace: regions that are coroutines', and those of a trace that has none of its own."""
 
+Flags = npt.NDArray[np.bool_]
 Place = int | str
-Kind = TrackKind | Literal["annotations"]
-_KINDS: tuple[Kind, ...] = ("thread", "stream", "annotations")
-_KIND_OF = dict.fromkeys(DEVICE, 1) | dict.fromkeys(DEVICE_ANNOTATIONS, 2)
-
+Kind = TrackKind | Literal["annotations", "waits"]
+_KINDS: tuple[Kind, ...] = ("thread", "stream", "annotations", "waits")
+_KIND_OF = dict.fromkeys(DEVICE, 1) | dict.fromkeys(DEVICE_ANNOTATIONS, 2) | {"cuda_sync": 3}
+_ON_DEVICE = frozenset(_KINDS[1:])
 
 _OF_PROCESSES = frozenset({"process_name", "process_labels", "process_sort_index"})
 _OF_THREADS = frozenset({"thread_name", "thread_sort_index"})
+_STREAM_NAME = re.compile(r"stream\b", re.IGNORECASE)
 _MERGED = re.compile(r"\[[^\]]*\]")
 """What a merger puts before the process of each rank."""
 
@@ -58,10 +64,14 @@ class Rows:
     """(pid, tid) of each place that complete events lie at."""
     ends: Interned[tuple[Place, Place]] = field(default_factory=Interned)
     """(pid, tid) of each place that an arrow begins or ends at."""
-    _tracks: npt.NDArray[np.int32] = field(default_factory=lambda: np.full((0, 3), -1, np.int32))
+    _hosts: set[tuple[Place, Place]] = field(default_factory=set)
+    """Places at which a thread of the host worked."""
+    _tracks: npt.NDArray[np.int32] = field(default_factory=lambda: np.full((0, len(_KINDS)), -1, np.int32))
     _kinds: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     _process: dict[Place, _Named] = field(default_factory=dict)
     _thread: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
+    _stream: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
+    """What names a stream, at a place that may be a thread's too."""
 
     def of_places(self, place: Indices, category: Indices, categories: Interned[str]) -> Indices:
         """Return the track of each complete event: by where it lies, and for a device also by what it is."""
@@ -69,25 +79,56 @@ class Rows:
             kinds = [_KIND_OF.get(name, 0) for name in categories]
             self._kinds = np.array(kinds, dtype=np.int32)
         missing = len(self.places) - len(self._tracks)
-        self._tracks = np.concatenate((self._tracks, np.full((missing, 3), -1, np.int32)))
+        self._tracks = np.concatenate((self._tracks, np.full((missing, len(_KINDS)), -1, np.int32)))
         kind = self._kinds[category]
         track: Indices = self._tracks[place, kind]
         if len(track) and track.min() < 0:
             unknown = track < 0
             places = list(self.places)
-            for number in np.unique(place[unknown].astype(np.int64) * 3 + kind[unknown]).tolist():
-                where, what = divmod(number, 3)
+            for number in np.unique(place[unknown].astype(np.int64) * len(_KINDS) + kind[unknown]).tolist():
+                where, what = divmod(number, len(_KINDS))
                 self._tracks[where, what] = self.keys[(_KINDS[what], *places[where])]
             track = self._tracks[place, kind]
         return track
 
-    def of_ends(self) -> Indices:
-        """Return the track of each of `ends`: of a device the stream itself. Once all events are known."""
-        tracks = []
-        for pid, tid in self.ends:
-            kind: Kind = "stream" if ("stream", pid, tid) in self.keys else "thread"
-            tracks.append(self.keys[kind, pid, tid])
-        return np.array(tracks, dtype=np.int32)
+    def works_on_host(self, pid: Place, tid: Place) -> None:
+        """Note that a place is a thread's, whatever stream has the same numbers."""
+        self._hosts.add((pid, tid))
+
+    def of_ends(self, place: Indices, time: Times, ends: Flags, slices: Slices) -> Indices:
+        """Return the track of each end of an arrow: of a device the stream itself. Once all events are known.
+
+        Where a thread and a stream have the same numbers, the end lies where a slice begins just then, as Kineto writes arrows.
+
+        Args:
+            place: where each is, of `ends`.
+            time: when, on the clock of `slices`.
+            ends: whether the arrow ends there, and does not begin.
+            slices: all of the file.
+        """
+        known = [
+            self.keys["stream" if ("stream", *at) in self.keys else "thread", at[0], at[1]]
+            for at in self.ends
+        ]
+        track = np.array(known, dtype=np.int32)[place]
+        for number, (pid, tid) in enumerate(self.ends):
+            if not self._is_shared(pid, tid):
+                continue
+            here = np.flatnonzero(place == number)
+            thread, stream = self.keys["thread", pid, tid], self.keys["stream", pid, tid]
+            on_thread, on_stream = (
+                np.isin(time[here], slices.start[slices.track == row]) for row in (thread, stream)
+            )
+            unclear = on_thread == on_stream
+            track[here] = np.where(np.where(unclear, ends[here], on_stream), stream, thread)
+        return track
+
+    def _is_shared(self, pid: Place, tid: Place) -> bool:
+        return (pid, tid) in self._hosts and ("stream", pid, tid) in self.keys
+
+    def _is_beside_stream(self, pid: Place, tid: Place) -> bool:
+        """Whether a stream has these numbers, and no thread of the host."""
+        return (pid, tid) not in self._hosts and ("stream", pid, tid) in self.keys
 
     def name(self, event: Event) -> None:
         """Take in an event of metadata."""
@@ -99,9 +140,13 @@ class Rows:
             return
         if event.name in _OF_PROCESSES:
             known = self._process.setdefault(event.pid, _Named())
+        elif _STREAM_NAME.match(told.name):
+            known = self._stream.setdefault((event.pid, event.tid), _Named())
         else:
             known = self._thread.setdefault((event.pid, event.tid), _Named())
-        known.name, known.labels = told.name or known.name, told.labels or known.labels
+        known.name = told.name or known.name
+        if told.labels != "CPU":  # a device with the number of this process has one that says more
+            known.labels = told.labels or known.labels
         known.sort_index = told.sort_index or known.sort_index
 
     def processes(self) -> dict[str, str]:
@@ -111,33 +156,30 @@ class Rows:
     def tracks(self) -> list[Track]:
         """Return the tracks, in the order of their numbers."""
         keys = list(self.keys)
-        streams = {(pid, tid) for kind, pid, tid in keys if kind == "stream"}
         processes = {
             pid for kind, pid, _ in keys if kind == "thread" and (isinstance(pid, int) or _MERGED.match(pid))
         }
-        processes -= {pid for pid, _ in streams}
+        devices = {pid for kind, pid, _ in keys if kind == "stream"}
+        processes -= devices - {pid for pid, _ in self._hosts}
         many = len(processes) > 1
         order = sorted(range(len(keys)), key=lambda number: self._order(keys[number]))
         place = {number: rank for rank, number in enumerate(order)}
         return [
-            self._track(key, many and key[1] in processes, place[number], streams)
-            for number, key in enumerate(keys)
+            self._track(key, many and key[1] in processes, place[number]) for number, key in enumerate(keys)
         ]
 
-    def _track(
-        self, key: tuple[Kind, Place, Place], told: bool, order: int, streams: set[tuple[Place, Place]]
-    ) -> Track:
+    def _track(self, key: tuple[Kind, Place, Place], told: bool, order: int) -> Track:
         kind, pid, tid = key
         parts = (kind, str(pid), str(tid))
         prefix = f"{self._process_name(pid)}: " if told else ""
-        if kind == "thread" and (pid, tid) in streams:
+        if kind == "waits" or (kind == "thread" and self._is_beside_stream(pid, tid)):
             return Track("async", f"{self._stream_name(pid, tid)} other", parts, order)
         if kind == "stream":
             return Track("stream", self._stream_name(pid, tid), parts, order)
         if kind == "annotations":
             return Track("async", f"{self._stream_name(pid, tid)} annotations", parts, order)
         if kind == "thread":
-            known = self._thread.get((pid, tid))
+            known = self._thread.get((pid, tid)) or self._stream.get((pid, tid))
             unnamed = f"thread {tid}" if isinstance(tid, int) else tid or "profiler"
             name = known.name if known and known.name else unnamed
             if pid == tid and name.startswith(f"thread {tid} ("):  # as torch names them
@@ -160,9 +202,11 @@ class Rows:
         merged = _MERGED.match(pid) if isinstance(pid, str) else None
         if merged is not None and merged[0] not in label:
             label = f"{merged[0]} {label}"
-        thread = self._thread.get((pid, tid))
+        thread = self._stream.get((pid, tid))
+        if thread is None and (pid, tid) not in self._hosts:
+            thread = self._thread.get((pid, tid))
         name = (
-            re.sub(r"^stream (\S+) \1$", r"stream \1", thread.name)
+            re.sub(r"^stream (\S+) \1$", r"stream \1", thread.name.strip())
             if thread and thread.name
             else f"stream {tid}"
         )
@@ -177,6 +221,7 @@ class Rows:
             first += 2  # what the profiler says of itself
         return (
             first,
+            kind in _ON_DEVICE or self._is_beside_stream(pid, tid),
             process.sort_index if process else 0,
             str(pid),
             thread.sort_index if thread else 0,

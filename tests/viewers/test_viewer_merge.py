@@ -20,6 +20,7 @@ from stepprof.timeline.model import Origin, Source, Track
 from stepprof.timeline.place import Place
 
 FORMATS = ("perfetto", "json")
+RECORDED = Path(__file__).parents[1] / "data" / "h100.trace.json.gz"
 HOUR = 3600 * 10**9
 SLICES = {
     # a source is a track in the timeline's track, and samples lie one deeper; or it is a process
@@ -122,6 +123,26 @@ def test_every_slice_of_every_source(tmp_path: Path, format_: str) -> None:
     ]
     both = sum(int((source.flows.start <= source.flows.end).sum()) for source in sources)
     assert len(answers["flows"]) == both
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_arrows_of_a_process_numbered_like_its_device(tmp_path: Path, format_: str) -> None:
+    """A real GPU's trace shows the same arrows when process, thread, GPU and stream are all numbered 7."""
+    recorded = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    shown = []
+    for numbers in ({}, {417: 7, 0: 7}):
+        for event in recorded["traceEvents"]:
+            event["pid"] = numbers.get(event["pid"], event["pid"])
+            event["tid"] = 7 if numbers and event["tid"] == 417 else event["tid"]
+        trace = tmp_path / "trace.json"
+        trace.write_text(json.dumps(recorded))
+        timeline = tmp_path / "timeline"
+        assert main(["merge", str(trace), "--format", format_, "--output", str(timeline)]) == 0
+        answers = ask(timeline, flows=FLOWS)
+        assert answers["errors"] == []
+        shown.append(Counter((row["a"], row["b"]) for row in answers["flows"]))
+    assert shown[0] == shown[1]
+    assert shown[0].total() == 31
 
 
 @pytest.mark.parametrize("format_", FORMATS)
