@@ -70,11 +70,20 @@ def run(args: argparse.Namespace) -> int:
     if len(reports) == 1:
         _give(reports[0], folder, "report", html, json)
     else:
+        from msgspec.structs import replace
+
         from stepprof.report.compare import compare
         from stepprof.report.steps import spreads
 
         apart = [spreads(runs) for runs in dict.fromkeys(tuple(found.runs) for found in founds)]
-        _give(compare(reports[0], reports[1], apart), folder, _COMPARISON, html, json)
+        compared = compare(reports[0], reports[1], apart)
+        if compared.a == compared.b:  # two runs with one id
+            a, b = (
+                f"{', '.join(paths)} step {found.step}"
+                for (paths, _), found in zip(sides, founds, strict=True)
+            )
+            compared = replace(compared, a=a, b=b)
+        _give(compared, folder, _COMPARISON, html, json)
     return 0
 
 
@@ -137,19 +146,34 @@ def _analysed(
 
 
 def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:
-    """The one step that is meant, or the two. Paths of one run and one step belong together: its parts from several nodes."""
+    """The one step that is meant, or the two. Paths of one run and one step belong together: its parts from several nodes. Two runs with one id are two."""
     if len(runs) == 2 and runs[0] == runs[1]:
         raise ConfigError(
             f'RUN: "{runs[0]}" twice: compared with itself it differs in nothing; name two, or RUN:STEP with two steps'
         )
-    sides: dict[tuple[str, int | None], Chosen] = {}
+    named: dict[tuple[str, int | None], list[tuple[str, Path]]] = {}
     for text in runs:
         path, wanted = _split(text, step)
-        sides.setdefault((_run_of(path, folder), wanted), ([], wanted))[0].append(path)
+        key, place = _run_of(path, folder)
+        named.setdefault((key, wanted), []).append((path, place))
+    sides = [
+        ([path for path, place in given if place in part], wanted)
+        for (_, wanted), given in named.items()
+        for part in _parts([place for _, place in given])
+    ]
     if len(sides) > 2:
-        names = ", ".join(name if number is None else f"{name}:{number}" for name, number in sides)
+        names = ", ".join(
+            f"{', '.join(paths)}{'' if number is None else f':{number}'}" for paths, number in sides
+        )
         raise ConfigError(f"RUN: {len(sides)} different ones ({names}); one is reported on, two are compared")
-    return list(sides.values()) or [([], step)]
+    return sides or [([], step)]
+
+
+def _parts(places: Sequence[Path]) -> Sequence[Sequence[Path]]:
+    """Directories with one id, by the run that they are parts of."""
+    from stepprof.onerun import parts_of_one_run
+
+    return parts_of_one_run(list(dict.fromkeys(places)))
 
 
 def _split(text: str, step: int | None) -> tuple[str, int | None]:
@@ -162,22 +186,21 @@ def _split(text: str, step: int | None) -> tuple[str, int | None]:
     return path, int(number)
 
 
-def _run_of(path: str, folder: Path) -> str:
-    """By what two paths are of one run: its id; of anything else the place itself."""
-    from stepprof.manifest import find_run, is_run, read_run
+def _run_of(path: str, folder: Path) -> tuple[str, Path]:
+    """By what two paths may be of one run, its id, of anything else the place itself; and its directory."""
+    from stepprof.manifest import find_run, is_run, run_id_of
     from stepprof.rundir import step_number
 
-    place = Path(path)
+    place = Path(path).resolve()
     if place.is_file():
-        return str(place.resolve().parent)
-    if place.is_dir() and step_number(place.resolve().name) is not None and is_run(place.resolve().parent):
-        found = place.resolve().parent
-        return f"{read_run(found).get('run_id', found.name)} {place.resolve().name}"
+        return str(place.parent), place.parent
+    if place.is_dir() and step_number(place.name) is not None and is_run(place.parent):
+        return f"{run_id_of(place.parent)} {place.name}", place.parent
     try:
-        found = find_run(folder, path)
+        found = find_run(folder, path).resolve()
     except ConfigError:
-        return str(place.resolve())  # `find` says what is wrong with it
-    return str(read_run(found).get("run_id", found.resolve() if not is_run(found) else found.name))
+        return str(place), place  # `find` says what is wrong with it
+    return run_id_of(found) if is_run(found) else str(found), found
 
 
 def _file(given: str | None, option: str, ending: str) -> str | None:

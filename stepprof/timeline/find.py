@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.errors import ConfigError
-from stepprof.manifest import find_run, find_step, is_run, read_clocks, read_step, steps
+from stepprof.manifest import find_run, find_step, is_run, read_clocks, read_step, run_id_of, steps
 from stepprof.npufolder import is_database
+from stepprof.onerun import evidence_of, parts_of_one_run, why_apart
 from stepprof.rundir import step_folder, step_number
 from stepprof.selection import Ranks
 from stepprof.summary import absent_ranks
@@ -119,6 +120,7 @@ def find(
     plain = list({path.resolve(): path for path in reversed(plain)}.values())[::-1]
     found = Found()
     clocks = None
+    _refuse_two_runs(runs)
     if runs:
         found.runs = runs
         there = [] if elsewhere is None else elsewhere(runs, step)
@@ -189,18 +191,30 @@ def gather(run: Path, step: int) -> Gathered:
     return Gathered(run, manifest, read_clocks(run, step), traces + spans, findings + recorded.findings)
 
 
+def _refuse_two_runs(runs: Sequence[Path]) -> None:
+    """Raise ConfigError where directories are of two runs, by their ids or in spite of them."""
+    first = run_id_of(runs[0]) if runs else ""
+    for run in runs[1:]:
+        if run_id_of(run) != first:
+            raise ConfigError(
+                f'run "{run}" is {run_id_of(run)}, and "{runs[0]}" is {first}: one timeline is of one run; compare two with "stepprof report A B"'
+            )
+    parts = parts_of_one_run(runs)
+    if len(parts) > 1:
+        one, other = parts[0][0], parts[1][0]
+        reason = why_apart(evidence_of(one), evidence_of(other))
+        raise ConfigError(
+            f'run "{one}" and run "{other}" are both called {first} and are two runs: {reason}; name one of them, or compare the two with "stepprof report A B"'
+        )
+
+
 def _from_runs(found: Found, step: int, parts: Iterable[Gathered]) -> Clocks:
     told: list[dict[str, Any]] = []
     gathered: list[tuple[Input, str | None]] = []
     for number, part in enumerate(parts):
         # names of fragments are unique within one directory alone
         mark = f"{number}/"
-        run_id = part.manifest["run_id"]
-        if found.run_id is not None and run_id != found.run_id:
-            raise ConfigError(
-                f'run "{part.run}" is {run_id}, and "{found.runs[0]}" is {found.run_id}: one timeline is of one run; compare two with "stepprof report A B"'
-            )
-        found.run_id = str(run_id)
+        found.run_id = str(part.manifest["run_id"])
         found.manifests.append(part.manifest)
         found.findings += part.findings
         told += [{**entry, "fragment": mark + entry["fragment"]} for entry in part.clocks]

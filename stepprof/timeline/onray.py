@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from stepprof.errors import ConfigError
 from stepprof.manifest import is_run, read_run, steps
+from stepprof.onerun import Evidence, evidence_of, is_part
 from stepprof.timeline.find import Gathered, Input, gather
 from stepprof.timeline.workers import Failed, call
 
@@ -143,7 +144,7 @@ class Cluster:
     def elsewhere(self, runs: Sequence[Path], step: int | None) -> list[Gathered]:
         """What each node has of a step under the paths of a run, as `stepprof.timeline.find.find` takes it: of the last one that any of them has, where none is named."""
         paths = [str(run) for run in runs]
-        run_ids = [read_run(run).get("run_id") for run in runs]
+        run_ids = [(read_run(run).get("run_id"), evidence_of(run)) for run in runs]
         recorded = {number for run in runs for number in steps(run)}
         for numbers in self._everywhere(steps_there, paths, run_ids).values():
             recorded.update(numbers)
@@ -188,20 +189,26 @@ class Cluster:
         return places
 
 
-def steps_there(runs: Sequence[str], run_ids: Sequence[object]) -> list[int]:
+def steps_there(runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]]) -> list[int]:
     """The steps that the directories of a run have here. Runs on a node."""
     return [number for run in _same(runs, run_ids) for number in steps(run)]
 
 
-def gathered_there(runs: Sequence[str], run_ids: Sequence[object], step: int) -> list[Gathered]:
+def gathered_there(
+    runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]], step: int
+) -> list[Gathered]:
     """What the directories of a run have of a step here. Runs on a node."""
     return [gather(run, step) for run in _same(runs, run_ids) if step in steps(run)]
 
 
-def _same(runs: Sequence[str], run_ids: Sequence[object]) -> list[Path]:
+def _same(runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]]) -> list[Path]:
     """Those of the directories that are here, and of that run: another job may have used the path on this node."""
-    there = [(Path(run), run_id) for run, run_id in zip(runs, run_ids, strict=True)]
-    return [run for run, run_id in there if is_run(run) and read_run(run).get("run_id") == run_id]
+    there = [(Path(run), *told) for run, told in zip(runs, run_ids, strict=True)]
+    return [
+        run
+        for run, run_id, evidence in there
+        if is_run(run) and read_run(run).get("run_id") == run_id and is_part(run, evidence)
+    ]
 
 
 def seen(paths: Sequence[Sequence[str]]) -> list[int | None]:
