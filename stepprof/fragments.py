@@ -23,6 +23,8 @@ _WINDOW: dict[str, Any] = {
     "world_size": None,
     "host": None,
     "pid": None,
+    "boot_id": None,
+    "pid_namespace": None,
     "thread": None,
     "backend": None,
     "status": None,
@@ -44,6 +46,8 @@ _ENGINE: dict[str, Any] = {
     "kind": None,
     "name": None,
     "host": None,
+    "boot_id": None,
+    "pid_namespace": None,
     "rank": None,
     "status": None,
     "health": None,
@@ -63,7 +67,8 @@ AFTER: dict[str, dict[str, Any]] = {
     "pruned": {"unix_ns": None, "reason": "", "files": None, "bytes": None, "not_uploaded": None, "kept": [], "paths": []},
 }  # fmt: skip
 """What comes after a recording, by the key of its list: what each entry has at least."""
-_CLOCK: dict[str, Any] = {"host": None, "offset_ns": None, "error_ns": None, "method": None}
+_CLOCK: dict[str, Any] = {"host": None, "boot_id": None, "offset_ns": None, "error_ns": None, "method": None}
+_IDENTITY = ("boot_id", "pid_namespace")
 _NUMBERS = frozenset(
     {
         "occurrence",
@@ -81,13 +86,33 @@ _NUMBERS = frozenset(
     }
 )
 _TEXTS = frozenset(
-    {"kind", "name", "host", "health", "error", "body_error", "capped_by", "backend", "method"}
+    {
+        "kind",
+        "name",
+        "host",
+        "boot_id",
+        "pid_namespace",
+        "health",
+        "error",
+        "body_error",
+        "capped_by",
+        "backend",
+        "method",
+    }
 )
 
 
 def read_window(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
-    """A window with every key, none of a type that a reader would stumble over, and what was wrong with it."""
+    """A window with every key, none of a type that a reader would stumble over, and what was wrong with it.
+
+    `boot_id` and `pid_namespace` are the writer's, where the window is of its process.
+    """
     window, problems = _read(entry, _WINDOW)
+    if isinstance(writer, dict) and (writer.get("host"), writer.get("pid")) == (
+        window["host"],
+        window["pid"],
+    ):
+        window.update({key: text for key in _IDENTITY if isinstance(text := writer.get(key), str)})
     if not _is_rank(window["rank"]):
         problems.append(f"damaged: rank = {window['rank']!r} is no rank")
         window["rank"] = "unknown"
@@ -147,7 +172,8 @@ def read_clock(entry: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[st
             return None, [f"damaged: a clock with {key} = {clock[key]!r}"]
     if not isinstance(clock["host"], str):
         return None, [f"damaged: a clock of host = {clock['host']!r}"]
-    return {**clock, "method": str(clock["method"])}, []
+    boot_id = clock["boot_id"] if isinstance(clock["boot_id"], str) else None
+    return {**clock, "boot_id": boot_id, "method": str(clock["method"])}, []
 
 
 def _read(entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -82,7 +82,8 @@ class Session:
         origin = Origin(run, identity.rank, identity.world_size)
         self._span_files: list[Path] = []
         self._spans = SpanFile(
-            lambda: self._new_span_file(run), {**header, "host": origin.host, "pid": origin.pid}
+            lambda: self._new_span_file(run),
+            header | {key: origin.writer[key] for key in ("host", "pid", "boot_id", "pid_namespace")},
         )
         self.background = Background(self._chores)
         self.recorder.wake = self.background.wake

@@ -124,9 +124,10 @@ def tell_engines(run, *engines, step=2, role="rollout", rank=0, writer=None, clo
     return claim
 
 
-def write_spans(run, rank, *spans):
+def write_spans(run, rank, *spans, **who):
     """A file of spans with its header."""
     header = {"schema_version": 1, "kind": "spans", "run_id": run.run_id, "rank": rank, "host": "h", "pid": 7}
+    header.update(who)
     lines = [json.dumps(line) + "\n" for line in (header, *spans)]
     run.spans_path(rank).write_text("".join(lines))
 

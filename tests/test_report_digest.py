@@ -339,7 +339,7 @@ class TestCollectives:
         """Two groups in step, a millisecond apart, that are taken for one: nobody is said to have waited for the other group."""
         waits = match([Peer(f"{start}", kernels((start, 5), (start + 20, 5))) for start in (0, 0, 1, 1)])
         assert {wait.waited_ns for wait in waits.values()} == {0}
-        late = match([Peer("a", kernels((0, 10)), host="h"), Peer("b", kernels((8, 2)), host="h")])
+        late = match([Peer("a", kernels((0, 10)), machine="h"), Peer("b", kernels((8, 2)), machine="h")])
         assert late["a"].waited_ns == 8 * MS
 
     def test_calls_that_do_not_overlap_are_of_different_groups(self):

@@ -61,6 +61,8 @@ class Clock:
     error_ns: int
     method: str
     """``same-host``, ``ping-pong`` or ``http-date``."""
+    boot_id: str | None = None
+    """The boot of the machine with that clock, where it is known: two machines may have one host name."""
 
 
 @dataclass(frozen=True, slots=True)

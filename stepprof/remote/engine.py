@@ -156,6 +156,12 @@ class EngineTarget:
         if self.machine.state == "armed":
             self._commit("abort", armed, reason=reason)
 
+    @property
+    def boot_id(self) -> str | None:
+        """The boot of the engine's machine, where a comparison of clocks has found it."""
+        clock = self.clock
+        return clock.boot_id if clock is not None and clock.host == self.driver.host else None
+
     async def _compare_clocks(self) -> None:
         """Keep the better of two comparisons: clocks drift less within a step than one reading may be wrong."""
         try:
@@ -194,7 +200,7 @@ class EngineTarget:
         if window.metadata.get("engine") != self.driver.kind:
             window = replace(window, metadata={**window.metadata, "engine": self.driver.kind})
             recording.window = window
-        recording.entry.update(kind=self.driver.kind, host=self.driver.host)
+        recording.entry.update(kind=self.driver.kind, host=self.driver.host, boot_id=self.boot_id)
         # a rank's own session takes its own turn
         refused = None if self.is_rank else await self._turn.take(recording, window, self.label)
         if refused is not None:
@@ -241,7 +247,9 @@ class EngineTarget:
             recording.entry["stop_seconds"] = round(time.perf_counter() - began, 6)
         await self._compare_clocks()
         partial = recording.late or stopped.partial
-        recording.entry.update(health="ok", host=self.driver.host, capped_by=capped_by or stopped.capped_by)
+        entry = recording.entry
+        entry.update(health="ok", host=self.driver.host, boot_id=self.boot_id)
+        entry["capped_by"] = capped_by or stopped.capped_by
         if stopped.later is not None:
             self.awaiting.begin(recording, stopped.later, partial)
         elif stopped.joined is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
@@ -18,6 +18,7 @@ from stepprof.window import WHOLE_STEP, Window
 
 if TYPE_CHECKING:
     from stepprof.config import Policy
+    from stepprof.remote.base import Clock
     from stepprof.remote.engine import EngineTarget
 
 __all__ = ["LOST", "RANKS", "SAVE_SECONDS", "Entries", "remove_folder"]
@@ -51,6 +52,7 @@ class Entries:
             "kind": None,
             "name": None,
             "host": None,
+            "boot_id": None,
             "status": "lost",
             "health": "unreachable",
             "error": LOST,
@@ -74,6 +76,7 @@ class Entries:
                 kind=driver.kind,
                 name=driver.name,
                 host=driver.host,
+                boot_id=target.boot_id,
                 health=target.health,
             )
         entry.update(fields)
@@ -179,13 +182,13 @@ def remove_folder(window: EngineWindow) -> None:
 
 
 def _clocks(targets: Iterable[EngineTarget]) -> list[dict[str, Any]]:
-    """The best comparison for each host."""
-    best: dict[str, Any] = {}
+    """Return the best comparison for each machine."""
+    best: dict[tuple[str, str | None], Clock] = {}
     for target in targets:
         clock = target.clock
-        if clock is not None and (clock.host not in best or clock.error_ns < best[clock.host].error_ns):
-            best[clock.host] = clock
-    return [
-        {"host": clock.host, "offset_ns": clock.offset_ns, "error_ns": clock.error_ns, "method": clock.method}
-        for clock in best.values()
-    ]
+        if clock is None:
+            continue
+        known = best.get((clock.host, clock.boot_id))
+        if known is None or clock.error_ns < known.error_ns:
+            best[clock.host, clock.boot_id] = clock
+    return [asdict(clock) for clock in best.values()]

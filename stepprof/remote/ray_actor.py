@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepprof import writer
 from stepprof.checks import byte_size
 from stepprof.current import cell
 from stepprof.errors import ConfigError
@@ -147,11 +148,13 @@ class ActorDriver:
         if facts is None:
             return None
         if facts.boot_id == inside_values.boot_id():
-            return Clock(facts.host, 0, 0, "same-host")
-        return await _clocks.of(facts.boot_id, lambda: self._measure(facts.host))
+            return Clock(facts.host, 0, 0, "same-host", writer.boot_id())
+        return await _clocks.of(facts.boot_id, lambda: self._measure(facts))
 
-    async def _measure(self, host: str) -> Clock:
-        return await ping_pong(host, lambda: ray_calls.call(self._handle, self.name, inside.now))
+    async def _measure(self, facts: Facts) -> Clock:
+        clock = await ping_pong(facts.host, lambda: ray_calls.call(self._handle, self.name, inside.now))
+        # where the system has no boot id, the actor has sent another name for its process
+        return clock if writer.boot_id() is None else replace(clock, boot_id=facts.boot_id)
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """No more windows will come: the actor's exports are done, its last files brought, and a session that was made there ends. Never raises."""

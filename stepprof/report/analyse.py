@@ -96,7 +96,7 @@ def _bounds_of_processes(found: Found) -> dict[Process, Bounds]:
 
 def _bounds_of(origin: Origin, bounds: Mapping[Process, Bounds]) -> Bounds | None:
     """Return when the process of a rank's capture was in windows of the step; None for any other source."""
-    return bounds.get((origin.host, origin.pid, origin.rank)) if origin.kind == "rank" else None
+    return bounds.get(origin.process) if origin.kind == "rank" else None
 
 
 def _without(wanted: Input, reason: str) -> Digest:

@@ -139,8 +139,8 @@ class Peer:
     label: str
     calls: Calls
     error_ns: int | None = 0
-    host: str | None = None
-    """Clocks of one host agree."""
+    machine: str | None = None
+    """Clocks of one machine agree."""
 
 
 _Entry = tuple[Peer, Times, Times]
@@ -218,7 +218,7 @@ def _together(one: _Entry, other: _Entry) -> bool:
 
 def _error_ns(one: Peer, other: Peer) -> int | None:
     """How wrong a comparison of their times may be; None: nobody knows."""
-    if one.host is not None and one.host == other.host:
+    if one.machine is not None and one.machine == other.machine:
         return 0
     if one.error_ns is None or other.error_ns is None:
         return None

@@ -13,6 +13,7 @@ from typing import Any
 from stepprof.report.digest import Digest, RegionTotal, Window
 from stepprof.report.intervals import EMPTY, Intervals
 from stepprof.timeline.model import Origin
+from stepprof.timeline.recorded import process_of
 
 __all__ = ["Process", "gather", "measurable", "unsure_ns"]
 
@@ -35,6 +36,11 @@ class Process:
     def origin(self) -> Origin:
         """Of its first source."""
         return self.digests[0].origin
+
+    @property
+    def machine(self) -> str | None:
+        """What tells its machine from others: the boot, or the host's name where that is all that is known."""
+        return self.origin.machine or self.host
 
     @property
     def regions(self) -> list[RegionTotal]:
@@ -102,7 +108,7 @@ def measurable(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def unsure_ns(one: Process, other: Process) -> int | None:
     """How wrong a comparison of two processes' times may be; None: nobody knows."""
-    if one is other or (one.host is not None and one.host == other.host):
+    if one is other or (one.machine is not None and one.machine == other.machine):
         return 0
     if one.error_ns is None or other.error_ns is None:
         return None
@@ -121,7 +127,7 @@ def gather(digests: Sequence[Digest], windows: Sequence[Mapping[str, Any]]) -> l
         grouped[_key(digest.origin)].append(digest)
     told: dict[tuple[object, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for window in windows:
-        told[_of_session(window["host"], window["pid"], window["rank"])].append(window)
+        told[_of_session(process_of(window))].append(window)
     processes = []
     for key, group in grouped.items():
         origin = group[0].origin
@@ -141,14 +147,15 @@ def gather(digests: Sequence[Digest], windows: Sequence[Mapping[str, Any]]) -> l
 
 def _key(origin: Origin) -> tuple[object, ...]:
     if origin.kind in ("rank", "spans"):
-        return _of_session(origin.host, origin.pid, origin.rank)
+        return _of_session(origin.process)
     if origin.kind == "engine":
-        return ("engine", origin.role, origin.replica, origin.rank, origin.host, origin.pid)
+        return ("engine", origin.role, origin.replica, *origin.process)
     return ("trace", origin.path)
 
 
-def _of_session(host: object, pid: object, rank: object) -> tuple[object, ...]:
-    return ("rank", rank) if pid is None else ("process", host, pid)
+def _of_session(process: tuple[object, ...]) -> tuple[object, ...]:
+    *process_id, rank = process
+    return ("rank", rank) if process_id[-1] is None else ("process", *process_id)
 
 
 def _kind(group: Sequence[Digest]) -> str:

@@ -75,7 +75,9 @@ def waits_of(processes: Sequence[Process]) -> dict[str | None, dict[str, Waiting
             origin = digest.origin
             if digest.calls.name:
                 group = (origin.role, origin.kind, origin.replica if origin.kind == "engine" else None)
-                peers[group].append(Peer(process.label, digest.calls, digest.alignment.error_ns, origin.host))
+                peers[group].append(
+                    Peer(process.label, digest.calls, digest.alignment.error_ns, process.machine)
+                )
     waits: dict[str | None, dict[str, Waiting]] = defaultdict(dict)
     for (role, *_), group_peers in peers.items():
         if len(group_peers) > 1:

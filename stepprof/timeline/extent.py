@@ -8,6 +8,7 @@ from stepprof.errors import ConfigError
 from stepprof.timeline.find import Found
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Source
+from stepprof.timeline.recorded import process_of
 
 __all__ = ["extent_of", "role_starts", "start_of"]
 
@@ -49,8 +50,12 @@ def extent_of(source: Source) -> tuple[int, int] | None:
 
 def _windows(found: Found) -> Iterator[tuple[str | None, int]]:
     """The role and the begin of each window, on the common clock as far as its host has a source here."""
-    offsets = {each.origin.host: each.alignment.offset_ns for each in found.inputs}
+    offsets: dict[object, int] = {}
+    for each in found.inputs:
+        offsets.setdefault(each.origin.host, each.alignment.offset_ns)
+        offsets[each.origin.process] = each.alignment.offset_ns
     for manifest in found.manifests:
         for window in manifest["windows"]:
             if window["start_unix_ns"] is not None:
-                yield window["role"], int(window["start_unix_ns"]) - offsets.get(window["host"], 0)
+                offset = offsets.get(process_of(window), offsets.get(window["host"], 0))
+                yield window["role"], int(window["start_unix_ns"]) - offset

@@ -22,7 +22,7 @@ from stepprof.timeline.clocks import Clocks, describe, worst_error
 from stepprof.timeline.model import Alignment
 from stepprof.timeline.names import is_trace_name, origin_of_file, stated_step
 from stepprof.timeline.narrowing import of_ranks, of_roles
-from stepprof.timeline.recorded import TRACES, Input, Recorded, span_inputs
+from stepprof.timeline.recorded import TRACES, Input, Recorded, span_inputs, with_machines
 
 __all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
 
@@ -168,7 +168,7 @@ def _parts(runs: Sequence[Path], step: int, there: Sequence[Gathered]) -> Iterat
 
 def _named(kind: str, entry: Mapping[str, Any]) -> object:
     """What tells a window or an engine of a run from all others."""
-    keys = ("fragment", "host", "pid", "rank", "role", "replica", "occurrence", "start_unix_ns")
+    keys = ("fragment", "host", "boot_id", "pid", "rank", "role", "replica", "occurrence", "start_unix_ns")
     return (kind, *(str(entry.get(key)) for key in keys))
 
 
@@ -221,7 +221,9 @@ def _from_runs(found: Found, step: int, parts: Iterable[Gathered]) -> Clocks:
         gathered += [(each, None if fragment is None else mark + fragment) for each, fragment in part.inputs]
     found.findings += [(None, sentence) for sentence in _absent(found.runs, found.manifests)]
     unique = {each.paths: (each, fragment) for each, fragment in reversed(gathered)}
-    gathered = list(reversed(unique.values()))
+    windows = [window for manifest in found.manifests for window in manifest["windows"]]
+    named = with_machines((each for each, _ in reversed(unique.values())), windows)
+    gathered = list(zip(named, [fragment for _, fragment in reversed(unique.values())], strict=True))
     clocks = Clocks.of(told, [each.origin.host for each, _ in gathered])
     for each, fragment in gathered:
         found.inputs.append(replace(each, alignment=clocks.alignment(each.origin.host, fragment)))

@@ -51,6 +51,19 @@ class Origin:
     host: str | None = None
     pid: int | None = None
     occurrence: int = 1
+    machine: str | None = None
+    """The boot id of the machine; None: not known, and the host's name stands for it."""
+    pid_namespace: str | None = None
+    """Where `pid` counts: containers of one machine have one each."""
+
+    @property
+    def process(self) -> tuple[object, ...]:
+        """What tells the process from all others of the run: machine, namespace of process ids, process id and rank.
+
+        >>> Origin("rank", "x", rank=1, host="localhost", pid=7, machine="a").process
+        ('a', None, 7, 1)
+        """
+        return self.machine or self.host, self.pid_namespace, self.pid, self.rank
 
     @property
     def label(self) -> str:

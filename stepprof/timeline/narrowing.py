@@ -9,7 +9,7 @@ from typing import Any
 
 from stepprof.errors import ConfigError
 from stepprof.selection import Ranks
-from stepprof.timeline.recorded import Input, process_of, windows_edges
+from stepprof.timeline.recorded import Input, windows_edges
 
 __all__ = ["of_ranks", "of_roles"]
 
@@ -36,13 +36,12 @@ def of_roles(inputs: Sequence[Input], manifests: Manifests, roles: Collection[st
     kept = []
     for each in inputs:
         origin = each.origin
-        process = process_of({"host": origin.host, "pid": origin.pid, "rank": origin.rank})
         if origin.kind == "spans":
             kept.append(replace(each, roles=tuple(roles)))
         elif origin.role in roles:
             kept.append(each)
-        elif origin.kind == "rank" and process in edges:
-            kept.append(replace(each, within=edges[process]))
+        elif origin.kind == "rank" and origin.process in edges:
+            kept.append(replace(each, within=edges[origin.process]))
     return kept
 
 

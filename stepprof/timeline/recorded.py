@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,16 @@ from stepprof.timeline.model import Alignment, Origin
 from stepprof.timeline.names import worker_of
 from stepprof.timeline.spanfiles import span_files
 
-__all__ = ["TRACES", "Input", "Process", "Recorded", "process_of", "span_inputs", "windows_edges"]
+__all__ = [
+    "TRACES",
+    "Input",
+    "Process",
+    "Recorded",
+    "process_of",
+    "span_inputs",
+    "windows_edges",
+    "with_machines",
+]
 
 TRACES = (".json", ".json.gz")
 _OTHERS = {
@@ -28,8 +38,8 @@ NOT_IN_TIME = ("memory-snapshot", "memory-summary")
 UNMEASURED = Alignment("unmeasured", 0, None)
 
 
-Process = tuple[object, object, object]
-"""Host, pid and rank."""
+Process = tuple[object, ...]
+"""As `Origin.process`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +84,19 @@ class Recorded:
         for window in manifest["windows"]:
             pid = window["pid"] if isinstance(window["pid"], int) else None
             occurrence = int(window["occurrence"] or 1)
-            origin = Origin("rank", "", window["role"], window["rank"], None, window["host"], pid, occurrence)
+            machine, namespace = window["boot_id"], window["pid_namespace"]
+            origin = Origin(
+                "rank", "", window["role"], window["rank"], None, window["host"], pid, occurrence, machine, namespace
+            )  # fmt: skip
             self._entry(window, origin, origin.label)
         for engine in told_once(manifest["engines"]):
             if engine["kind"] in SESSIONS and not engine["artifacts"]:
                 continue
             replica = None if engine["replica"] is None else int(engine["replica"])
             occurrence = int(engine["occurrence"] or 1)
-            origin = Origin("engine", "", engine["role"], None, replica, engine["host"], None, occurrence)
+            origin = Origin(
+                "engine", "", engine["role"], None, replica, engine["host"], None, occurrence, engine["boot_id"]
+            )  # fmt: skip
             self._entry(engine, origin, engine_label(engine))
 
     def _entry(self, entry: Mapping[str, Any], origin: Origin, label: str) -> None:
@@ -148,7 +163,10 @@ def span_inputs(run: Path, step: int) -> Iterator[Input]:
     """The span files of a run, those of one process together."""
     for group in span_files(run / SPANS):
         name = f"{SPANS}/{group.files[0].name}"
-        origin = Origin("spans", name, None, group.rank, None, group.host, group.pid)
+        origin = Origin(
+            "spans", name, None, group.rank, None, group.host, group.pid,
+            machine=group.boot_id, pid_namespace=group.pid_namespace,
+        )  # fmt: skip
         paths = tuple(str(file) for file in group.files)
         yield Input(origin, paths, sum(file.stat().st_size for file in group.files), step=step)
 
@@ -177,8 +195,26 @@ def windows_edges(windows: Iterable[Mapping[str, Any]]) -> dict[Process, tuple[i
 
 
 def process_of(window: Mapping[str, Any]) -> Process:
-    """Which process a window is of."""
-    return window.get("host"), window.get("pid"), window.get("rank")
+    """Return which process a window is of, as `Origin.process` does for a source."""
+    machine = window.get("boot_id") or window.get("host")
+    return machine, window.get("pid_namespace"), window.get("pid"), window.get("rank")
+
+
+def with_machines(inputs: Iterable[Input], windows: Iterable[Mapping[str, Any]]) -> list[Input]:
+    """Return the inputs; span files that do not name their machine get that of their process's windows, where only one process can be meant."""
+    told: dict[Process, set[tuple[str | None, str | None]]] = defaultdict(set)
+    for window in windows:
+        writer = (window["boot_id"], window["pid_namespace"])
+        told[window["host"], window["pid"], window["rank"]].add(writer)
+    named = []
+    for each in inputs:
+        origin = each.origin
+        machines = told.get((origin.host, origin.pid, origin.rank), set())
+        if origin.kind == "spans" and origin.machine is None and len(machines) == 1:
+            machine, namespace = next(iter(machines))
+            each = replace(each, origin=replace(origin, machine=machine, pid_namespace=namespace))  # noqa: PLW2901
+        named.append(each)
+    return named
 
 
 def _began_in(window: Mapping[str, Any], step: int) -> int:

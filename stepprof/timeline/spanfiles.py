@@ -28,6 +28,8 @@ class _Header(msgspec.Struct):
     rank: int | str | None = None
     host: str | None = None
     pid: int | None = None
+    boot_id: str | None = None
+    pid_namespace: str | None = None
 
 
 class _Span(msgspec.Struct, gc=False):
@@ -53,6 +55,10 @@ _span = msgspec.json.Decoder(_Span)
 _bound = msgspec.json.Decoder(_Bound)
 
 
+_Writer = tuple["int | str", "str | None", "int | None", "str | None", "str | None"]
+"""Rank, host, process id, boot id and namespace of process ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpanFiles:
     """The rolling files of one process, in order."""
@@ -60,12 +66,14 @@ class SpanFiles:
     rank: int | str
     host: str | None
     pid: int | None
+    boot_id: str | None
+    pid_namespace: str | None
     files: tuple[Path, ...]
 
 
 def span_files(folder: Path) -> list[SpanFiles]:
     """The span files in a folder, those of one process together; in the order of the ranks, a driver first. Raises OSError where there is a folder that cannot be read."""
-    groups: dict[tuple[int | str, str | None, int | None], list[tuple[int, Path]]] = {}
+    groups: dict[_Writer, list[tuple[int, Path]]] = {}
     try:
         found = [(file, _NAME.fullmatch(file.name)) for file in folder.iterdir()]
     except FileNotFoundError:
@@ -80,17 +88,14 @@ def span_files(folder: Path) -> list[SpanFiles]:
                 told = _header.decode(lines.readline(_LONGEST_LINE))
         except (OSError, *DECODE_ERRORS):
             pass
-        groups.setdefault((rank if told.rank is None else told.rank, told.host, told.pid), []).append(
-            (int(match[2]), file)
-        )
+        rank = rank if told.rank is None else told.rank
+        writer = (rank, told.host, told.pid, told.boot_id, told.pid_namespace)
+        groups.setdefault(writer, []).append((int(match[2]), file))
     ordered = sorted(
         groups.items(),
         key=lambda group: (isinstance(group[0][0], int), *_natural(group[0][0]), min(group[1])),
     )
-    return [
-        SpanFiles(rank, host, pid, tuple(file for _, file in sorted(files)))
-        for (rank, host, pid), files in ordered
-    ]
+    return [SpanFiles(*writer, files=tuple(file for _, file in sorted(files))) for writer, files in ordered]
 
 
 def _natural(rank: int | str) -> tuple[int, str]:
