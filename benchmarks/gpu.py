@@ -59,6 +59,7 @@ def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
     import torch
 
     import stepprof
+    from stepprof.summary import held_seconds
 
     several = MICRO_BATCHES.search(case)
     micro_batches = 1 if several is None else 2 if quick else int(several[1])
@@ -90,13 +91,13 @@ def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
         raise RuntimeError(f"{case}: {failed[0]}")
     bare, recorded = Figure.of(seconds[False]), Figure.of(seconds[True])
     name = f"recorded step on {_called(torch, device)}, {case}"
-    stall = Figure.of([window["stall_seconds"] for window in windows])
+    held = Figure.of([held_seconds(window) for window in windows])
     export = Figure.of([window["export_seconds"] or 0.0 for window in windows])
     size = Figure.of([sum(artifact["bytes"] for artifact in window["artifacts"]) for window in windows])
     return [
         _row(name, "step, not recorded", "ms", bare, factor=1e3),
         _row(name, "step, recorded", "ms", recorded, factor=1e3, ratio=recorded.median / bare.median),
-        _row(name, "training stands still", "ms", stall, factor=1e3),
+        _row(name, "training stands still", "ms", held, factor=1e3),
         _row(name, "export job", "ms", export, factor=1e3),
         _row(name, "artifacts", "MB", size, factor=1e-6),
     ]

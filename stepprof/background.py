@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from stepprof.log import logger
 
-__all__ = ["Background"]
+__all__ = ["Background", "is_background"]
 
 QUIET_SECONDS = 1.0
 """How often spans are drained while nothing is recorded."""
@@ -27,6 +27,19 @@ Work = Callable[[], object]
 
 def _nothing() -> None:
     """What wakes the thread, and is no work."""
+
+
+class _Thread(threading.Thread):
+    """By which it is known again."""
+
+
+def is_background() -> bool:
+    """Whether the caller runs on such a thread, where nothing holds training up.
+
+    >>> is_background()
+    False
+    """
+    return isinstance(threading.current_thread(), _Thread)
 
 
 class Background:
@@ -42,7 +55,7 @@ class Background:
         self._round = threading.Lock()
         self._ending = self._ended = False
         self._watchful = False
-        self._thread = threading.Thread(target=self._run, name="stepprof", daemon=True)
+        self._thread = _Thread(target=self._run, name="stepprof", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""

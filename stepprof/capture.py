@@ -18,6 +18,7 @@ from stepprof.errors import BackendError
 from stepprof.lastword import EXPORT_FAILED
 from stepprof.log import logger
 from stepprof.records import EXPORTING, LOST, Fragment, Origin, as_entries, describe_error, window_record
+from stepprof.timing import Timing
 from stepprof.window import Annotation, Capture, Outcome
 
 if TYPE_CHECKING:
@@ -91,31 +92,32 @@ class LocalCapture:
         self.marks: dict[int, AbstractContextManager[object]] = {}
         self.request: Ending | None = None
         self._ending: Ending | None = None
+        self._last = opener
+        """The window that went out last."""
+        self.exported_beside = False
+        """Its export was given to its job on the background thread, which holds nothing up."""
         self.submitting = threading.Lock()
         self.over = False
         self._sized = True
         self._origin = origin
         self._post = post
         self._fragments: dict[int, Fragment] = {}
-        self.record = self._tell(opener, "lost")
+        self.timing = Timing(time.perf_counter_ns()) if region else opener.timing
+        self.record = self._tell(opener, "lost", self.timing)
+        self._stopped_after = self.record
+        """The entry right after whose end it was stopped."""
         if region:
-            self.record.update(region=region, start_unix_ns=origin.unix_ns(time.perf_counter_ns()))
+            self.record["region"] = region
         self.values: Capture | None = None
 
-    def _tell(self, ticket: Ticket, status: Outcome) -> dict[str, Any]:
+    def _tell(self, ticket: Ticket, status: Outcome, timing: Timing) -> dict[str, Any]:
         """An entry for a window in the fragment of its step."""
         window = ticket.window
         fragment = self._fragments.get(window.step)
         if fragment is None:
             fragment = self._fragments[window.step] = Fragment(self._origin, window, self._post)
         record = window_record(
-            self._origin,
-            window,
-            status=status,
-            start_ns=ticket.start_ns,
-            backend=self.backend.name,
-            error=LOST,
-            wait_seconds=round(ticket.waited_seconds, 6),
+            self._origin, window, timing, status=status, backend=self.backend.name, error=LOST
         )
         fragment.windows.append(record)
         ticket.capture, ticket.record, ticket.fragment = self, record, fragment
@@ -195,19 +197,23 @@ class LocalCapture:
         self.open.add(ticket)
         self.seen.setdefault(ticket.window.step, set()).add((ticket.window.role, ticket.window.occurrence))
         self._mark(ticket)
-        record = self._tell(ticket, "joined")
+        record = self._tell(ticket, "joined", ticket.timing)
         record["error"] = None
         if self.values is not None:
             record["capture"] = {"step": self.window.step, "stem": self.values.stem}
 
-    def leave(self, ticket: Ticket, end_ns: int) -> None:
+    def begin(self) -> None:
+        """The region that opened it begins, on this thread."""
+        self.timing.begin(time.perf_counter_ns())
+        self.record.update(self.timing.keys(self._origin))
+
+    def leave(self, ticket: Ticket) -> None:
         """A window goes out; whether the capture ends with it is not decided here."""
         self.open.discard(ticket)
+        self._last = ticket
         mark = self.marks.pop(id(ticket), None)
         if mark is not None:
             _quietly(lambda: _leave([mark]))
-        if ticket.record is not None and not self.over:
-            ticket.record["end_unix_ns"] = self._origin.unix_ns(end_ns)
 
     def annotate(self) -> list[Annotation]:
         """What the backend's stacks do not hold, with absolute times."""
@@ -235,11 +241,25 @@ class LocalCapture:
             raise BackendError("the capture has no place in the run directory")
         return self.values
 
-    def end(self, end_ns: int, ending: Ending, left: list[Ticket]) -> None:
+    def cut(self, end_ns: int) -> list[Ticket]:
+        """Nothing is recorded from now on. Returns the windows that are still open: their entries end here."""
+        left = list(self.open)  # a copy: windows go out on other threads meanwhile
+        for ticket in left:
+            ticket.end(end_ns)
+        if self.region:
+            self._end_region(end_ns)
+        elif self.opener not in left and self._last.record is not None:
+            self._stopped_after = self._last.record
+        return left
+
+    def _end_region(self, end_ns: int) -> None:
+        if self.timing.end(end_ns):
+            self.record.update(self.timing.keys(self._origin))
+
+    def end(self, ending: Ending, left: list[Ticket]) -> None:
         """The hand-over is done. ``left`` are the windows that were open when it began."""
         self.over = True
         self._ending = ending
-        end = self._origin.unix_ns(end_ns)
         self.record.update(error=EXPORTING, capped_by=ending.capped_by)
         for ticket in left:
             record = ticket.record
@@ -252,11 +272,6 @@ class LocalCapture:
                 record.update(
                     status="partial", error=f"the window outlived its capture, which ended with {what}"
                 )
-        for ticket in (*left, self.opener):
-            if ticket.record is not None and ticket.record["end_unix_ns"] is None:
-                ticket.record["end_unix_ns"] = end
-        if self.record["end_unix_ns"] is None or self.region:
-            self.record["end_unix_ns"] = end
 
     def fail(self, error: str, status: Outcome = "failed") -> None:
         """The capture came to nothing; every window that relied on it says so."""
@@ -268,8 +283,8 @@ class LocalCapture:
         for fragment in self._fragments.values():
             for record in fragment.windows:
                 record.update(status=status, error=error)
-                if record["end_unix_ns"] is None:
-                    record["end_unix_ns"] = self._origin.unix_ns(time.perf_counter_ns())
+        if self.region:
+            self._end_region(time.perf_counter_ns())
 
     def exported(self, result: ExportResult) -> bool:
         """The export job has ended; True where there is something to show for it."""
@@ -283,7 +298,8 @@ class LocalCapture:
 
     def _conclude(self, result: ExportResult) -> bool:
         self.record["export_seconds"] = round(result.seconds, 6)
-        self.add_stall(result.stall_seconds)
+        if not self.exported_beside:
+            self.add_stall(result.stall_seconds)
         self.record["artifacts"] = as_entries(result.artifacts)
         if result.error is not None and result.outcome != "partial":
             self._fail(f"{EXPORT_FAILED}{result.error}", result.outcome)
@@ -302,8 +318,9 @@ class LocalCapture:
             fragment.write_in_child()
 
     def add_stall(self, seconds: float) -> None:
-        """Count what the capture held the training thread."""
-        self.record["stall_seconds"] = round(self.record["stall_seconds"] + seconds, 6)
+        """Count what its stop, or its export in place, held the training thread."""
+        record = self._stopped_after
+        record["stall_seconds"] = round(record["stall_seconds"] + seconds, 6)
 
     def save(self, *, now: bool = False) -> None:
         """Have every fragment written: soon, or on this thread."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.backends import make_backend
 from stepprof.backends.base import Busy
+from stepprof.background import is_background
 from stepprof.capture import Ending, LocalCapture
 from stepprof.errors import BackendError, StateError
 from stepprof.exporting import Exports
@@ -59,6 +60,8 @@ class Capturer:
         self.last_error: str | None = None
         self.backend: Backend | None = None
         self._armed_key: tuple[int, object] | None = None
+        self._armed_ns: tuple[int, int] | None = None
+        """From when to when the backend was armed."""
         self._spent: set[Ticket] = set()
         self.post = background.post
         self.changed = changed
@@ -135,18 +138,20 @@ class Capturer:
             self.to_idle(f"armed anew for step {step}")
         self.machine.check("arm")
         self.backend = backend
+        began_ns = perf_counter_ns()
         try:
             backend.arm()
         except BaseException as error:  # KeyboardInterrupt too must not leave it half prepared
             self.to_idle(describe_error(error))
             raise
         self._armed_key = (step, _key(policy))
+        self._armed_ns = (began_ns, perf_counter_ns())
         self._commit("arm", step, role)
         self.changed()
 
     def to_idle(self, reason: str) -> None:
         """Leave whatever state there is; the backend lets go of what it holds."""
-        backend, self._armed_key = self.backend, None
+        backend, self._armed_key, self._armed_ns = self.backend, None, None
         if backend is not None:
             try:
                 backend.abort()
@@ -159,7 +164,6 @@ class Capturer:
 
     def open(self, ticket: Ticket, region: str | None = None) -> BaseException | None:
         """Open a capture for a window; what goes wrong is told in the manifest and returned."""
-        began = time.perf_counter()
         policy, window = ticket.policy, ticket.window
         reason = self.probe(policy)
         if reason is not None:
@@ -195,8 +199,11 @@ class Capturer:
         self.capture = capture
         self.health = "ok"
         ticket.captured += 1
+        if self._armed_ns is not None:
+            capture.timing.armed(*self._armed_ns)
         self.changed()
-        capture.add_stall(time.perf_counter() - began)
+        if region:
+            capture.begin()
         return None
 
     def finish(self, capture: LocalCapture, ending: Ending) -> tuple[Later | None, BaseException | None]:
@@ -206,17 +213,16 @@ class Capturer:
         if not capture.mine:
             self._post_stop(capture, ending)
             return None, None
-        ended_ns = perf_counter_ns()
         try:
             self.capture = None
-            left = list(capture.open)  # a copy: windows go out on other threads meanwhile
+            left = capture.cut(perf_counter_ns())
             if capture.region is None:
                 self._spent.update(ticket for ticket in left if capture.owns(ticket.window.step))
             self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
             capture.leave_marks()
             self.exports.owe(capture, capture.backend.stop(capture.place, capture.annotate()))
-            capture.end(ended_ns, ending, left)
+            capture.end(ending, left)
             self._commit("done", window.step, window.role)
             self.backend = None
         except BaseException as error:
@@ -230,7 +236,8 @@ class Capturer:
             return None, error
         finally:
             self.changed()
-        capture.add_stall(time.perf_counter() - began)
+        if not is_background():
+            capture.add_stall(time.perf_counter() - began)
         capture.save()
         return lambda: self.exports.submit(capture), None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from stepprof.background import is_background
 from stepprof.log import logger
 from stepprof.records import describe_error
 
@@ -82,6 +83,7 @@ class Exports:
             export = self._owed.get(capture)
             if export is None:
                 return
+            capture.exported_beside = is_background()
             label = self._running[capture] = self._label(capture.window)
             self._exporter.submit(
                 label,

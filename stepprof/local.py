@@ -108,19 +108,19 @@ class LocalTarget:
             if not taken:
                 began = time.perf_counter()
                 taken = turn.take(wait_seconds)
-                ticket.waited_seconds += time.perf_counter() - began
+                ticket.timing.waited(time.perf_counter() - began)
         except StateError as error:
             self._skip(ticket, str(error))
             return
         if not taken:
             self._skip(
-                ticket, f"the hand-over of another thread did not end within {ticket.waited_seconds:.3g} s"
+                ticket,
+                f"the hand-over of another thread did not end within {ticket.timing.waited_seconds:.3g} s",
             )
             return
         failure: BaseException | None = None
         try:
             self.capturer.settle()
-            ticket.start_ns = perf_counter_ns()
             failure = self._admit(ticket)
         finally:
             self.capturer.turn.give()
@@ -132,6 +132,7 @@ class LocalTarget:
         if capture is not None and capture.held and not capture.awaits(window.step):
             self.capturer.finish_and_post(capture, Ending("complete"))
             capture = self.capturer.capture
+        ticket.timing.entered_ns = perf_counter_ns()
         if capture is not None:
             capture.join(ticket)
         elif self.capturer.is_spent(window.step):
@@ -148,7 +149,7 @@ class LocalTarget:
         self.capturer.note(reason, ticket.window)
         tell(ticket, self._origin, self._background.post, "skipped", reason)
 
-    def exit(self, ticket: Ticket, error: BaseException | None, end_ns: int) -> None:
+    def exit(self, ticket: Ticket, error: BaseException | None) -> None:
         """A selected window goes out; the last of the opener's step takes the capture with it."""
         if ticket.closed:
             reason = "this window is closed already"
@@ -161,7 +162,9 @@ class LocalTarget:
             if ticket in self.watch.tickets:
                 later, failure = self._leave_watch(ticket)
             elif ticket.capture is not None:
-                later, failure = self._leave(ticket.capture, ticket, error, end_ns)
+                later, failure = self._leave(ticket.capture, ticket, error)
+            elif ticket.fragment is not None:  # it was not captured: what is new are its times
+                ticket.fragment.save()
         except BaseException as interrupt:
             self.abandon(ticket, interrupt)
             raise
@@ -184,21 +187,24 @@ class LocalTarget:
         reason = f"interrupted while the window went in or out: {describe_error(interrupt)}"
         running, capture = self.capturer.capture, ticket.capture
         if running is not None and (running is capture or running.opener is ticket or ticket in running.open):
-            running.leave(ticket, perf_counter_ns())
+            ticket.end(perf_counter_ns())
+            running.leave(ticket)
             if running.region is not None or self._ends_with(running, ticket):
                 running.request = running.request or Ending("partial", error=reason)
         elif ticket.record is None:
             tell(ticket, self._origin, self._background.post, "failed", reason)
 
     def _leave(
-        self, capture: LocalCapture, ticket: Ticket, error: BaseException | None, end_ns: int
+        self, capture: LocalCapture, ticket: Ticket, error: BaseException | None
     ) -> tuple[Later | None, BaseException | None]:
         """A window goes out of a capture; of one that is over it has nothing to wait for."""
         ending = Ending("partial", error=str(error)) if isinstance(error, LeftOpen) else Ending("complete")
         running = capture is self.capturer.capture
         taken = running and self._take(ticket.policy.engine_stop_timeout_seconds)
         try:
-            capture.leave(ticket, end_ns)
+            capture.leave(ticket)
+            if capture.over and ticket.fragment is not None:
+                ticket.fragment.save()
             if capture is self.capturer.capture and self._ends_with(capture, ticket):
                 if taken:
                     return self.capturer.finish(capture, ending)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.log import logger
 from stepprof.records import Fragment, Origin, as_entries, describe_error, window_record
+from stepprof.timing import Timing
 from stepprof.window import Capture, Window
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ class OutOfMemory:
         from stepprof.backends.memory import SnapshotFile
         from stepprof.backends.memory_api import history
 
-        began_ns = time.perf_counter_ns()
+        timing = Timing(time.perf_counter_ns())
+        timing.end(timing.entered_ns)  # a moment, after which the snapshot holds the process up
         reason = (
             f"out of memory on CUDA device {event['device']}: {event['asked_bytes']:,} bytes asked for, "
             f"{event['free_bytes']:,} of {event['total_bytes']:,} free; the snapshot tells what held it"
@@ -125,7 +127,7 @@ class OutOfMemory:
         fragment = Fragment(self._origin, window, self._post)
         # without a world: that one rank ran out of memory does not make the others' windows missing
         record = window_record(
-            self._origin, window, status="lost", start_ns=began_ns, backend="memory", error=reason, world_size=None
+            self._origin, window, timing, status="lost", backend="memory", error=reason, world_size=None
         )  # fmt: skip
         fragment.windows.append(record)
         claim = fragment.write_ahead()
@@ -150,10 +152,7 @@ class OutOfMemory:
                 **event,
             )
         finally:
-            now_ns = time.perf_counter_ns()
-            record.update(
-                end_unix_ns=self._origin.unix_ns(now_ns), stall_seconds=round((now_ns - began_ns) / 1e9, 6)
-            )
+            record["stall_seconds"] = round((time.perf_counter_ns() - timing.entered_ns) / 1e9, 6)
             fragment.write()
 
 

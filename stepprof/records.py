@@ -10,7 +10,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from stepprof.clock import Anchor
 from stepprof.lastword import is_awaited
 from stepprof.log import logger
 from stepprof.rundir import Claim, RunDir, writer_identity
+from stepprof.timing import Timing
 from stepprof.window import Artifact, Outcome, Window
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class Origin:
 
 
 def window_record(
-    origin: Origin, window: Window, *, status: Outcome, start_ns: int, **fields: Any
+    origin: Origin, window: Window, timing: Timing, *, status: Outcome, **fields: Any
 ) -> dict[str, Any]:
-    """A window's entry in the manifest; ``start_ns`` is a ``perf_counter_ns`` reading."""
+    """A window's entry in the manifest, with the times as they are known by now."""
     record: dict[str, Any] = {
         "role": window.role,
         "occurrence": window.occurrence,
@@ -79,9 +79,7 @@ def window_record(
         "status": status,
         "error": None,
         "body_error": None,
-        "start_unix_ns": origin.unix_ns(start_ns),
-        "end_unix_ns": None,
-        "wait_seconds": 0.0,
+        **timing.keys(origin),
         "stall_seconds": 0.0,
         "export_seconds": None,
         "capped_by": None,
@@ -120,7 +118,7 @@ class Fragment:
         *,
         engines: bool = False,
     ) -> None:
-        self._origin = origin
+        self.origin = origin
         self._window = window
         self._post = post
         self._of_engines = engines
@@ -153,10 +151,10 @@ class Fragment:
 
     def _claim(self) -> Claim:
         if self.claim is None:
-            self.claim = self._origin.run.claim(
+            self.claim = self.origin.run.claim(
                 self._window.step,
                 self._window.role,
-                self._origin.rank,
+                self.origin.rank,
                 self._content(),
                 engines=self._of_engines,
             )
@@ -185,8 +183,8 @@ class Fragment:
             logger.warning(
                 "manifest not written", step=self._window.step, role=self._window.role, reason=str(error)
             )
-        if self._origin.told is not None:
-            self._origin.told(self)
+        if self.origin.told is not None:
+            self.origin.told(self)
 
     def write_in_child(self) -> None:
         """Write it in a forked child: without the lock and the log, which threads of the parent may have held at the fork."""
@@ -195,7 +193,7 @@ class Fragment:
                 self.claim.write(self._content())
 
     def _content(self) -> dict[str, object]:
-        origin = self._origin
+        origin = self.origin
         return {
             "schema_version": 1,
             "run_id": origin.run.run_id,
@@ -217,18 +215,8 @@ def tell(
 ) -> None:
     """Write into the manifest of its step why a window was not captured, in a fragment of its own."""
     fragment = Fragment(origin, ticket.window, post)
-    now = origin.unix_ns(time.perf_counter_ns())
     backend = "+".join(ticket.policy.backend)
-    record = window_record(
-        origin,
-        ticket.window,
-        status=status,
-        start_ns=ticket.start_ns,
-        backend=backend,
-        error=reason,
-        end_unix_ns=now,
-        wait_seconds=round(ticket.waited_seconds, 6),
-    )
+    record = window_record(origin, ticket.window, ticket.timing, status=status, backend=backend, error=reason)
     fragment.windows.append(record)
     ticket.record, ticket.fragment = record, fragment
     fragment.save()

@@ -33,6 +33,7 @@ from stepprof.selecting import Selector
 from stepprof.spans import Recorder, SpanFile
 from stepprof.status import State
 from stepprof.ticket import LeftOpen, Ticket
+from stepprof.timing import Timing
 from stepprof.window import Window
 
 if TYPE_CHECKING:
@@ -196,13 +197,7 @@ class Session:
                     window, policy, self.recorder.running_loop(), strict=self.config.strict
                 )
         waited = 0.0 if ahead is None else ahead.waited_seconds
-        ticket = Ticket(
-            window=window,
-            policy=policy,
-            start_ns=time.perf_counter_ns(),
-            waited_seconds=waited,
-            bracket=bracket,
-        )
+        ticket = Ticket(window, policy, Timing(time.perf_counter_ns(), waited), bracket=bracket)
         tickets.append(ticket)
         if self.selector.selects_rank(policy):
             try:
@@ -258,18 +253,18 @@ class Session:
         """The next selected step after this one, as far as it matters for arming."""
         return self.selector.next_selected(step, role)
 
-    def exit(self, ticket: Ticket, error: BaseException | None, end_ns: int) -> None:
+    def exit(self, ticket: Ticket, error: BaseException | None) -> None:
         """A selected window goes out: the stops of its engines are sent, then ours is done, then theirs are waited for."""
-        self._guard(lambda: self._exit(ticket, error, end_ns))
+        self._guard(lambda: self._exit(ticket, error))
 
-    def _exit(self, ticket: Ticket, error: BaseException | None, end_ns: int) -> None:
+    def _exit(self, ticket: Ticket, error: BaseException | None) -> None:
         bracket = ticket.bracket
         try:
             if bracket is not None:
                 left_open = isinstance(error, LeftOpen)
                 bracket.send_stops(None if left_open else error, partial=str(error) if left_open else None)
         finally:
-            self.local.exit(ticket, error, end_ns)
+            self.local.exit(ticket, error)
             if bracket is not None and self.recorder.running_loop() is None:
                 bracket.wait_stopped()
 

@@ -60,13 +60,13 @@ class StepWindow(Scope):
         session.last_step = self.number = step
         quiet = session.quiet.get(role)
         if quiet is not None and quiet[0] <= step < quiet[1] and session.calm:
-            self._after = None
+            self._after = after = None
             if not recorder.keep and recorder.hook is None:
                 self._start = UNSEEN
                 return self
         else:
             following = session.next_selected(step, role)
-            self._after = (session.enter(step, role, self._version, _ahead), following)
+            self._after = after = (session.enter(step, role, self._version, _ahead), following)
         try:
             self._thread = thread = recorder.thread.id
             loop = recorder.running_loop()
@@ -82,7 +82,9 @@ class StepWindow(Scope):
             self._before = cell.scope
             cell.scope = self
             scope.set(self)
-            self._start = perf_counter_ns()
+            self._start = start = perf_counter_ns()
+            if after is not None and after[0] is not None:
+                after[0].begin(start)
             return self
         except BaseException as interrupt:  # a window whose enter raises gets no exit
             self._start = 0
@@ -101,6 +103,8 @@ class StepWindow(Scope):
         after = self._after
         try:
             end = perf_counter_ns()
+            if after is not None and after[0] is not None:
+                after[0].end(end, moved=True)
             if start == UNSEEN:
                 return
             if self._outer is not None:
@@ -135,7 +139,7 @@ class StepWindow(Scope):
                 hook.exit(None, span)
             if after is not None:
                 self._after = None
-                self._leave(after, exc, end)
+                self._leave(after, exc)
         except BaseException as interrupt:
             self._abandon(after, interrupt)
             raise
@@ -147,7 +151,7 @@ class StepWindow(Scope):
         if session is not None and after is not None and after[0] is not None:
             session.abandon(after[0], interrupt)
 
-    def _leave(self, after: tuple[Ticket | None, float], error: BaseException | None, end: int) -> None:
+    def _leave(self, after: tuple[Ticket | None, float], error: BaseException | None) -> None:
         """The end of a window that is selected, or that comes right before one that is."""
         session = cell.session
         step = self.number
@@ -155,7 +159,7 @@ class StepWindow(Scope):
             return
         ticket, following = after
         if ticket is not None:
-            session.exit(ticket, error, end)
+            session.exit(ticket, error)
         if step + 1 == following:
             session.approach(step + 1, self.role)
 

@@ -19,6 +19,7 @@ __all__ = [
     "StepSummary",
     "absent_ranks",
     "engine_label",
+    "held_seconds",
     "region_times",
     "summarize_step",
     "told_once",
@@ -95,6 +96,17 @@ def summarize_step(path: Path, step: int) -> StepSummary:
         engines=dict(Counter(engine["status"] for engine in engines)),
         pruned=sum(len(each["paths"]) for each in manifest["pruned"]),
         not_uploaded=sum(each["status"] != "uploaded" for each in manifest["uploads"]),
+    )
+
+
+def held_seconds(window: Mapping[str, Any]) -> float:
+    """Return how long recording a window held its thread: arming, starting, waiting and stopping. The export runs beside it.
+
+    >>> held_seconds({"arm_seconds": 0.25, "start_seconds": 0.5, "wait_seconds": 0.0, "stall_seconds": None})
+    0.75
+    """
+    return sum(
+        window[key] or 0.0 for key in ("arm_seconds", "start_seconds", "wait_seconds", "stall_seconds")
     )
 
 

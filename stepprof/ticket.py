@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import StateError
 from stepprof.records import describe_error
+from stepprof.timing import Timing
 
 if TYPE_CHECKING:
     from stepprof.capture import LocalCapture
@@ -32,17 +33,35 @@ class Ticket:
 
     window: Window
     policy: Policy
-    start_ns: int
+    timing: Timing
     capture: LocalCapture | None = None
     record: dict[str, Any] | None = None
     fragment: Fragment | None = None
-    waited_seconds: float = 0.0
     entries: int = 0
     captured: int = 0
     closed: bool = False
     refused: bool = False
     bracket: Bracket | None = None
     """The engines that follow the window."""
+
+    def begin(self, now_ns: int) -> None:
+        """The body begins, on this thread."""
+        self.timing.begin(now_ns)
+        self._note_times()
+
+    def end(self, now_ns: int, *, moved: bool = False) -> None:
+        """The body has ended, or before it the capture; ``moved``: the calling thread tells whether the body was one thread's."""
+        if self.timing.end(now_ns, moved=moved):
+            self._note_times()
+
+    def _note_times(self) -> None:
+        capture, fragment = self.capture, self.fragment
+        if self.record is None or fragment is None:
+            return
+        if (
+            capture is None or capture.region is None or capture.opener is not self
+        ):  # else it is the region's entry
+            self.record.update(self.timing.keys(fragment.origin))
 
     def tell_error(self, error: BaseException) -> None:
         """Note the exception that left the body, beside the outcome; a window that was left open is partial."""

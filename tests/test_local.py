@@ -215,9 +215,9 @@ class TestWindows:
         """Two threads that stop the same window at once: the second one touches nothing."""
         session = start(steps="2-3")
         ticket = session.enter(2, None, None, None)
-        session.exit(ticket, None, time.perf_counter_ns())
+        session.exit(ticket, None)
         second = profile_step(3).start()
-        session.exit(ticket, None, time.perf_counter_ns())
+        session.exit(ticket, None)
         assert stepprof.state().status == "recording"
         second.stop()
         assert [line["reason"] for line in log if line["event"] == "stop refused"] == [
@@ -911,7 +911,7 @@ class TestHandOver:
 
         control.raising["start"] = Meanwhile()
         loop([2])
-        assert [(w["step"], w["status"]) for w in ended(session)] == [(2, "complete"), (3, "skipped")]
+        assert sorted((w["step"], w["status"]) for w in ended(session)) == [(2, "complete"), (3, "skipped")]
         assert "already acting on the target" in windows(session, 3)[0]["error"]
 
 

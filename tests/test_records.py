@@ -10,6 +10,7 @@ from runs import make_run
 from stepprof.config import Config
 from stepprof.records import Fragment, Origin, as_entries, describe_error, tell, window_record
 from stepprof.ticket import Ticket
+from stepprof.timing import Timing
 from stepprof.window import Artifact, Window
 
 WINDOW = Window(step=2, role="actor", occurrence=1, version=7)
@@ -34,7 +35,7 @@ class TestFragment:
     def test_it_is_written_ahead(self, origin) -> None:
         """With what is known so far: this is what holds if the process dies."""
         fragment = Fragment(origin, WINDOW, at_once)
-        fragment.windows.append(window_record(origin, WINDOW, status="lost", start_ns=0, error="lost"))
+        fragment.windows.append(window_record(origin, WINDOW, Timing(0), status="lost", error="lost"))
         claim = fragment.write_ahead()
         assert fragment.write_ahead() is claim
         content = read(fragment)
@@ -48,7 +49,7 @@ class TestFragment:
     def test_the_last_version_stands(self, origin) -> None:
         """In one file, which is replaced as a whole."""
         fragment = Fragment(origin, WINDOW, at_once)
-        record = window_record(origin, WINDOW, status="lost", start_ns=0)
+        record = window_record(origin, WINDOW, Timing(0), status="lost")
         fragment.windows.append(record)
         fragment.save()
         record["status"] = "complete"
@@ -73,7 +74,7 @@ class TestTell:
     def test_why_a_window_was_not_captured(self, origin) -> None:
         """In a fragment of its own, with how long it waited."""
         policy = Config(backend="null").policy(None)
-        ticket = Ticket(window=WINDOW, policy=policy, start_ns=0, waited_seconds=1.23456789)
+        ticket = Ticket(WINDOW, policy, Timing(0, 1.23456789))
         tell(ticket, origin, at_once, "skipped", "busy")
         (window,) = read(ticket.fragment)["windows"]
         assert (window["status"], window["error"], window["backend"]) == ("skipped", "busy", "null")

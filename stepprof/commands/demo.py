@@ -31,6 +31,7 @@ from stepprof.manifest import read_spans, read_step
 from stepprof.manifest import steps as recorded_steps
 from stepprof.runid import safe_name
 from stepprof.selection import Ranks, Steps
+from stepprof.summary import held_seconds
 from stepprof.verification import verify_run
 
 __all__ = ["add", "run"]
@@ -186,10 +187,10 @@ def _report(path: Path, steps: Sequence[int]) -> None:
         first, last = min(rewards), max(rewards)
         print(f"reward {rewards[first]:.3f} at step {first}, {rewards[last]:.3f} at step {last}")
     seconds = [span["dur"] / 1e9 for span in spans if span["kind"] == "window" and span["role"] is None]
-    stalls = [_stall_seconds(path, step) for step in recorded]
-    if seconds and stalls:
+    held = [_held_seconds(path, step) for step in recorded]
+    if seconds and held:
         print(
-            f"recording held a rank up for {max(stalls):.2f} s in a step at most; a step takes {median(seconds):.2f} s (median on rank 0)"
+            f"recording held a rank up for {max(held):.2f} s in a step at most; a step takes {median(seconds):.2f} s (median on rank 0)"
         )
     if not recorded:
         return
@@ -226,12 +227,12 @@ def _analyse(path: Path, step: int) -> None:
     print()
 
 
-def _stall_seconds(path: Path, step: int) -> float:
-    """How long recording stopped the rank that it stopped longest."""
-    stalls: defaultdict[object, float] = defaultdict(float)
+def _held_seconds(path: Path, step: int) -> float:
+    """Return how long recording held up the rank that it held up longest."""
+    held: defaultdict[object, float] = defaultdict(float)
     for window in read_step(path, step)["windows"]:
-        stalls[window["rank"]] += window["stall_seconds"] or 0
-    return max(stalls.values(), default=0.0)
+        held[window["rank"]] += held_seconds(window)
+    return max(held.values(), default=0.0)
 
 
 def _shown(path: Path) -> str:

@@ -277,8 +277,6 @@ class ActorDriver:
             "error": None,
             "body_error": None,
             "backend": None,
-            "start_unix_ns": None,
-            "end_unix_ns": None,
             "artifacts": [],
         }
         lost = lost_fragment(window.folder.name, window.window.step, window.window.version, [record])
