@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.fragments import AFTER, read_after, read_clock, read_engine, read_window
 from stepprof.rundir import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
+from stepprof.spanlines import parse_span, span_lines
 
 __all__ = [
     "find_run",
@@ -146,7 +147,7 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
         manifest["findings"].append({"fragment": fragment, "problem": problem})
 
     try:
-        files = sorted(file for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
+        files = _by_name(file for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
     except OSError as error:
         find(f"the step has no manifest: {error.strerror}")
         return manifest
@@ -204,7 +205,7 @@ def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
     """
     folder = path / step_folder(step) / MANIFEST
     try:
-        files = sorted(file for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
+        files = _by_name(file for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
     except OSError:
         return []
     written = []
@@ -239,7 +240,7 @@ def read_spans(
         findings: gets {file, problem} for each file with damaged lines. A last line that is not whole is no finding: its process was writing it, or was killed.
     """
     try:
-        files = sorted(file for file in (path / SPANS).iterdir() if _SPANS_FILE.fullmatch(file.name))
+        files = _by_name(file for file in (path / SPANS).iterdir() if _SPANS_FILE.fullmatch(file.name))
     except FileNotFoundError:
         return
     except OSError as error:
@@ -248,39 +249,32 @@ def read_spans(
     for file in files:
         damaged = 0
         origin: dict[str, Any] = {"rank": _rank_of(file.name), "host": None, "pid": None}
-        # what json.dumps makes of a step, with and without the space: most lines of other steps are never parsed
-        marks = None if step is None else (f'"step":{step}'.encode(), f'"step": {step}'.encode())
         try:
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines):
-                    if number and marks and not any(mark in line for mark in marks):
-                        continue
-                    span = _parse(line)
-                    if span is None:
-                        damaged += line.endswith(b"\n")
-                    elif span.get("kind") == "spans":
-                        origin.update({key: span[key] for key in origin if key in span})
-                    elif "name" not in span:
-                        damaged += 1
-                    elif step is None or span.get("step") == step:
-                        yield {**span, **origin}
+            for line in span_lines(file, step):
+                span = parse_span(line)
+                if span is None:
+                    damaged += line.endswith(b"\n")
+                elif span.get("kind") == "spans":
+                    origin.update({key: span[key] for key in origin if key in span})
+                elif "name" not in span:
+                    damaged += 1
+                elif step is None or span.get("step") == step:
+                    span.update(origin)
+                    yield span
         except OSError as error:
             _note(findings, file.name, f"cannot be read: {error.strerror}")
         if damaged:
             _note(findings, file.name, f"{damaged} damaged line{'s' * (damaged > 1)} passed over")
 
 
+def _by_name(files: Iterable[Path]) -> list[Path]:
+    """Return the files of one folder in the order of their names: paths themselves are compared in Python, and that many times over."""
+    return sorted(files, key=lambda file: file.name)
+
+
 def _note(findings: list[dict[str, Any]] | None, file: str, problem: str) -> None:
     if findings is not None:
         findings.append({"file": f"{SPANS}/{file}", "problem": problem})
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        content = json.loads(line)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def _rank_of(name: str) -> int | str:

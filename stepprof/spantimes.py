@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from stepprof.checks import nearest
 from stepprof.errors import ConfigError
 from stepprof.history import median_of
 from stepprof.manifest import read_spans
+from stepprof.outermost import Outermost
 from stepprof.selection import Ranks
 from stepprof.summary import Rank, rank_order
 
@@ -51,13 +52,19 @@ class SpanTime:
     longest_step: int | None = None
     longest_rank: Rank | None = None
     seconds_of_each: array[float] = field(default_factory=lambda: array("d"))
+    """Of the outermost ones: one that lies inside another one of them does not count."""
+    _outermost: Outermost = field(default_factory=Outermost)
 
-    def add(self, seconds: float, step: int | None, *, error: bool) -> None:
-        """One more span."""
+    def add(self, span: Mapping[str, Any], step: int | None) -> None:
+        """Add the span that was written next."""
+        seconds = self._outermost.add(span) / 1e9
         if seconds > self.longest:
             self.longest, self.longest_step, self.longest_rank = seconds, step, self.rank
-        self.seconds_of_each.append(seconds)
-        self.errors += error
+
+    def settle(self) -> None:
+        """Add up: all spans are read."""
+        self.seconds_of_each, self.errors = self._outermost.seconds_of_each, self._outermost.errors
+        self._outermost = Outermost()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; the keys are stable. A mark and a value have no duration."""
@@ -115,42 +122,53 @@ def span_times(path: Path, wanted: Wanted | None = None) -> SpanTable:
     wanted = wanted or Wanted()
     table = SpanTable()
     found: dict[tuple[str, str, str | None, Any], SpanTime] = {}
-    steps: set[int] = set()
     roles: set[str] = set()
     names: set[str] = set()
     ranks: set[Rank] = set()
-    for span in read_spans(path, findings=table.findings):
-        kind, name, role, step = (span.get(key) for key in ("kind", "name", "role", "step"))
+    for span in read_spans(path, step=wanted.step, findings=table.findings):
+        kind, name, role, rank = span.get("kind"), span.get("name"), span.get("role"), span["rank"]
         if kind not in KINDS or not isinstance(name, str):
             continue
-        role = role if isinstance(role, str) else None
-        step = step if isinstance(step, int) else None
-        ranks.add(span["rank"])
-        if not wanted.includes_rank(span["rank"]):
+        ranks.add(rank)
+        if not wanted.includes_rank(rank):
             continue
-        steps.update(() if step is None else (step,))
-        if wanted.step not in (None, step):
-            continue
-        roles.update(() if role is None else (role,))
+        if isinstance(role, str):
+            roles.add(role)
+        else:
+            role = None
         if wanted.role not in (None, role):
             continue
         names.add(name)
         if wanted.region not in (None, name):
             continue
-        key = (kind, name, role, span["rank"])
-        if key not in found:
-            found[key] = SpanTime(kind, name, role, span["rank"])
-        nanoseconds = span.get("dur")
-        found[key].add(
-            nanoseconds / 1e9 if isinstance(nanoseconds, int | float) else 0.0,
-            step,
-            error=bool(span.get("error")),
-        )
+        time = found.get((kind, name, role, rank))
+        if time is None:
+            time = found[kind, name, role, rank] = SpanTime(kind, name, role, rank)
+        step = span.get("step")
+        time.add(span, step if isinstance(step, int) else None)
     if not found:
+        _refuse_step(path, wanted)
         _refuse_ranks(path, wanted, ranks)
-        _refuse(path, wanted, steps, roles, names)
+        _refuse(path, wanted, roles, names)
+    for time in found.values():
+        time.settle()
     table.times = _ordered(found.values())
     return table
+
+
+def _refuse_step(path: Path, wanted: Wanted) -> None:
+    """Raise ConfigError where the ranks that are meant have spans, and none of the step."""
+    if wanted.step is None:
+        return
+    number = wanted.step
+    steps = {
+        step
+        for span in read_spans(path)
+        if wanted.includes_rank(span["rank"]) and isinstance(step := span.get("step"), int)
+    }
+    if steps and number not in steps:
+        close = min(steps, key=lambda step: abs(step - number))
+        raise ConfigError(f"--step = {number}: no span of it in {path}; the nearest that has some: {close}")
 
 
 def _refuse_ranks(path: Path, wanted: Wanted, ranks: Collection[Rank]) -> None:
@@ -160,14 +178,8 @@ def _refuse_ranks(path: Path, wanted: Wanted, ranks: Collection[Rank]) -> None:
         raise ConfigError(f'--ranks = "{wanted.ranks}": no span of them in {path}; there are: {known}')
 
 
-def _refuse(
-    path: Path, wanted: Wanted, steps: Collection[int], roles: Collection[str], names: Collection[str]
-) -> None:
-    """Nothing is meant: by which word, and what was probably meant."""
-    number = wanted.step
-    if number is not None and steps and number not in steps:
-        close = min(steps, key=lambda step: abs(step - number))
-        raise ConfigError(f"--step = {number}: no span of it in {path}; the nearest that has some: {close}")
+def _refuse(path: Path, wanted: Wanted, roles: Collection[str], names: Collection[str]) -> None:
+    """Raise ConfigError where no span has the role or the name that is meant, with the nearest that some have."""
     for option, given, known in (("--role", wanted.role, roles), ("--region", wanted.region, names)):
         if given is not None and given not in known and known:
             raise ConfigError(f'{option} = "{given}": no span of it in {path}{nearest(given, sorted(known))}')

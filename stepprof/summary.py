@@ -11,6 +11,7 @@ from typing import Any
 
 from stepprof.errors import ConfigError
 from stepprof.manifest import read_run, read_spans, read_step
+from stepprof.outermost import Outermost
 from stepprof.selection import Ranks
 
 __all__ = [
@@ -147,22 +148,16 @@ def _names(engine: Mapping[str, Any]) -> tuple[tuple[object, ...], ...]:
 
 
 def region_times(path: Path, step: int) -> RegionTable:
-    """Calls and seconds of each region in a step, per rank and role, in the order in which they first ended."""
-    found: dict[tuple[str, Any, Any], RegionTime] = {}
+    """Return calls and seconds of each region in a step, per rank and role, in the order in which they first ended. A call inside another one of the same region is not counted."""
+    found: dict[tuple[str, str | None, Rank], Outermost] = {}
     table = RegionTable()
     for span in read_spans(path, step=step, findings=table.findings):
-        if span.get("kind") != "region":
-            continue
-        name, nanoseconds = str(span["name"]), span.get("dur")
-        role = span.get("role") if isinstance(span.get("role"), str) else None
-        key = (name, role, span["rank"])
-        if key not in found:
-            found[key] = RegionTime(name, role, span["rank"])
-        time = found[key]
-        time.count += 1
-        time.seconds += nanoseconds / 1e9 if isinstance(nanoseconds, int | float) else 0.0
-        time.errors += bool(span.get("error"))
-    table.times.extend(found.values())
+        if span.get("kind") == "region":
+            role = span.get("role") if isinstance(span.get("role"), str) else None
+            found.setdefault((str(span["name"]), role, span["rank"]), Outermost()).add(span)
+    for (name, role, rank), spans in found.items():
+        seconds = spans.seconds_of_each
+        table.times.append(RegionTime(name, role, rank, len(seconds), sum(seconds), spans.errors))
     return table
 
 

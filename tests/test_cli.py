@@ -35,7 +35,8 @@ def a_run(output_dir):
     run = make_run(output_dir, config={"ranks": "all", "roles": {}})
     for rank in (0, 1):
         record(run, rank=rank, version=5)
-        write_spans(run, rank, region("update_actor", 1 + rank), region("update_actor", 1, error=True))
+        later = {"start": 1_700_000_005_000_000_000, "error": True}
+        write_spans(run, rank, region("update_actor", 1 + rank), region("update_actor", 1, **later))
     return run
 
 

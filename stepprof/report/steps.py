@@ -5,8 +5,10 @@ Recording makes a step longer, and the first one of a run compiles, allocates an
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, stdev
 
@@ -14,9 +16,10 @@ import msgspec
 import numpy as np
 
 from stepprof.manifest import steps
-from stepprof.report.intervals import Intervals
+from stepprof.report.intervals import EMPTY, Intervals
 from stepprof.report.schema import Spread
 from stepprof.rundir import SPANS
+from stepprof.spanlines import span_lines
 from stepprof.timeline.salvage import DECODE_ERRORS
 from stepprof.timeline.spanfiles import LARGEST_NS, span_files
 
@@ -24,6 +27,8 @@ __all__ = ["FEWEST", "spreads"]
 
 FEWEST = 3
 """Steps from which on a spread means something."""
+MOST_PENDING = 64
+"""Spans of one part of a step that are kept one by one, before their union takes their place."""
 
 
 class _Span(msgspec.Struct, gc=False):
@@ -37,53 +42,88 @@ class _Span(msgspec.Struct, gc=False):
 
 _span = msgspec.json.Decoder(_Span)
 _Key = tuple[str | None, str | None]
-_Edges = dict[_Key, dict[int, list[tuple[int, int]]]]
+"""A role and, but for its windows, a region of it."""
+
+
+class _Covered:
+    """What some spans cover, kept as their union: of many ranks that do the same at one time it is little more than of one."""
+
+    __slots__ = ("_pending", "_union")
+
+    def __init__(self) -> None:
+        self._union = EMPTY
+        self._pending = array("q")
+
+    def add(self, start: int, end: int) -> None:
+        """Add one span."""
+        self._pending.extend((start, end))
+        if len(self._pending) > 2 * max(MOST_PENDING, len(self._union)):
+            self._unite()
+
+    @property
+    def seconds(self) -> float:
+        """How long any of them was on."""
+        self._unite()
+        return self._union.total / 1e9
+
+    def _unite(self) -> None:
+        edges = np.array(self._pending, np.int64)
+        self._union |= Intervals.union(edges[0::2], edges[1::2])
+        self._pending = array("q")
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What the spans of a run say of each of its steps."""
+
+    edges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """From the first begin to the last end."""
+    parts: dict[_Key, dict[int, _Covered]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, step: int, span: _Span) -> None:
+        """Add one span of a step."""
+        start, end = span.start, span.start + span.dur
+        first, last = self.edges.get(step, (start, end))
+        self.edges[step] = min(first, start), max(last, end)
+        if span.kind != "region" and span.role is None:
+            return
+        part = self.parts[span.role, span.name if span.kind == "region" else None]
+        covered = part.get(step)
+        if covered is None:
+            covered = part[step] = _Covered()
+        covered.add(start, end)
 
 
 def spreads(runs: Sequence[Path]) -> list[Spread]:
-    """The spread of the whole step, of each role and of each region between the steps of a run, whose parts may lie in several folders; empty with fewer than `FEWEST` steps."""
-    edges = _edges(runs)
-    recorded = {step for run in runs for step in steps(run)}
-    counted = set(sorted(edges[None, None])[1:]) - recorded
-    rows = []
-    for (role, region), of in edges.items():
-        seconds = [_seconds(of[step], (role, region) == (None, None)) for step in counted & of.keys()]
-        if len(seconds) >= FEWEST:
-            rows.append(Spread(role, region, len(seconds), median(seconds), stdev(seconds)))
-    return rows
-
-
-def _edges(runs: Iterable[Path]) -> _Edges:
-    """When each role (its windows), each region of a role, and anything at all was entered and left, in each step."""
-    edges: _Edges = defaultdict(lambda: defaultdict(list))
+    """Return the spread of the whole step, of each role and of each region between the steps of a run, whose parts may lie in several folders; empty with fewer than `FEWEST` steps."""
+    found = _Steps()
     files = [file for run in runs for process in span_files(run / SPANS) for file in process.files]
     for span in (span for file in files for span in _spans(file)):
         if span.step is not None:
-            one = (span.start, span.start + span.dur)
-            edges[None, None][span.step].append(one)
-            if span.kind == "region":
-                edges[span.role, span.name][span.step].append(one)
-            elif span.role is not None:
-                edges[span.role, None][span.step].append(one)
-    return edges
+            found.add(span.step, span)
+    recorded = {step for run in runs for step in steps(run)}
+    counted = set(sorted(found.edges)[1:]) - recorded
+    whole = [(found.edges[step][1] - found.edges[step][0]) / 1e9 for step in counted]
+    rows = [_spread(None, None, whole)]
+    for (role, region), of in found.parts.items():
+        rows.append(_spread(role, region, [of[step].seconds for step in counted & of.keys()]))
+    return [row for row in rows if row.steps >= FEWEST]
+
+
+def _spread(role: str | None, region: str | None, seconds: Sequence[float]) -> Spread:
+    few = len(seconds) < FEWEST
+    return Spread(role, region, len(seconds), 0.0 if few else median(seconds), 0.0 if few else stdev(seconds))
 
 
 def _spans(file: Path) -> Iterable[_Span]:
     """The windows and regions of a file; what is damaged is told by whoever reads the step itself."""
     try:
-        with file.open("rb") as lines:
-            for line in lines:
-                try:
-                    span = _span.decode(line)
-                except DECODE_ERRORS:
-                    continue
-                if span.kind in ("window", "region") and 0 <= span.start < LARGEST_NS > span.dur >= 0:
-                    yield span
+        for line in span_lines(file):
+            try:
+                span = _span.decode(line)
+            except DECODE_ERRORS:
+                continue
+            if span.kind in ("window", "region") and 0 <= span.start < LARGEST_NS > span.dur >= 0:
+                yield span
     except OSError:
         return
-
-
-def _seconds(edges: Collection[tuple[int, int]], whole: bool) -> float:
-    """How long any of it was on, or from the first beginning to the last end."""
-    start, end = np.array(list(edges), np.int64).T
-    return int(end.max() - start.min() if whole else Intervals.union(start, end).total) / 1e9

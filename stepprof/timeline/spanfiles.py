@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
+from stepprof.spanlines import LONGEST_LINE, span_lines
 from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumns, Interned, SliceColumns
 from stepprof.timeline.model import Alignment, Origin, Source, Track, TrackKind
 from stepprof.timeline.salvage import DECODE_ERRORS
@@ -19,7 +20,6 @@ from stepprof.timeline.salvage import DECODE_ERRORS
 __all__ = ["SpanFiles", "read_spans_of", "span_files"]
 
 _NAME = re.compile(r"rank-(.+)\.(\d+)\.jsonl")
-_LONGEST_LINE = 16 << 20
 LARGEST_NS = 2**62
 
 
@@ -85,7 +85,7 @@ def span_files(folder: Path) -> list[SpanFiles]:
         told = _Header()
         try:
             with file.open("rb") as lines:
-                told = _header.decode(lines.readline(_LONGEST_LINE))
+                told = _header.decode(lines.readline(LONGEST_LINE))
         except (OSError, *DECODE_ERRORS):
             pass
         rank = rank if told.rank is None else told.rank
@@ -143,23 +143,19 @@ class _Reader:
         self.main: int | None = None
 
     def read(self, path: Path, step: int | None) -> None:
-        marks = None if step is None else (f'"step":{step}'.encode(), f'"step": {step}'.encode())
         damaged = 0
         try:
-            with path.open("rb") as file:
-                for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b"")):
-                    if number == 0 and b'"kind": "spans"' in line:
-                        continue
-                    if marks and not any(mark in line for mark in marks):
-                        continue
-                    try:
-                        span = _span.decode(line)
-                    except DECODE_ERRORS:
-                        # a last line that is not whole: its process was writing it, or was killed
-                        damaged += line.endswith(b"\n")
-                        continue
-                    if self._is_wanted(span, step):
-                        damaged += not self._take(span)
+            for number, line in enumerate(span_lines(path, step)):
+                if number == 0 and b'"kind": "spans"' in line:
+                    continue
+                try:
+                    span = _span.decode(line)
+                except DECODE_ERRORS:
+                    # a last line that is not whole: its process was writing it, or was killed
+                    damaged += line.endswith(b"\n")
+                    continue
+                if self._is_wanted(span, step):
+                    damaged += not self._take(span)
         except OSError as error:
             self.findings.append(f"{path.name} cannot be read: {error.strerror or error}")
         if damaged:
