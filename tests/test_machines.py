@@ -44,6 +44,17 @@ class TestProcesses:
         report = analyse(found, workers=1)
         assert [row.label for row in report.gantt] == ["actor rank 0", "actor rank 1"]
 
+    def test_clocks_of_machines_of_one_name(self, tmp_path):
+        """They are two clocks, and the report says that they were never compared; containers of one machine share one."""
+        apart, together = (
+            find(nodes(tmp_path / str(number), *writers), output_dir=tmp_path)
+            for number, writers in enumerate(CONTAINERS.values())
+        )
+        assert len({each.alignment.island for each in apart.inputs}) == 2
+        assert {each.alignment.island for each in together.inputs} == {""}
+        told = [finding.problem for finding in analyse(apart, workers=1).findings]
+        assert sum("never compared" in problem for problem in told) == 2
+
     def test_one_process(self, tmp_path):
         """The trace and the spans of a process are of one process."""
         run = make_run(tmp_path)

@@ -120,13 +120,15 @@ def _write(path: Path, wanted: Wanted, output: Path) -> Path:
     """Write the spans that are meant for Perfetto."""
     require_extra()
     from stepprof.timeline import descriptors, perfetto
-    from stepprof.timeline.clocks import describe
+    from stepprof.timeline.clocks import describe, never_compared
     from stepprof.timeline.extent import extent_of
     from stepprof.timeline.load import load
     from stepprof.timeline.merge import places
 
     inputs = _inputs(path, wanted)
     placed = [(_of_name(load(each, args=True), wanted.region), place) for each, place in places(inputs, {})]
+    for source, _ in placed:
+        source.findings += never_compared(source.origin, source.alignment)
     extents = [extent for source, _ in placed if (extent := extent_of(source)) is not None]
     start = min((first for first, _ in extents), default=0)
     title = f"spans of {run_id_of(path)}" + (f", step {wanted.step}" if wanted.step is not None else "")
@@ -151,10 +153,8 @@ def _inputs(path: Path, wanted: Wanted) -> list[Input]:
         if wanted.includes_rank(each.origin.rank)
     ]
     recorded = steps(path)
-    clocks = Clocks.of(
-        read_clocks(path, recorded[-1]) if recorded else [], [each.origin.host for each in found]
-    )
-    return [replace(each, alignment=clocks.alignment(each.origin.host)) for each in found]
+    clocks = Clocks.of(read_clocks(path, recorded[-1]) if recorded else [], [each.origin for each in found])
+    return [replace(each, alignment=clocks.alignment(each.origin)) for each in found]
 
 
 def _of_name(source: Source, name: str | None) -> Source:

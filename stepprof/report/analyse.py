@@ -12,6 +12,7 @@ from stepprof.report.digest import Digest, digest
 from stepprof.report.groups import Communication
 from stepprof.report.processes import measurable
 from stepprof.report.schema import Finding, Report
+from stepprof.timeline.clocks import never_compared
 from stepprof.timeline.find import Found, Input
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Origin
@@ -62,6 +63,10 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
     digests = [
         result if isinstance(result, Digest) else _without(wanted, result.reason)
         for wanted, result in zip(found.inputs, results, strict=True)
+    ]
+    digests = [
+        msgspec.structs.replace(each, findings=[*each.findings, *never_compared(each.origin, each.alignment)])
+        for each in digests
     ]
     return combine(
         digests,

@@ -12,6 +12,7 @@ from typing import Any
 
 from stepprof.report.digest import Digest, RegionTotal, Window
 from stepprof.report.intervals import EMPTY, Intervals
+from stepprof.timeline import clocks
 from stepprof.timeline.model import Origin
 from stepprof.timeline.recorded import process_of
 
@@ -110,9 +111,7 @@ def unsure_ns(one: Process, other: Process) -> int | None:
     """How wrong a comparison of two processes' times may be; None: nobody knows."""
     if one is other or (one.machine is not None and one.machine == other.machine):
         return 0
-    if one.error_ns is None or other.error_ns is None:
-        return None
-    return one.error_ns + other.error_ns
+    return clocks.unsure_ns(one.digests[0].alignment, other.digests[0].alignment)
 
 
 def gather(digests: Sequence[Digest], windows: Sequence[Mapping[str, Any]]) -> list[Process]:

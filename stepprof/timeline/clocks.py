@@ -1,7 +1,7 @@
-"""From the clocks of several hosts to one: which comparisons the manifests hold, and what they make of a host's offset.
+"""Put the clocks of several machines onto one: from the comparisons in the manifests to the offset and the error of each source.
 
-The common clock is that of the process that compared the most others with its own (the driver's, as a rule). A comparison of two others reaches further by way of the one that they have in
-common; the errors add up. Machines are told apart by their boot, where it is known: two containers of one machine share its clock, whatever they are called.
+The common clock is that of the machine that compared the most others with its own, as a rule the driver's. A comparison of two other machines reaches further through the one that they share;
+errors add up along the way. Machines that no comparison connects with the common clock are clock islands: their times are not comparable with those of others.
 """
 
 from __future__ import annotations
@@ -12,149 +12,217 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepprof.timeline.model import Alignment
+from stepprof.timeline.comparisons import Edge, agreed
+from stepprof.timeline.model import Alignment, Origin
 
-__all__ = ["Clocks", "describe", "worst_error"]
+__all__ = ["Clocks", "describe", "never_compared", "unsure_ns", "worst_error"]
 
 SAME = ("local", "same-host")
-_Edge = tuple[str, int, int, str]
-"""(machine, its offset, the error of that, how it was measured), seen from another machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    """How a machine's clock is known: its offset from the reference."""
-
-    offset_ns: int
-    error_ns: int
-    method: str
 
 
 @dataclass(slots=True)
 class Clocks:
-    """What the fragments of a step say of their clocks, by `stepprof.manifest.read_clocks`, of one or more run directories.
+    """What the fragments of a step say about their clocks, by `stepprof.manifest.read_clocks`, of one or more run directories.
 
     >>> told = [{"fragment": "f", "host": "a", "boot_id": None, "clocks": [
-    ...     {"host": "b", "offset_ns": 5_000, "error_ns": 20, "method": "ping-pong"}]}]
+    ...     {"host": "b", "boot_id": None, "offset_ns": 5_000, "error_ns": 20, "method": "ping-pong"}]}]
     >>> clocks = Clocks.of(told)
-    >>> clocks.alignment("a").method, clocks.alignment("b"), clocks.alignment("c").method
-    ('reference', Alignment(method='ping-pong', offset_ns=5000, error_ns=20), 'unmeasured')
+    >>> [clocks.alignment(Origin("spans", "x", host=host)).method for host in "abc"]
+    ['reference', 'ping-pong', 'unmeasured']
     """
 
-    machines: dict[str, set[str]] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    """Comparisons that contradict each other, and those that could be of several machines."""
+    _machines: dict[str, set[str]] = field(default_factory=dict)
     """host → its machines."""
-    fragments: dict[str, str] = field(default_factory=dict)
-    """fragment → the machine that it was written on."""
-    reach: dict[str, _Reach] = field(default_factory=dict)
-    reference: str | None = None
-    reference_host: str | None = None
+    _writers: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """fragment → host and machine that it was written on."""
+    _compared: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(fragment, host) → the machine that its writer knows by that host name."""
+    _placed: dict[str, Alignment] = field(default_factory=dict)
+    """machine → how its clock comes onto that of its island."""
+    _reference: str | None = None
+    _reference_host: str | None = None
 
     @classmethod
-    def of(cls, told: Sequence[Mapping[str, Any]], hosts: Sequence[str | None] = ()) -> Clocks:
+    def of(cls, told: Sequence[Mapping[str, Any]], origins: Sequence[Origin] = ()) -> Clocks:
         """Put the comparisons together.
 
         Args:
             told: {fragment, host, boot_id, clocks} of each fragment.
-            hosts: of the sources that have to be placed: where nothing was compared, the most frequent one is the reference.
+            origins: of the sources that have to be placed: where nothing was compared, the machine with the most sources is the reference.
         """
         clocks = cls()
         for entry in told:
-            machine = clocks._note(entry["host"], entry["boot_id"])
-            if machine is not None:
-                clocks.fragments[str(entry["fragment"])] = machine
-        comparisons = [
-            (here, clock)
-            for entry in told
-            if (here := clocks.fragments.get(str(entry["fragment"]))) is not None
-            for clock in entry["clocks"]
-        ]
-        for here, clock in comparisons:
-            if clock["method"] in SAME:  # another name for the same machine, as that of a container
-                clocks.machines.setdefault(clock["host"], {here})
-        for host in [*(clock["host"] for _, clock in comparisons), *hosts]:
-            if host is not None:
-                clocks.machines.setdefault(host, {f"host {host}"})
-        edges: dict[str, list[_Edge]] = {}
-        compared: Counter[str] = Counter()
-        for here, clock in comparisons:
-            there = clocks._machine(clock["host"])
-            if there is None or there == here:
-                continue
-            offset, error = int(clock["offset_ns"]), abs(int(clock["error_ns"]))
-            edges.setdefault(here, []).append((there, offset, error, clock["method"]))
-            edges.setdefault(there, []).append((here, -offset, error, clock["method"]))
-            compared[here] += 1
-        clocks._choose(compared, [host for host in hosts if host is not None])
-        clocks._measure(edges)
+            if entry["host"] is not None:
+                machine = clocks._note(entry["host"], entry["boot_id"])
+                clocks._writers[str(entry["fragment"])] = (entry["host"], machine)
+        for origin in origins:
+            if origin.host is not None and origin.machine is not None:
+                clocks._note(origin.host, origin.machine)
+        edges = clocks._edges(told)
+        for origin in origins:
+            if origin.host is not None and origin.host not in clocks._machines:
+                clocks._note(origin.host, None)
+        clocks._choose(edges, origins)
+        edges, problems = agreed(edges)
+        clocks.findings += [clocks._worded(circle, error) for circle, error in problems]
+        clocks._place(edges)
         return clocks
 
-    def _note(self, host: str | None, boot_id: str | None) -> str | None:
-        if host is None:
-            return None
+    def _note(self, host: str, boot_id: str | None) -> str:
         machine = f"boot {boot_id}" if boot_id else f"host {host}"
-        self.machines.setdefault(host, set()).add(machine)
+        self._machines.setdefault(host, set()).add(machine)
         return machine
 
-    def _machine(self, host: str | None) -> str | None:
-        machines = self.machines.get(host or "", set())
+    def _edges(self, told: Sequence[Mapping[str, Any]]) -> list[Edge]:
+        """The comparisons of two machines; one with another name of its own machine (that of a container) notes that name."""
+        comparisons = [
+            (str(entry["fragment"]), *writer, clock)
+            for entry in told
+            if (writer := self._writers.get(str(entry["fragment"]))) is not None
+            for clock in entry["clocks"]
+        ]
+        for fragment, _, here, clock in comparisons:
+            if clock["method"] in SAME:
+                self._machines.setdefault(clock["host"], {here})
+                self._compared[fragment, clock["host"]] = here
+        edges = []
+        for fragment, name, here, clock in comparisons:
+            if clock["method"] in SAME:
+                continue
+            host = clock["host"]
+            others = self._machines.get(host, set()) - {here}
+            if clock.get("boot_id"):
+                there = self._note(host, clock["boot_id"])
+            elif len(others) > 1:
+                self.findings.append(
+                    f"a comparison of clocks by {name} names {host}, and {len(others)} machines have that name: it is left out"
+                )
+                continue
+            else:
+                there = next(iter(others), f"host {host}" if host != name else f"host {host} beside {here}")
+                self._machines.setdefault(host, set()).add(there)
+            self._compared[fragment, host] = there
+            if there != here:
+                edges.append(
+                    Edge(here, there, int(clock["offset_ns"]), abs(int(clock["error_ns"])), clock["method"])
+                )
+        return edges
+
+    def _choose(self, edges: Sequence[Edge], origins: Sequence[Origin]) -> None:
+        compared = Counter(edge.here for edge in edges)
+        sources = Counter(machine for each in origins if (machine := self._machine(each, None)) is not None)
+        known = [machine for machines in self._machines.values() for machine in sorted(machines)]
+        counted = compared or sources or Counter(known)
+        if counted:
+            self._reference = counted.most_common(1)[0][0]
+        names = [host for host, machines in self._machines.items() if self._reference in machines]
+        self._reference_host = names[0] if names else None
+
+    def _place(self, edges: Sequence[Edge]) -> None:
+        """Place every machine: on the common clock where comparisons lead to it, else on that of its island."""
+        neighbours: dict[str, list[Edge]] = {}
+        for edge in edges:
+            neighbours.setdefault(edge.here, []).append(edge)
+            neighbours.setdefault(edge.there, []).append(edge.turned())
+        busiest = sorted(neighbours, key=lambda machine: (-len(neighbours[machine]), machine))
+        alone = sorted({machine for machines in self._machines.values() for machine in machines})
+        for root in [self._reference, *busiest, *alone]:
+            if root is None or root in self._placed:
+                continue
+            common = root == self._reference
+            island = "" if common else root
+            first = Alignment("reference") if common else Alignment("unmeasured", 0, None, island)
+            queue: list[tuple[int, int, str, int, Alignment]] = [(0, 0, root, 0, first)]
+            while queue:  # the way with the smallest error
+                error, hops, machine, offset, alignment = heapq.heappop(queue)
+                if machine in self._placed:
+                    continue
+                self._placed[machine] = alignment
+                for edge in neighbours.get(machine, ()):
+                    total, wrong = offset + edge.offset_ns, error + edge.error_ns
+                    further = Alignment(edge.method, total, wrong, island)
+                    heapq.heappush(queue, (wrong, hops + 1, edge.there, total, further))
+
+    def alignment(self, origin: Origin, fragment: str | None = None) -> Alignment:
+        """Return how a source comes onto the common clock.
+
+        Args:
+            origin: whose source it is.
+            fragment: the fragment of the manifest that names it.
+        """
+        machine = self._machine(origin, fragment)
+        if machine is None or machine not in self._placed:
+            return Alignment("unmeasured", 0, None, machine or origin.path)
+        if machine == self._reference and origin.host != self._reference_host:
+            return Alignment("same-host")
+        return self._placed[machine]
+
+    def _machine(self, origin: Origin, fragment: str | None) -> str | None:
+        """The machine of a source; None: not known."""
+        host = origin.host
+        if origin.machine is not None:
+            return f"boot {origin.machine}"
+        if host is None:
+            return None
+        if (fragment, host) in self._compared:
+            return self._compared[fragment or "", host]
+        writer = self._writers.get(fragment or "")
+        if writer is not None and writer[0] == host:
+            return writer[1]
+        machines = self._machines.get(host, set())
         return next(iter(machines)) if len(machines) == 1 else None
 
-    def _choose(self, compared: Counter[str], hosts: Sequence[str]) -> None:
-        if compared:
-            self.reference = compared.most_common(1)[0][0]
-        elif hosts or self.machines:
-            frequent = Counter(hosts or list(self.machines)).most_common(1)[0][0]
-            self.reference = min(self.machines[frequent])
-        names = [host for host, machines in self.machines.items() if self.reference in machines]
-        self.reference_host = names[0] if names else None
-
-    def _measure(self, edges: Mapping[str, Sequence[_Edge]]) -> None:
-        if self.reference is None:
-            return
-        queue: list[tuple[int, int, str, int, str]] = [(0, 0, self.reference, 0, "reference")]
-        while queue:  # the way with the smallest error
-            error, hops, machine, offset, method = heapq.heappop(queue)
-            if machine in self.reach:
-                continue
-            self.reach[machine] = _Reach(offset, error, method)
-            for there, further, wrong, how in edges.get(machine, ()):
-                worse = method if how in SAME and hops else how
-                heapq.heappush(queue, (error + wrong, hops + 1, there, offset + further, worse))
-
-    def alignment(self, host: str | None, fragment: str | None = None) -> Alignment:
-        """How a source of this host, told of in this fragment, comes onto the common clock."""
-        machine = (
-            self.fragments.get(fragment or "") if self._written_by(host, fragment) else self._machine(host)
+    def _worded(self, circle: Sequence[Edge], error_ns: int) -> str:
+        names = {machine: host for host, machines in self._machines.items() for machine in machines}
+        each = [f"{names[edge.there]} against {names[edge.here]}: {edge}" for edge in circle]
+        return (
+            f"comparisons of clocks contradict each other ({'; '.join(each)}): "
+            f"times of these hosts may be wrong by {error_ns / 1e9:.6g} s"
         )
-        reach = self.reach.get(machine or "")
-        if reach is None:
-            return Alignment("unmeasured", 0, None)
-        if machine == self.reference:
-            return Alignment("reference" if host == self.reference_host else "same-host", 0, 0)
-        return Alignment(reach.method, reach.offset_ns, reach.error_ns)
 
-    def _written_by(self, host: str | None, fragment: str | None) -> bool:
-        """Whether the fragment was written on that host: then its machine is known for sure."""
-        machine = self.fragments.get(fragment or "")
-        return machine is not None and machine in self.machines.get(host or "", set())
+
+def unsure_ns(one: Alignment, other: Alignment) -> int | None:
+    """Return how wrong a comparison of the times of two machines may be; None: their clocks were never compared.
+
+    >>> unsure_ns(Alignment("reference"), Alignment("ping-pong", 5, 70))
+    70
+    """
+    if one.island != other.island:
+        return None
+    # the clock of an island is exact on its island
+    own = [each.method == "unmeasured" and each.island != "" for each in (one, other)]
+    errors = [0 if exact else each.error_ns for exact, each in zip(own, (one, other), strict=True)]
+    return None if None in errors else sum(error for error in errors if error is not None)
+
+
+def never_compared(origin: Origin, alignment: Alignment) -> list[str]:
+    """Return the finding about a source whose clock nothing connects with the common one."""
+    if alignment.island == "":
+        return []
+    where = f"its host {origin.host}" if origin.host else "its host, which is not known,"
+    return [
+        f"{where} was never compared with the host of the common clock: placed by its own wall clock, and by how much that is wrong is not known"
+    ]
 
 
 def worst_error(alignments: Iterable[Alignment]) -> int | None:
-    """The largest error [ns]; None where that of one is not known."""
-    errors = [alignment.error_ns for alignment in alignments]
+    """Return the largest error [ns]; None where that of one is not known."""
+    errors = [None if alignment.island else alignment.error_ns for alignment in alignments]
     return None if None in errors else max((error for error in errors if error is not None), default=0)
 
 
 def describe(alignments: Iterable[Alignment]) -> str:
-    """How sources came onto one clock, in a sentence.
+    """Say in a sentence how sources came onto one clock.
 
     >>> describe([Alignment("reference"), Alignment("same-host"), Alignment("ping-pong", 5, 200_000)])
     '2 sources by the clock of one host; 1 compared by ping-pong, right within 0.2 ms'
     """
     by_method: dict[str, list[Alignment]] = {}
     for alignment in alignments:
-        method = "same-host" if alignment.method == "reference" else alignment.method
-        by_method.setdefault(method, []).append(alignment)
+        method = "unmeasured" if alignment.island else alignment.method
+        by_method.setdefault("same-host" if method == "reference" else method, []).append(alignment)
     parts = []
     for method, those in sorted(by_method.items(), key=lambda item: _ORDER.get(item[0], 2)):
         parts.append(_PHRASES.get(method, "{count} compared by {method}{within}").format(
@@ -163,9 +231,10 @@ def describe(alignments: Iterable[Alignment]) -> str:
     return "; ".join(parts) or "no source is placed"
 
 
-_ORDER = {"same-host": 0, "ping-pong": 1, "assumed": 3, "unmeasured": 4}
+_ORDER = {"same-host": 0, "ping-pong": 1, "assumed": 4, "unmeasured": 5}
 _PHRASES = {
     "same-host": "{sources} by the clock of one host",
+    "collectives": "{count} placed by matched collectives{within}",
     "assumed": "{count} placed by --assume-offset",
     "unmeasured": "{count} on hosts that were never compared, placed by their own wall clocks: their error is not known",
 }

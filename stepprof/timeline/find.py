@@ -224,9 +224,10 @@ def _from_runs(found: Found, step: int, parts: Iterable[Gathered]) -> Clocks:
     windows = [window for manifest in found.manifests for window in manifest["windows"]]
     named = with_machines((each for each, _ in reversed(unique.values())), windows)
     gathered = list(zip(named, [fragment for _, fragment in reversed(unique.values())], strict=True))
-    clocks = Clocks.of(told, [each.origin.host for each, _ in gathered])
+    clocks = Clocks.of(told, [each.origin for each, _ in gathered])
+    found.findings += [(None, problem) for problem in clocks.findings]
     for each, fragment in gathered:
-        found.inputs.append(replace(each, alignment=clocks.alignment(each.origin.host, fragment)))
+        found.inputs.append(replace(each, alignment=clocks.alignment(each.origin, fragment)))
     return clocks
 
 
@@ -274,9 +275,9 @@ def _tell_apart(inputs: list[Input]) -> None:
 
 def _align_files(found: Found, of_runs: Clocks | None) -> None:
     """Traces without a manifest: those of one host share its clock; nobody has compared it with another one's, but for a run that is read beside them."""
-    clocks = of_runs or Clocks.of([], [each.origin.host for each in found.inputs])
+    clocks = of_runs or Clocks.of([], [each.origin for each in found.inputs])
     alone = len(found.inputs) == 1
     for number, each in enumerate(found.inputs):
         if each.alignment.method == "unmeasured":
-            alignment = Alignment("reference") if alone else clocks.alignment(each.origin.host)
+            alignment = Alignment("reference") if alone else clocks.alignment(each.origin)
             found.inputs[number] = replace(each, alignment=alignment)

@@ -52,10 +52,4 @@ def load(
         stream = DatabaseStream(path, limits) if is_database(path.name) else TraceStream(path, limits)
         base = assume.get(ALL) if named is None else named
         source = read(stream, wanted.origin, alignment, args=args, base_ns=base, flows=flows)
-    source = without_strays(source)
-    if source.alignment.method == "unmeasured":
-        where = f"its host {wanted.origin.host}" if wanted.origin.host else "its host, which is not known,"
-        source.findings.append(
-            f"{where} was never compared with another one: placed by its own wall clock, and by how much that is wrong is not known"
-        )
-    return source
+    return without_strays(source)

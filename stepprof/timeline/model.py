@@ -91,10 +91,12 @@ class Alignment:
     """How a source came onto the common clock: ``common = own - offset_ns``, right within ``error_ns`` (None: nobody knows)."""
 
     method: str
-    """``reference`` (its clock is the common one), ``same-host``, ``ping-pong``, ``http-date``, ``assumed`` (given on the command line), ``unmeasured``
-    (another host, never compared: placed by its own wall clock)."""
+    """``reference`` (its clock is the common one), ``same-host``, ``ping-pong``, ``http-date``, ``collectives`` (estimated from matched collectives), ``assumed`` (given on the command line),
+    ``unmeasured`` (another host, never compared: placed by its own wall clock)."""
     offset_ns: int = 0
     error_ns: int | None = 0
+    island: str = ""
+    """The clock that the times are on: sources of one island can be compared, those of two cannot. Empty: the common clock; else the machine that nothing connects with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from isal import isal_zlib
 
 from stepprof.timeline import chrome, perfetto
 from stepprof.timeline.arguments import Shortened
+from stepprof.timeline.clocks import never_compared
 from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
@@ -69,6 +70,7 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
     """
     keep = Shortened() if job.format == "perfetto" else as_they_stand
     source = load(wanted, args=keep, assume=job.assume)
+    source.findings += never_compared(source.origin, source.alignment)
     filters = job.filters
     if wanted.within is not None and (filters.from_ns, filters.to_ns) == (None, None):
         start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
