@@ -268,18 +268,16 @@ class Keeper:
             return False
         self._looked = now
         folder = self._path / AFTER
-        folder.mkdir(exist_ok=True)
-        number = 1
+        number = 0
         while suffixed(folder / KEEPER, number + 1).exists():
             number += 1
-        path = suffixed(folder / KEEPER, number)
-        data = self._content(over=final)
-        if not write_exclusively(path, data):
-            if not self._is_free(path):
-                return False
-            path = suffixed(folder / KEEPER, number + 1)
-            if not write_exclusively(path, data):
-                return False
+        # a look changes nothing: as many processes look as the job has
+        if number and not self._is_free(suffixed(folder / KEEPER, number)):
+            return False
+        folder.mkdir(exist_ok=True)
+        path = suffixed(folder / KEEPER, number + 1)
+        if not write_exclusively(path, self._content(over=final)):
+            return False
         self._keeps = path
         return True
 

@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import hashlib
 import itertools
 import os
 import re
 import stat
 from pathlib import Path
 
+from stepprof.writer import boot_id, pid_namespace, process_start
+
 __all__ = [
+    "is_left_over",
     "place",
     "publish",
     "read_plain",
     "suffixed",
+    "temporary",
     "write_atomically",
     "write_exclusively",
     "write_temporary",
@@ -41,6 +47,7 @@ _NO_LINKS = frozenset(
         errno.EINVAL,
     }
 )
+_TEMPORARY = re.compile(r"\.(?P<pid>\d+)-(?P<machine>[0-9a-f]{8})-(?P<start>[0-9a-f]+)-\d+\.tmp$")
 # ".json", ".trace.json.gz", ".nsys-rep": letters only, so that "rank-0" or the "2" of "rank-0.2" are never taken for an extension
 _EXTENSION = re.compile(r"(?:\.(?:nsys-rep|[A-Za-z]+))*$")
 _numbers = itertools.count(1)
@@ -60,10 +67,35 @@ def read_plain(path: Path, most_bytes: int = 2**24) -> bytes:
         return file.read(most_bytes)
 
 
+def temporary(final: Path) -> Path:
+    """Return a hidden name beside `final` that no other process takes; it says which process that is, so that `is_left_over` can tell when it is gone."""
+    return final.with_name(f".{final.name}.{_process(os.getpid())}-{next(_numbers)}.tmp")
+
+
+def is_left_over(name: str) -> bool:
+    """Return whether a file of this name is temporary, and the process of this machine that made it is gone. False where that cannot be told from here."""
+    found = _TEMPORARY.search(name)
+    if found is None or not name.startswith(".") or found["machine"] != _machine():
+        return False
+    return process_start(int(found["pid"])) != int(found["start"], 16)
+
+
+@functools.lru_cache(maxsize=4)  # a forked child is another process
+def _process(pid: int) -> str:
+    start = process_start(pid)
+    return f"{pid}" if start is None else f"{pid}-{_machine()}-{start:x}"
+
+
+@functools.lru_cache(maxsize=1)
+def _machine() -> str:
+    """What tells this boot of this machine, and the namespace in which its process ids count, from all others."""
+    return hashlib.sha256(f"{boot_id()} {pid_namespace()}".encode()).hexdigest()[:8]
+
+
 def write_temporary(final: Path, data: bytes, *, mode: int = 0o666) -> Path:
     """Write `data` beside `final` under a hidden name that nobody else has, and return that path; nothing is left behind where it fails. `mode` is what the umask leaves of it."""
     while True:
-        tmp = final.with_name(f".{final.name}.{os.getpid()}-{next(_numbers)}.tmp")
+        tmp = temporary(final)
         try:
             descriptor = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError:  # left by a process that died, or of another host with our process id

@@ -21,6 +21,7 @@ from stepprof.current import cell
 from stepprof.environment import Identity
 from stepprof.errors import ConfigError, StepprofError
 from stepprof.export import Exporter
+from stepprof.leftovers import remove_leftovers
 from stepprof.live import Live
 from stepprof.local import LocalTarget
 from stepprof.log import logger
@@ -53,6 +54,9 @@ ANNOUNCE_SECONDS = 0.2
 
 OWNER_SECONDS = 2.0
 """How long the end of a run waits for the thread that alone can stop a capture."""
+
+LEFTOVER_SECONDS = 1.0
+"""How long the end of a session looks for temporary files of killed processes. Listing the files of thousands of ranks takes less."""
 
 
 class Session:
@@ -395,6 +399,9 @@ class Session:
         self._guard(self.live.close)
         if after is not None:
             self._guard(lambda: after.close(max(deadline - time.monotonic(), 0.0)))
+        path = self.path
+        if self.rank == 0 and path is not None:  # one process of the run: each would list the files of all
+            self._guard(lambda: remove_leftovers(path, LEFTOVER_SECONDS))
         ending.unwatch(self)
 
 

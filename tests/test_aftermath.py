@@ -418,6 +418,18 @@ class TestKeeper:
         third.look(final=False)
         assert third._keeps.name == "keeper.3.json"
 
+    def test_who_only_looks_changes_nothing(self, tmp_path) -> None:
+        """Thousands of processes look in one folder every few seconds: where another one keeps, none writes, links or removes anything."""
+        run = runs.make_run(tmp_path)
+        self.keeper(run, keep_steps=1).look(final=False)
+        os.utime(run.path / "after", ns=(0, 0))
+        second = self.keeper(run, keep_steps=1)
+        for final in (False, True):
+            second._looked = -100.0
+            second.look(final=final)
+        assert second._keeps is None
+        assert (run.path / "after").stat().st_mtime_ns == 0
+
     def test_one_of_another_host(self, tmp_path, monkeypatch) -> None:
         """Whether it lives is told by its signs of life alone; so of a file that cannot be read."""
         run = runs.make_run(tmp_path)

@@ -12,7 +12,6 @@ import contextlib
 import gzip
 import itertools
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from stepprof.files import publish
+from stepprof.files import publish, temporary
 from stepprof.kinetotext import EVENT, new_compressor, sound_head, whole_lines, with_sound_names
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
@@ -46,7 +45,6 @@ _ENDING = re.compile(
 )
 _LIST_ENDING = re.compile(rb"\]\s*\Z")
 _TRACE_NAME = re.compile(rb'"traceName"\s*:\s*"[^\n]*?"(?=\s*(?:\}|,\s*"\w+"\s*:|\Z))')
-_numbers = itertools.count(1)
 
 
 class _DamagedError(Exception):
@@ -143,7 +141,7 @@ def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Art
         EngineFailure: there is no file, or it is empty, damaged, or without events; a damaged one stays where it is.
     """
     final = window.output / f"{name}{SUFFIX}"
-    hidden = final.with_name(f".{final.name}.{os.getpid()}-{next(_numbers)}.tmp")
+    hidden = temporary(final)
     relative = final.relative_to(window.folder).as_posix()
     stated = b'"stepprof": ' + encoded({**window.metadata, **facts})
     rewriting = _Rewriting(f"{window.folder.name}/{relative}", stated)
