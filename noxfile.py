@@ -62,7 +62,7 @@ def core(session: nox.Session) -> None:
     run_tests(
         session,
         *(some if session.python == "3.11" and not session.posargs else []),
-        *("-m", "not torch and not demo and not ray and not s3"),
+        *("-m", "not torch and not demo and not ray"),
         measured=session.python == "3.10",
     )
 
@@ -124,6 +124,14 @@ def sglang(session: nox.Session) -> None:
     """Record the real SGLang on a CPU."""
     install_sglang(session)
     run_engine_tests(session, "sglang")
+
+
+@nox.session(python="3.11")
+def launchers(session: nox.Session) -> None:
+    """Record under the real Lightning and the real accelerate: their ranks are one run."""
+    session.install("--no-compile", "-r", "tests/launchers/requirements.txt")
+    install_checkout(session)
+    run_tests(session, "tests/launchers", "-m", "not demo and not ray")
 
 
 @nox.session(venv_backend="none")

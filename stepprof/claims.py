@@ -1,4 +1,4 @@
-"""How the ranks of one job find the same run without talking to each other.
+"""How the ranks of one job find the same run through the file system, without talking to each other.
 
 A launcher that names its job (Slurm, `torchrun --rdzv-id`) has settled the matter. A plain `torchrun` or `mp.spawn` says no more than MASTER_ADDR and MASTER_PORT, and the next job on
 the same machine says the same. What tells them apart is the launcher, the parent of the ranks: it has one process id and one start for as long as the job lives, also over
@@ -7,6 +7,8 @@ an elastic restart of its workers. So a claim is a file that holds a run id, and
     <output_dir>/.claims/<key>/000003.json               the run id, who founded it, when its launcher began
     <output_dir>/.claims/<key>/000003.<host>.json        the launcher of that host which belongs to it
     <output_dir>/.claims/<key>/launcher-<id>.json        what the ranks of one launcher agreed on
+
+Lightning has no launcher: rank 0 begins alone, and starts the other ranks of its host itself. They find its run by its `run.json`, which says which process wrote it.
 
 Each of them is made by a hard link, which fails where the name is taken: the file system is the arbiter, and nobody waits for anybody.
 """
@@ -24,11 +26,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepprof.files import read_plain, write_exclusively
-from stepprof.writer import boot_id, pid_namespace, process_start
+from stepprof.writer import boot_id, pid_namespace, process_start, writer_identity
 
-__all__ = ["CLAIMS", "Launcher", "claim_for_launcher", "claim_for_process", "current_launcher"]
+__all__ = [
+    "CLAIMS",
+    "Launcher",
+    "claim_for_launcher",
+    "claim_for_process",
+    "current_launcher",
+    "run_of_parent",
+]
 
 CLAIMS = ".claims"
+RUN_FILE = "run.json"
 _BOOT = Path("/proc/stat")
 JOIN_WITHIN_SECONDS = 600.0
 """Launchers of one job on several hosts begin within this time of each other; a later one is another job."""
@@ -44,9 +54,9 @@ class Launcher:
     started: float
 
 
-def current_launcher() -> Launcher:
-    """The parent of this process; the process itself where it has none (the first one of a container)."""
-    pid = os.getppid() or os.getpid()
+def current_launcher(*, own: bool = False) -> Launcher:
+    """The parent of this process; the process itself where it has none (the first one of a container), or starts the ranks of its host (`own`)."""
+    pid = os.getpid() if own else os.getppid() or os.getpid()
     ticks = process_start(pid)
     host = f"{socket.gethostname()} {pid_namespace()}"
     return Launcher(host=host, token=f"{host} {boot_id()} {pid} {ticks}", started=_unix_seconds(ticks))
@@ -89,6 +99,22 @@ def claim_for_process(output_dir: Path) -> str:
             run_id = f"{stamp}.{number}"
         else:
             return run_id
+
+
+def run_of_parent(output_dir: Path) -> str | None:
+    """The run that the process which started this one has opened last; None where it has opened none here, or began with others."""
+    parent, began = writer_identity(os.getppid()), current_launcher().started - 2.0
+    opened: list[tuple[float, str]] = []
+    with contextlib.suppress(OSError):
+        for folder in output_dir.iterdir():
+            path = folder / RUN_FILE
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < began:
+                    continue
+                content = _read(path) or {}
+                if content.get("writer") == parent and content.get("run_id_from") == "process":
+                    opened.append((_number(content.get("created_unix_ns")), str(content.get("run_id"))))
+    return max(opened)[1] if opened else None
 
 
 def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_size: int | None) -> str:

@@ -53,7 +53,20 @@ def find_identity(rank: int | None, world_size: int | None, environ: Mapping[str
     ray = _ray()
     if ray is not None:
         return Identity(ray, world_size, "ray", final=False, records=False)
+    started = _started_by_rank(environ)
+    if started is not None:
+        return _checked(started)
     return _checked(Identity(0, 1 if world_size is None else world_size, "default", final=False))
+
+
+def _started_by_rank(environ: Mapping[str, str]) -> Identity | None:
+    """A rank that Lightning's first process of the node has started: it says which one of the node it is, and how many there are in all."""
+    if any(environ.get(name, "") == "" for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")):
+        return None
+    world, local = _number("WORLD_SIZE", environ), _number("LOCAL_RANK", environ)
+    if environ.get("NODE_RANK", "") != "0":  # how many ranks the nodes before this one have is not known
+        return Identity(0, world, "default", final=False)
+    return Identity(local, world, "$LOCAL_RANK")
 
 
 def _checked(identity: Identity) -> Identity:

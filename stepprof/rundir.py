@@ -24,7 +24,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from stepprof.claims import RUN_FILE
 from stepprof.errors import ConfigError
 from stepprof.files import (
     place,
@@ -37,6 +39,9 @@ from stepprof.files import (
 )
 from stepprof.runid import agree_on_run, safe_name
 from stepprof.writer import is_alive, writer_identity
+
+if TYPE_CHECKING:
+    from stepprof.jobstore import JobStore
 
 __all__ = [
     "AFTER",
@@ -58,7 +63,6 @@ __all__ = [
     "writer_identity",
 ]
 
-RUN_FILE = "run.json"
 SPANS = "spans"
 MANIFEST = "manifest"
 STATUS = "status"
@@ -98,6 +102,7 @@ def open_run(
     world_size: int | None,
     environ: Mapping[str, str],
     description: Mapping[str, object],
+    store: JobStore | None = None,
 ) -> RunDir:
     """Agree with the other processes of the job on the run, make its folder, and describe the job in `run.json` if nobody has yet.
 
@@ -108,13 +113,14 @@ def open_run(
         world_size: ranks in the job, where it is known.
         environ: the environment of the process.
         description: what goes into `run.json`, JSON-able.
+        store: of the torch.distributed job, where its ranks can settle on one of several claims.
 
     Raises:
         ConfigError: the folder cannot be made or written, or `run_id` is no plain name.
     """
     root = Path(os.path.abspath(output_dir))  # noqa: PTH100 - the job may change its directory, and resolve() would ask the file system about links
     try:
-        agreement = agree_on_run(root, run_id=run_id, world_size=world_size, environ=environ)
+        agreement = agree_on_run(root, run_id=run_id, world_size=world_size, environ=environ, store=store)
         path = root / agreement.run_id
         path.mkdir(parents=True, exist_ok=True)
         content = {
@@ -148,6 +154,20 @@ class RunDir:
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
+
+    def restate(self, *, rank: int | str, world_size: int | None) -> None:
+        """Correct who described the run in `run.json`, if that was this process before it knew its rank.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self.path / RUN_FILE
+        try:
+            content = json.loads(read_plain(path))
+        except (OSError, ValueError):  # removed or damaged: what is left says nothing wrong
+            return
+        if isinstance(content, dict) and content.get("writer") == writer_identity():
+            write_atomically(path, _dump({**content, "rank": rank, "world_size": world_size}))
 
     def claim(
         self,

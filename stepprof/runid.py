@@ -1,11 +1,12 @@
-"""Which run a process belongs to: the same answer in every process of a job, without a collective, from what its launcher has said.
+"""Which run a process belongs to: the same answer in every process of a job, without a collective.
 
-The order is the order of authority: what the user said, then the scheduler that owns the whole job, then the launcher of the ranks, and where nobody has said anything the process is a job
-of its own. Nothing here starts anything: Ray is asked only where the program has imported and initialised it (`ray.get_runtime_context()` would start it).
+The order is the order of authority: what the user said, then the scheduler that owns the whole job, then the launcher of the ranks, then the process that started this rank. Without any of these the
+process is a job of its own. Where torch.distributed is initialised already, its ranks then settle on one of their answers. Nothing here starts anything: Ray is asked only where the program has imported and initialised it (`ray.get_runtime_context()` would start it).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -13,10 +14,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepprof.claims import claim_for_launcher, claim_for_process, current_launcher
+from stepprof.claims import (
+    claim_for_launcher,
+    claim_for_process,
+    current_launcher,
+    run_of_parent,
+)
 from stepprof.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stepprof.jobstore import JobStore
 
 __all__ = ["Agreement", "agree_on_run", "safe_name"]
 
@@ -34,12 +43,18 @@ class Agreement:
 
 
 def agree_on_run(
-    output_dir: Path, *, run_id: str | None, world_size: int | None, environ: Mapping[str, str]
+    output_dir: Path,
+    *,
+    run_id: str | None,
+    world_size: int | None,
+    environ: Mapping[str, str],
+    store: JobStore | None = None,
 ) -> Agreement:
     """The run of this process.
 
     Args:
-        output_dir: where runs lie; only the last two sources (a claim per launcher, a claim per process) touch it.
+        output_dir: where runs lie; only the last sources (the parent, a claim per launcher, a claim per process) touch it.
+        store: of the torch.distributed job, to settle on one of several claims.
         run_id: what the caller said; it must be a plain name.
         world_size: ranks in the job, where it is known.
         environ: the environment of the process.
@@ -63,10 +78,26 @@ def agree_on_run(
         safe = safe_name(name or "")
         if safe:
             return Agreement(safe, source)
+    claimed = _claimed(output_dir, world_size, environ)
+    if claimed.source in ("process", "launcher") and store is not None and store.is_up():
+        settled = store.agree(claimed.run_id)
+        if settled is not None and (settled != claimed.run_id or claimed.source == "process"):
+            if settled != claimed.run_id:
+                with contextlib.suppress(OSError):  # the folder of our own claim, unless another rank uses it
+                    (output_dir / claimed.run_id).rmdir()
+            claimed = Agreement(settled, "torch.distributed")
+    return claimed
+
+
+def _claimed(output_dir: Path, world_size: int | None, environ: Mapping[str, str]) -> Agreement:
+    """What the file system says: the run of the parent or of the launcher, or one of this process alone."""
+    parents = run_of_parent(output_dir) if _is_started_by_rank(environ) else None
+    if parents is not None:
+        return Agreement(parents, "parent")
     key = _rendezvous(environ, world_size)
     if key is None:
         return Agreement(claim_for_process(output_dir), "process")
-    launcher = current_launcher()
+    launcher = current_launcher(own=_starts_ranks(environ))
     if _LOOPBACK.fullmatch(environ["MASTER_ADDR"]):
         key = f"{key} {launcher.host}"  # the address names another machine on every machine
     return Agreement(claim_for_launcher(output_dir, key, launcher, world_size), "launcher")
@@ -105,10 +136,20 @@ def _elastic_run(environ: Mapping[str, str]) -> str | None:
     return f"torchrun-{name}" if name and name != "none" else None
 
 
+def _starts_ranks(environ: Mapping[str, str]) -> bool:
+    """Whether this is the first process of a node under Lightning, which starts the other ranks of the node."""
+    return bool(environ.get("NODE_RANK")) and not environ.get("LOCAL_RANK")
+
+
+def _is_started_by_rank(environ: Mapping[str, str]) -> bool:
+    """Whether this is a rank that Lightning's first process of the node has started."""
+    return environ.get("LOCAL_RANK", "0") not in ("", "0") and not environ.get("TORCHELASTIC_RUN_ID")
+
+
 def _rendezvous(environ: Mapping[str, str], world_size: int | None) -> str | None:
     """What the ranks of one job have in common where their launcher gave it no name; None where this process is alone."""
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    together = (world_size or 1) > 1 or environ.get("TORCHELASTIC_RUN_ID") == "none"
+    together = (world_size or 1) > 1 or environ.get("TORCHELASTIC_RUN_ID") == "none" or _starts_ranks(environ)
     return f"{address} {port}" if address and port and together else None
 
 

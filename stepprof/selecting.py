@@ -127,7 +127,7 @@ class Selector:
         requests = self.requests
         policies = self._selecting(role)
         if any(step in policy.steps for policy in policies):
-            self._look_for_rank()
+            self.look_for_rank()
             return self.policy_at(step, role)
         if len(self.quiet) >= MOST_ROLES:
             self.quiet.clear()
@@ -228,15 +228,16 @@ class Selector:
                         told = str(error)
                         yield told if role is None else f"roles.{role}: {told}"
 
-    def _look_for_rank(self) -> None:
-        """Asked again at each selected step: torch.distributed may have come up since `init`."""
-        if self.identity.final:
-            return
-        identity = find_identity(None, None, os.environ)
-        if not identity.final:
-            return
+    def look_for_rank(self) -> None:
+        """Look again: torch.distributed may have come up since `init`. From any thread."""
+        with self._noting:
+            if self.identity.final:
+                return
+            identity = find_identity(None, None, os.environ)
+            if not identity.final:
+                return
+            self.identity = identity
         logger.info("rank known", rank=identity.rank, world_size=identity.world_size, source=identity.source)
-        self.identity = identity
         self._found()
         if identity.world_size is not None:
             try:

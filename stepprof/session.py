@@ -21,6 +21,7 @@ from stepprof.current import cell
 from stepprof.environment import Identity
 from stepprof.errors import ConfigError, StepprofError
 from stepprof.export import Exporter
+from stepprof.joining import Joining
 from stepprof.leftovers import remove_leftovers
 from stepprof.live import Live
 from stepprof.local import LocalTarget
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepprof.after import After
+    from stepprof.jobstore import JobStore
     from stepprof.remote.attach import Engine
     from stepprof.remote.fleet import Fleet
 
@@ -62,7 +64,9 @@ LEFTOVER_SECONDS = 1.0
 class Session:
     """What `init` returns. ``run_id``, ``path`` (the run directory; None where everything is off) and ``rank`` are for the caller."""
 
-    def __init__(self, config: Config, identity: Identity, run: RunDir | None) -> None:
+    def __init__(
+        self, config: Config, identity: Identity, run: RunDir | None, store: JobStore | None = None
+    ) -> None:
         self.config = config
         self._identity = identity
         self.run_id = None if run is None else run.run_id
@@ -103,6 +107,8 @@ class Session:
         self._spans.observers.append(self.live.pace.see)
         self._readers = readers_of(self)
         self._spans.observers.append(self._readers.take)
+        self._run = run
+        self._joining = None if store is None else Joining(store, run.run_id, self.selector)
 
     @property
     def rank(self) -> int | str:
@@ -310,8 +316,11 @@ class Session:
 
     def _rank_found(self) -> None:
         identity = self.selector.identity
-        self._origin.rank, self._origin.world_size = identity.rank, identity.world_size
-        self.local.capturer.machine.target = f"rank-{identity.rank}"
+        rank, world_size = identity.rank, identity.world_size
+        self._origin.rank, self._origin.world_size = rank, world_size
+        self.local.capturer.machine.target = f"rank-{rank}"
+        self._spans.restate(rank=rank, world_size=world_size)
+        self.background.post(lambda: self._run.restate(rank=rank, world_size=world_size))
         self.publish()
 
     def _place(self) -> tuple[int, str | None]:
@@ -351,6 +360,8 @@ class Session:
 
     def _chores(self) -> None:
         self.recorder.look_for_torch()
+        if self._joining is not None:
+            self._joining.look()
         self._spans.drain(self.recorder)
         self._readers.look()
         self.local.capturer.look_at_caps()

@@ -193,10 +193,16 @@ class SpanFile:
         self._offset = 0
         self._heads: dict[object, str] = {}
         self._failed = False
+        self._is_outdated = False
         self._untold = 0
         self.lost = 0
         self.observers: list[Callable[[Sequence[Span]], object]] = []
         """Each is called with every batch of finished spans, on the thread that drains; one that fails is told once and called no more."""
+
+    def restate(self, **header: object) -> None:
+        """Say something else in the header: the next spans go into a new file. From any thread."""
+        self._header = {**self._header, **header}
+        self._is_outdated = True
 
     def drain(self, recorder: Recorder) -> int:
         """Write what waits; returns how many spans were written. A file system that refuses costs the spans, never an exception."""
@@ -269,9 +275,10 @@ class SpanFile:
     def _ready(self) -> None:
         """An open file that still has a name and room."""
         if self._fd is not None:
-            if self._size < self._roll_bytes and os.fstat(self._fd).st_nlink:
+            if not self._is_outdated and self._size < self._roll_bytes and os.fstat(self._fd).st_nlink:
                 return
             self.close()
+        self._is_outdated = False
         anchor = Anchor.take()
         self._offset = anchor.unix_ns - anchor.monotonic_ns
         path = self._new_path()

@@ -6,6 +6,7 @@ stepprof raises.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import sys
@@ -18,6 +19,7 @@ from stepprof.config import Config, load
 from stepprof.current import cell
 from stepprof.environment import find_identity
 from stepprof.errors import ConfigError
+from stepprof.jobstore import JobStore
 from stepprof.log import logger
 from stepprof.rundir import open_run
 from stepprof.session import Session
@@ -26,6 +28,7 @@ from stepprof.sources import KEY_OF_VARIABLE
 __all__ = ["init", "shutdown"]
 
 _starting = threading.Lock()
+_opened = itertools.count(1)
 
 
 def init(
@@ -70,6 +73,7 @@ def init(
             settled.check_world(identity.world_size)
         for warning in settled.warnings():
             logger.warning("heavy configuration", reason=warning)
+        store = JobStore(next(_opened))
         run = open_run(
             Path(settled.output_dir),
             run_id=run_id,
@@ -77,8 +81,9 @@ def init(
             world_size=identity.world_size,
             environ=os.environ,
             description=_describe(settled),
+            store=store,
         )
-        session = Session(settled, identity, run)
+        session = Session(settled, identity, run, store)
         session.start()
         return session
 

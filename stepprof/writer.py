@@ -17,16 +17,17 @@ _POSIX = os.name == "posix"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def writer_identity() -> dict[str, object]:
-    """This process: host, pid, pid_start (clock ticks since boot), boot_id, pid_namespace; None where the system does not tell.
+def writer_identity(pid: int | None = None) -> dict[str, object]:
+    """This process, or another one of this host and container: host, pid, pid_start (clock ticks since boot), boot_id, pid_namespace; None where the system does not tell.
 
     >>> writer_identity()["pid"] == os.getpid()
     True
     """
+    pid = os.getpid() if pid is None else pid
     return {
         "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "pid_start": process_start(os.getpid()),
+        "pid": pid,
+        "pid_start": process_start(pid),
         "boot_id": boot_id(),
         "pid_namespace": pid_namespace(),
     }

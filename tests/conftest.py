@@ -36,6 +36,7 @@ _LAUNCHER_VARIABLES = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "NODE_RANK",
     "MASTER_ADDR",
     "MASTER_PORT",
 )

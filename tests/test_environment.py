@@ -33,6 +33,9 @@ def nothing_loaded(monkeypatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
+LIGHTNING = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
+
+
 class TestGiven:
     def test_it_comes_first(self) -> None:
         """Before what any launcher says."""
@@ -78,6 +81,10 @@ class TestLaunchers:
         ("environ", "expected"),
         [
             ({"RANK": "3", "WORLD_SIZE": "8"}, Identity(3, 8, "$RANK")),
+            # Lightning; on a later node the number of ranks before it is not known
+            ({**LIGHTNING, "LOCAL_RANK": "1", "NODE_RANK": "0"}, Identity(1, 2, "$LOCAL_RANK")),
+            ({**LIGHTNING, "LOCAL_RANK": "1", "NODE_RANK": "1"}, Identity(0, 2, "default", final=False)),
+            (LIGHTNING, Identity(0, 1, "default", final=False)),
             ({"RANK": "3"}, Identity(3, None, "$RANK")),
             ({"RANK": "", "SLURM_PROCID": "5", "SLURM_NTASKS": "16"}, Identity(5, 16, "$SLURM_PROCID")),
             ({"RANK": "1", "SLURM_PROCID": "5"}, Identity(1, None, "$RANK")),

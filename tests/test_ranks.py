@@ -141,6 +141,69 @@ class TestTorchrun:
         assert verify_run(second).ok
 
 
+SPAWNED = """
+import os, sys, time, torch, torch.distributed as dist, stepprof
+rank = int(sys.argv[2])
+def begin():
+    return stepprof.init({"steps": "2", "output_dir": "runs", "ranks": "all", "backend": "null"})
+if sys.argv[1] == "before":
+    session = begin()
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meeting", rank=rank, world_size=2)
+if sys.argv[1] == "after":
+    session = begin()
+for step in (1, 2, 3):
+    with stepprof.profile_step(step, role="actor"):
+        dist.barrier()
+time.sleep(2.5)
+dist.barrier()
+print(session.run_id, session.rank)
+time.sleep(0.2)  # as in RANK
+dist.destroy_process_group()
+"""
+
+
+class TestProcessGroup:
+    """Ranks of which the environment says nothing, as those of `mp.spawn`: here the process group's store is a file."""
+
+    def ranks(self, warm, place):
+        started = [warm.start(SPAWNED, place, str(rank)) for rank in (0, 1)]
+        return [rank.wait().check() for rank in started]
+
+    def test_init_after_the_process_group(self, warm):
+        """The ranks settle on one run through the store of their group, and leave no other folder."""
+        ran = self.ranks(warm, "after")
+        (run,) = list_runs(warm.folder / "runs")
+        assert [rank.stdout for rank in ran] == [f"{run.name} 0\n", f"{run.name} 1\n"]
+        assert read_run(run)["run_id_from"] in ("torch.distributed", "process")
+        assert read_run(run)["world_size"] == 2
+        assert windows(run) == [("actor", 0, "complete"), ("actor", 1, "complete")]
+        assert [path for path in (warm.folder / "runs").iterdir() if path.name[0] != "."] == [run]
+        assert "run.divided" not in ran[0].stderr + ran[1].stderr
+
+    def test_init_before_the_process_group(self, warm):
+        """Then each rank has opened a run of its own. One of them logs so, once, with what to do; rank and world are corrected."""
+        ran = self.ranks(warm, "before")
+        runs = list_runs(warm.folder / "runs")
+        assert len(runs) == 2
+        (warning,) = [line for rank in ran for line in rank.stderr.splitlines() if "run.divided" in line]
+        assert "run_id=" in warning
+        assert "STEPPROF_RUN_ID" in warning
+        assert all(run.name in warning for run in runs)
+        assert sorted(read_run(run)["rank"] for run in runs) == [0, 1]
+        assert [read_run(run)["world_size"] for run in runs] == [2, 2]
+
+    def test_under_srun(self, warm):
+        """The name of the job step comes first, and no rank disagrees with it."""
+        job = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "2"}
+        started = [
+            warm.start(SPAWNED, "before", str(rank), env={**job, "SLURM_PROCID": str(rank)})
+            for rank in (0, 1)
+        ]
+        ran = [rank.wait().check() for rank in started]
+        assert [rank.stdout for rank in ran] == ["slurm-78.1 0\n", "slurm-78.1 1\n"]
+        assert "run.divided" not in ran[0].stderr + ran[1].stderr
+
+
 STEP = """
 session = stepprof.init({"steps": "2", "output_dir": "runs", "ranks": "all"})
 with profile_step(2, role="actor"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from stepprof import claims
 from stepprof.claims import Launcher, claim_for_launcher, claim_for_process, current_launcher
 from stepprof.errors import ConfigError
+from stepprof.rundir import open_run
 from stepprof.runid import agree_on_run, safe_name
 
 WORKER = """
@@ -209,6 +212,76 @@ class TestRay:
         monkeypatch.setitem(sys.modules, "ray", ray)
         stale = '{"metadata": {"job_submission_id": "stale"}}'
         assert agree(tmp_path, RAY_JOB_CONFIG_JSON_ENV_VAR=stale).run_id == run_id
+
+
+CHILD = """
+import os, pathlib, sys
+from stepprof.runid import agree_on_run
+run = agree_on_run(pathlib.Path(sys.argv[1]), run_id=None, world_size=2, environ=os.environ)
+print(run.run_id, run.source)
+"""
+
+
+def opened(output_dir, run_id=None):
+    """The run that this process has opened, as `init` does."""
+    description = {"created_unix_ns": time.time_ns()}
+    return open_run(
+        output_dir, run_id=run_id, rank=0, world_size=1, environ={}, description=description
+    ).run_id
+
+
+class TestStartedByRank:
+    """Lightning: rank 0 begins alone and starts the other ranks itself."""
+
+    def child(self, output_dir, **environ):
+        """What a process agrees on that this one has started."""
+        environ = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+            "WORLD_SIZE": "2",
+            "NODE_RANK": "0",
+            **environ,
+        }
+        command = [sys.executable, "-c", CHILD, str(output_dir)]
+        ran = subprocess.run(
+            command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True, check=True, timeout=60
+        )
+        return ran.stdout.split()
+
+    def test_the_others_join_it(self, tmp_path):
+        """By its run.json, which says which process wrote it."""
+        alone = opened(tmp_path)
+        assert self.child(tmp_path, LOCAL_RANK="1") == [alone, "parent"]
+
+    def test_the_run_that_was_opened_last(self, tmp_path):
+        """A process that ends its run and opens another one starts ranks of the second."""
+        opened(tmp_path)
+        last = opened(tmp_path)
+        assert self.child(tmp_path, LOCAL_RANK="1") == [last, "parent"]
+
+    @pytest.mark.parametrize(
+        "environ", [{"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}]
+    )
+    def test_another_program_that_a_rank_starts(self, tmp_path, environ):
+        """It is no rank of its parent's job: a rank 0, or a rank that torchrun has started."""
+        alone = opened(tmp_path)
+        assert self.child(tmp_path, **environ)[0] != alone
+
+    def test_a_run_that_the_parent_shares_by_name(self, tmp_path):
+        """Whoever named it names it for the others, too."""
+        opened(tmp_path, run_id="mine")
+        assert self.child(tmp_path, LOCAL_RANK="1")[0] != "mine"
+
+    def test_the_first_processes_of_two_nodes(self, tmp_path, monkeypatch):
+        """The user started one on each node, with the address of the first: they agree, and so do the ranks that they start."""
+        address = {"MASTER_ADDR": "node-0", "MASTER_PORT": "1"}
+        first = agree(tmp_path, world_size=None, NODE_RANK="0", **address)
+        monkeypatch.setattr(claims.socket, "gethostname", lambda: "node-1")
+        second = agree(tmp_path, world_size=None, NODE_RANK="1", **address)
+        assert (first.source, second.source) == ("launcher", "launcher")
+        assert first.run_id == second.run_id
+        monkeypatch.undo()
+        assert self.child(tmp_path, LOCAL_RANK="1", WORLD_SIZE="4", **address) == [first.run_id, "launcher"]
 
 
 class TestSafeName:
