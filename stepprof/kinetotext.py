@@ -13,7 +13,15 @@ from typing import Any, BinaryIO
 
 from stepprof.traceevents import encoded
 
-__all__ = ["EVENT", "blocks", "new_compressor", "sound_head", "whole_lines", "with_sound_names"]
+__all__ = [
+    "EVENT",
+    "blocks",
+    "new_compressor",
+    "repaired_names",
+    "sound_head",
+    "whole_lines",
+    "with_sound_names",
+]
 
 _BLOCK = 1 << 22
 _LONGEST_LINE = 1 << 24
@@ -57,23 +65,38 @@ def whole_lines(source: Iterable[bytes]) -> Iterator[bytes]:
 def sound_head(head: bytes) -> bytes:
     """What stands before the events, without the metadata that Kineto made invalid (a quotation mark in a value is enough); it stands on a line of its own."""
 
-    def is_json(text: bytes) -> bool:
-        try:
-            json.loads(text)
-        except ValueError:
-            return False
-        return True
-
-    if is_json(head + b'"":0}'):
+    if _is_json(head + b'"":0}'):
         return head
     lines = head.splitlines(keepends=True)
-    kept = [line for line in lines if not _METADATA.fullmatch(line) or is_json(b"{%b}" % line.strip()[:-1])]
+    kept = [line for line in lines if not _METADATA.fullmatch(line) or _is_json(b"{%b}" % line.strip()[:-1])]
     return b"".join(kept)
 
 
 def with_sound_names(block: bytes) -> bytes:
     """Whole lines of events, with the names escaped that Kineto wrote as they were."""
     return _BROKEN_NAME.sub(_escape_name, block)
+
+
+def repaired_names(block: bytes) -> tuple[bytes, int]:
+    """Return whole lines of events of which some are no JSON, with those names escaped that are no JSON strings as they stand, and how many these are."""
+    count = 0
+
+    def repair(match: re.Match[bytes]) -> bytes:
+        nonlocal count
+        if _is_json(b'"%b"' % match["name"]):
+            return match[0]
+        count += 1
+        return _escape_name(match)
+
+    return _BROKEN_NAME.sub(repair, block), count
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _escape_name(match: re.Match[bytes]) -> bytes:

@@ -198,12 +198,17 @@ class TestDamaged:
             connection.execute("UPDATE META_DATA SET value = '{'")
         connection.close()
         source = read(database)
-        assert source.findings == ["what stepprof wrote into its META_DATA is no JSON: that was left out"]
+        assert source.findings == [
+            "what stepprof wrote into its META_DATA is no JSON: that was left out",
+            "1 byte is not UTF-8: replaced by U+FFFD",
+        ]
         assert "EVENT_RECORD" in told(source)
         assert "Notify_Wait" not in told(source)
         assert "\ufffdb" in told(source)
 
     def test_more_than_is_read(self, database):
-        source = read(database, limits=Limits(events=4))
-        assert len(source.slices) <= 4
-        assert "the rest is left out" in source.findings[0]
+        """What a source may take in memory bounds what is read of a database as well."""
+        source = read(database, limits=Limits(memory_bytes=1))
+        assert len(source.slices) < len(read(database).slices)
+        assert source.findings[0].startswith("the first ")
+        assert source.ends_early

@@ -14,7 +14,6 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Raw
 
 from stepprof.timeline.lanes import Layout, Nesting, bind_flows, lay_out
 from stepprof.timeline.model import Args, Indices, Source
@@ -262,7 +261,7 @@ def _joined(stems: list[bytes], times: list[bytes | Bytes], args: Sequence[Args]
     """Events, each with the end of the one before it: what the first has before itself comes after the last."""
     matrix = columns(len(stems), times if args is None else [*times, b',"args":'])
     step = 2 if args is None else 3
-    pieces: list[bytes | Raw] = [b""] * (step * len(stems))
+    pieces: list[bytes] = [b""] * (step * len(stems))
     pieces[0::step] = stems
     pieces[1::step] = matrix.view(f"V{matrix.shape[1]}").ravel().tolist()
     if args is not None:
@@ -270,12 +269,12 @@ def _joined(stems: list[bytes], times: list[bytes | Bytes], args: Sequence[Args]
     # as much at once as fits into the caches of a core
     for at in range(0, len(pieces), step * _WRITTEN):
         some = pieces[at : at + step * _WRITTEN]
-        some[0] = bytes(some[0]).removeprefix(_BETWEEN)
+        some[0] = some[0].removeprefix(_BETWEEN)
         some.append(_BETWEEN)
         joined = b"".join(some)
         # a string that ends in a backslash: rare, so that it is looked for in all of them at once
         if args is not None and b"\\" in joined and b'\\\\"' in joined:
-            some[2::step] = [_without_backslash(bytes(each)) for each in some[2::step]]
+            some[2::step] = [_without_backslash(each) for each in some[2::step]]
             joined = b"".join(some)
         yield joined
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import islice
+from sys import getsizeof
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -14,32 +16,69 @@ __all__ = ["CounterColumns", "FlowColumns", "InstantColumns", "Interned", "Slice
 
 Key = TypeVar("Key", bound=Hashable)
 Number = TypeVar("Number", bound=np.generic)
+_ENTRY = 110
+"""Bytes of an entry of a dictionary, with its number."""
 Flags = npt.NDArray[np.bool_]
 
 
 class Interned(dict[Key, int], Generic[Key]):
     """Numbers for keys in the order in which they first come; looking a known one up is a plain subscription.
 
+    Attributes:
+        held: bytes of memory that the keys take, roughly.
+
     >>> names = Interned()
     >>> names["a"], names["b"], names["a"], list(names)
     (0, 1, 0, ['a', 'b'])
     """
 
+    held = 0
+
     def __missing__(self, key: Key) -> int:
         number = self[key] = len(self)
+        parts = sum(map(getsizeof, key)) if isinstance(key, tuple) else 0
+        self.held += _ENTRY + getsizeof(key) + parts
         return number
+
+    def since(self, known: int) -> list[Key]:
+        """Return the keys that came after the first `known`, in order."""
+        return [*islice(reversed(self), len(self) - known)][::-1]
 
 
 class _Columns:
-    """Parts of columns of equal length, joined at the end; a column of arguments is kept only where `args` says so."""
+    """Parts of columns of equal length, joined at the end.
 
-    def __init__(self, columns: int, args: bool = False) -> None:
+    Args:
+        columns: how many.
+        args: whether a column of arguments is kept as well.
+        shared: equal arguments are one object, and a writer encodes them once.
+    """
+
+    _ROW = 0
+    """Bytes of memory that a row takes at most, until it is drawn or summed up."""
+
+    def __init__(self, columns: int, args: bool = False, shared: bool = False) -> None:
         self._parts: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(columns)]
         self._args: list[Args] | None = [] if args else None
+        self._rows = self._kept = 0
+        self._each, self._byte = (640, 4) if shared else (56, 1)
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the rows take at most."""
+        return self._ROW * self._rows + self._kept
 
     def _add(self, *columns: Sequence[int] | npt.NDArray[np.generic]) -> None:
+        self._rows += len(columns[0])
         for parts, column in zip(self._parts, columns, strict=True):
             parts.append(column if isinstance(column, np.ndarray) else np.array(column, dtype=np.int32))
+
+    def _keep(self, count: int, args: Sequence[Args] | None) -> None:
+        if self._args is None:
+            return
+        self._args.extend([None] * count if args is None else args)
+        distinct = {each for each in args or () if each is not None}
+        self._kept += self._each * len(distinct) + self._byte * sum(map(len, distinct))
 
     def _joined(self, column: int, dtype: type[Number]) -> npt.NDArray[Number]:
         parts = self._parts[column]
@@ -57,8 +96,10 @@ class _Columns:
 class SliceColumns(_Columns):
     """Slices as they come; times are on whatever clock the reader works in until `built`."""
 
-    def __init__(self, args: bool) -> None:
-        super().__init__(5, args)
+    _ROW = 240
+
+    def __init__(self, args: bool, shared: bool = False) -> None:
+        super().__init__(5, args, shared)
 
     def add(
         self,
@@ -72,8 +113,7 @@ class SliceColumns(_Columns):
     ) -> None:
         """Take some slices; without `args` they have none."""
         self._add(start, duration, name, category, track)
-        if self._args is not None:
-            self._args.extend([None] * len(start) if args is None else args)
+        self._keep(len(start), args)
 
     def built(self, shift_ns: int) -> Slices:
         """Return all of them, `shift_ns` later."""
@@ -84,8 +124,10 @@ class SliceColumns(_Columns):
 class InstantColumns(_Columns):
     """Instants as they come."""
 
-    def __init__(self, args: bool) -> None:
-        super().__init__(4, args)
+    _ROW = 100
+
+    def __init__(self, args: bool, shared: bool = False) -> None:
+        super().__init__(4, args, shared)
 
     def add(
         self,
@@ -98,8 +140,7 @@ class InstantColumns(_Columns):
     ) -> None:
         """Take some instants; without `args` they have none."""
         self._add(time, name, category, track)
-        if self._args is not None:
-            self._args.extend([None] * len(time) if args is None else args)
+        self._keep(len(time), args)
 
     def built(self, shift_ns: int) -> Instants:
         """Return all of them, `shift_ns` later."""
@@ -109,6 +150,8 @@ class InstantColumns(_Columns):
 
 class CounterColumns(_Columns):
     """Values of counters as they come."""
+
+    _ROW = 100
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -127,6 +170,7 @@ class FlowColumns(_Columns):
     """Ends of arrows as they come (which arrow, when, where, and whether it begins, goes on or ends there), until `built` puts the ends together."""
 
     BEGIN, STEP, END = range(3)
+    _ROW = 160
 
     def __init__(self) -> None:
         super().__init__(5)

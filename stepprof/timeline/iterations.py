@@ -19,6 +19,7 @@ _SGLANG = re.compile(r"step\[[^\]]*?\bbs=(\d+)[^\]]*\]")
 PAUSE_NS = 20_000_000
 """A shorter gap between two steps is the scheduler's, a longer one is a pause in which nothing ran, if it is also longer than PAUSE_STEPS median steps."""
 PAUSE_STEPS = 5
+_ROW = 500
 
 
 def batch_size(name: str) -> int | None:
@@ -41,16 +42,19 @@ class Iterations:
         self._names, self._categories, self._rows = names, categories, rows
         self._sizes = np.zeros(0, dtype=np.float64)
         self._found: list[tuple[Indices, Indices, Times, Times]] = []
+        self.held = 0
+        """Bytes of memory that they take at most, as slices and values as well."""
 
     def take(self, name: Indices, track: Indices, start: Times, duration: Times) -> None:
         """Look among complete events."""
         known = len(self._sizes)
         if len(self._names) > known:
-            new = [batch_size(text) for text in list(self._names)[known:]]
+            new = [batch_size(text) for text in self._names.since(known)]
             sizes = [np.nan if size is None else float(size) for size in new]
             self._sizes = np.concatenate((self._sizes, np.array(sizes, dtype=np.float64)))
         here = np.flatnonzero(~np.isnan(self._sizes[name]))
         if len(here):
+            self.held += _ROW * len(here)
             self._found.append((name[here], track[here], start[here], duration[here]))
 
     def finish(self, slices: SliceColumns, counters: CounterColumns) -> None:

@@ -46,8 +46,13 @@ class Kinds:
             [kinds[each.ph, each.name, each.cat, each.pid, each.tid] for each in events], np.int32
         )
         if len(kinds) > known:
-            self._learn(list(kinds)[known:])
+            self._learn(kinds.since(known))
         return kind, self._columns[0][kind]
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that they take, roughly."""
+        return self._kinds.held + self._groups.held + self._ids.held
 
     def complete(self, kind: Indices) -> tuple[Indices, Indices, Indices]:
         """Return three columns for kinds of complete events: numbers of names, of categories and of tracks of `Rows`."""

@@ -11,6 +11,7 @@ from itertools import compress
 
 import numpy as np
 
+from stepprof.tables import number, size
 from stepprof.timeline.anchor import anchor_of
 from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumns, Interned, SliceColumns
 from stepprof.timeline.counted import MEMORY, Counted
@@ -21,22 +22,17 @@ from stepprof.timeline.model import Alignment, Args, Indices, Origin, Source, Ti
 from stepprof.timeline.npu import adapt, is_npu
 from stepprof.timeline.npudb import DatabaseStream
 from stepprof.timeline.pairs import PAIRED, Pairs
-from stepprof.timeline.raw import TraceStream
+from stepprof.timeline.raw import Limits, TraceStream
 from stepprof.timeline.times import nanoseconds
 from stepprof.timeline.tracks import Rows
 
-__all__ = ["Keep", "as_they_stand", "read"]
+__all__ = ["Keep", "read"]
 
 Keep = Callable[[Sequence[Event], Indices, Interned[str]], Sequence[Args]]
 """Gives what of the arguments of events is kept; it is told the name of each, and what the names are."""
 
 _INSTANTS = ("i", "I", "R")
 _LARGEST_METADATA = 4096
-
-
-def as_they_stand(events: Sequence[Event], *names: object) -> list[Args]:
-    """All arguments of events, where they lie in the text of the file: a copy of each takes longer than the rest of an event does, and the text takes no more memory."""
-    return [event.args or None for event in events]
 
 
 def read(
@@ -61,10 +57,23 @@ def read(
     Returns:
         The source; without events and with a finding where nothing says when its times begin.
     """
+    limit = (raw.limits or Limits()).memory_bytes
     reader = _Reader(args, arrows_wanted=flows)
+    taken = total = held = 0
     for batch in raw:
-        reader.take(batch)
-    return reader.source(origin, alignment, raw.header, raw.findings, base_ns)
+        total += len(batch)
+        if held < limit:
+            reader.take(batch)
+            taken, held = total, reader.held
+        elif reader.held < held + limit // 16:  # names of threads stand behind their events
+            reader.name(batch)
+    source = reader.source(origin, alignment, raw.header, raw.findings, base_ns)
+    source.ends_early = raw.ends_early or taken < total
+    if taken < total:
+        source.findings.append(
+            f"the first {number(taken)} of its {number(total)} events are read: a source takes at most {size(limit)} of memory"
+        )
+    return source
 
 
 @dataclass(slots=True)
@@ -88,8 +97,8 @@ class _Reader:
     earliest: int | None = None
 
     def __post_init__(self) -> None:
-        self.slices = SliceColumns(bool(self.args))
-        self.instants = InstantColumns(bool(self.args))
+        self.slices = SliceColumns(bool(self.args), shared=callable(self.args))
+        self.instants = InstantColumns(bool(self.args), shared=callable(self.args))
         self.pairs = Pairs(self.names, self.categories, self.rows, self.slices, self.instants)
         self.kinds = Kinds(self.names, self.categories, self.rows)
         self.counted = Counted(self.rows, self.counters)
@@ -110,12 +119,23 @@ class _Reader:
         if others.any():
             self._others([*compress(batch, others.tolist())])
 
+    @property
+    def held(self) -> int:
+        """Bytes of memory that all of it takes at most, until it is drawn or summed up."""
+        parts = (self.names, self.categories, self.rows, self.kinds, self.flows, self.counters, self.slices, self.instants, self.pairs, self.iterations)  # fmt: skip
+        return sum(part.held for part in parts)
+
+    def name(self, batch: list[Event]) -> None:
+        """Take what a batch says of processes and threads alone."""
+        for event in batch:
+            if event.ph == "M":
+                self.rows.name(event)
+
     def _others(self, events: list[Event]) -> None:
         rest: dict[str, list[Event]] = {}
         for event in events:
             rest.setdefault(event.ph, []).append(event)
-        for event in rest.pop("M", ()):
-            self.rows.name(event)
+        self.name(rest.pop("M", []))
         self._counter(rest.pop("C", []))
         self._instant([event for phase in _INSTANTS for event in rest.pop(phase, ())])
         if not PAIRED.isdisjoint(rest):
@@ -148,9 +168,11 @@ class _Reader:
         self.iterations.take(name, track, start, duration)
 
     def _kept(self, events: list[Event], name: Indices) -> Sequence[Args] | None:
+        if not self.args:
+            return None
         if callable(self.args):
             return self.args(events, name, self.names)
-        return [bytes(event.args) or None for event in events] if self.args else None
+        return [bytes(event.args) or None for event in events]
 
     def _flow(self, events: list[Event], kind: Indices) -> None:
         events, time, kind = self._timed(events, kind)

@@ -7,6 +7,7 @@ to rows of their own, the lanes of their track. An empty slice counts as one nan
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ __all__ = ["BoundFlows", "Layout", "Nesting", "Row", "bind_flows", "lay_out", "n
 
 Positions = npt.NDArray[np.int64]
 _LARGEST = 2**62
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,20 @@ def lay_out(source: Source) -> Layout:
     """Give every slice of a source a row on which it nests with the others."""
     slices = source.slices
     rows = [Row(track) for track in range(len(source.tracks))]
-    row = slices.track.astype(np.int32, copy=True)
-    nesting = nest(row, slices.start, slices.duration)
+    nesting = nest(slices.track.astype(np.int32, copy=False), slices.start, slices.duration)
+    row = _spread(source, nesting, rows)
+    if row is not None:
+        del nesting  # as large as the slices themselves
+        nesting = nest(row, slices.start, slices.duration)
+    return Layout(rows, nesting, np.arange(len(source.tracks), dtype=np.int32))
+
+
+def _spread(source: Source, nesting: Nesting, rows: list[Row]) -> Indices | None:
+    """Return the row of each slice where those that cross lie on lanes, which are added to `rows`; None: nothing crosses."""
     crossing = _crossing(nesting)
+    if not crossing.any():
+        return None
+    row = source.slices.track.astype(np.int32, copy=True)
     for bad in np.unique(nesting.row[crossing]).tolist():
         members = np.arange(*np.searchsorted(nesting.row, (bad, bad + 1)))
         if source.tracks[bad].kind != "async":
@@ -93,9 +106,7 @@ def lay_out(source: Source) -> Layout:
             rows.append(Row(bad, lane))
         moved = lanes > 0
         row[nesting.order[members[moved]]] = len(rows) - 1 - int(lanes.max()) + lanes[moved]
-    if len(rows) > len(source.tracks):
-        nesting = nest(row, slices.start, slices.duration)
-    return Layout(rows, nesting, np.arange(len(source.tracks), dtype=np.int32))
+    return row
 
 
 def nest(row: Indices, start: Times, duration: Times) -> Nesting:
@@ -139,13 +150,35 @@ def _bind(track: Indices, time: Times, nesting: Nesting, lanes: dict[int, list[i
     found = nesting.enclosing(track, time)
     for number, others in lanes.items():
         here = np.flatnonzero(track == number)
-        for lane in others:
-            other = nesting.enclosing(np.full(len(here), lane, np.int32), time[here])
-            known = found[here]
-            # the innermost of all lanes: what began last
-            later = (other >= 0) & ((known < 0) | (nesting.start[other] > nesting.start[known]))
-            found[here] = np.where(later, other, known)
+        if len(here):
+            found[here] = _innermost(nesting, [number, *others], time[here])
     return found
+
+
+def _innermost(nesting: Nesting, rows: list[int], time: Times) -> Positions:
+    """What began last of the slices of some rows that hold each time; of one that none holds what ends just then; -1: none."""
+    members = np.flatnonzero(np.isin(nesting.row, rows))
+    members = members[np.lexsort((-nesting.end[members], nesting.start[members]))]
+    start, end = nesting.start[members], nesting.end[members]
+    found = np.full(len(time), -1, np.int64)
+    holding: list[tuple[int, int]] = []  # (the latest of them first, when it ends)
+    order = np.argsort(time, kind="stable")
+    begun = np.searchsorted(start, time[order], side="right").tolist()
+    taken = 0
+    for at, moment, until in zip(order.tolist(), time[order].tolist(), begun, strict=True):
+        for number in range(taken, until):
+            heapq.heappush(holding, (-number, int(end[number])))
+        taken = until
+        while holding and holding[0][1] <= moment:
+            heapq.heappop(holding)
+        if holding:
+            found[at] = -holding[0][0]
+    by_end = np.lexsort((start, end))
+    last = np.searchsorted(end[by_end], time, side="right") - 1
+    ending = np.where(last >= 0, by_end[last], -1)
+    just = (found < 0) & (ending >= 0) & (end[ending] == time)
+    found = np.where(just, ending, found)
+    return np.where(found >= 0, members[found], -1)
 
 
 def _last_begun(nesting: Nesting, row: Indices, time: Times) -> Positions:
@@ -216,7 +249,7 @@ def _stacks(start: Times, end: Times) -> npt.NDArray[np.bool_]:
     """Which of these intervals, in order, nest in what was taken before them."""
     taken = np.ones(len(start), np.bool_)
     stack: list[int] = []
-    for number, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+    for number, (begin, stop) in enumerate(_both(start, end)):
         while stack and stack[-1] <= begin:
             stack.pop()
         if stack and stop > stack[-1]:
@@ -226,13 +259,19 @@ def _stacks(start: Times, end: Times) -> npt.NDArray[np.bool_]:
     return taken
 
 
+def _both(start: Times, end: Times) -> Iterator[tuple[int, int]]:
+    """Numbers of Python's of two columns: few at once, since they take three times as much memory."""
+    for at in range(0, len(start), _AT_ONCE):
+        yield from zip(start[at : at + _AT_ONCE].tolist(), end[at : at + _AT_ONCE].tolist(), strict=True)
+
+
 def _flat(start: Times, end: Times) -> Indices:
     """Intervals in order onto as few lanes as it takes when none lies under another; the first free one each."""
     lanes = np.zeros(len(start), np.int32)
     busy: list[tuple[int, int]] = []
     free: list[int] = []
     count = 0
-    for number, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+    for number, (begin, stop) in enumerate(_both(start, end)):
         while busy and busy[0][0] <= begin:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if free:

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Raw
 
 __all__ = [
     "Alignment",
@@ -28,7 +27,7 @@ __all__ = [
 
 Times = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int32]
-Args = bytes | Raw | None
+Args = bytes | None
 """The raw JSON object of an event's arguments, if it has any."""
 
 TrackKind = Literal["thread", "stream", "async", "sample", "iterations", "counter"]
@@ -188,3 +187,5 @@ class Source:
     """What is wrong with it, one sentence each; what is right is here all the same."""
     metadata: dict[str, object] = field(default_factory=dict)
     """What the file states about itself at its top level, without the events: small values only."""
+    ends_early: bool = False
+    """Whether the file breaks off, or holds more events than were read. An event that is absent then shows nothing: a trace lies thread by thread in its file, not by time."""

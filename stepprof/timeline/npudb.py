@@ -18,6 +18,7 @@ from msgspec import Raw
 from stepprof.timeline.event import Event
 from stepprof.timeline.npu import COMMUNICATION, HARDWARE
 from stepprof.timeline.raw import Limits
+from stepprof.timeline.utf8 import Utf8
 
 __all__ = ["DatabaseStream"]
 
@@ -56,13 +57,16 @@ class DatabaseStream:
 
     Args:
         path: the file.
-        limits: how many events are read at most.
+        limits: how much of it is read at most.
     """
 
     path: Path
     limits: Limits | None = None
     header: dict[str, object] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
+    ends_early: bool = False
+    """Whether rows of it could not be read."""
+    utf8: Utf8 = field(default_factory=Utf8)
 
     def head(self) -> None:
         """Read what the recording states about itself."""
@@ -71,15 +75,10 @@ class DatabaseStream:
 
     def __iter__(self) -> Iterator[list[Event]]:
         """Yield the batches; once."""
-        left = (self.limits or Limits()).events
         with _Opened(self) as tables:
             self._head(tables)
-            for batch in tables.batches():
-                yield batch[:left]
-                left -= len(batch)
-                if left < 0:
-                    self.findings.append("holds more events than are read: the rest is left out")
-                    return
+            yield from tables.batches()
+        self.findings += self.utf8.finding()
 
     def _head(self, tables: _Opened) -> None:
         """Under the keys that torch writes."""
@@ -101,6 +100,7 @@ class _Opened:
     """The tables of a file that is only read: nothing is written beside it, and a writer is not waited for."""
 
     def __init__(self, stream: DatabaseStream) -> None:
+        self._stream = stream
         self._findings = stream.findings
         self._path = stream.path
         self._connection: sqlite3.Connection | None = None
@@ -111,7 +111,7 @@ class _Opened:
         try:
             uri = f"{self._path.absolute().as_uri()}?mode=ro&immutable=1"
             self._connection = sqlite3.connect(uri, uri=True)
-            self._connection.text_factory = _text
+            self._connection.text_factory = self._stream.utf8.text
             names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             self._there = frozenset(name for (name,) in names)
         except sqlite3.Error as error:
@@ -131,6 +131,7 @@ class _Opened:
             yield from self._connection.execute(query)
         except sqlite3.Error as error:
             if not optional:
+                self._stream.ends_early = True
                 self._findings.append(f"its table {table} cannot be read on: {error}")
 
     def batches(self) -> Iterator[list[Event]]:
@@ -272,10 +273,6 @@ def _us(ns: int) -> str:
     """As the JSON has it: what a float does not hold exactly is text."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
 
 
 _encode: Callable[[object], bytes] = msgspec.json.encode

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Raw
 
 from stepprof.timeline.columns import InstantColumns, Interned, SliceColumns
-from stepprof.timeline.event import Event
+from stepprof.timeline.event import NOTHING, Event
 from stepprof.timeline.salvage import DECODE_ERRORS
 from stepprof.timeline.tracks import OURS, Rows
 
@@ -18,6 +19,9 @@ __all__ = ["PAIRED", "Pairs"]
 PAIRED = frozenset("BEbneSTpFP")
 """The phases of what begins and ends in events of its own."""
 
+_OPEN = 800
+"""Bytes of memory that an event takes that has not ended."""
+_AT_ONCE = 1 << 16
 _Open = tuple[Event, int]
 
 
@@ -54,6 +58,9 @@ class Pairs:
         self._unended = 0
         self._latest = 0
         self._rows_done: list[tuple[int, int, int, int, int, bytes | None]] = []
+        self._moments: list[tuple[int, int, int, int, bytes | None]] = []
+        self.held = 0
+        """Bytes of memory that takes what has not ended, roughly."""
 
     def take(self, events: list[Event], times: list[int]) -> None:
         """Take events with their times, in the order of the file."""
@@ -64,22 +71,30 @@ class Pairs:
             event, at = events[number], times[number]
             phase = event.ph
             if phase == "n":
-                self._instants.add(
-                    np.array([at], dtype=np.int64),
-                    [self._names[event.name]],
-                    [self._categories[event.cat]],
-                    [self._rows.keys["async", event.pid, event.cat or "async"]],
-                    args=[bytes(event.args) or None],
+                self._moments.append(
+                    (
+                        at,
+                        self._names[event.name],
+                        self._categories[event.cat],
+                        self._rows.keys["async", event.pid, event.cat or "async"],
+                        bytes(event.args) or None,
+                    )
                 )
             elif phase in "TpP":  # a step of what has begun: told by no viewer
                 continue
             elif phase in "bSB":
-                self._open.setdefault(_key(event), []).append((event, at))
+                opened = self._open.setdefault(_key(event), [])
+                # its arguments alone: where they lie, the text of the whole batch would stay with them
+                event.args, event.id2 = Raw(bytes(event.args)), NOTHING
+                opened.append((event, at))
+                self.held += _OPEN + len(event.args) + len(event.name)
             else:
                 begun = self._open.get(_key(event))
                 # in another batch than its beginning, an end may lie before it in time: that one ends nothing
                 if begun and begun[-1][1] <= at:
-                    self._done(*begun.pop(), at)
+                    event, start = begun.pop()
+                    self.held -= _OPEN + len(event.args) + len(event.name)
+                    self._done(event, start, at)
                 else:
                     self._ended += 1
         self._flush()
@@ -90,6 +105,8 @@ class Pairs:
             for event, at in begun:
                 self._unended += 1
                 self._done(event, at, max(at, self._latest))
+                if len(self._rows_done) >= _AT_ONCE:
+                    self._flush()
         self._open.clear()
         self._flush()
 
@@ -111,6 +128,10 @@ class Pairs:
             self._rows_done.append((start, end - start, name, category, track, args or None))
 
     def _flush(self) -> None:
+        if self._moments:
+            time, name, category, track, args = zip(*self._moments, strict=True)
+            self._instants.add(np.array(time, dtype=np.int64), name, category, track, args=args)
+            self._moments.clear()
         if not self._rows_done:
             return
         start, duration, name, category, track, args = zip(*self._rows_done, strict=True)

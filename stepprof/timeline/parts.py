@@ -14,7 +14,6 @@ from stepprof.timeline.clocks import never_compared
 from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
-from stepprof.timeline.kineto import as_they_stand
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Alignment
 from stepprof.timeline.place import Place, process_name
@@ -68,7 +67,7 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         job: in which format, and what is left out.
         file: gets the part.
     """
-    keep = Shortened() if job.format == "perfetto" else as_they_stand
+    keep = Shortened() if job.format == "perfetto" else True
     source = load(wanted, args=keep, assume=job.assume)
     source.findings += never_compared(source.origin, source.alignment)
     filters = job.filters

@@ -17,6 +17,7 @@ from stepprof.timeline.event import Event, EventDecoder, loosely
 from stepprof.timeline.header import ending, is_nested, table
 from stepprof.timeline.inflate import BLOCK, blocks
 from stepprof.timeline.salvage import BORDER, DECODE_ERRORS, salvage
+from stepprof.timeline.utf8 import Utf8
 
 __all__ = ["Event", "Limits", "TraceStream", "read_header"]
 
@@ -39,9 +40,10 @@ class Limits:
 
     inflated_bytes: int = 32 << 30
     """Of text, uncompressed."""
-    events: int = 100_000_000
     event_bytes: int = 64 << 20
     """Of one event: a larger one is passed over."""
+    memory_bytes: int = 4 << 30
+    """Of memory that a source takes, from its first event until it is drawn or summed up: what comes later is left out."""
 
 
 def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
@@ -66,30 +68,34 @@ class TraceStream:
     findings: list[str] = field(default_factory=list)
     inflated_bytes: int = 0
     """Read so far, uncompressed."""
+    ends_early: bool = False
+    """Whether events at the end of the file are missing: that they are not in it shows nothing."""
+    _is_table: bool = False
+    """Whether something may stand behind the events, and a brace must."""
     _damaged: int = 0
+    _repaired: int = 0
+    _utf8: Utf8 = field(default_factory=Utf8)
     _decode: EventDecoder = field(default_factory=EventDecoder)
 
     def __iter__(self) -> Iterator[list[Event]]:
         """Yield the batches; once."""
-        limits = self.limits or Limits()
-        left = limits.events
-        for batch in self._batches(limits):
-            if len(batch) > left:
-                yield batch[:left]
-                self.findings.append(f"holds more than {limits.events} events: the rest is left out")
-                break
-            left -= len(batch)
-            yield batch
+        yield from self._batches(self.limits or Limits())
         if self._damaged:
             self.findings.append(f"{self._damaged} damaged event{'s' * (self._damaged > 1)} passed over")
+        if self._repaired:
+            several = self._repaired > 1
+            self.findings.append(
+                f"{self._repaired} event{'s were' if several else ' was'} repaired: unescaped names, control characters, or fields of the wrong type"
+            )
+        self.findings += self._utf8.finding()
 
     def head(self) -> None:
         """Read the header alone, as far as it stands before the events."""
-        self._head(blocks(self.path, _PEEK_LIMIT, self.findings, _PEEK))
+        self._head(Utf8().blocks(blocks(self.path, _PEEK_LIMIT, self.findings, _PEEK)))
 
     def _batches(self, limits: Limits) -> Iterator[list[Event]]:
         batch = min(BLOCK, limits.event_bytes)
-        source = self._counted(blocks(self.path, limits.inflated_bytes, self.findings, batch))
+        source = self._utf8.blocks(self._counted(limits.inflated_bytes, batch))
         text = self._head(source)
         if text is None:
             return
@@ -158,10 +164,13 @@ class TraceStream:
                 return b""
         return rest
 
-    def _counted(self, source: Iterator[bytes]) -> Iterator[bytes]:
-        for block in source:
-            self.inflated_bytes += len(block)
-            yield block
+    def _counted(self, limit: int, block: int) -> Iterator[bytes]:
+        problems: list[str] = []
+        for text in blocks(self.path, limit, problems, block):
+            self.inflated_bytes += len(text)
+            yield text
+        self.findings += problems
+        self.ends_early = bool(problems)
 
     def _head(self, source: Iterator[bytes]) -> bytes | None:
         """What follows the bracket that opens the events; the header is filled with what stands before it."""
@@ -179,6 +188,7 @@ class TraceStream:
                 if tried > _NESTED:
                     break
                 if self._understand(head[: opening.start()]):
+                    self._is_table = True
                     return head[opening.end() :]
             searched = max(0, len(head) - _LOOKED_BACK)
             if len(head) > _HEAD_LIMIT or tried > _NESTED:
@@ -224,6 +234,7 @@ class TraceStream:
             if "truncated" not in message:
                 saved = salvage(text[: cut + 1], self._decode, loosely, more=True)
                 self._damaged += saved.damaged
+                self._repaired += saved.repaired
                 return (saved.rest + b"," + after if saved.rest else after), saved.events, False
         return text, [], False
 
@@ -238,6 +249,7 @@ class TraceStream:
             text = rest
         try:
             yield self._decode(b"[" + text)
+            self._close(b"")
             return
         except DECODE_ERRORS as error:
             trailing = _TRAILING.search(str(error))
@@ -251,17 +263,26 @@ class TraceStream:
             )
             yield saved.events
             self._damaged += saved.damaged
+            self._repaired += saved.repaired
             if end is None:
+                self.ends_early = True
                 self._damaged -= saved.last_damaged
                 self.findings.append(
                     f"breaks off after {self.inflated_bytes} bytes: the events before that were kept"
                 )
-        rest = b"" if end is None else text[end:]
-        if rest.strip(b"} \r\n\t"):
-            try:
-                self.header.update(table(b'{"":0' + rest))
-            except DECODE_ERRORS:
-                self._leave_out("after")
+        if end is not None:
+            self._close(text[end:].strip())
+
+    def _close(self, rest: bytes) -> None:
+        """Take in what stands behind the events."""
+        if not rest:
+            if self._is_table:
+                self.findings.append("breaks off behind its events")
+            return
+        try:
+            self.header.update(table(b'{"":0' + rest))
+        except DECODE_ERRORS:
+            self._leave_out("after")
 
 
 def _cuts(text: bytes) -> Iterator[int]:

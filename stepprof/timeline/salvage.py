@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from stepprof.kinetotext import EVENT, with_sound_names
+from stepprof.kinetotext import EVENT, repaired_names
 
 __all__ = ["BORDER", "DECODE_ERRORS", "Salvaged", "salvage"]
 
@@ -38,6 +38,8 @@ class Salvaged(Generic[Event]):
     events: list[Event] = field(default_factory=list)
     damaged: int = 0
     """How many were given up."""
+    repaired: int = 0
+    """How many were changed so that they could be read."""
     last_damaged: bool = False
     """Whether the last one is among those."""
     rest: bytes = b""
@@ -55,14 +57,14 @@ def salvage(
         loosely: decodes one event whose fields have unusual types; None where it is none.
         more: the text may end within an event; what failed at its end is given back.
     """
-    sound = with_sound_names(text)
+    sound, escaped = repaired_names(text)
     try:
-        return Salvaged(decode(b"[%b]" % sound))
+        return Salvaged(decode(b"[%b]" % sound), repaired=escaped)
     except DECODE_ERRORS:
         parts = _parts(sound)
-    found: Salvaged[Event] = Salvaged()
+    found: Salvaged[Event] = Salvaged(repaired=escaped)
     failed: list[bytes] = []
-    for events, part in _halved(parts, decode, loosely):
+    for events, part in _halved(parts, decode, found, loosely):
         if events is None:
             failed.append(part)
             continue
@@ -80,14 +82,14 @@ def salvage(
 
 
 def _halved(
-    parts: Sequence[bytes], decode: Decode[Event], loosely: Loosely[Event]
+    parts: Sequence[bytes], decode: Decode[Event], found: Salvaged[Event], loosely: Loosely[Event]
 ) -> Iterator[tuple[list[Event] | None, bytes]]:
     """The events of stretches that decode, and single parts that do not; in order."""
     stack = [(0, len(parts))]
     while stack:
         start, end = stack.pop()
         if end - start == 1:
-            event = _one(parts[start], decode, loosely)
+            event = _one(parts[start], decode, found, loosely)
             yield None if event is None else [event], parts[start]
             continue
         try:
@@ -107,7 +109,7 @@ def _join(
     at = 0
     while at < len(failed):
         for count in range(2, min(len(failed) - at, _JOINED) + 1):
-            event = _one(b",".join(failed[at : at + count]), decode, loosely)
+            event = _one(b",".join(failed[at : at + count]), decode, found, loosely)
             if event is not None:
                 found.events.append(event)
                 found.damaged += _count(left)
@@ -134,14 +136,13 @@ def _parts(text: bytes) -> list[bytes]:
     return parts
 
 
-def _one(
-    text: bytes, decode: Callable[[bytes], list[Event]], loosely: Callable[[bytes], Event | None]
-) -> Event | None:
+def _one(text: bytes, decode: Decode[Event], found: Salvaged[Event], loosely: Loosely[Event]) -> Event | None:
     try:
         events = decode(b"[%b]" % text)
     except DECODE_ERRORS:
         pass
     else:
         return events[0] if len(events) == 1 else None
-    clean = _CONTROL.sub(b" ", text.decode("utf-8", "replace").encode())
-    return loosely(clean)
+    event = loosely(_CONTROL.sub(b" ", text))
+    found.repaired += event is not None
+    return event

@@ -38,6 +38,8 @@ _ON_DEVICE = frozenset(_KINDS[1:])
 
 _OF_PROCESSES = frozenset({"process_name", "process_labels", "process_sort_index"})
 _OF_THREADS = frozenset({"thread_name", "thread_sort_index"})
+_TRACK, _NAMED = 900, 600
+"""Bytes of memory that a track takes until it is drawn, and the name of one."""
 _STREAM_NAME = re.compile(r"stream\b", re.IGNORECASE)
 _MERGED = re.compile(r"\[[^\]]*\]")
 """What a merger puts before the process of each rank."""
@@ -72,6 +74,7 @@ class Rows:
     _thread: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
     _stream: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
     """What names a stream, at a place that may be a thread's too."""
+    _told: int = 0
 
     def of_places(self, place: Indices, category: Indices, categories: Interned[str]) -> Indices:
         """Return the track of each complete event: by where it lies, and for a device also by what it is."""
@@ -84,12 +87,18 @@ class Rows:
         track: Indices = self._tracks[place, kind]
         if len(track) and track.min() < 0:
             unknown = track < 0
-            places = list(self.places)
+            first = int(place[unknown].min())
+            places = self.places.since(first)
             for number in np.unique(place[unknown].astype(np.int64) * len(_KINDS) + kind[unknown]).tolist():
                 where, what = divmod(number, len(_KINDS))
-                self._tracks[where, what] = self.keys[(_KINDS[what], *places[where])]
+                self._tracks[where, what] = self.keys[(_KINDS[what], *places[where - first])]
             track = self._tracks[place, kind]
         return track
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that they take, roughly."""
+        return self.keys.held + self.places.held + self.ends.held + _TRACK * len(self.keys) + self._told
 
     def works_on_host(self, pid: Place, tid: Place) -> None:
         """Note that a place is a thread's, whatever stream has the same numbers."""
@@ -144,6 +153,7 @@ class Rows:
             known = self._stream.setdefault((event.pid, event.tid), _Named())
         else:
             known = self._thread.setdefault((event.pid, event.tid), _Named())
+        self._told += _NAMED + len(event.args)
         known.name = told.name or known.name
         if told.labels != "CPU":  # a device with the number of this process has one that says more
             known.labels = told.labels or known.labels
