@@ -181,6 +181,7 @@ class Capturer:
                 self.machine.check("start")
                 backend.start(values)
                 self._commit("start", window.step, window.role)
+                capture.started = time.monotonic()
                 break
             except (
                 BaseException

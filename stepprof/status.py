@@ -6,17 +6,22 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from stepprof.ranges import label_ranges
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["State", "Status"]
+
+MOST = 6
+"""So many ranges of engines that are in one state stand in the line for a log."""
 
 Status = Literal["idle", "armed", "recording", "flushing"]
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the profiler of this process is doing; ``str(state)`` is one line for a log.
+    """What the profiler of this process is doing; ``str(state)`` is one short line for a log, however many engines there are.
 
     ``rank`` is the global rank, ``engines`` maps labels to states, ``pending_exports`` names the export jobs that still run,
     ``recorded_steps`` the steps of which this process has at least one complete capture.
@@ -25,6 +30,8 @@ class State:
     'idle'
     >>> str(State(status="recording", step=2, role="actor", rank=0, backend="torch"))
     'recording step=2 role=actor rank=0 backend=torch'
+    >>> str(State(engines={f"rollout/{n}": "armed" if n == 5 else "idle" for n in range(8)}))
+    'idle engines=rollout/0-4,6-7:idle,rollout/5:armed'
     """
 
     status: Status = "idle"
@@ -50,7 +57,11 @@ class State:
             if value is not None:
                 parts.append(f"{key}={value}")
         if self.engines:
-            parts.append("engines=" + ",".join(f"{label}:{status}" for label, status in self.engines.items()))
+            alike: dict[str, list[str]] = {}
+            for label, status in self.engines.items():
+                alike.setdefault(status, []).append(label)
+            shown = (f"{label_ranges(labels, MOST)}:{status}" for status, labels in alike.items())
+            parts.append("engines=" + ",".join(shown).replace(", ", ","))
         if self.pending_exports:
             parts.append(f"exporting={len(self.pending_exports)}")
         return " ".join(parts)

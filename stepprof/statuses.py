@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.errors import ConfigError
+from stepprof.ranges import ranges
 from stepprof.rundir import STATUS
 from stepprof.selection import Steps
 from stepprof.writer import is_alive
@@ -55,14 +56,14 @@ def read_statuses(run: Path) -> list[dict[str, Any]]:
 
 def missed_requests(run: Path, step: int) -> list[str]:
     """Which ranks say that they could not record this step though they were asked to, and why: one line for each request and reason."""
-    ranks: dict[tuple[str, str, str | None], list[str]] = {}
+    ranks: dict[tuple[str, str, str | None], list[int | str]] = {}
     for status in read_statuses(run):
         for name, seen in status["requests"].items():
             if seen["outcome"] in ("missed", "refused") and _asks_for(seen, step):
                 key = name, str(seen["outcome"]), seen["reason"]
-                ranks.setdefault(key, []).append(str(status["rank"]))
+                ranks.setdefault(key, []).append("unknown" if status["rank"] is None else status["rank"])
     return [
-        f"request {name}: {outcome} by rank {', '.join(who)}: {reason}"
+        f"request {name}: {outcome} by rank {ranges(who)}: {reason}"
         for (name, outcome, reason), who in ranks.items()
     ]
 

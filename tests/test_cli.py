@@ -285,7 +285,7 @@ class TestShow:
         out = printed(capsys, "show", "--step", "2")
         lines = [line.split() for line in out.splitlines()]
         assert lines[0] == ["run", "r", "step", "2", "version", "5"]
-        row = ["actor", "0", "complete", "torch", "1.500", "3", "0.012", "0.250", "0.000"]
+        row = ["actor", "0", "complete", "torch", "1.500", "0.012", "0.250", "3"]
         assert [cell for cell in lines[3] if cell in row] == row
         assert f"in {a_run.path / 'step-000002'}:" in out
         assert "actor/rank-1.trace.json.gz" in out

@@ -663,7 +663,7 @@ class TestTerminal:
             assert word in printed
 
     def test_more_ranks_than_lines(self, written: Path, tmp_path: Path) -> None:
-        """While it is watched, what is not as it should be comes first; at the end all are shown."""
+        """While each of them is watched, what is not as it should be comes first; at the end all are shown."""
         run = half_written_run(written, tmp_path)
         path = run / "status" / "rank-0.json"
         content = json.loads(path.read_text())
@@ -678,7 +678,7 @@ class TestTerminal:
                 each.write_text(json.dumps({**json.loads(each.read_text()), "ended": True}))
 
         printed = on_a_terminal(
-            "status", str(run), "--watch", "0.1", lines=12, once=b"without --watch", then=end
+            "status", str(run), "--all", "--watch", "0.1", lines=12, once=b"without --watch", then=end
         )
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode()).replace("\r", "")
         watched, _, ended = plain.partition("60 ended")

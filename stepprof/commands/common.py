@@ -13,7 +13,7 @@ from stepprof.errors import ConfigError
 from stepprof.manifest import find_run, is_run, list_runs
 from stepprof.rundir import SPANS, STATUS, step_number
 
-__all__ = ["add_json", "add_run", "add_step", "chosen_run", "output_dir", "print_json", "seconds"]
+__all__ = ["add_all", "add_json", "add_run", "add_step", "chosen_run", "output_dir", "print_json", "seconds"]
 
 SCHEMA_VERSION = 1
 OUTPUT_DIR = "stepprof-runs"
@@ -28,6 +28,15 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="a run id, the path of a run or of a step's folder; by default the newest run",
     )
     add_output_dir(parser)
+
+
+def add_all(parser: argparse.ArgumentParser) -> None:
+    """--all."""
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="a line for each rank, engine, file and note, however many there are",
+    )
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:

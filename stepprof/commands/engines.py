@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepprof.commands.grouping import FULL_ROWS, RANGES, grouped, one_or_count, spread
+from stepprof.commands.windows import bytes_of, events_of, own_seconds
+from stepprof.ranges import label_ranges
 from stepprof.summary import engine_label, told_once
-from stepprof.tables import duration, number, size, table
+from stepprof.tables import duration, table
 
 __all__ = ["clocks_table", "engine_notes", "engines_table"]
 
 _LOCAL = ("local", "same-host")
+CLOCKS = 3
+"""So many clocks are shown where there are more than a table has rows."""
 
 
-def engines_table(engines: Sequence[Mapping[str, Any]]) -> str:
-    """Each engine with its outcome and what its calls took."""
+def engines_table(engines: Sequence[Mapping[str, Any]], *, show_all: bool = False) -> str:
+    """Each engine with its outcome and what its calls took, or each group of engines that are alike."""
     headers = [
         "engine",
         "kind",
@@ -28,48 +33,67 @@ def engines_table(engines: Sequence[Mapping[str, Any]]) -> str:
         "host",
         "name",
     ]
-    rows = []
-    for engine in told_once(engines):
-        artifacts = engine["artifacts"]
-        events = [artifact["events"] for artifact in artifacts if isinstance(artifact["events"], int)]
-        start, end = engine["start_unix_ns"], engine["end_unix_ns"]
-        rows.append(
-            [
-                engine_label(engine),
-                engine["kind"],
-                engine["status"],
-                engine["health"],
-                None if start is None or end is None else duration((end - start) / 1e9),
-                duration(engine["start_seconds"]),
-                duration(engine["stop_seconds"]),
-                size(sum(artifact["bytes"] for artifact in artifacts)) if artifacts else None,
-                number(sum(events)) if events else None,
-                engine["host"],
-                engine["name"],
-            ]
-        )
-    return table(headers, rows, "llllrrrrrll")
+    groups = grouped(
+        told_once(engines),
+        lambda engine: tuple(engine[key] for key in ("role", "occurrence", "kind", "status", "health")),
+        (lambda engine: engine["stop_seconds"], lambda engine: engine["start_seconds"]),
+        show_all=show_all,
+        urgent=lambda engine: engine["status"] not in ("complete", "joined"),
+    )
+    rows = [
+        [
+            label_ranges(map(engine_label, row), RANGES),
+            row[0]["kind"],
+            row[0]["status"],
+            row[0]["health"],
+            spread(map(own_seconds, row), duration),
+            spread((engine["start_seconds"] for engine in row), duration),
+            spread((engine["stop_seconds"] for engine in row), duration),
+            bytes_of(row),
+            events_of(row),
+            one_or_count((engine["host"] for engine in row), "host"),
+            one_or_count((engine["name"] for engine in row), "engine"),
+        ]
+        for row in groups.rows
+    ]
+    note = groups.note("engines")
+    shown = table(headers, rows, "llllrrrrrll")
+    return shown if note is None else f"{shown}\n({note})"
 
 
 def engine_notes(engines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is to be said of each beyond the table."""
-    notes = []
+    """What is to be said of engines beyond the table, once for all of which it is true."""
+    said: dict[str, list[Mapping[str, Any]]] = {}
     for engine in told_once(engines):
-        who = engine_label(engine) + (f" ({engine['name']})" if engine["name"] else "")
         if engine["error"]:
-            notes.append(f"{who}: {engine['status']}: {engine['error']}")
+            said.setdefault(f"{engine['status']}: {engine['error']}", []).append(engine)
         elif engine["status"] not in ("complete", "joined"):
-            notes.append(f"{who}: {engine['status']}")
+            said.setdefault(engine["status"], []).append(engine)
         if engine["capped_by"]:
-            notes.append(f"{who}: ended early, capped by {engine['capped_by']}")
-    return notes
+            said.setdefault(f"ended early, capped by {engine['capped_by']}", []).append(engine)
+    return [f"{_which(which)}: {text}" for text, which in said.items()]
 
 
-def clocks_table(clocks: Sequence[Mapping[str, Any]]) -> str:
-    """The clocks of other hosts against the one that compared them; empty where all are of one host."""
+def _which(engines: Sequence[Mapping[str, Any]]) -> str:
+    labels = label_ranges(map(engine_label, engines), RANGES)
+    name = engines[0]["name"] if len(engines) == 1 else None
+    return f"{labels} ({name})" if name else labels
+
+
+def clocks_table(clocks: Sequence[Mapping[str, Any]], *, show_all: bool = False) -> str:
+    """The clocks of other hosts against the one that compared them, of many the least certain; empty where all are of one host."""
+    others = [clock for clock in clocks if clock["method"] not in _LOCAL]
+    left_out = 0 if show_all else max(len(others) - FULL_ROWS, 0)
+    if left_out:
+        others = sorted(others, key=lambda clock: -clock["error_ns"])[:CLOCKS]
+        left_out += FULL_ROWS - CLOCKS
     rows = [
         [clock["host"], f"{clock['offset_ns'] / 1e6:+.3f}", f"{clock['error_ns'] / 1e6:.3f}", clock["method"]]
-        for clock in clocks
-        if clock["method"] not in _LOCAL
+        for clock in others
     ]
-    return table(["clock of", "ahead ms", "± ms", "method"], rows, "lrrl") if rows else ""
+    shown = table(["clock of", "ahead ms", "± ms", "method"], rows, "lrrl") if rows else ""
+    return (
+        f"{shown}\n({left_out} clocks with a smaller error are left out; --all shows them)"
+        if left_out
+        else shown
+    )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepprof.commands.grouping import FULL_ROWS
 from stepprof.memorypeaks import as_mapping, listed
 from stepprof.memorysnapshot import UNKNOWN, MemorySnapshot, read_snapshot
 from stepprof.tables import duration, number, printable, size, table
@@ -16,6 +17,8 @@ __all__ = ["SNAPSHOT", "describe_memory", "memory_tables"]
 
 SNAPSHOT = "memory-snapshot"
 SUMMARY = "memory-summary"
+HIGHEST = 5
+"""So many peaks are shown where there are more than a table has rows."""
 _SUMMARY_BYTES = 1 << 20
 _BACKSLASH = "\\"
 _Entry = Mapping[str, Any]
@@ -40,11 +43,13 @@ def describe_memory(folder: Path, entries: Sequence[_Entry], most: int) -> dict[
     }
 
 
-def memory_tables(folder: Path, entries: Sequence[_Entry], most: int) -> tuple[list[str], list[str]]:
-    """As text: tables, and notes on what could not be read."""
+def memory_tables(
+    folder: Path, entries: Sequence[_Entry], most: int, *, show_all: bool = False
+) -> tuple[list[str], list[str]]:
+    """As text: tables, and notes on what could not be read. Of many peaks the highest, unless `show_all`."""
     tables: list[str] = []
     notes: list[str] = []
-    peaks = _peaks(folder, entries, notes)
+    peaks = _peaks(folder, entries, notes, show_all=show_all)
     if peaks:
         tables.append(peaks)
     found = list(_artifacts(entries, SNAPSHOT))
@@ -81,28 +86,36 @@ def _summary(path: Path) -> dict[str, Any]:
     return {"devices": devices, "out_of_memory": found.get("out_of_memory")}
 
 
-def _peaks(folder: Path, entries: Sequence[_Entry], notes: list[str]) -> str:
-    rows = []
+def _peaks(folder: Path, entries: Sequence[_Entry], notes: list[str], *, show_all: bool) -> str:
+    rows: list[tuple[int, list[str | int | None]]] = []
     for entry, artifact in _artifacts(entries, SUMMARY):
         summary = _summary(folder / artifact["path"])
         if "finding" in summary:
             notes.append(f"{artifact['path']}: {summary['finding']}")
             continue
         for device in summary["devices"]:
-            rows.append(
-                [
-                    "  " + artifact["path"],
-                    _plain(device, "device"),
-                    _bytes(device, "allocated_bytes"),
-                    _bytes(device, "history_peak_bytes"),
-                    _since(_plain(device, "history_peak_unix_us"), entry),
-                    _bytes(device, "max_allocated_bytes"),
-                    _bytes(device, "max_reserved_bytes"),
-                    number(_plain(device, "num_ooms")),
-                ]
-            )
+            row = [
+                "  " + artifact["path"],
+                _plain(device, "device"),
+                _bytes(device, "allocated_bytes"),
+                _bytes(device, "history_peak_bytes"),
+                _since(_plain(device, "history_peak_unix_us"), entry),
+                _bytes(device, "max_allocated_bytes"),
+                _bytes(device, "max_reserved_bytes"),
+                number(_plain(device, "num_ooms")),
+            ]
+            rows.append((_plain(device, "max_allocated_bytes") or 0, row))
+    if not rows:
+        return ""
+    left_out = 0
+    if len(rows) > FULL_ROWS and not show_all:
+        left_out = len(rows) - HIGHEST
+        rows = sorted(rows, key=lambda each: -each[0])[:HIGHEST]
     headers = ["  memory", "device", "held", "peak", "at s", "max allocated", "max reserved", "out of memory"]
-    return table(headers, rows, "lrrrrrrr") if rows else ""
+    shown = table(headers, [row for _, row in rows], "lrrrrrrr")
+    return (
+        f"{shown}\n  ({left_out} with less allocated are left out; --all shows them)" if left_out else shown
+    )
 
 
 def _top(snapshot: MemorySnapshot, entry: _Entry) -> Iterator[str]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepprof import npufolder
 from stepprof.aftermath import after_notes
-from stepprof.commands.common import add_json, add_run, add_step, chosen_run, print_json
+from stepprof.commands.common import add_all, add_json, add_run, add_step, chosen_run, print_json
 from stepprof.commands.engines import clocks_table, engine_notes, engines_table
+from stepprof.commands.grouping import FULL_ROWS, bounded
 from stepprof.commands.memory import describe_memory, memory_tables
+from stepprof.commands.windows import artifacts_table, window_notes, windows_table
 from stepprof.manifest import find_step, read_step
 from stepprof.rundir import step_folder
 from stepprof.statuses import missed_requests
 from stepprof.summary import RegionTime, absent_ranks, ordered_ranks, region_times
-from stepprof.tables import duration, number, printable, size, table
+from stepprof.tables import duration, number, printable, table
 
 __all__ = ["add", "render_step", "run"]
 
@@ -36,6 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many memory snapshots are read for what held the most (default 4: one of 100,000 entries takes a second)",
     )
+    add_all(parser)
     add_json(parser)
 
 
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(describe_step(path, step, snapshots=args.snapshots))
     else:
-        print(render_step(path, step, snapshots=args.snapshots))
+        print(render_step(path, step, snapshots=args.snapshots, show_all=args.all))
     return 0
 
 
@@ -70,94 +73,62 @@ def describe_step(path: Path, step: int, *, snapshots: int = 4) -> dict[str, Any
     }
 
 
-def render_step(run_path: Path, step: int, *, snapshots: int = 4) -> str:
-    """A step as text: per rank, role and engine what was recorded, where it lies, bytes, what it cost in seconds; what is missing and why; seconds per region."""
+def render_step(run_path: Path, step: int, *, snapshots: int = 4, show_all: bool = False) -> str:
+    """A step as text: per rank, role and engine what was recorded, where it lies, bytes, what it cost in seconds; what is missing and why; seconds per region.
+
+    Where there are many of anything, those that are alike share a line, unless `show_all`.
+    """
     path = Path(run_path)
     manifest = read_step(path, step)
     regions = region_times(path, step)
     windows, engines = manifest["windows"], manifest["engines"]
     version = "" if manifest["version"] is None else f"  version {manifest['version']}"
     parts = [printable(f"run {manifest['run_id']}  step {step}{version}")]
-    parts.append(_windows_table(windows) if windows else "no window is recorded")
+    parts.append(windows_table(windows, show_all=show_all) if windows else "no window is recorded")
     if engines:
-        parts.append(engines_table(engines))
-    artifacts = _artifacts_table([*windows, *engines])
+        parts.append(engines_table(engines, show_all=show_all))
+    artifacts = artifacts_table([*windows, *engines], show_all=show_all)
     if artifacts:
         parts.append(f"in {path / step_folder(step)}:\n{artifacts}")
-    tables, memory_notes = memory_tables(path / step_folder(step), [*windows, *engines], max(snapshots, 0))
+    tables, memory_notes = memory_tables(
+        path / step_folder(step), [*windows, *engines], max(snapshots, 0), show_all=show_all
+    )
     parts += tables
-    clocks = clocks_table(manifest["clocks"])
+    clocks = clocks_table(manifest["clocks"], show_all=show_all)
     if clocks:
         parts.append(clocks)
-    notes = [note for window in windows for note in _notes(window)] + engine_notes(engines)
-    notes += memory_notes
-    notes += _npu_notes(path, step, [*windows, *engines])
-    notes += _nsys_notes([*windows, *engines])
-    notes += after_notes(manifest)
-    notes += absent_ranks(path, manifest)
-    notes += missed_requests(path, step)
-    notes += [
-        f"{finding['fragment'] or 'manifest'}: {finding['problem']}" for finding in manifest["findings"]
+    kinds = [
+        window_notes(windows),
+        engine_notes(engines),
+        memory_notes,
+        _npu_notes(path, step, [*windows, *engines]),
+        _nsys_notes([*windows, *engines]),
+        after_notes(manifest),
+        absent_ranks(path, manifest),
+        missed_requests(path, step),
+        [f"{finding['fragment'] or 'manifest'}: {finding['problem']}" for finding in manifest["findings"]],
+        [f"{finding['file']}: {finding['problem']}" for finding in regions.findings],
     ]
-    notes += [f"{finding['file']}: {finding['problem']}" for finding in regions.findings]
+    notes = bounded(kinds, show_all=show_all)
     if notes:
         parts.append("notes:\n" + "\n".join(f"  {printable(note)}" for note in notes))
     if regions.times:
-        parts.append(_regions_table(regions.times))
+        parts.append(_regions_table(regions.times, show_all=show_all))
     return "\n\n".join(parts)
 
 
-def _windows_table(windows: Sequence[Mapping[str, Any]]) -> str:
-    headers = [
-        "role",
-        "rank",
-        "status",
-        "backend",
-        "seconds",
-        "bytes",
-        "events",
-        "stall s",
-        "export s",
-        "wait s",
-        "joined",
-    ]
-    rows = []
-    for window in windows:
-        artifacts = window["artifacts"]
-        events = [artifact["events"] for artifact in artifacts if isinstance(artifact["events"], int)]
-        rows.append(
-            [
-                _role(window),
-                window["rank"],
-                window["status"],
-                window["backend"],
-                _seconds(window),
-                size(sum(artifact["bytes"] for artifact in artifacts)) if artifacts else None,
-                number(sum(events)) if events else None,
-                duration(window["stall_seconds"]),
-                duration(window["export_seconds"]),
-                duration(window["wait_seconds"]),
-                _capture_joined(window),
-            ]
-        )
-    return table(headers, rows, "lrllrrrrrrl")
-
-
-def _artifacts_table(entries: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        ["  " + artifact["path"], artifact["kind"], size(artifact["bytes"])]
-        for entry in entries
-        for artifact in entry["artifacts"]
-    ]
-    return table(["  artifact", "kind", "bytes"], rows, "llr") if rows else ""
-
-
-def _regions_table(times: Sequence[RegionTime]) -> str:
+def _regions_table(times: Sequence[RegionTime], *, show_all: bool) -> str:
     ranks = ordered_ranks(times)
     by_region: dict[tuple[str | None, str], dict[int | str, RegionTime]] = {}
     for time in times:
         by_region.setdefault((time.role, time.name), {})[time.rank] = time
     side_by_side = len(ranks) <= _RANKS_SIDE_BY_SIDE
+    shown = by_region.items()
+    left_out = 0 if show_all else max(len(by_region) - FULL_ROWS, 0)
+    if left_out:
+        longest = sorted(shown, key=lambda item: -sum(time.seconds for time in item[1].values()))
+        kept = {key for key, _ in longest[:FULL_ROWS]}
+        by_region = {key: on for key, on in shown if key in kept}
     rows = []
     for (role, name), on in by_region.items():
         seconds = {rank: time.seconds for rank, time in on.items()}
@@ -181,7 +152,8 @@ def _regions_table(times: Sequence[RegionTime]) -> str:
         if side_by_side
         else ["ranks", "min s", "mean s", "max s", "slowest"]
     )
-    return table(["role", "region", "calls", "raised", *columns], rows, "llrr" + "r" * len(columns))
+    text = table(["role", "region", "calls", "raised", *columns], rows, "llrr" + "r" * len(columns))
+    return f"{text}\n({left_out} regions that took less are left out; --all shows them)" if left_out else text
 
 
 def _describe_npu(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -200,40 +172,9 @@ def _nsys_notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return []
 
 
-def _npu_notes(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for found in _describe_npu(path, step, entries):
-        hint = f': "stepprof analyse {path.name} --step {step}" makes its trace'
-        yield f"{found['path']}: {found['analysis']}{hint if found['analysis'] == npufolder.NOT_YET else ''}"
-
-
-def _notes(window: Mapping[str, Any]) -> list[str]:
-    who = f"{_role(window)} rank {window['rank']}"
-    notes = []
-    if window["error"]:
-        notes.append(f"{who}: {window['status']}: {window['error']}")
-    elif window["status"] not in ("complete", "joined"):
-        notes.append(f"{who}: {window['status']}")
-    if window["capped_by"]:
-        notes.append(f"{who}: ended early, capped by {window['capped_by']}")
-    if window["body_error"]:
-        notes.append(f"{who}: the body raised {window['body_error']}")
-    return notes
-
-
-def _capture_joined(window: Mapping[str, Any]) -> str | None:
-    """The capture that a joined window is in: its artifacts' path below the run, without a suffix."""
-    capture = window["capture"]
-    if not capture:
-        return None
-    step = capture.get("step")
-    return f"{step_folder(step)}/{capture.get('stem')}" if isinstance(step, int) else str(capture.get("stem"))
-
-
-def _role(window: Mapping[str, Any]) -> str:
-    name = str(window["role"] or "step")
-    return name if window["occurrence"] in (None, 1) else f"{name} ({window['occurrence']})"
-
-
-def _seconds(window: Mapping[str, Any]) -> str | None:
-    start, end = window["start_unix_ns"], window["end_unix_ns"]
-    return None if start is None or end is None else duration((end - start) / 1e9)
+def _npu_notes(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    hint = f': "stepprof analyse {path.name} --step {step}" makes its trace'
+    return [
+        f"{found['path']}: {found['analysis']}{hint if found['analysis'] == npufolder.NOT_YET else ''}"
+        for found in _describe_npu(path, step, entries)
+    ]

@@ -6,20 +6,18 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepprof.commands.common import add_json, add_run, chosen_run, print_json, seconds
+from stepprof.commands.common import add_all, add_json, add_run, chosen_run, print_json, seconds
+from stepprof.commands.processes import ALIGN, HEADERS, PROBLEMS, status_notes, status_rows, urgency
 from stepprof.statuses import LIVE, read_statuses
-from stepprof.tables import duration, printable, size, table
+from stepprof.tables import printable, table
 
 __all__ = ["add", "describe", "render", "run"]
 
 EVERY_SECONDS = 1.0
-_HEADERS = ["rank", "host", "condition", "state", "since", "step", "role", "step s", "health", "exports", "recorded", "bytes"]  # fmt: skip
-_ALIGN = "lllllrlrlrrr"
-_PROBLEMS = frozenset({"crashed", "stale", "damaged"})
 _COLOURS = {
     "live": "green",
     "stale": "yellow",
@@ -47,6 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="show it again every so many seconds (1 by default) until Ctrl-C, or until every process has ended",
     )
+    add_all(parser)
     add_json(parser)
 
 
@@ -55,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
     path = chosen_run(args)
     content = describe(path)
     if args.watch is not None:
-        content = _watch(path, content, max(args.watch, 0.1), as_json=args.json)
+        content = _watch(path, content, max(args.watch, 0.1), as_json=args.json, show_all=args.all)
     elif args.json:
         print_json(content)
     else:
-        _print(content)
-    return 1 if _PROBLEMS & set(content["conditions"]) else 0
+        _print(content, show_all=args.all)
+    return 1 if PROBLEMS & set(content["conditions"]) else 0
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -88,13 +87,13 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def render(content: Mapping[str, Any]) -> str:
-    """The status as plain text."""
+def render(content: Mapping[str, Any], *, show_all: bool = False) -> str:
+    """The status as plain text: where there are many, processes and engines that do the same share a row, unless `show_all`."""
     parts = [_title(content)]
-    rows = _rows(content["processes"])
+    rows, how_many = status_rows(content["processes"], show_all=show_all)
     if rows:
-        parts.append(table(_HEADERS, rows, _ALIGN))
-    notes = _notes(content)
+        parts.append(table(HEADERS, rows, ALIGN) + "".join(f"\n({line})" for line in how_many))
+    notes = status_notes(content, show_all=show_all)
     if notes:
         parts.append("notes:\n" + "\n".join(f"  {note}" for note in notes))
     return "\n\n".join(parts)
@@ -105,80 +104,18 @@ def _title(content: Mapping[str, Any]) -> str:
     return printable(f"run {content['run_id']}  {conditions or 'no process has told of itself'}")
 
 
-def _rows(processes: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    rows = []
-    for status in processes:
-        over = status["condition"] != LIVE
-        rows.append(
-            [
-                status["file"] if status["rank"] is None else status["rank"],
-                status["host"],
-                status["condition"],
-                f"was {status['state']}"
-                if over and status["state"] not in (None, "idle")
-                else status["state"],
-                _ago(status["age_seconds"] if over else status["state_seconds"]),
-                status["step"],
-                status["role"],
-                duration(status["step_seconds"]),
-                status["health"],
-                len(status["pending_exports"] or ()) + (status["pending_uploads"] or 0) or None,
-                len(status["recorded_steps"] or ()) or None,
-                size(status["recorded_bytes"] or None),
-            ]
-        )
-        for label, engine in status["engines"].items():
-            state = None if over else engine["state"]
-            rows.append(["  " + label, engine["host"], None, state, None, None, None, None, engine["health"], None, None, None])  # fmt: skip
-    return rows
-
-
-def _notes(content: Mapping[str, Any]) -> list[str]:
-    notes = [
-        f"rank {status['rank']}: {status['last_error']}"
-        for status in content["processes"]
-        if status["last_error"]
-    ]
-    for request in content["requests"]:
-        outcomes = Counter(str(outcome["outcome"]) for outcome in request["outcomes"])
-        what = ", ".join(f"{name} by {count}" for name, count in outcomes.items())
-        role = f" of role {request['role']}" if request["role"] else ""
-        notes.append(f"request {request['name']} (steps {request['steps']}{role}): {what}")
-        reasons = Counter(
-            str(outcome["reason"])
-            for outcome in request["outcomes"]
-            if outcome["reason"] and (outcome["outcome"] in ("missed", "refused") or outcome["missed"])
-        )
-        notes += [f"  {reason} ({count})" for reason, count in reasons.most_common(3)]
-    return [printable(note) for note in notes]
-
-
-def _ago(seconds: float | None) -> str | None:
-    """How long something has lasted, for a reader.
-
-    >>> _ago(3.2), _ago(75), _ago(7300)
-    ('3 s', '1 min', '2 h')
-    """
-    if seconds is None:
-        return None
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _print(content: Mapping[str, Any]) -> None:
+def _print(content: Mapping[str, Any], *, show_all: bool) -> None:
     """With colours on a terminal that rich knows, as plain text everywhere else."""
-    shown = _rich(content) if sys.stdout.isatty() else None
+    shown = _rich(content, show_all=show_all) if sys.stdout.isatty() else None
     if shown is None:
-        print(render(content))
+        print(render(content, show_all=show_all))
     else:
         from rich.console import Console
 
         Console().print(shown, crop=False)
 
 
-def _rich(content: Mapping[str, Any], lines: int | None = None) -> Any:
+def _rich(content: Mapping[str, Any], lines: int | None = None, *, show_all: bool = False) -> Any:
     """The status for rich, in so many lines of a terminal; None where rich is not installed."""
     try:
         from rich.cells import cell_len
@@ -187,10 +124,13 @@ def _rich(content: Mapping[str, Any], lines: int | None = None) -> Any:
         from rich.text import Text
     except ImportError:
         return None
-    processes, notes = content["processes"], _notes(content)
-    if lines is not None and lines < len(_rows(processes)) + len(notes) + 3:
-        processes, notes = sorted(processes, key=_urgency), notes[: lines // 4]
-    rows = [[printable("-" if cell is None else str(cell)) for cell in row] for row in _rows(processes)]
+    processes, notes = content["processes"], status_notes(content, show_all=show_all)
+    cells, how_many = status_rows(processes, show_all=show_all)
+    if lines is not None and lines < len(cells) + len(how_many) + len(notes) + 3:
+        processes, notes = sorted(processes, key=urgency), notes[: lines // 4]
+        cells, how_many = status_rows(processes, show_all=show_all)
+    rows = [[printable("-" if cell is None else str(cell)) for cell in row] for row in cells]
+    notes = [*(f"({line})" for line in how_many), *notes]
     if lines is not None and lines < len(rows) + len(notes) + 3:
         shown = max(
             lines - len(notes) - 4, 1
@@ -198,7 +138,7 @@ def _rich(content: Mapping[str, Any], lines: int | None = None) -> Any:
         notes = [f"… and {len(rows) - shown} more lines: `stepprof status` without --watch", *notes]
         rows = rows[:shown]
     columns = Table(box=None, pad_edge=False)
-    for header, side, *texts in zip(_HEADERS, _ALIGN, *rows, strict=True):
+    for header, side, *texts in zip(HEADERS, ALIGN, *rows, strict=True):
         widest = max(
             map(cell_len, [header, *texts])
         )  # a terminal that is too narrow wraps the line: no column is cut
@@ -213,32 +153,25 @@ def _rich(content: Mapping[str, Any], lines: int | None = None) -> Any:
     return Group(*parts)
 
 
-def _urgency(status: Mapping[str, Any]) -> int:
-    """What is to be seen first where not all fits: what is not as it should be, then what records."""
-    if status["condition"] in _PROBLEMS:
-        return 0
-    if status["last_error"] is not None:
-        return 1
-    return 3 if status["state"] in (None, "idle") else 2
-
-
-def _watch(path: Path, content: dict[str, Any], seconds: float, *, as_json: bool) -> dict[str, Any]:
+def _watch(
+    path: Path, content: dict[str, Any], seconds: float, *, as_json: bool, show_all: bool
+) -> dict[str, Any]:
     """Show it until every process has ended; returns what was shown last."""
     if not as_json and sys.stdout.isatty() and _rich(content) is not None:
         from rich.live import Live
 
         with Live(auto_refresh=False, transient=True) as live:
             while _goes_on(content):
-                live.update(_rich(content, live.console.size.height), refresh=True)
+                live.update(_rich(content, live.console.size.height, show_all=show_all), refresh=True)
                 time.sleep(seconds)
                 content = describe(path)
-        _print(content)
+        _print(content, show_all=show_all)
         return content
     while True:
         if as_json:
             print_json(content)
         else:
-            print(render(content))
+            print(render(content, show_all=show_all))
         sys.stdout.flush()
         if not _goes_on(content):
             return content
