@@ -20,11 +20,12 @@ def make_timeline(run: Path, step: int) -> Path:
         ConfigError: the extra `report` is not installed, there is nothing to merge, or the file cannot be written.
     """
     require_extra()
+    from stepprof.report.premerge import placed
     from stepprof.timeline.extent import role_starts
     from stepprof.timeline.find import find
     from stepprof.timeline.merge import default_output, merge
 
-    found = find([run], output_dir=run.parent, step=step)
+    found = placed(find([run], output_dir=run.parent, step=step))
     with progress_bar("merging") as progress:
         return merge(
             found.inputs,

@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     assume = begin_reading(args)
     format_ = _format(args.format)
     _check_range(args)
+    from stepprof.report.premerge import placed
     from stepprof.timeline.extent import role_starts, start_of
     from stepprof.timeline.find import find
     from stepprof.timeline.merge import default_output, merge
@@ -105,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
             ranks=None if args.ranks is None else Ranks.parse(args.ranks, "--ranks"),
             elsewhere=None if cluster is None else cluster.elsewhere,
         )
+        with progress_bar("comparing clocks") as progress:
+            found = placed(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
         begin = start_of(found, assume) if (args.from_seconds, args.to_seconds) != (None, None) else 0
         groups = _groups(args, found, default_output(Path(), format_))
         if not args.json:

@@ -10,6 +10,7 @@ import msgspec
 from stepprof.report.combine import combine
 from stepprof.report.digest import Digest, digest
 from stepprof.report.groups import Communication
+from stepprof.report.placing import place
 from stepprof.report.processes import measurable
 from stepprof.report.schema import Finding, Report
 from stepprof.timeline.clocks import never_compared
@@ -64,6 +65,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         result if isinstance(result, Digest) else _without(wanted, result.reason)
         for wanted, result in zip(found.inputs, results, strict=True)
     ]
+    digests, problems = place(digests, found.manifests)
     digests = [
         msgspec.structs.replace(each, findings=[*each.findings, *never_compared(each.origin, each.alignment)])
         for each in digests
@@ -73,7 +75,10 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         step=found.step,
         run_id=found.run_id or (found.folder.name if found.folder is not None else ""),
         manifests=found.manifests,
-        findings=[Finding(source, problem) for source, problem in found.findings],
+        findings=[
+            *(Finding(source, problem) for source, problem in found.findings),
+            *(Finding(None, problem) for problem in problems),
+        ],
     )
 
 

@@ -18,6 +18,7 @@ from stepprof.report.collectives import Calls
 from stepprof.report.cut import sound, within
 from stepprof.report.groups import groups_of
 from stepprof.report.intervals import Intervals
+from stepprof.report.issued import Issued, issued
 from stepprof.report.ops import OpTable, count_kernels, count_ops
 from stepprof.report.rollout import Batches, Samples, collect_batches, collect_samples
 from stepprof.timeline.iterations import BATCH_SIZE
@@ -91,6 +92,8 @@ class Digest(msgspec.Struct, frozen=True):
     regions: list[RegionTotal] = []
     work: Work | None = None
     calls: Calls = Calls()
+    issued: Issued | None = None
+    """Who called them, where that is sure: None otherwise."""
     ops: OpTable = OpTable()
     kernels: OpTable = OpTable()
     batches: Batches | None = None
@@ -113,7 +116,8 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
     source = sound(source)
     if bounds is not None:
         offset = source.alignment.offset_ns
-        source = within(source, bounds[0] - offset, bounds[1] - offset)
+        bounds = bounds[0] - offset, bounds[1] - offset
+        source = within(source, *bounds)
     slices, counters = source.slices, source.counters
     columns = (source.instants.time, counters.time, slices.start, slices.start + slices.duration)
     times = [column for column in columns if len(column)]
@@ -141,6 +145,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         regions=regions,
         work=_work(source, chosen),
         calls=_calls(source, calls),
+        issued=issued(source, bounds),
         ops=count_ops(
             source.names, slices.name[ops], slices.track[ops], slices.start[ops], slices.duration[ops]
         ),

@@ -132,9 +132,9 @@ def estimate(members: Sequence[Member]) -> Estimate:
     _place(ways, extents, made)
     for several, reason in unmatched:
         if len({made.moves[each].island if each in made.moves else each for each in several}) > 1:
-            names = ", ".join(sorted({host for island in several for host in hosts[island]}))
+            named = ", ".join(sorted({host for island in several for host in hosts[island]}))
             made.findings.append(
-                f"the clocks of {names} cannot be estimated from their collectives: {reason}"
+                f"the clocks of {named} cannot be estimated from their collectives: {reason}"
             )
     made.findings = list(dict.fromkeys(made.findings))
     return made

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepprof.tables import counted
 from stepprof.timeline.comparisons import Edge, agreed
 from stepprof.timeline.model import Alignment, Origin
 
@@ -226,7 +227,8 @@ def describe(alignments: Iterable[Alignment]) -> str:
     parts = []
     for method, those in sorted(by_method.items(), key=lambda item: _ORDER.get(item[0], 2)):
         parts.append(_PHRASES.get(method, "{count} compared by {method}{within}").format(
-            count=len(those), sources=f"{len(those)} source{'s' * (len(those) > 1)}", method=method, within=_within(those)
+            count=len(those), hosts=counted(len(set(those)), "host"), its="its" if len(set(those)) == 1 else "their",
+            sources=f"{len(those)} source{'s' * (len(those) > 1)}", method=method, within=_within(those)
         ))  # fmt: skip
     return "; ".join(parts) or "no source is placed"
 
@@ -234,7 +236,7 @@ def describe(alignments: Iterable[Alignment]) -> str:
 _ORDER = {"same-host": 0, "ping-pong": 1, "assumed": 4, "unmeasured": 5}
 _PHRASES = {
     "same-host": "{sources} by the clock of one host",
-    "collectives": "{count} placed by matched collectives{within}",
+    "collectives": "{hosts} placed by {its} matched collectives{within}",
     "assumed": "{count} placed by --assume-offset",
     "unmeasured": "{count} on hosts that were never compared, placed by their own wall clocks: their error is not known",
 }

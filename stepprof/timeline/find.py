@@ -53,6 +53,8 @@ class Found:
     """What `find` found."""
 
     inputs: list[Input] = field(default_factory=list)
+    considered: list[Input] = field(default_factory=list)
+    """Before some roles and ranks are chosen."""
     manifests: list[dict[str, Any]] = field(default_factory=list)
     """Of each run directory the manifest of the step."""
     findings: list[tuple[str | None, str]] = field(default_factory=list)
@@ -141,6 +143,7 @@ def find(
         if not runs and len(plain) == 1 and plain[0].is_file():
             found.run_id, found.step = stated_step(plain[0])
         _align_files(found, clocks)
+    found.considered = found.inputs
     if roles is not None:
         found.inputs = of_roles(found.inputs, found.manifests, roles)
     if ranks is not None:
