@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from stepprof.manifest import read_step
 from stepprof.tables import duration, size
 
-__all__ = ["after_notes", "is_pruned", "pruned_paths"]
+__all__ = ["after_notes", "pruned_paths"]
 
 
 def pruned_paths(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Why and when artifacts of a step were deleted, by their paths below the step's folder."""
     return {path: _when_and_why(entry) for entry in manifest["pruned"] for path in entry["paths"]}
-
-
-def is_pruned(run: Path, step: int, stem: str) -> bool:
-    """Whether the artifact of a capture was deleted; `stem` is its path below the step's folder, without a suffix."""
-    return any(path.startswith((f"{stem}.", f"{stem}/")) for path in pruned_paths(read_step(run, step)))
 
 
 def after_notes(manifest: Mapping[str, Any], *, all_well: bool = True) -> list[str]:

@@ -30,7 +30,7 @@ COMMANDS = {
     "status": "show what every rank and engine of a running job does",
     "trigger": "ask a running job to record a step",
     "spans": "show what windows and regions took in every step; write them as a timeline",
-    "check": "check artifacts against manifests; fails where anything is missing",
+    "check": "read artifacts to their ends, against manifests; fails where anything is missing or damaged",
     "open": "show the timeline of a step in a browser",
     "analyse": "have torch_npu make what it recorded on Ascend devices readable",
     "merge": "write one timeline of all that was recorded of a step",

@@ -1,34 +1,25 @@
 """Artifacts against manifests: whether what a run claims to hold is there, whole and readable.
 
-The one place that opens every artifact. It believes nothing: an empty directory, a run without steps and a step without one complete window are failures, since a check that finds nothing to check
-has shown nothing. Compressed files are read to their end (a gzip file that was cut off looks well at its beginning), and traces are parsed, or, where they are too large for that, looked at from both ends.
+It believes nothing: an empty directory, a run without steps and a step without one complete window are failures, since a check that finds nothing to check has shown nothing. Artifacts are read to their
+ends (`stepprof.artifactcheck`), in worker processes where there are many bytes of them.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import re
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from io import BufferedIOBase
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepprof import npufolder
-from stepprof.aftermath import after_notes, is_pruned, pruned_paths
+from stepprof.aftermath import after_notes, pruned_paths
+from stepprof.artifactcheck import Checked, check_artifact
 from stepprof.manifest import read_run, read_spans, read_step, steps
-from stepprof.memorysnapshot import snapshot_problem
 from stepprof.rundir import MANIFEST, RUN_FILE, step_folder
 from stepprof.summary import SESSIONS, absent_ranks, engine_label, told_once, untold
+from stepprof.timeline.workers import each_in_worker
 
-__all__ = ["Problem", "Verification", "artifact_problem", "verify_run"]
+__all__ = ["Problem", "Verification", "verify_run"]
 
-PARSED_BYTES = 64 * 2**20
-"""Up to this many bytes of JSON are parsed; parsing takes about twenty times as much memory."""
-_CHUNK = 1 << 20
-_FIRST_EVENT = re.compile(rb'"traceEvents"\s*:\s*\[\s*([^\s])')
 _WELL_ENDED = ("complete", "joined")
 
 
@@ -42,6 +33,35 @@ class Problem:
 
 
 @dataclass(slots=True)
+class _Captures:
+    """The captures that left a file, or left one that was deleted since; each folder is looked into once."""
+
+    _there: dict[Path, set[str]] = field(default_factory=dict)
+    _deleted: dict[Path, set[str]] = field(default_factory=dict)
+
+    def holds(self, run: Path, capture: object) -> bool:
+        """Whether the capture that a window joined is there; one that does not say which cannot be missed."""
+        if not isinstance(capture, dict):
+            return True
+        step, stem = capture.get("step"), capture.get("stem")
+        if not isinstance(step, int) or not isinstance(stem, str) or ".." in stem:
+            return False
+        folder = run / step_folder(step)
+        file = folder / stem
+        if file.is_dir():  # an engine's own folder
+            return any(other.is_file() for other in file.iterdir())
+        if file.parent not in self._there:
+            names = [other.name for other in file.parent.iterdir()] if file.parent.is_dir() else []
+            self._there[file.parent] = {each for name in names for each in _stems(name)}
+        if file.name in self._there[file.parent]:
+            return True
+        if folder not in self._deleted:
+            paths = pruned_paths(read_step(run, step))
+            self._deleted[folder] = {each for path in paths for each in _stems(path)}
+        return stem in self._deleted[folder]
+
+
+@dataclass(slots=True)
 class Verification:
     """What was looked at and what was found: `problems` fail a check, `notes` are worth knowing."""
 
@@ -52,6 +72,9 @@ class Verification:
     bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
+    pending: list[tuple[Problem, tuple[Path, int, str | None]]] = field(default_factory=list)
+    """Artifacts that are still to be read, each with what is to be said of it."""
+    captures: _Captures = field(default_factory=_Captures)
     pruned: dict[str, str] = field(default_factory=dict)
     """Of the step at hand: the artifacts that were deleted, by path, and why."""
 
@@ -61,8 +84,16 @@ class Verification:
         return not self.problems
 
 
-def verify_run(path: Path) -> Verification:
-    """Check every step of a run."""
+def verify_run(
+    path: Path, *, workers: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> Verification:
+    """Check every step of a run.
+
+    Args:
+        path: the run's folder.
+        workers: processes at most that read artifacts; None: as many as there are cores, and none beside this one where there is little to read. 1: all in this one.
+        progress: called with (artifacts read, all artifacts) after each.
+    """
     result = Verification()
     recorded = steps(path)
     if not read_run(path):
@@ -71,6 +102,7 @@ def verify_run(path: Path) -> Verification:
         result.problems.append(Problem(None, "", "no step is recorded here"))
     for step in recorded:
         _verify_step(path, step, result)
+    _read_artifacts(result, workers, progress)
     findings: list[dict[str, Any]] = []
     for _ in read_spans(path, findings=findings):
         pass
@@ -78,39 +110,18 @@ def verify_run(path: Path) -> Verification:
     return result
 
 
-def artifact_problem(file: Path, size: int, kind: str | None) -> str | None:
-    """What is wrong with one artifact; None if it is whole.
-
-    Args:
-        file: where it should be.
-        size: bytes, as the manifest says.
-        kind: the manifest's kind; of a trace, events are expected.
-    """
-    try:
-        if kind == npufolder.KIND:
-            return _folder_problem(file)
-        there = file.stat().st_size
-        if not file.is_file():
-            return "is no file"
-        if there != size:
-            return f"has {there} bytes; the manifest says {size}"
-        if there == 0:
-            return "is empty"
-        if kind == "memory-snapshot" and size <= PARSED_BYTES:
-            return snapshot_problem(file)
-        compressed = file.suffix == ".gz"
-        with gzip.open(file) if compressed else file.open("rb") as stream:
-            if file.name.endswith((".json", ".json.gz")):
-                return _json_problem(stream, is_trace="trace" in (kind or ""))
-            for _ in _chunks(stream):
-                pass
-    except FileNotFoundError:
-        return "is missing"
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        return f"is damaged: {error}"
-    except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
-    return None
+def _read_artifacts(
+    result: Verification, workers: int | None, progress: Callable[[int, int], None] | None
+) -> None:
+    tasks = [task for _, task in result.pending]
+    sizes = [size for _, size, _ in tasks]
+    read = each_in_worker(check_artifact, tasks, sizes=sizes, workers=workers, progress=progress)
+    for (about, _), found in zip(result.pending, read, strict=True):
+        checked = found if isinstance(found, Checked) else Checked(f"could not be checked: {found.reason}")
+        result.notes += [replace(about, problem=note) for note in checked.notes]
+        if checked.problem:
+            result.problems.append(replace(about, problem=checked.problem))
+    result.pending.clear()
 
 
 def _verify_step(path: Path, step: int, result: Verification) -> None:
@@ -180,8 +191,7 @@ def _verify_outcome(
     if (
         status == "joined"
         and entry.get("backend") != "null"
-        and not _capture_is_there(folder.parent, entry["capture"])
-        and not _capture_was_pruned(folder.parent, entry["capture"])
+        and not result.captures.holds(folder.parent, entry["capture"])
     ):
         result.problems.append(Problem(step, who, f"joined a capture that is not there: {entry['capture']}"))
     for artifact in entry["artifacts"]:
@@ -189,29 +199,19 @@ def _verify_outcome(
             continue
         result.artifacts += 1
         result.bytes += artifact["bytes"]
-        problem = artifact_problem(folder / artifact["path"], artifact["bytes"], artifact["kind"])
-        if problem:
-            result.problems.append(Problem(step, f"{folder.name}/{artifact['path']}", problem))
+        about = Problem(step, f"{folder.name}/{artifact['path']}", "")
+        result.pending.append((about, (folder / artifact["path"], artifact["bytes"], artifact["kind"])))
 
 
-def _capture_is_there(run: Path, capture: object) -> bool:
-    """Whether the capture that a window joined has left a file; one that does not say which cannot be missed."""
-    if not isinstance(capture, dict):
-        return True
-    step, stem = capture.get("step"), capture.get("stem")
-    if not isinstance(step, int) or not isinstance(stem, str) or ".." in stem:
-        return False
-    file = run / step_folder(step) / stem
-    if file.is_dir():  # an engine's own folder
-        return any(other.is_file() for other in file.iterdir())
-    # "rank-1" is neither "rank-10.trace.json.gz" nor "rank-1.2.trace.json.gz"
-    own = re.compile(re.escape(file.name) + r"\.(?!\d)")
-    return file.parent.is_dir() and any(own.match(other.name) for other in file.parent.iterdir())
+def _stems(path: str) -> Iterator[str]:
+    """What a file may be the artifact of: "rank-1" is neither of "rank-10.trace.json.gz" nor of "rank-1.2.trace.json.gz".
 
-
-def _capture_was_pruned(run: Path, capture: Mapping[str, Any]) -> bool:
-    step, stem = capture.get("step"), capture.get("stem")
-    return isinstance(step, int) and isinstance(stem, str) and is_pruned(run, step, stem)
+    >>> list(_stems("rank-1.2.trace.gz"))
+    ['rank-1.2', 'rank-1.2.trace']
+    """
+    for at, each in enumerate(path):
+        if (each == "." and not path[at + 1 : at + 2].isdigit()) or each == "/":
+            yield path[:at]
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -220,38 +220,3 @@ def _files(folder: Path) -> Iterator[Path]:
         inside = file.relative_to(folder).parts
         if file.is_file() and len(inside) > 1 and inside[0] != MANIFEST:
             yield file
-
-
-def _json_problem(stream: BufferedIOBase, *, is_trace: bool) -> str | None:
-    held = bytearray()
-    end = b""
-    total = 0
-    for chunk in _chunks(stream):
-        total += len(chunk)
-        if len(held) < PARSED_BYTES:
-            held += chunk
-        end = (end + chunk)[-64:]
-    if total <= len(held):
-        try:
-            content = json.loads(bytes(held))
-        except (ValueError, RecursionError) as error:
-            return f"is no JSON: {error}"
-        events = content.get("traceEvents") if isinstance(content, dict) else content
-        return "has no traceEvents" if is_trace and not (isinstance(events, list) and events) else None
-    if end.rstrip()[-1:] != {b"{": b"}", b"[": b"]"}.get(bytes(held.lstrip()[:1])):
-        return f"is no JSON: it does not end as it should: {end[-20:]!r}"
-    first = _FIRST_EVENT.search(held)
-    return "has no traceEvents" if is_trace and (first is None or first[1] == b"]") else None
-
-
-def _folder_problem(folder: Path) -> str | None:
-    """What is wrong with a folder of torch_npu's; its size grows when it is analysed, and is not compared."""
-    if not folder.is_dir():
-        return "is no folder" if folder.exists() else "is missing"
-    inside = list(npufolder.profile_folders(folder)) or [folder]
-    return next((problem for found in inside if (problem := npufolder.missing_parts(found))), None)
-
-
-def _chunks(stream: BufferedIOBase) -> Iterator[bytes]:
-    while chunk := stream.read(_CHUNK):
-        yield chunk

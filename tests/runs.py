@@ -7,7 +7,12 @@ import json
 
 from stepprof.rundir import open_run, writer_identity
 
-TRACE = json.dumps({"traceEvents": [{"name": "aten::add", "ph": "X", "ts": 1, "dur": 2}] * 3}).encode()
+TRACE = json.dumps(
+    {
+        "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+        "traceEvents": [{"name": "aten::add", "ph": "X", "ts": 1, "dur": 2}] * 3,
+    }
+).encode()
 
 
 def make_run(output_dir, run_id="r", **description):

@@ -10,11 +10,11 @@ import tracemalloc
 
 import pytest
 
+from stepprof.artifactcheck import check_artifact
 from stepprof.options import EngineOptions
 from stepprof.remote import artifacts
 from stepprof.remote.artifacts import adopt
 from stepprof.remote.base import EngineFailure, EngineWindow
-from stepprof.verification import artifact_problem
 from stepprof.window import Window
 
 BASE = 1_790_857_026_000_000_000
@@ -80,7 +80,7 @@ class TestAdopt:
     def test_what_is_whole_passes_the_check_of_a_run(self, tmp_path, window):
         """The check that a user runs later finds nothing wrong."""
         artifact = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0")
-        assert artifact_problem(window.folder / artifact.path, artifact.bytes, artifact.kind) is None
+        assert check_artifact(window.folder / artifact.path, artifact.bytes, artifact.kind).problem is None
 
     def test_a_name_that_is_taken_is_never_written_over(self, tmp_path, window):
         """The second file of that name gets a number."""

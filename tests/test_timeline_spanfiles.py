@@ -53,6 +53,17 @@ def placed(source):
 
 
 class TestSource:
+    def test_bytes_that_are_no_text(self, tmp_path):
+        """In names and in attributes, which a timeline copies, they are replaced and counted."""
+        file = tmp_path / "rank-0.000001.jsonl"
+        lines = [json.dumps(line) for line in (HEADER, span("A"), span("b", attrs={"who": "B"}))]
+        data = "\n".join([*lines, ""]).encode()
+        file.write_bytes(data.replace(b'"A"', b'"\xff"').replace(b'"B"', b'"\xc3("'))
+        source = read_spans_of([str(file)], 2, Origin("spans", "s"), Alignment("reference"), args=True)
+        assert sorted(source.names) == ["b", "\ufffd"]
+        assert any(json.loads(args)["who"] == "\ufffd(" for args in source.slices.args if b"who" in args)
+        assert source.findings == ["rank-0.000001.jsonl: 2 bytes are not UTF-8: replaced by U+FFFD"]
+
     def test_threads_tasks_and_samples(self, tmp_path):
         """A thread's spans are on its row; coroutines, which overlap, on another; a sample's on the sample's as well."""
         source = source_of(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
-from runs import TRACE, make_run, record, write_spans
+from runs import TRACE, make_run, record, region, write_spans
 
-from stepprof import verification
-from stepprof.verification import artifact_problem, verify_run
+from stepprof.verification import verify_run
 from stepprof.writer import writer_identity
 
 
@@ -135,6 +135,46 @@ class TestVerifyRun:
         assert result.ok
         assert [note.problem for note in result.notes] == ["still recording"]
 
+    def test_in_worker_processes(self, tmp_path):
+        """Artifacts are read by as many processes as are wanted: the same problems in the same order, and each is counted once it is read."""
+        run = make_run(tmp_path)
+        for rank in range(5):
+            record(run, rank=rank, data=gzip.compress(TRACE, mtime=0)[: -12 if rank % 2 else None])
+        told = []
+        alone = verify_run(run.path, workers=1)
+        result = verify_run(run.path, workers=2, progress=lambda *done: told.append(done))
+        assert result.problems == alone.problems
+        assert [problem.where for problem in result.problems] == [
+            f"step-000002/actor/rank-{rank}.trace.json.gz" for rank in (1, 3)
+        ]
+        assert told == [(number, 5) for number in range(1, 6)]
+
+    def test_many_joined_windows(self, tmp_path, monkeypatch):
+        """Each folder is looked into once, however many windows joined a capture in it."""
+        run = make_run(tmp_path)
+        looked = []
+        real = Path.iterdir
+        monkeypatch.setattr(Path, "iterdir", lambda path: looked.append(path.name) or real(path))
+        for rank in range(20):
+            record(run, role=None, rank=rank)
+            capture = {"step": 2, "stem": f"step/rank-{rank}"}
+            record(run, step=3, rank=rank, data=b"", status="joined", capture=capture)
+        looked.clear()
+        assert verify_run(run.path).problems == []
+        assert looked.count("step") <= 2
+
+    def test_bytes_that_are_no_text(self, tmp_path):
+        """Of a manifest and of span files they are problems."""
+        run = make_run(tmp_path)
+        claim = record(run)
+        claim.fragment.write_bytes(claim.fragment.read_bytes().replace(b'"r"', b'"\xff"'))
+        write_spans(run, 0, region("x", 1, role="rollout"))
+        (spans,) = run.path.glob("spans/*.jsonl")
+        spans.write_bytes(spans.read_bytes().replace(b"rollout", b"roll\xffout"))
+        found = "\n".join(problems(run.path))
+        assert "damaged: 'utf-8' codec can't decode byte 0xff" in found
+        assert "damaged line" in found
+
     def test_files_that_nobody_names(self, tmp_path):
         """What a killed process left behind is a note; reports at the top of the step are none."""
         run = make_run(tmp_path)
@@ -144,75 +184,6 @@ class TestVerifyRun:
         result = verify_run(run.path)
         assert result.ok
         assert [note.where for note in result.notes] == ["step-000002/actor/.rank-0.tmp"]
-
-
-class TestArtifactProblem:
-    def problem(self, tmp_path, name, data, size=None, kind="torch-trace"):
-        file = tmp_path / name
-        file.write_bytes(data)
-        return artifact_problem(file, len(data) if size is None else size, kind)
-
-    @pytest.mark.parametrize(
-        ("name", "data", "kind"),
-        [
-            ("a.trace.json", TRACE, "torch-trace"),
-            ("a.trace.json.gz", gzip.compress(TRACE, mtime=0), "torch-trace"),
-            ("a.json", b'{"x": 1}', "report"),
-            ("a.json", b"[1]", None),
-            ("a.json", b'[{"name": "x"}]', "torch-trace"),
-            ("a.pickle", b"\x80", "torch-memory"),
-            ("a.sqlite.gz", gzip.compress(b"x" * 3_000_000, mtime=0), "nsys"),
-        ],
-    )
-    def test_whole(self, tmp_path, name, data, kind):
-        """Every kind that is read to its end."""
-        assert self.problem(tmp_path, name, data, kind=kind) is None
-
-    @pytest.mark.parametrize(
-        ("name", "data", "expected"),
-        [
-            ("a.trace.json", b"", "is empty"),
-            ("a.trace.json", TRACE[:-1], "is no JSON: "),
-            ("a.trace.json", b'{"traceEvents": []}', "has no traceEvents"),
-            ("a.trace.json", b"{}", "has no traceEvents"),
-            ("a.trace.json", b"1", "has no traceEvents"),
-            ("a.trace.json", b"[" * 100_000, "is no JSON: "),
-            ("a.trace.json.gz", gzip.compress(TRACE, mtime=0)[:-4], "is damaged: "),
-            ("a.trace.json.gz", gzip.compress(TRACE, mtime=0)[:-8] + b"\0" * 8, "is damaged: CRC"),
-            ("a.trace.json.gz", TRACE, "is damaged: Not a gzipped file"),
-            ("a.trace.json.gz", b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 30, "is damaged: "),
-        ],
-    )
-    def test_damaged(self, tmp_path, name, data, expected):
-        """What is wrong, in words."""
-        assert self.problem(tmp_path, name, data).startswith(expected)
-
-    def test_another_size(self, tmp_path):
-        """Both sizes are told."""
-        assert self.problem(tmp_path, "a.json", TRACE, 1) == f"has {len(TRACE)} bytes; the manifest says 1"
-
-    def test_missing_and_no_file(self, tmp_path):
-        """A name without a file, or with something else under it."""
-        assert artifact_problem(tmp_path / "none.json", 1, None) == "is missing"
-        assert artifact_problem(tmp_path, 1, None) == "is no file"
-        (tmp_path / "file").touch()
-        assert artifact_problem(tmp_path / "file" / "a", 1, None) == "cannot be read: Not a directory"
-
-    @pytest.mark.parametrize(
-        ("data", "expected"),
-        [
-            (TRACE, None),
-            (TRACE[:-1], "is no JSON: it does not end as it should"),
-            (json.dumps({"x": "y" * 300, "traceEvents": []}).encode(), "has no traceEvents"),
-            (json.dumps({"x": "y" * 300}).encode(), "has no traceEvents"),
-        ],
-    )
-    def test_too_large_to_be_parsed(self, tmp_path, monkeypatch, data, expected):
-        """Looked at from both ends."""
-        monkeypatch.setattr(verification, "PARSED_BYTES", 50)
-        monkeypatch.setattr(verification, "_CHUNK", 40)
-        problem = self.problem(tmp_path, "a.trace.json", data)
-        assert problem == expected or problem.startswith(expected)
 
 
 class TestOtherKinds:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ran import Ran
 
+from stepprof.artifactcheck import check_artifact
 from stepprof.manifest import list_runs, read_step
-from stepprof.verification import artifact_problem
 
 SERVER = """
 import asyncio, gc, json, os, signal, sys, time, types, warnings
@@ -260,8 +260,8 @@ class Warm:
     def is_readable(self, window: dict, step: int = 2) -> bool:
         """Whether the window has one artifact, and that is whole."""
         (artifact,) = window["artifacts"]
-        problem = artifact_problem(
+        problem = check_artifact(
             self.run_path / f"step-{step:06d}" / artifact["path"], artifact["bytes"], artifact["kind"]
-        )
+        ).problem
         assert problem is None, problem
         return True

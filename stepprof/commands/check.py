@@ -6,6 +6,8 @@ import argparse
 import dataclasses
 
 from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.commands.reading import progress_bar
+from stepprof.errors import ConfigError
 from stepprof.tables import counted, printable, size
 from stepprof.verification import Problem, verify_run
 
@@ -14,16 +16,22 @@ __all__ = ["add", "run"]
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Say what `check` takes."""
-    parser.description = "Check a run: every artifact that a manifest names exists, has its size, and can be read to its end; nothing that was selected is missing."
+    parser.description = "Check a run: nothing that was selected is missing, and every artifact that a manifest names exists, has its size and can be read to its end. Traces are read as merge reads them; what merge would refuse or could not read is a problem here."
     parser.epilog = "exit status: 0 everything is there and whole, 1 something is missing or damaged, 2 there is no such run"
     add_run(parser)
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes at most; by default as many as processors"
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check one run: 1 where anything is missing or damaged, else 0."""
     path = chosen_run(args)
-    result = verify_run(path)
+    if args.workers is not None and args.workers < 1:
+        raise ConfigError.at("--workers", args.workers, "must be >= 1")
+    with progress_bar("reading artifacts") as progress:
+        result = verify_run(path, workers=args.workers, progress=progress)
     if args.json:
         print_json(
             {

@@ -120,8 +120,8 @@ def report_console() -> Console:
 
 @contextlib.contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr where that is a terminal, moved by calls with (done, all); None where nobody would see it."""
-    if not sys.stderr.isatty():
+    """A bar on stderr where that is a terminal, moved by calls with (done, all); None where it is none, or rich is not installed."""
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield None
         return
     from rich.console import Console

@@ -7,6 +7,7 @@ A batch ends where the text up to there decodes as an array; a border that lies 
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -176,8 +177,8 @@ class TraceStream:
         """What follows the bracket that opens the events; the header is filled with what stands before it."""
         head, searched, tried = b"", 0, 0
         for block in source:
-            head += block
-            start = head[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+            head = (head + block).removeprefix(codecs.BOM_UTF8)
+            start = head[:64].lstrip()
             if start[:1] == b"[":
                 return head[head.index(b"[") + 1 :]
             if start and start[:1] != b"{":

@@ -16,6 +16,7 @@ from stepprof.spanlines import LONGEST_LINE, span_lines
 from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumns, Interned, SliceColumns
 from stepprof.timeline.model import Alignment, Origin, Source, Track, TrackKind
 from stepprof.timeline.salvage import DECODE_ERRORS
+from stepprof.timeline.utf8 import Utf8
 
 __all__ = ["SpanFiles", "read_spans_of", "span_files"]
 
@@ -143,9 +144,9 @@ class _Reader:
         self.main: int | None = None
 
     def read(self, path: Path, step: int | None) -> None:
-        damaged = 0
+        damaged, utf8 = 0, Utf8()
         try:
-            for number, line in enumerate(span_lines(path, step)):
+            for number, line in enumerate(map(utf8.valid, span_lines(path, step))):
                 if number == 0 and b'"kind": "spans"' in line:
                     continue
                 try:
@@ -160,6 +161,7 @@ class _Reader:
             self.findings.append(f"{path.name} cannot be read: {error.strerror or error}")
         if damaged:
             self.findings.append(f"{damaged} damaged line{'s' * (damaged > 1)} of {path.name} passed over")
+        self.findings += [f"{path.name}: {finding}" for finding in utf8.finding()]
 
     def _is_wanted(self, span: _Span, step: int | None) -> bool:
         return (step is None or span.step == step) and (

@@ -30,9 +30,9 @@ class Utf8:
             text = begun + block
             end = len(text) - _unfinished(text[-_LONGEST:])
             begun = text[end:]
-            yield self._valid(text[:end])
+            yield self.valid(text[:end])
         if begun:
-            yield self._valid(begun)
+            yield self.valid(begun)
 
     def finding(self) -> list[str]:
         """Return the sentence that says how many bytes were replaced; none where none were."""
@@ -50,7 +50,8 @@ class Utf8:
             self.replaced += count
             return replaced
 
-    def _valid(self, text: bytes) -> bytes:
+    def valid(self, text: bytes) -> bytes:
+        """Return a text that begins and ends with whole characters as valid UTF-8."""
         return text if text.isascii() else self.text(text).encode()
 
 
