@@ -81,7 +81,7 @@ class Config:
     schedule: Schedule | Mapping[str, object] | str | None = None
     """Which entries of a region inside a window are captured; None: the whole window."""
     max_seconds: float | str = 600.0
-    """Cap on one capture, in seconds; "none" for no cap."""
+    """Cap on one capture, in seconds since the profiler runs; "none" for no cap."""
     max_bytes: int | str = "2GiB"
     """Cap on one artifact, where its size can be told; "none" for no cap."""
     min_free_memory: MemoryFloor | str | int = "10%"

@@ -182,12 +182,12 @@ class LocalTarget:
         What ends with it is only asked to end: the background thread does that, or the thread that alone may.
         """
         ticket.closed = True
+        ticket.end(perf_counter_ns())
         if ticket in self.watch.tickets:
             self.watch.tickets.remove(ticket)
         reason = f"interrupted while the window went in or out: {describe_error(interrupt)}"
         running, capture = self.capturer.capture, ticket.capture
         if running is not None and (running is capture or running.opener is ticket or ticket in running.open):
-            ticket.end(perf_counter_ns())
             running.leave(ticket)
             if running.region is not None or self._ends_with(running, ticket):
                 running.request = running.request or Ending("partial", error=reason)

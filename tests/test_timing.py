@@ -259,6 +259,29 @@ class TestOwnTime:
             assert 0 < entry["thread_cpu_seconds"] <= length + 0.001
         assert (actor["stall_seconds"] > 0) == thread_bound
 
+    def test_a_slow_start_takes_nothing_from_the_cap(self, start) -> None:
+        """The bound is for what is recorded: it counts from when the profiler runs."""
+        session = start(steps="2", max_seconds=0.3)
+        control.hold("start")
+        threading.Thread(target=self._let_go_late, args=("start", 0.4)).start()
+        with profile_step(2, role="actor"):
+            while control.calls[-1] != "stop":
+                time.sleep(0.01)
+        (entry,) = ended(session)
+        assert entry["capped_by"] == "max_seconds"
+        assert entry["start_seconds"] >= 0.4
+        assert entry["end_unix_ns"] - entry["start_unix_ns"] >= 290_000_000
+
+    def test_an_enter_that_is_interrupted(self, start) -> None:
+        """The body never ran: its entry has no length."""
+        session = start(steps="2")
+        control.fail("start", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt), profile_step(2, role="actor"):
+            pass
+        (entry,) = ended(session)
+        assert entry["status"] == "failed"
+        assert entry["start_unix_ns"] == entry["end_unix_ns"]
+
     def test_a_coroutine(self, start) -> None:
         """Measured over its whole life, with the CPU time of the thread of its event loop."""
         session = start(steps="2")

@@ -150,6 +150,13 @@ class TestRanks:
             for rank in ranks:
                 (window,) = settled(session, step, f"actor-rank-{rank}.json")
                 assert (window["status"], window["rank"], window["role"]) == ("complete", rank, "actor")
+                assert window["start_unix_ns"] < window["end_unix_ns"]
+                assert window["start_seconds"] > 0
+                assert window["cpu_seconds"] > 0
+                if (
+                    kind == "plain"
+                ):  # else the methods run on other threads than the calls that begin and end the window
+                    assert window["thread_cpu_seconds"] > 0
                 names, stated = ops(session, step, window["artifacts"][0]["path"])
                 assert names.count("aten::mm") == 3
                 assert (stated["step"], stated["rank"]) == (step, rank)
