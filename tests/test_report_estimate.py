@@ -159,6 +159,13 @@ class TestEstimate:
         members = simulate(rng, hosts, period=10_000)
         assert estimate(members).moves["b"].error_ns < 50_000
 
+    def test_a_group_without_calls(self):
+        """Ranks that only made calls with a root, without numbers, have none to go by."""
+        members = simulate(np.random.default_rng(3), [Host(""), Host("b", SECOND)], numbered=False)
+        count = len(members[0].series[ALL].kind)
+        made = estimate([without(member, ALL, *range(count)) for member in members])
+        assert (made.moves, made.findings) == ({}, [])
+
     def test_the_error_of_a_host_s_own_clock_counts(self):
         """A rank whose clock is known within 1 ms bounds the offset no better than that."""
         members = simulate(np.random.default_rng(1), [Host(""), Host("b", SECOND)], period=10_000)

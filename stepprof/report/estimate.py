@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -206,7 +206,7 @@ def _in_order(series: Sequence[Series]) -> list[Series]:
     if any(not np.array_equal(first, each.kind) for each in series[1:]):
         raise _Mismatch("the calls have no numbers, and ranks differ in their order or count")
     if not len(first):
-        return list(series)
+        return [replace(each, number=np.zeros(0, np.int64)) for each in series]
     begins = np.zeros(len(first), np.bool_)
     begins[0] = True
     apart = np.ones(len(first) - 1, np.bool_)
