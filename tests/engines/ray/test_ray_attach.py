@@ -14,6 +14,7 @@ from driving import fragments, kill, until, workers_path
 import stepprof
 from stepprof.current import cell
 from stepprof.statuses import read_statuses
+from stepprof.writer import writer_identity
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
@@ -84,6 +85,7 @@ class TestWindows:
             assert [entry["artifacts"][0]["events"] for entry in found] == [step, step]
             for entry in found:
                 assert entry["host"]
+                assert entry["boot_id"] == writer_identity()["boot_id"]
                 assert (session.path / f"step-{step:06d}" / entry["artifacts"][0]["path"]).is_file()
             clocks = fragments(session.path / f"step-{step:06d}")["rollout-engines-rank-driver.json"][
                 "clocks"

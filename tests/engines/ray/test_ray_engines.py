@@ -18,6 +18,7 @@ from stepprof.remote.base import EngineFailure
 from stepprof.remote.ray import RayKind
 from stepprof.remote.ray_actor import ActorDriver
 from stepprof.remote.ray_clock import ping_pong
+from stepprof.writer import writer_identity
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
@@ -90,7 +91,8 @@ class TestRecording:
             assert (stated["step"], stated["rank"]) == (step, 0)
         assert (driver.kind, driver.name.partition(":")[0]) == ("simulated", ACTORS[kind][0].__name__)
         assert driver.host is not None
-        assert drive(driver.clock()).method == "same-host"
+        clock = drive(driver.clock())
+        assert (clock.method, clock.boot_id) == ("same-host", writer_identity()["boot_id"])
 
     @pytest.mark.parametrize("kind", ["async", "async groups", "groups", "threads"])
     def test_methods_go_on(self, ray_here, make, connect, windows, kind):
@@ -332,9 +334,9 @@ class TestClocks:
         asked = []
         measure = ActorDriver._measure
 
-        def noting(self, host):
+        def noting(self, facts):
             asked.append(self)
-            return measure(self, host)
+            return measure(self, facts)
 
         monkeypatch.setattr(ActorDriver, "_measure", noting)
 
@@ -344,6 +346,7 @@ class TestClocks:
         clocks = drive(all_at_once())
         assert len(asked) == 1
         assert {clock.method for clock in clocks} == {"ping-pong"}
+        assert {clock.boot_id for clock in clocks} == {writer_identity()["boot_id"]}
         assert abs(clocks[0].offset_ns) <= clocks[0].error_ns + 1_000_000
 
     def test_a_shifted_clock(self, found):
