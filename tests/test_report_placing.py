@@ -219,6 +219,18 @@ def kernels(numbers, ahead_ns, *, ranks="[0, 1]"):
 
 
 class TestNumbered:
+    def test_traces_of_other_tools(self, tmp_path):
+        """Traces that stepprof did not record are placed in the same way, where their calls have numbers."""
+        for rank in (0, 1):
+            name = f"node-{rank}_7.{rank}.pt.trace.json"
+            content = json.loads(gzip.decompress(kernels(range(30), rank * HOUR)))
+            (tmp_path / name).write_text(json.dumps({"distributedInfo": {"rank": rank}, **content}))
+        report = analyse(find([tmp_path], output_dir=tmp_path), workers=1)
+        placed = {each.host: each for each in report.sources}
+        assert placed["node-0"].alignment == "reference"
+        assert placed["node-1"].alignment == "collectives"
+        assert abs(placed["node-1"].offset_ns - HOUR) <= placed["node-1"].error_ns < 2_000_000
+
     @pytest.mark.parametrize("several", [False, True])
     def test_captures_of_different_lengths(self, tmp_path, several):
         """Calls with numbers place a host whatever part of them its ranks have recorded; only those of the same role are one job."""

@@ -188,12 +188,10 @@ def _matched(members: Sequence[Member], group: str) -> dict[str, _Calls]:
         series = _in_order(series)
     elif len(numbers) < len(series):
         raise _Mismatch("some ranks number their calls, and others do not")
-    return {
-        island: _together(
-            [(member, each) for member, each in zip(members, series, strict=True) if member.island == island]
-        )
-        for island in {member.island for member in members}
-    }
+    by_island: dict[str, list[tuple[Member, Series]]] = defaultdict(list)
+    for member, each in zip(members, series, strict=True):
+        by_island[member.island].append((member, each))
+    return {island: _together(parts) for island, parts in by_island.items()}
 
 
 def _in_order(series: Sequence[Series]) -> list[Series]:
