@@ -100,7 +100,7 @@ class _Fabric:
 
     def _write_rank(self, rank: int) -> None:
         place, who = rank % PER_HOST, self._process(rank)
-        writer = {**self.run["writer"], **who, "boot_id": f"boot-{rank // PER_HOST}"}
+        writer = {**self.run["writer"], **who}
         head = {**self.head, **who, "rank": rank}
         (self.path / "spans" / f"rank-{rank}.000001.jsonl").write_bytes(
             json.dumps(head).encode() + b"\n" + self.spans[place]
@@ -115,7 +115,8 @@ class _Fabric:
             artifact = {"path": name, "kind": "torch-trace", "bytes": len(data), "events": events}
             window = {
                 **fragment["windows"][0],
-                **who,
+                "host": who["host"],
+                "pid": who["pid"],
                 "rank": rank,
                 "backend": "torch",
                 "artifacts": [artifact],
@@ -142,7 +143,7 @@ class _Fabric:
             engines.append({**engine, "start_seconds": 0.001, "stop_seconds": 0.002, "artifacts": [artifact]})
             compared = {"offset_ns": 0, "error_ns": 20_000, "method": "ping-pong"}
             clocks.append({"host": f"node-{replica:04d}", **compared})
-        writer = {**self.run["writer"], **self._process(0), "boot_id": "boot-0"}
+        writer = {**self.run["writer"], **self._process(0)}
         content = {**fragment, "writer": writer, "windows": [], "engines": engines, "clocks": clocks}
         _write(self.path / self._step / "manifest" / "rollout-engines.json", content)
 
@@ -153,8 +154,10 @@ class _Fabric:
         else:
             os.link(self.path / first, self.path / name)
 
-    def _process(self, rank: int) -> dict[str, Any]:
-        return {"host": f"node-{rank // PER_HOST:04d}", "pid": 1000 + rank % PER_HOST}
+    @staticmethod
+    def _process(rank: int) -> dict[str, Any]:
+        host = f"node-{rank // PER_HOST:04d}"
+        return {"host": host, "boot_id": f"boot-of-{host}", "pid": 1000 + rank % PER_HOST}
 
 
 def _later(spans: bytes, nanoseconds: int) -> bytes:

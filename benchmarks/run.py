@@ -19,6 +19,7 @@ from benchmarks.memory import measure_memory
 from benchmarks.merging import measure_merging
 from benchmarks.npu_regions import measure_npu_regions
 from benchmarks.nsys_regions import measure_nsys_regions
+from benchmarks.ranks import measure_ranks
 from benchmarks.report import document, table
 from benchmarks.reporting import measure_reporting
 from benchmarks.starting import measure_starting
@@ -41,6 +42,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "merge": lambda given: measure_merging(quick=given.quick),
     "npu": lambda given: measure_npu_regions(quick=given.quick),
     "nsys": lambda given: measure_nsys_regions(quick=given.quick),
+    "ranks": lambda given: (measure_ranks(quick=given.quick), {}),
     "regions": lambda given: measure_regions(quick=given.quick),
     "report": lambda given: measure_reporting(quick=given.quick),
     "training": lambda given: measure_training(quick=given.quick),

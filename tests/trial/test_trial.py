@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from test_benchmarks import LIMITED, trial
 
+from benchmarks.ranks import COMMANDS, GROUP, GROWTH
 from benchmarks.run import MEASUREMENTS
 
 
@@ -42,3 +43,11 @@ class TestWhole:
         rows = [row for row in whole["rows"] if row["name"] == "stepprof as a share of torch"]
         expected = 0 if find_spec("torch") is None else 3
         assert expected == len(rows)
+
+    def test_each_command_is_measured_over_the_number_of_ranks(self, whole: dict[str, Any]) -> None:
+        """Each reading command has its seconds for three numbers of ranks, and how they grow."""
+        rows = whole["rows"]
+        assert len([row for row in rows if row["group"] == GROUP]) == 3 * len(COMMANDS)
+        growth = [row for row in rows if row["group"] == GROWTH]
+        assert len(growth) == 2 * len(COMMANDS)
+        assert all(row["limit"] == 1.1 for row in growth)
