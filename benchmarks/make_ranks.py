@@ -123,7 +123,7 @@ class _Fabric:
             }
             for edge in ("start_unix_ns", "end_unix_ns"):
                 window[edge] += place * LATER_NS
-            clocks = [{**clock, "host": who["host"]} for clock in fragment["clocks"]]
+            clocks = [{**clock, "host": who["host"], "error_ns": 100 + rank} for clock in fragment["clocks"]]
             content = {**fragment, "writer": writer, "windows": [window], "clocks": clocks}
             _write(self.path / self._step / "manifest" / f"{role}-rank-{rank}.json", content)
 
@@ -141,7 +141,7 @@ class _Fabric:
             engine |= {"host": f"node-{replica:04d}", "status": "complete", "health": "ok", **edges}
             artifact = {"path": name, "kind": "trace", "bytes": len(data), "events": events}
             engines.append({**engine, "start_seconds": 0.001, "stop_seconds": 0.002, "artifacts": [artifact]})
-            compared = {"offset_ns": 0, "error_ns": 20_000, "method": "ping-pong"}
+            compared = {"offset_ns": 0, "error_ns": 20_000 + replica, "method": "ping-pong"}
             clocks.append({"host": f"node-{replica:04d}", **compared})
         writer = {**self.run["writer"], **self._process(0)}
         content = {**fragment, "writer": writer, "windows": [], "engines": engines, "clocks": clocks}

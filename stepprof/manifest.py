@@ -152,6 +152,7 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
         find(f"the step has no manifest: {error.strerror}")
         return manifest
     versions: list[Any] = []
+    clocks: dict[str, dict[str, Any]] = {}
     for file in files:
         content, problem = _load(file)
         if content is None:
@@ -184,13 +185,14 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
                     told(problem)
         for entry in _entries(content, "clocks", told):
             clock, problems = read_clock(entry)
-            if clock is not None and clock not in manifest["clocks"]:
-                manifest["clocks"].append(clock)
+            if clock is not None:
+                clocks.setdefault(json.dumps(clock, sort_keys=True), clock)
             for problem in problems:
                 told(problem)
     if len(versions) > 1:
         find(f"the ranks do not agree on the version: {', '.join(map(repr, versions))}")
     manifest["version"] = versions[0] if versions else None
+    manifest["clocks"] = list(clocks.values())
     manifest["windows"].sort(key=_order)
     manifest["engines"].sort(key=_order_of_engines)
     return manifest

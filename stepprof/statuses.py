@@ -125,11 +125,17 @@ def _condition(status: Mapping[str, Any], age: float | None) -> str:
 def _find_replaced(statuses: Sequence[dict[str, Any]]) -> None:
     """What a job that died left behind, where it has been started anew in the same run: maybe on other hosts, maybe with fewer ranks."""
     live = [each for each in statuses if each["condition"] == LIVE and each["started_unix_ns"] is not None]
+    if not live:
+        return
+    first = min(each["started_unix_ns"] for each in live)
+    latest: dict[object, int] = {}
+    for each in live:
+        latest[each["rank"]] = max(each["started_unix_ns"], latest.get(each["rank"], 0))
     for status in statuses:
         if status["condition"] not in ("stale", "crashed") or is_alive(status["writer"]):
             continue
-        after = [each for each in live if each["started_unix_ns"] > status["published_unix_ns"]]
-        if after and (len(after) == len(live) or any(each["rank"] == status["rank"] for each in after)):
+        told = status["published_unix_ns"]
+        if first > told or latest.get(status["rank"], 0) > told:
             status["condition"] = "replaced"
 
 

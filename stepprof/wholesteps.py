@@ -63,10 +63,14 @@ class Peers:
         self._run = run
         self._said: dict[str, tuple[object, float]] = {}
         self._statuses: list[dict[str, Any]] = []
+        self._by_writer: dict[str, list[dict[str, Any]]] = {}
 
     def look(self) -> None:
         """Read what they say now."""
         self._statuses = [each for each in read_statuses(self._run) if each["condition"] != "damaged"]
+        self._by_writer = {}
+        for each in self._statuses:
+            self._by_writer.setdefault(_named(each["writer"]), []).append(each)
 
     def here(self, step: int) -> bool:
         """Whether any of them may still have something to record of this step."""
@@ -85,9 +89,7 @@ class Peers:
         """Whether the process that wrote something will write no more."""
         if not isinstance(writer, Mapping) or is_alive(writer) is False:
             return True
-        return any(
-            each["writer"] == writer and (each["ended"] or self._gone(each)) for each in self._statuses
-        )
+        return any(each["ended"] or self._gone(each) for each in self._by_writer.get(_named(writer), ()))
 
     def _gone(self, status: Mapping[str, Any]) -> bool:
         alive = is_alive(status["writer"])
@@ -105,6 +107,11 @@ class Peers:
             self._said[who] = (said, now)
             return False
         return now - before[1] > SILENT_SECONDS
+
+
+def _named(writer: Mapping[str, Any]) -> str:
+    """Return a process by what it says of itself, in one string."""
+    return json.dumps(writer, sort_keys=True)
 
 
 def step_numbers(run: Path) -> list[int]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 
-def instructions_of(function, *arguments, **keywords):
+def instructions_of(function: Callable[..., object], *arguments: object, **keywords: object) -> int:
     """Return how many bytecode instructions a call executes on this thread, without what compiled libraries do inside."""
     count = 0
 
-    def trace(frame, event, _):
+    def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal count
         if event == "call":
             frame.f_trace_opcodes = True

@@ -14,6 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import runs
+from counting import instructions_of
 from fsspec.registry import known_implementations
 from structlog.testing import capture_logs
 
@@ -290,6 +291,20 @@ class TestWhole:
         self.status(run, rank=0, step=3)
         peers.look()
         assert not peers.here(2)
+
+    def test_each_further_rank_costs_the_same(self, tmp_path) -> None:
+        """Whether the writer of a fragment is gone is looked up, not looked for among the words of all."""
+        run = runs.make_run(tmp_path)
+        costs = []
+        for first, after in ((0, 20), (20, 40), (40, 80)):
+            for rank in range(first, after):
+                writer = {**writer_identity(), "host": f"node-{rank}"}
+                self.status(run, rank=rank, writer=writer, ended=True)
+                runs.record(run, rank=rank, data=b"", status="lost", writer=writer)
+            peers = Peers(run.path)
+            peers.look()
+            costs.append(instructions_of(read_step_for, run.path, 2, peers, uploads=False))
+        assert costs[2] - costs[1] < 2.06 * (costs[1] - costs[0])
 
     def status(self, run, rank, step=None, ended=False, writer=None) -> None:
         content = {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counting import instructions_of
 
 import stepprof
 from stepprof.cli import main
@@ -575,6 +576,16 @@ class TestWhatWasTold:
         assert self.conditions(tmp_path) == ["stale", "stale"]
         self.told(tmp_path, 0, started=50.0, number=".2")
         assert self.conditions(tmp_path) == ["live", "replaced", "replaced"]
+
+    def test_each_further_rank_of_such_a_job_costs_the_same(self, tmp_path: Path) -> None:
+        """However many were left behind, and however many came after."""
+        costs = []
+        for first, after in ((0, 20), (20, 40), (40, 80)):
+            for rank in range(first, after):
+                self.told(tmp_path, rank, started=500.0, ago=60.0)
+                self.told(tmp_path, rank, started=50.0, number=".2")
+            costs.append(instructions_of(read_statuses, tmp_path))
+        assert costs[2] - costs[1] < 2.06 * (costs[1] - costs[0])
 
     def test_a_rank_that_comes_late_replaces_nobody(self, tmp_path: Path) -> None:
         """One that hangs stays stale, whoever comes after."""

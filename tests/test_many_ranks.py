@@ -11,7 +11,8 @@ from counting import instructions_of
 from benchmarks.make_ranks import make_ranks
 from stepprof.cli import main
 
-RANKS = (16, 32, 64)
+RANKS = (24, 32, 48)
+"""More than a table shows one by one."""
 
 
 @pytest.fixture(scope="module")
