@@ -39,13 +39,13 @@ def make_report(
         ends.append(finished)
         busy = t_ref * 0.9 + (t_actor - 2.2) * (0.80 + rng.random() * 0.04)
         collective = 1.2 + (0 if rank == straggler else 1.8 - slow) + rng.random() * 0.2
-        flush = 0.25 + rng.random() * 0.1
+        profiler = 0.25 + rng.random() * 0.1
         host_bound = 1.1 + rng.random() * 0.5
         waits = {
             "rollout": t_gen + t_reward * 0.2,
             "collective": collective,
             "host": host_bound,
-            "flush": flush,
+            "profiler": profiler,
         }
         waits["unknown"] = max(0.0, end - busy - sum(waits.values()))
         idle.append(s.Idle(label, end, busy, waits))
@@ -70,9 +70,18 @@ def make_report(
                 actor + rng.random() * t_actor,
             )
         )
-        overhead.append(s.Overhead(label, 0.21 + rng.random() * 0.1, 0.0, 2.9 + rng.random()))
+        overhead.append(
+            s.Overhead(
+                label,
+                arm=0.12,
+                start=0.03,
+                wait=0.0,
+                stall=0.21 + rng.random() * 0.1,
+                export=2.9 + rng.random(),
+            )
+        )
     overhead += [
-        s.Overhead(f"rollout/{n}", 0.02, 0.0, None, 0.11 + 0.02 * n, 3.4 + 0.3 * n) for n in range(engines)
+        s.Overhead(f"rollout/{n}", start=0.11 + 0.02 * n, stop=3.4 + 0.3 * n) for n in range(engines)
     ]
     last = max(done.values())
     waited = [
@@ -108,12 +117,12 @@ def make_report(
         stepprof="0.4.0",
         version=11,
         headlines=[
-            s.Headline(f"generation ran below half of its peak batch for {worst.below_half:.0%} of the rollout (rollout/0): the last samples took {worst.tail:.1f} s", "tail", worst.tail),
-            s.Headline(f"the trainer's {ranks} ranks waited {t_gen:.1f} s for the rollout, {t_gen / end:.0%} of the step", "idle", t_gen),
-            s.Headline(f"rank {straggler} finished {last - median:.1f} s after the others in update_actor", "straggler", last - median),
-            s.Headline("4.1 s of communication per rank was not overlapped with compute", "overlap", 4.1),
-            s.Headline("recording held the ranks up by 0.26 s on average, 0.5 % of the step", "overhead", 0.26),
-            s.Headline("memory peaked at 66.8 GiB on actor rank 17, in update_actor", "memory", None),
+            s.Headline(f"generation ran below half of its peak batch for {worst.below_half:.0%} of the rollout , the last {worst.tail:.1f} s without a break", "tail", worst.tail),
+            s.Headline(f"{ranks} of {ranks} processes: nothing of their own was recorded for {t_gen / end:.0%} of the step on average while the rollout ran", "idle", t_gen),
+            s.Headline(f"actor rank {straggler} was the last in actor: {last - median:.1f} s after the median of the others", "straggler", last - median),
+            s.Headline("54% of the communication is not overlapped by computation: 4.1 s on average", "overlap", 4.1),
+            s.Headline("the recording itself held actor rank 3 up for 460 ms", "overhead", 0.46),
+            s.Headline("actor rank 17 reached 66.8 GiB (GPU 1, allocated)", "memory", None),
         ],
         sources=_sources(ranks, engines, per_host),
         gantt=gantt,
@@ -144,6 +153,15 @@ def make_report(
             s.Finding("actor rank 41", "the trace ends in the middle of an event: the 211,904 events before it are used"),
             s.Finding(None, "rollout/1 worker 1: its capture was lost (the engine restarted while it recorded)"),
         ],
+        unmatched=[
+            s.UnmatchedTime("ref", "sync", [s.ProcessTime(label, 0.3, 4) for label in list(done)[:8]], 8, 64),
+            s.UnmatchedTime("actor", None, [s.ProcessTime(label, 0.1, 2) for label in list(done)[:2]], None, None),
+        ],
+        shortfalls=[
+            s.Shortfall(f"actor rank {ranks - 1}", "complete", "max_seconds", None, 10.0, t_actor),
+            s.Shortfall("rollout/1", "lost", None, "the engine restarted while it recorded", None, None),
+        ],
+        islands=[s.Island([f"gpu-node-{host:02d}" for host in range(8 + engines)], 1_763_560_812_345_678_901, end)],
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from counting import instructions_of
-from runs import make_run, record, record_engine, region, tell_engines, write_spans
+from runs import ended_writer, make_run, record, record_engine, region, tell_engines, write_spans
 
 from stepprof.report.analyse import analyse, digest_input, tasks_of
 from stepprof.timeline.find import Found, Input, find
@@ -150,6 +150,25 @@ def test_a_trace_of_another_tool(tmp_path):
     report = analyse(find([tmp_path / "trace.json.gz"], output_dir=tmp_path))
     assert (report.seconds, report.step, [op.name for op in report.ops]) == (0.05, None, ["aten::mm"])
     assert report.run_id == tmp_path.name
+
+
+def test_a_lost_rank_of_another_host_is_on_the_clock_that_the_manifest_compared(tmp_path):
+    """It left neither a trace nor spans; its host's clock is 5 s ahead, as the driver measured."""
+    run = make_run(tmp_path, "r")
+    record(run, rank=0, data=kineto(("cpu_op", "aten::mm", 100, 50)))
+    far = {"host": "far", "boot_id": None, "pid": 8}
+    record(
+        run, rank=1, data=b"", status="lost", error="export: killed", host="far", pid=8, writer={**ended_writer(), **far},
+        start_unix_ns=BASE + 5_000_000_000, end_unix_ns=BASE + 6_000_000_000,
+    )  # fmt: skip
+    clocks = [{"host": "far", "offset_ns": 5_000_000_000, "error_ns": 1000, "method": "ping-pong"}]
+    tell_engines(run, writer={**ended_writer(), "host": "h", "boot_id": None}, clocks=clocks)
+    report = analyse(find([], output_dir=tmp_path), workers=1)
+    assert [island.hosts for island in report.islands] == [["h", "far"]]
+    assert [(row.label, row.bars[0].start, row.bars[0].seconds) for row in report.gantt] == [
+        ("actor rank 0", 0.0, 1.5),
+        ("actor rank 1", 0.0, 1.0),
+    ]
 
 
 JOINED = """

@@ -82,7 +82,7 @@ class TestOneStep:
         path = make(runs)
         assert report("--json") == 0
         content = json.loads(capsys.readouterr().out)
-        assert (content["run_id"], content["schema_version"]) == ("r", 1)
+        assert (content["run_id"], content["schema_version"]) == ("r", 2)
         assert not list(path.rglob("report.*"))
 
     def test_files_of_ones_own(self, runs, tmp_path):

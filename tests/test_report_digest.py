@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepprof.report import collectives, rollout
 from stepprof.report import digest as digest_module
-from stepprof.report.collectives import Peer, is_device_communication, is_host_communication, match
+from stepprof.report.collectives import columns_of, is_device_communication, is_host_communication, kind_of
 from stepprof.report.digest import Digest, digest
 from stepprof.report.intervals import Intervals
 from stepprof.report.ops import OpTable, OpTime, merge_ops
@@ -71,12 +71,12 @@ class TestWork:
                 (("stream", "7"), "overhead", "Buffer Flush", 60, 30),
             )
         )
-        work = made.work
+        (work,) = made.works
         assert (work.device, work.compute, work.communication, work.overlapped, work.busy) == (
             "gpu", 20 * MS, 30 * MS, 10 * MS, 40 * MS,
         )  # fmt: skip
-        assert ms(Intervals.unpack(work.computing)) == [(10, 20)], (
-            "copies and kernels, where no collective runs"
+        assert ms(Intervals.unpack(work.computing)) == [(10, 30), (40, 45)], (
+            "copies and kernels, also while a collective runs: then nobody waits in it"
         )
         assert ms(Intervals.unpack(work.communicating)) == [(20, 50)]
         assert [time.name for time in made.kernels.times][:2] == [
@@ -86,26 +86,26 @@ class TestWork:
         assert made.regions == []
 
     def test_without_a_device_operators_compute_and_gloo_communicates(self):
-        work = digest(
+        (work,) = digest(
             trace(
                 0,
                 ("thread", "cpu_op", "c10d::allreduce_", 0, 2),
                 ("thread", "user_annotation", "gloo:all_reduce", 1, 20),
                 ("thread", "cpu_op", "aten::mm", 10, 20),
             )
-        ).work
+        ).works
         assert (work.device, work.compute, work.communication, work.overlapped, work.busy) == (
             "cpu", 20 * MS, 20 * MS, 11 * MS, 29 * MS,
         )  # fmt: skip
 
     def test_gaps_that_do_not_travel_are_counted(self, monkeypatch):
         monkeypatch.setattr(digest_module, "MOST_STRETCHES", 2)
-        work = digest(trace(0, *(("thread", "cpu_op", "mm", at, 1) for at in (0, 2, 9)))).work
+        (work,) = digest(trace(0, *(("thread", "cpu_op", "mm", at, 1) for at in (0, 2, 9)))).works
         assert ms(Intervals.unpack(work.computing)) == [(0, 3), (9, 10)]
         assert (work.busy, work.closed) == (3 * MS, 1 * MS)
 
     def test_a_trace_of_annotations_alone_works_at_nothing(self):
-        assert digest(trace(0, ("thread", "user_annotation", "forward", 0, 1))).work is None
+        assert digest(trace(0, ("thread", "user_annotation", "forward", 0, 1))).works == []
 
     @pytest.mark.parametrize(
         ("name", "communicates"),
@@ -119,6 +119,38 @@ class TestWork:
     )
     def test_what_communicates_is_told_by_its_name(self, name, communicates):
         assert is_device_communication(name) is communicates
+
+    def test_two_devices_of_one_process_are_two_works(self):
+        """Each is busy for its own time: together they are no device that is busy for longer than the capture."""
+        works = digest(
+            trace(
+                0,
+                (("stream", "7", "0"), "kernel", "gemm", 0, 30),
+                (("stream", "7", "1"), "kernel", "gemm", 10, 40),
+                (("stream", "20", "1"), "kernel", "ncclDevKernel_AllReduce", 40, 20),
+            )
+        ).works
+        assert [(work.number, work.compute, work.communication, work.overlapped, work.busy) for work in works] == [
+            ("0", 30 * MS, 0, 0, 30 * MS),
+            ("1", 40 * MS, 20 * MS, 10 * MS, 50 * MS),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [
+            ("ncclDevKernel_AllGather_RING_LL(x)", "all_gather"),
+            ("gloo:reduce_scatter", "reduce_scatter"),
+            ("gloo:reduce", "reduce"),
+            ("gloo:scatter", "scatter"),
+            ("gloo:gather", "gather"),
+            ("hcom_broadcast__1", "broadcast"),
+            ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>", "all_reduce"),
+            ("ncclDevKernel_SendRecv(x)", "point_to_point"),
+            ("gloo:recv", "point_to_point"),
+        ],
+    )
+    def test_kinds_of_collectives(self, name, kind):
+        assert kind_of(name) == kind
 
     def test_host_collectives(self):
         assert is_host_communication("gloo:all_reduce")
@@ -158,6 +190,21 @@ class TestRegionsAndWindows:
         made = digest(spans(0, *(("region", f"r{n}", 10 * n, n + 1, "actor") for n in range(4))))
         assert [region.name for region in made.regions] == ["r3", "r2"]
         assert made.findings == ["2 regions with other names, each of them shorter, are left out"]
+
+    def test_a_region_inside_itself_counts_once(self):
+        """A recursion, and the same name as an annotation of torch: one call. On another thread it is a call of its own."""
+        made = digest(
+            trace(
+                0,
+                ("thread", "user_annotation", "update", 0, 30),
+                ("thread", "user_annotation", "update", 0, 30),
+                ("thread", "user_annotation", "update", 5, 10),
+                ("thread", "user_annotation", "update", 30, 10),
+                (("thread", "other"), "user_annotation", "update", 5, 10),
+            )
+        )
+        (region,) = made.regions
+        assert (region.name, region.calls, region.covered) == ("update", 3, 40 * MS)
 
     def test_steps_of_engines_and_profilers_are_no_regions(self):
         made = digest(
@@ -226,15 +273,34 @@ class TestRollout:
         assert row.mean_batch == pytest.approx((8 * 10 + 3 * 20 + 5 * 30 + 40) / 100)
         assert row.curve == [(0.0, 8), (0.01, 3), (0.03, 5), (0.06, 1), (0.1, 0)]
 
-    def test_a_merged_file_counts_one_of_its_workers(self):
-        steps = [
-            (("iterations", f"w{w}"), "iteration", "step[DECODE bs=2]", 10 * n, 9)
-            for w in range(2)
-            for n in range(3)
-        ]
-        counters = [(f"w{w}: batch size", 10 * n, 2) for w in range(2) for n in range(3 + w)]
+    @pytest.mark.parametrize("more", [0, 1])
+    def test_a_merged_file_counts_one_of_its_workers(self, more):
+        """They go the same steps at about the same times; one of them may have been stopped a step later."""
+        steps, counters = [], []
+        for worker, count in enumerate((3, 3 + more)):
+            at = [10 * n + 0.1 * worker for n in range(count + 1)]
+            steps += [
+                (("iterations", f"w{worker}"), "iteration", "step[DECODE bs=2]", each, 9) for each in at[:-1]
+            ]
+            counters += [(f"w{worker}: batch size", each, 2) for each in at[:-1]]
+            counters.append((f"w{worker}: batch size", at[-1], 0))
         made = digest(source(Origin("trace", "merged.json"), *steps, counters=counters))
-        assert (made.batches.iterations, made.batches.curve().value.tolist()) == (3, [2, 2, 2])
+        assert (made.batches.peak, made.batches.iterations) == (2, 3 + more)
+
+    def test_two_schedulers_in_one_merged_file_are_added_up(self):
+        """Data parallelism: each scheduler has batches of its own, so that the engine's batch is their sum and its forward steps are those of both."""
+        steps = [
+            (("iterations", f"dp{w}"), "iteration", "step[DECODE]", 10 * n, 10)
+            for w in range(2)
+            for n in range(2)
+        ]
+        counters = [
+            *(("dp0: batch size", at, value) for at, value in ((0, 4), (10, 2), (20, 0))),
+            *(("dp1: batch size", at, value) for at, value in ((0, 8), (10, 8), (20, 0))),
+        ]
+        batches = digest(source(Origin("trace", "merged.json"), *steps, counters=counters)).batches
+        assert (batches.iterations, batches.peak) == (4, 12)
+        assert batches.curve().value.tolist() == [12, 10]
 
     def test_a_source_without_iterations_has_no_batches(self):
         assert digest(trace(0, ("thread", "cpu_op", "mm", 0, 1))).batches is None
@@ -300,80 +366,72 @@ class TestRollout:
         assert rollout.rollout("x", Curve(np.array([5, 5]), np.array([1.0])), 0) is None
 
 
-def peer(label, *calls, name="gloo:all_reduce", error=0, host="h"):
-    made = digest(trace(0, *(("thread", "user_annotation", name, start, took) for start, took in calls)))
-    return Peer(label, made.calls, error, host)
+class TestCalls:
+    """The communication of one source in the form in which it travels."""
 
-
-def kernels(*calls):
-    name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
-    return digest(trace(0, *((("stream", "20"), "kernel", name, start, took) for start, took in calls))).calls
-
-
-class TestCollectives:
-    def test_the_last_to_arrive_waits_least(self):
-        waits = match(
-            [peer("a", (0, 12), (20, 11)), peer("b", (10, 2), (20, 11)), peer("c", (5, 7), (30, 1))]
+    def test_calls_are_sorted_and_know_their_region_kind_and_what_they_say(self):
+        made = digest(
+            trace(
+                1,
+                ("thread", "user_annotation", "update", 0, 50),
+                ("thread", "user_annotation", "backward", 5, 25),
+                (("thread", "w"), "user_annotation", "gloo:barrier", 60, 5, {"finished": False}),
+                (("thread", "w"), "user_annotation", "gloo:all_reduce", 10, 5, {}),
+                (("thread", "w"), "user_annotation", "gloo:all_reduce", 20, 15, {}),
+                world=4,
+                groups=[(0, 1), (2, 3)],
+            )
         )
-        assert {label: wait.waited_ns / MS for label, wait in waits.items()} == {"a": 20, "b": 10, "c": 5}
-        assert {label: wait.caused_ns / MS for label, wait in waits.items()} == {"a": 0, "b": 10, "c": 10}
-        assert ms(waits["a"].when) == [(0, 10), (20, 30)]
-        assert waits["a"].matched == 2
+        columns = columns_of([("actor", made.calls)])
+        assert ((columns.start - T0) / MS).tolist() == [10, 20, 60]
+        assert [columns.kinds[kind] for kind in columns.kind] == ["all_reduce", "all_reduce", "barrier"]
+        assert columns.finished.tolist() == [True, True, False]
+        assert [*(columns.regions[at] for at in columns.region[:2]), columns.region[2]] == [
+            "backward",
+            "update",  # it outlasts the backward pass
+            -1,
+        ]
+        assert (made.calls.world, made.calls.rank, made.calls.configured) == (4, 1, ["0-3", "0-1"])
 
-    def test_a_call_that_ends_late_has_not_waited_all_that_time(self):
-        """Its thread was not scheduled when the collective was over."""
-        waits = match([peer("a", (0, 30)), peer("b", (10, 2))])
-        assert {label: (wait.waited_ns / MS, wait.caused_ns / MS) for label, wait in waits.items()} == {
-            "a": (10, 0),
-            "b": (0, 10),
-        }
-
-    def test_the_last_to_arrive_may_be_the_last_to_leave(self):
-        waits = match([peer("a", (0, 12)), peer("b", (10, 30))])
-        assert {label: (wait.waited_ns / MS, wait.caused_ns / MS) for label, wait in waits.items()} == {
-            "a": (10, 0),
-            "b": (0, 10),
-        }
-
-    def test_devices_leave_together_and_their_durations_say_more_than_their_clocks(self):
-        """Two groups in step, a millisecond apart, that are taken for one: nobody is said to have waited for the other group."""
-        waits = match([Peer(f"{start}", kernels((start, 5), (start + 20, 5))) for start in (0, 0, 1, 1)])
-        assert {wait.waited_ns for wait in waits.values()} == {0}
-        late = match([Peer("a", kernels((0, 10)), machine="h"), Peer("b", kernels((8, 2)), machine="h")])
-        assert late["a"].waited_ns == 8 * MS
-
-    def test_calls_that_do_not_overlap_are_of_different_groups(self):
-        """Two groups of two ranks that never meet: each is matched for itself."""
-        pairs = [peer("a", (0, 10)), peer("b", (8, 2)), peer("c", (500, 10)), peer("d", (507, 3))]
-        waits = match(pairs)
-        assert {label: wait.waited_ns / MS for label, wait in waits.items()} == {
-            "a": 8,
-            "b": 0,
-            "c": 7,
-            "d": 0,
-        }
-
-    def test_a_missing_call_is_no_match(self):
-        assert match([peer("a", (0, 10), (20, 10)), peer("b", (5, 5))]) == {}
-
-    def test_clocks_of_unknown_error_confirm_nothing_but_on_one_host(self):
-        assert match([peer("a", (0, 10)), peer("b", (8, 2), error=None, host="elsewhere")]) == {}
-        assert match([peer("a", (0, 10), error=None), peer("b", (8, 2), error=None)])["a"].waited_ns == 8 * MS
-
-    def test_the_clocks_errors_are_allowed_for(self):
-        late = peer("b", (15, 2), error=10 * MS, host="elsewhere")
-        assert match([peer("a", (0, 10), error=10 * MS), late])["a"].waited_ns == 8 * MS
-        assert match([peer("a", (0, 10)), peer("b", (15, 2), host="elsewhere")]) == {}
-
-    def test_a_broadcast_lets_its_root_go(self):
-        assert (
-            match([peer("a", (0, 10), name="gloo:broadcast"), peer("b", (0, 2), name="gloo:broadcast")]) == {}
+    def test_regions_of_other_threads_than_those_that_start_collectives_hold_none(self):
+        made = digest(
+            trace(
+                0,
+                (("thread", "loader"), "user_annotation", "load", 0, 100),
+                (("thread", "main"), "user_annotation", "update", 0, 50),
+                (("thread", "main"), "cpu_op", "c10d::allreduce_", 9, 1),
+                (("thread", "w"), "user_annotation", "gloo:all_reduce", 10, 5),
+            )
         )
+        assert made.calls.regions == ["update"]
+
+    def test_without_arguments_nothing_is_said_of_groups(self):
+        """As of a format that keeps none."""
+        made = digest(trace(0, ("thread", "user_annotation", "gloo:all_reduce", 0, 1)))
+        columns = columns_of([(None, made.calls)])
+        assert (columns.groups, columns.finished.tolist()) == ([], [True])
+
+    def test_of_a_rank_with_a_device_the_collectives_of_its_threads_are_calls_as_well(self):
+        """gloo moves data on threads, next to a GPU that has kernels of its own; what NCCL writes on threads is only the start of a kernel."""
+        made = digest(
+            trace(
+                0,
+                (("stream", "7"), "kernel", "gemm", 0, 10),
+                (("stream", "20"), "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 10, 10),
+                ("thread", "user_annotation", "nccl:all_reduce", 9, 2),
+                (("thread", "w"), "user_annotation", "gloo:barrier", 30, 5),
+            )
+        )
+        columns = columns_of([("actor", made.calls)])
+        assert [columns.kinds[kind] for kind in columns.kind] == ["all_reduce", "barrier"]
+        assert columns.on_host.tolist() == [False, True]
 
     def test_too_many_calls_do_not_travel(self, monkeypatch):
         monkeypatch.setattr(collectives, "MOST_CALLS", 1)
-        calls = peer("a", (0, 1), (2, 1)).calls
-        assert (calls.left_out, calls.by_kind()) == (2, {})
+        calls = digest(
+            trace(0, *(("thread", "user_annotation", "gloo:all_reduce", at, 1) for at in (0, 2)), world=2)
+        ).calls
+        assert (calls.left_out, len(calls), calls.world) == (2, 0, 2)
 
 
 def test_a_digest_goes_through_json():
@@ -394,7 +452,8 @@ def test_an_npu_is_known_by_its_communication():
             (("stream", "9"), "communication", "send_recv__1", 10, 20),
         )
     )
-    assert (made.work.device, made.work.compute, made.work.communication, made.work.overlapped) == (
+    (work,) = made.works
+    assert (work.device, work.compute, work.communication, work.overlapped) == (
         "npu", 20 * MS, 20 * MS, 10 * MS,
     )  # fmt: skip
 
@@ -405,7 +464,7 @@ def test_a_profilers_step_is_no_operator():
         trace(0, ("thread", "cpu_op", "ProfilerStep#1", 0, 90), ("thread", "cpu_op", "aten::mm", 10, 20))
     )
     assert [time.name for time in made.ops.times] == ["aten::mm"]
-    assert made.work.compute == 20 * MS
+    assert made.works[0].compute == 20 * MS
 
 
 def test_a_sample_is_in_flight_in_the_role_that_generates_it_alone():

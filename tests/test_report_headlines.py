@@ -7,6 +7,7 @@ import pytest
 from stepprof.report.headlines import ALL_ENGINES, headlines
 from stepprof.report.schema import (
     Idle,
+    Island,
     Memory,
     Overhead,
     Overlap,
@@ -15,13 +16,19 @@ from stepprof.report.schema import (
     Report,
     Rollout,
     Sample,
+    Shortfall,
     SourceInfo,
     TimeOf,
+    UnmatchedTime,
 )
 
 
+def report_of(**parts):
+    return Report("r", 2, 0, 10.0, "one host", 0, **parts)
+
+
 def texts(**parts):
-    return [headline.text for headline in headlines(Report("r", 2, 0, 10.0, "one host", 0, **parts))]
+    return [headline.text for headline in headlines(report_of(**parts))]
 
 
 def skew(straggler="actor rank 3", late=1.8, *, role="actor", region="update_actor", others=3, **more):
@@ -54,29 +61,38 @@ def test_where_the_step_went_comes_first():
 class TestStragglers:
     def test_a_rank_that_finishes_after_the_others(self):
         assert texts(skew=[skew()]) == [
-            "actor rank 3 finished 1.8 s after the others in update_actor (actor)"
+            "actor rank 3 was the last in update_actor (actor): 1.8 s after the median of the others"
         ]
         assert texts(skew=[skew(region=None, others=1)]) == [
-            "actor rank 3 finished 1.8 s after actor rank 0 in actor"
+            "actor rank 3 was the last in actor: 1.8 s after actor rank 0"
         ]
 
     def test_who_waited_inside_collectives(self):
         row = skew("actor rank 1", 0.5, region=None, basis="collectives", began_later=None)
         assert texts(skew=[row]) == [
-            "inside the collectives of actor, actor rank 0 waited 500 ms, mostly for actor rank 1"
+            "actor rank 0 waited 500 ms for actor rank 1 in the collectives of actor"
         ]
         row = skew("rank 1", 0.5, role=None, region=None, others=1, basis="collectives")
-        assert texts(skew=[row]) == [
-            "inside the collectives of the step, actor rank 0 waited 500 ms for rank 1"
-        ]
+        assert texts(skew=[row]) == ["actor rank 0 waited 500 ms for rank 1 in the collectives of the step"]
 
     def test_what_it_was_late_by_already_is_not_counted_again(self):
         rows = [skew(region="forward", late=2.0), skew(region="backward", late=2.5, began_later=2.0)]
-        assert texts(skew=rows) == ["actor rank 3 finished 2.0 s after the others in forward (actor)"]
+        assert texts(skew=rows) == [
+            "actor rank 3 was the last in forward (actor): 2.0 s after the median of the others"
+        ]
         own = skew(region=None, late=2.5, began_later=1.0, straggler="actor rank 4")
         assert texts(skew=[own]) == [
-            "actor rank 4 finished 2.5 s after the others in actor, having begun 1.0 s later"
+            "actor rank 4 was the last in actor: 2.5 s after the median of the others, having begun 1.0 s later"
         ]
+
+    def test_what_the_profiler_held_it_up_by_is_not_its_own_and_is_said(self):
+        """Of 2.5 s the profiler caused 1.0 s: what can be won is 1.5 s. What is mostly the profiler's is no straggler."""
+        (headline,) = headlines(report_of(skew=[skew(region=None, late=2.5, by_profiler=1.0)]))
+        assert headline.text == (
+            "actor rank 3 was the last in actor: 2.5 s after the median of the others, 1.0 s of it held up by the profiler"
+        )
+        assert headline.seconds == 1.5
+        assert texts(skew=[skew(late=2.5, by_profiler=2.45)]) == []
 
     @pytest.mark.parametrize("row", [skew(late=0.09), skew(significant=False), skew(began_later=1.79)])
     def test_too_little_or_within_the_clocks_error_is_not_said(self, row):
@@ -84,7 +100,7 @@ class TestStragglers:
 
     def test_three_at_most_the_worst_first(self):
         rows = [skew(f"rank {n}", late=float(n), region=None) for n in range(1, 6)]
-        assert [text.split(" finished")[0] for text in texts(skew=rows)] == ["rank 5", "rank 4", "rank 3"]
+        assert [text.split(" was")[0] for text in texts(skew=rows)] == ["rank 5", "rank 4", "rank 3"]
 
 
 class TestRollout:
@@ -115,12 +131,118 @@ class TestRollout:
         assert texts(rollout=[rollout(seconds=0.01)]) == []
 
 
-def test_idleness_is_a_mean_over_the_processes_by_cause():
-    rows = [idle(rollout=6.0, unknown=3.0), idle("rank 1", rollout=4.0, host=0.1)]
-    assert texts(idle=rows) == [
-        "2 processes stood idle for 50% of the step on average, waiting for the rollout"
-    ]
-    assert texts(idle=rows[:1]) == ["rank 0 stood idle for 60% of the step, waiting for the rollout"]
+class TestIdleness:
+    def test_it_is_a_mean_over_the_processes_of_that_cause(self):
+        """What is not known has a sentence as well; what took less than a tenth of the step has none."""
+        rows = [idle(rollout=6.0, unknown=3.0), idle("rank 1", rollout=4.0, host=0.1)]
+        assert texts(idle=rows) == [
+            "2 of 2 processes: nothing of their own was recorded for 50% of the step on average while the rollout ran",
+            "rank 0: no recorded work or cause explains 30% of the step",
+        ]
+
+    @pytest.mark.parametrize(
+        ("cause", "sentence"),
+        [
+            ("host", "the device stood idle for 20% of the step in recorded windows, without work from its host"),
+            ("peers", "nothing of their own was recorded for 20% of the step while other ranks of their role were in it"),
+            ("other_role", "nothing of their own was recorded for 20% of the step while other roles ran"),
+            ("not_recorded", "20% of the step was not recorded"),
+        ],
+    )  # fmt: skip
+    def test_causes(self, cause, sentence):
+        (headline,) = headlines(report_of(idle=[idle(**{cause: 2.0})]))
+        assert headline.text == f"rank 0: {sentence}"
+        assert headline.topic == ("coverage" if cause == "not_recorded" else "idle")
+
+    def test_shares_are_of_the_clock_that_the_process_is_on(self):
+        """On another host the step took 4 s, of which a rank stood idle for 2 s."""
+        row = Idle("rank 0", 4.0, 2.0, {"host": 2.0})
+        assert texts(idle=[row]) == [
+            "rank 0: the device stood idle for 50% of the step in recorded windows, without work from its host"
+        ]
+
+
+class TestCollectives:
+    """Time in collectives of which it is not known who waited for whom."""
+
+    def spent(self, seconds=1.5, recorded=3, members=4, region=None):
+        return UnmatchedTime("actor", region, [ProcessTime("actor rank 0", seconds), ProcessTime("actor rank 1", 0.5)], recorded, members)  # fmt: skip
+
+    def test_how_many_members_were_recorded(self):
+        assert texts(unmatched=[self.spent(region="update")]) == [
+            "actor rank 0 spent 1.5 s in collectives of update (actor); 3 of 4 members were recorded, so whom it waited for is not known"
+        ]
+
+    @pytest.mark.parametrize(("recorded", "members"), [(None, None), (4, 4)])
+    def test_that_could_not_be_matched(self, recorded, members):
+        assert texts(unmatched=[self.spent(recorded=recorded, members=members)]) == [
+            "actor rank 0 spent 1.5 s in collectives of actor that could not be matched across ranks, so whom it waited for is not known"
+        ]
+
+    def test_too_little_is_not_said(self):
+        assert texts(unmatched=[self.spent(seconds=0.09)]) == []
+
+
+class TestShortfalls:
+    """Captures that are not all of their windows."""
+
+    def test_a_capped_one_with_its_seconds(self):
+        short = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, 10.0)
+        assert texts(shortfalls=[short]) == [
+            "the capture of actor rank 0 ended after 1.0 s of 10 s (max_seconds)"
+        ]
+        unknown = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, None)
+        assert texts(shortfalls=[unknown]) == ["the capture of actor rank 0 ended after 1.0 s (max_seconds)"]
+
+    def test_several_alike_are_one_sentence(self):
+        rows = [Shortfall(f"rank {n}", "lost", None, "the process ended", None, None) for n in range(5)]
+        assert texts(shortfalls=rows) == ["the capture of rank 0, rank 1, rank 2 and 2 more was lost"]
+        capped = [Shortfall(f"rank {n}", "complete", "max_bytes", None, 1.0, 2.0) for n in range(2)]
+        assert texts(shortfalls=capped) == [
+            "the capture of rank 0, rank 1 ended before the window (max_bytes)"
+        ]
+
+    @pytest.mark.parametrize(
+        ("status", "sentence"),
+        [
+            ("lost", "was lost"),
+            ("failed", "failed"),
+            ("skipped", "was not made"),
+            ("partial", "is partial"),
+            ("damaged", "is damaged: only a part of its file could be read"),
+            ("recording", "is recording"),
+        ],
+    )
+    def test_outcomes(self, status, sentence):
+        short = Shortfall("rank 0", status, None, None, None, None)
+        assert texts(shortfalls=[short]) == [f"the capture of rank 0 {sentence}"]
+
+    def test_the_reason_of_a_single_one(self):
+        short = Shortfall("rank 0", "failed", None, "no device", None, None)
+        assert texts(shortfalls=[short]) == ["the capture of rank 0 failed: no device"]
+
+    def test_they_come_before_what_costs_most(self):
+        short = Shortfall("rank 0", "lost", None, None, None, None)
+        assert texts(shortfalls=[short], skew=[skew()])[0] == "the capture of rank 0 was lost"
+
+    def test_a_lost_capture_is_not_said_again_to_have_no_events(self):
+        lost = SourceInfo("rank 0", "rank", None, None, 0, None, None, "lost", 0, None, "", 0, None)
+        short = Shortfall("rank 0", "lost", None, None, None, None)
+        assert texts(shortfalls=[short], sources=[lost]) == ["the capture of rank 0 was lost"]
+
+
+class TestIslands:
+    def test_where_the_step_went_by_each_clock(self):
+        """No share of a role: a role may have been on several clocks."""
+        islands = [Island(["a", "b"], 0, 10.0), Island(["c"], 0, 7.0)]
+        roles = [TimeOf("actor", None, 3.0, 0.3, [], "a, b")]
+        assert texts(islands=islands, roles=roles) == [
+            "the step took, by each clock of its own, 10 s on a, b, 7.0 s on c",
+            "the clocks of 2 groups of hosts were never compared: every figure is of one of them, and none goes across",
+        ]
+
+    def test_one_island_is_not_spoken_of(self):
+        assert texts(islands=[Island(["a", "b"], 0, 10.0)]) == []
 
 
 class TestOverlap:
@@ -130,10 +252,10 @@ class TestOverlap:
             Overlap("rank 1", "cpu", 5.0, 2.0, 1.5, 0.5, 0.7),
         ]
         assert texts(overlap=rows) == [
-            "50% of the communication is not overlapped by computation: 1.0 s per process"
+            "50% of the communication is not overlapped by computation: 1.0 s on average"
         ]
         assert texts(overlap=rows, idle=[idle(collective=0.5)]) == [
-            "50% of the communication is not overlapped by computation: 1.0 s per process, 25% of it waiting for a straggler"
+            "50% of the communication is not overlapped by computation: 1.0 s on average, 25% of it waiting for other ranks"
         ]
 
     def test_how_busy_the_devices_were(self):
@@ -141,11 +263,22 @@ class TestOverlap:
         assert texts(overlap=rows) == ["the GPUs were busy for 50% of what was captured"]
 
 
-def test_the_recording_itself():
-    assert texts(overhead=[Overhead("rank 0", 0.5, 0.2, 9.0), Overhead("rank 1", None, None, 1.0)]) == [
-        "the recording itself held rank 0 up for 700 ms"
-    ]
-    assert texts(overhead=[Overhead("rank 0", 0.05, None, 9.0)]) == []
+class TestRecordingItself:
+    def test_what_held_a_process_up_in_all(self):
+        """The export next to training holds nothing up."""
+        rows = [
+            Overhead("rank 0", arm=0.1, start=0.3, wait=0.2, stall=0.1, export=9.0),
+            Overhead("rank 1", export=1.0),
+        ]
+        assert texts(overhead=rows) == ["the recording itself held rank 0 up for 700 ms"]
+        assert texts(overhead=[Overhead("rank 0", stall=0.05, export=9.0)]) == []
+
+    def test_engines_that_everybody_waits_for(self):
+        rows = [Overhead("rollout/0", start=0.1, stop=3.0), Overhead("rollout/1", start=0.1, stop=4.0)]
+        assert texts(overhead=rows, idle=[idle(profiler=0.5), idle("rank 1", profiler=0.3)]) == [
+            "starting and stopping profilers took 400 ms of each process on average; rollout/1 took 4.0 s to stop"
+        ]
+        assert texts(overhead=rows, idle=[idle(rollout=0.5)]) == []
 
 
 def test_roles_that_overlap_are_said_to_and_a_tiny_one_is_left_out():
@@ -164,17 +297,18 @@ def test_the_highest_peak_of_a_device_rather_than_of_the_host():
     assert texts(memory=rows[:1]) == ["rank 0 reached 9.0 GiB (CPU, allocated)"]
 
 
-def test_what_is_missing_comes_last():
-    def info(label, events, status="failed"):
+def test_traces_without_events_are_said_before_the_findings():
+    """A table does not show what is not there."""
+
+    def info(label, events, status="complete"):
         return SourceInfo(label, "rank", None, None, 0, None, None, status, events, None, "", 0, None)
 
     sources = [info(f"rank {n}", 0) for n in range(4)] + [info("rank 9", 5), info("spans", 0, None)]
-    assert (
-        texts(sources=sources, skew=[skew()])[-1]
-        == "4 of 6 sources have no events: rank 0, rank 1, rank 2, …"
+    assert texts(sources=sources, skew=[skew()])[0] == (
+        "4 of 6 sources have no events: rank 0, rank 1, rank 2 and 1 more"
     )
 
 
 def test_the_costliest_comes_first():
-    said = texts(skew=[skew()], overhead=[Overhead("rank 0", 3.0, None, None)], rollout=[rollout(below=0.5)])
+    said = texts(skew=[skew()], overhead=[Overhead("rank 0", stall=3.0)], rollout=[rollout(below=0.5)])
     assert [text.split()[0] for text in said] == ["the", "generation", "actor"]

@@ -19,7 +19,9 @@ from stepprof.report.schema import (
     Finding,
     GanttRow,
     Headline,
+    Overhead,
     PhaseSkew,
+    ProcessTime,
     Report,
     Rollout,
     TimeOf,
@@ -43,6 +45,12 @@ def section(text, title):
     start = next(i for i, line in enumerate(lines) if line.startswith(title)) + 1
     end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
     return lines[start:end]
+
+
+def rows(text, title):
+    """The rows of a table, without its headings, which may take several lines."""
+    lines = section(text, title)
+    return lines[next(i for i, line in enumerate(lines) if "───" in line) + 1 :]
 
 
 class TestReport:
@@ -76,18 +84,58 @@ class TestReport:
         assert "??" not in text
 
     def test_many_processes_are_a_mean_and_the_extremes(self):
-        few = section(text_of(make_report(3, 1)), "work and waiting")
-        many = section(text_of(make_report(64, 1)), "work and waiting")
-        assert [line.split("  ")[1] for line in few[2:]] == ["actor rank 0", "actor rank 1", "actor rank 2"]
-        assert [line.strip().split(" ")[0] for line in many[2:]] == ["mean", "least:", "most:"]
+        few = rows(text_of(make_report(3, 1)), "work and waiting")
+        many = rows(text_of(make_report(64, 1)), "work and waiting")
+        assert [line.split("  ")[1] for line in few] == ["actor rank 0", "actor rank 1", "actor rank 2"]
+        assert [line.strip().split(" ")[0] for line in many] == ["mean", "least:", "most:"]
 
     def test_a_skew_within_the_clocks_error_is_said_to_be_none(self):
-        lines = section(text_of(make_report(8, 1, straggler=1)), "whom the others waited for")
+        lines = section(text_of(make_report(8, 1, straggler=1)), "stragglers")
         assert ["within the clocks' error" in line for line in lines[2:]] == [False, False, False, True]
         waits = msgspec.structs.replace(
             make_report(1), skew=[PhaseSkew("actor", None, "rank 1", 1.0, 1.0, [], True, "collectives")]
         )
-        assert section(text_of(waits), "whom the others waited for")[-1].rstrip().endswith("in collectives")
+        assert section(text_of(waits), "stragglers")[-1].rstrip().endswith("in collectives")
+
+    def test_collectives_that_were_not_recorded_on_all_ranks(self):
+        """How long each process stood in them, and of how many members: who waited for whom is not known."""
+        heading = "in collectives that were not recorded on all ranks, or could not be matched"
+        (some, other) = rows(text_of(make_report(3, 1)), heading)
+        assert some.split() == [
+            "ref",
+            "sync",
+            "3",
+            "300",
+            "ms",
+            "300",
+            "ms",
+            "actor",
+            "rank",
+            "0",
+            "8",
+            "of",
+            "64",
+        ]
+        assert other.split() == ["actor", "-", "2", "100", "ms", "100", "ms", "actor", "rank", "0", "-"]
+
+    def test_the_cost_of_recording_is_what_held_the_training_up(self):
+        """Armed 100 ms, started 20 ms, waited 30 ms and stalled 50 ms; the export next to training costs none of that."""
+        costly = Overhead("rank 0", arm=0.1, start=0.02, wait=0.03, stall=0.05, export=9.0)
+        report = Report("r", 1, 0, 4.0, "", None, overhead=[costly, Overhead("rank 1", stall=0.1), Overhead("rollout/0", start=0.1, stop=3.0)])  # fmt: skip
+        assert section(text_of(report), "memory and the cost of recording") == [
+            "  recording held the processes up by 150 ms on average, 200 ms at most (rank 0)",
+            "  the slowest engine took 3.00 s to stop recording (rollout/0)",
+        ]
+
+    def test_times_of_several_clocks_say_of_which_hosts_they_are(self):
+        roles = [TimeOf("actor", None, 1.0, 0.25, [], "a, b"), TimeOf("actor", None, 2.0, 1.0, [], "c")]
+        regions = [TimeOf("actor", "update", 1.0, 0.25, [ProcessTime("rank 0", 1.0)], "c")]
+        text = text_of(Report("r", 1, 0, 4.0, "", None, roles=roles, regions=regions))
+        assert [line.split("  ")[1] for line in section(text, "where the time went")] == [
+            "actor on a, b",
+            "actor on c",
+        ]
+        assert "update on c" in section(text, "regions")[-1]
 
     @pytest.mark.parametrize("width", [20, 50, 80])
     def test_a_narrow_terminal_shows_every_figure_whole(self, width):
@@ -198,12 +246,12 @@ class TestStore:
 
     def test_the_json_is_for_any_program(self, tmp_path):
         content = json.loads(dump(make_report(1, 1)))
-        assert (content["schema_version"], content["step"]) == (1, 12)
+        assert (content["schema_version"], content["step"]) == (2, 12)
         assert content["skew"][0]["straggler"] == "actor rank 0"
 
     @pytest.mark.parametrize(
         ("data", "said"),
-        [(b'{"schema_version": 2}', "schema_version 2"), (b'{"schema_version": 1}', "missing required field"), (b"[]", "no report"), (b"\xff", "no report"), (b"", "no report")],
+        [(b'{"schema_version": 1}', "schema_version 1"), (b'{"schema_version": 2}', "missing required field"), (b"[]", "no report"), (b"\xff", "no report"), (b"", "no report")],
     )  # fmt: skip
     def test_anything_else_is_refused_by_name(self, tmp_path, data, said):
         (tmp_path / "x.json").write_bytes(data)

@@ -117,7 +117,8 @@ class TestRuns:
         ]
         text = json.dumps({"baseTimeNanoseconds": start, "traceEvents": events}).encode()
         for step, at in ((2, 0), (3, 2), (4, 4)):
-            window = {"start_unix_ns": start + at * second, "end_unix_ns": start + at * second + second // 2}
+            begin = start + at * second
+            window = {"start_unix_ns": begin, "end_unix_ns": begin + second // 2, "stall_seconds": 0.0}
             capture = {"step": 2, "stem": "actor/rank-0"}
             joined = {} if step == 2 else {"status": "joined", "capture": capture}
             record(run, step=step, data=gzip.compress(text) if step == 2 else b"", **window, **joined)

@@ -90,8 +90,8 @@ def spans(run, rank, *rows, host="h", pid=7):
 def run(tmp_path):
     """Two ranks and a driver; rank 1 comes with its spans."""
     run = make_run(tmp_path, "r")
-    record(run, rank=0, data=kineto("a0", "b0", flows=2))
-    record(run, rank=1, pid=8, data=kineto("a1", "b1", flows=2))
+    record(run, rank=0, data=kineto("a0", "b0", flows=2), stall_seconds=0.0)
+    record(run, rank=1, pid=8, data=kineto("a1", "b1", flows=2), stall_seconds=0.0)
     spans(run, "driver", ("rollout", 0, 4000), pid=6)
     spans(run, 1, ("generate", 1000, 3000, {"sample": "s1"}), pid=8)
     return run

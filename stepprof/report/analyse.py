@@ -65,7 +65,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         result if isinstance(result, Digest) else _without(wanted, result.reason)
         for wanted, result in zip(found.inputs, results, strict=True)
     ]
-    digests, problems = place(digests, found.manifests)
+    digests, placed, problems = place(digests, found.manifests, found.placed)
     digests = [
         msgspec.structs.replace(each, findings=[*each.findings, *never_compared(each.origin, each.alignment)])
         for each in digests
@@ -79,6 +79,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
             *(Finding(source, problem) for source, problem in found.findings),
             *(Finding(None, problem) for problem in problems),
         ],
+        placed=placed,
     )
 
 
@@ -117,4 +118,5 @@ def _without(wanted: Input, reason: str) -> Digest:
         findings=[f"nothing of it is in the report: {reason}"],
         bytes=wanted.bytes,
         status=wanted.status,
+        whole=False,
     )

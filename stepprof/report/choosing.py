@@ -23,7 +23,7 @@ Tests = Mapping[int, Callable[[str], bool]]
 
 _OP, _REGION, _WINDOW, _NOTE, _COPY = (1 << number for number in range(5))
 _HOST, _THREAD, _STREAM, _SAMPLE, _ITERATION = (1 << number for number in range(5, 10))
-_HOST_CALL, _DEVICE_CALL, _DISPATCH, _STEP = (1 << number for number in range(10, 14))
+_HOST_CALL, _DEVICE_CALL, _DISPATCH, _STEP, _BY_HOST = (1 << number for number in range(10, 15))
 
 _STEPS = ("ProfilerStep#", "execute_context_", "step[", "PyTorch Profiler")
 _KINDS: Mapping[TrackKind, int] = {
@@ -51,6 +51,8 @@ _BY_NAME: Tests = {
     # the call that starts a collective: neither communication nor computation
     _DISPATCH: lambda name: name.startswith("c10d::"),
     _STEP: lambda name: name.startswith(_STEPS),
+    # a library that moves the data itself: what NCCL and HCCL write on threads is only the start of a kernel
+    _BY_HOST: lambda name: name.lower().startswith(("gloo:", "mpi:", "ucc:")),
 }
 
 
@@ -66,8 +68,10 @@ class Chosen:
         device: whatever ran on streams.
         computation: of the device where there is one, else operators; without copies of a device.
         communication: collectives of the device where there is one, else of the host.
+        calls: communication of the device, and that of threads that move the data themselves.
         regions: regions and annotations, without collectives and the steps of engines and profilers.
         windows: of ``profile_step``.
+        dispatches: the calls on threads that start collectives.
     """
 
     def __init__(self, source: Source) -> None:
@@ -85,9 +89,13 @@ class Chosen:
             on_device = bits[self.device]
             self.communication = self.device[(on_device & (_DEVICE_CALL | _COPY)) == _DEVICE_CALL]
             self.computation = self.device[(on_device & (_DEVICE_CALL | _COPY)) == 0]
+            by_host = np.flatnonzero((bits & (_BY_HOST | _HOST)) == _BY_HOST | _HOST)
+            self.calls = np.concatenate((self.communication, by_host))
         else:
             self.communication = np.flatnonzero((bits & (_HOST_CALL | _HOST)) == _HOST_CALL | _HOST)
             self.computation = self.ops[(bits[self.ops] & _DISPATCH) == 0]
+            self.calls = self.communication
+        self.dispatches = np.flatnonzero((bits & (_DISPATCH | _THREAD)) == _DISPATCH | _THREAD)
         self._bits = bits
 
     def on(self, kind: TrackKind) -> Indices:

@@ -1,53 +1,67 @@
-"""Collectives: what is communication by its name, and who waited for whom inside.
+"""Collectives: which slices are communication by their names, of what kind each is, and the calls of one source in a form that travels.
 
-In a collective that synchronises, nobody leaves before the last one has come, so the calls of the ranks are matched by their order, and there are two measures of a rank's wait. By durations: what its
-call took longer than the shortest one, since the last to arrive waits least; that needs no clock, but takes it that all leave together, as they do on devices and not where threads have to be
-scheduled. By arrivals: until the last one had come; that is only as right as the clocks. A wait is the smaller of the two, and by arrivals alone among the threads of one host. The clocks
-also confirm that the calls belong together: every rank's must still run when the last one begins. Where they do not (the ranks are of different groups, a call is missing), nothing is claimed.
-
-Where a trace says which process group a call was of, only calls of one group are matched; and where it numbers them, by their numbers.
+What only this module knows: the words of NCCL, HCCL, gloo and their like. Which calls of several ranks are one collective is `matching`'s, who waited for whom in it `waiting`'s.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.report.intervals import EMPTY, Intervals, Times
+from stepprof.report.intervals import Times
 
 __all__ = [
     "MOST_CALLS",
     "Calls",
-    "Peer",
-    "Waiting",
+    "Columns",
+    "Group",
+    "Kind",
+    "Told",
+    "columns_of",
     "is_device_communication",
     "is_host_communication",
-    "match",
+    "kind_of",
+    "ranks_text",
+    "synchronises",
 ]
 
 MOST_CALLS = 50_000
 """Calls of one source that travel; of a source with more, none do."""
-TOLERANCE_NS = 2_000_000
-"""How far a rank's call may end before the last one begins, beyond the clocks' errors: the ends of a barrier of one host spread by up to a millisecond."""
-CONFIRMED = 0.95
-"""The share of calls that must overlap for ranks to be taken for one group."""
 
-_AT_ONCE = 4096
 _DEVICE = re.compile(
     r"nccl|\brccl|hccl|hcom_|mscclpp|nvshmem|deep_?ep|cross_device_reduce|(one|two)_shot_all|multimem_all"
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
     re.IGNORECASE,
 )
 _HOST = re.compile(r"(gloo|mpi|ucc|xccl|oneccl|hccl|nccl):", re.IGNORECASE)
-_SYNCHRONISES = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|cross_device_reduce", re.IGNORECASE
-)
+
+Kind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier",
+    "broadcast", "reduce", "gather", "scatter", "point_to_point",
+]  # fmt: skip
+"""The kind of a collective. In the first five no rank leaves before the last one has entered; the next four have a root; the last one is between two ranks."""
+
+_SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+_KINDS: dict[Kind, re.Pattern[str]] = {
+    "barrier": re.compile(r"barrier", re.IGNORECASE),
+    "reduce_scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
+    "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
+    "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
+    "all_reduce": re.compile(
+        r"all_?reduce|cross_device_reduce|(one|two)_shot_all|multimem_all", re.IGNORECASE
+    ),
+    "broadcast": re.compile(r"broadcast", re.IGNORECASE),
+    "gather": re.compile(r"gather", re.IGNORECASE),
+    "scatter": re.compile(r"scatter", re.IGNORECASE),
+    "reduce": re.compile(r"reduce", re.IGNORECASE),
+}
+"""The first that fits is meant."""
 
 
 def is_device_communication(name: str) -> bool:
@@ -66,25 +80,123 @@ def is_host_communication(name: str) -> bool:
     return _HOST.match(name) is not None
 
 
-Groups = tuple[list[str], npt.NDArray[np.int32], Times]
-"""The process groups that there are, and of each call which of them it is of and its number there; -1: not known."""
-_Kind = tuple[str, "str | None"]
-"""The name of a collective, and its process group where the trace says it."""
-_Columns = tuple[Times, Times, npt.NDArray[np.int64]]
+def kind_of(name: str) -> Kind:
+    """Return the kind of a communication, by its name.
+
+    >>> kind_of("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL"), kind_of("gloo:broadcast"), kind_of("gloo:send")
+    ('reduce_scatter', 'broadcast', 'point_to_point')
+    """
+    return next((kind for kind, words in _KINDS.items() if words.search(name)), "point_to_point")
+
+
+def synchronises(kind: Kind) -> bool:
+    """Whether no rank leaves before the last one has entered."""
+    return kind in _SYNCHRONISING
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks as short text that is equal for equal sets.
+
+    >>> ranks_text([3, 0, 1, 2, 8])
+    '0-3,8'
+    """
+    parts: list[str] = []
+    ordered = sorted(set(ranks))
+    first = 0
+    for at, rank in enumerate(ordered):
+        if at + 1 == len(ordered) or ordered[at + 1] != rank + 1:
+            parts.append(f"{ordered[first]}-{rank}" if first < at else f"{rank}")
+            first = at + 1
+    return ",".join(parts)
+
+
+_Key = TypeVar("_Key", str, "Group")
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A process group, as far as a trace describes it."""
+
+    name: str
+    """What tells it from other groups of the job; equal on each of its ranks."""
+    ranks: str = ""
+    """Its global ranks, by `ranks_text`; empty: not known."""
+    size: int = 0
+    """How many ranks it has; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the arguments of calls say: a row per call.
+
+    Attributes:
+        groups: the process groups.
+        group: into `groups`; -1: not said.
+        seq: the number of the call in its group; -1: not said.
+        collective: what it is, where the kernel's name does not tell (an all-to-all is made of sends); None: not said.
+        unfinished: whether the call was still running when the profiler stopped.
+    """
+
+    groups: list[Group]
+    group: npt.NDArray[np.int32]
+    seq: Times
+    collective: list[str | None]
+    unfinished: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The calls of one process, unpacked: one row per call, by start.
+
+    Attributes:
+        kind: into `kinds`.
+        start: nanoseconds on the common clock.
+        duration: nanoseconds.
+        group: into `groups`; -1: the trace does not say.
+        seq: the number of the call in its group; -1: the trace does not say.
+        region: into `regions`; -1: in none.
+        role: into `roles`: for what the capture was made.
+        on_host: whether a thread did it.
+        finished: whether it had ended when the capture did; its duration is a lower bound otherwise.
+    """
+
+    kinds: list[Kind]
+    groups: list[Group]
+    regions: list[str]
+    roles: list[str | None]
+    kind: npt.NDArray[np.int64]
+    start: Times
+    duration: Times
+    group: npt.NDArray[np.int64]
+    seq: npt.NDArray[np.int64]
+    region: npt.NDArray[np.int64]
+    role: npt.NDArray[np.int64]
+    on_host: npt.NDArray[np.bool_]
+    finished: npt.NDArray[np.bool_]
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """The collectives of one source that synchronise, by start; times in nanoseconds, packed."""
+    """The communication of one source, by start; times in nanoseconds, packed."""
 
     names: list[str] = []
     name: bytes = b""
     start: bytes = b""
     duration: bytes = b""
-    groups: list[str] = []
+    groups: list[Group] = []
     group: bytes = b""
     """The process group of each, -1: the trace does not say; empty: of none it does."""
     seq: bytes = b""
     """Which call of its group each is, -1: the trace does not say."""
+    regions: list[str] = []
+    region: bytes = b""
+    """The innermost region that holds each, -1: none; empty: of none."""
+    unfinished: list[int] = []
+    """Calls that had not ended when the capture did."""
+    world: int = 0
+    """Ranks of the job, by the trace; 0: it does not say."""
+    rank: int = -1
+    """The rank of the process in that world, by the trace; -1: it does not say."""
+    configured: list[str] = []
+    """The ranks of each process group that the process is in, by the trace, as `ranks_text`."""
     left_out: int = 0
     """How many there are, where there are too many."""
 
@@ -95,152 +207,104 @@ class Calls(msgspec.Struct, frozen=True):
         name: npt.NDArray[np.int32],
         start: Times,
         duration: Times,
-        told: Groups | None = None,
+        *,
+        told: Told | None = None,
+        regions: tuple[list[str], npt.NDArray[np.int64]] | None = None,
+        world: int = 0,
+        rank: int = -1,
+        configured: Sequence[str] = (),
     ) -> Calls:
-        """Of the communication of a source, what synchronises; `told` is what the trace says of their groups."""
-        synchronises = np.array([_SYNCHRONISES.search(text) is not None for text in names], bool)
-        chosen = np.flatnonzero(synchronises[name]) if len(name) else np.zeros(0, np.intp)
-        if len(chosen) > MOST_CALLS:
-            return cls(left_out=len(chosen))
-        chosen = chosen[np.argsort(start[chosen], kind="stable")]
-        used, where = np.unique(name[chosen], return_inverse=True)
-        groups, group, seq = told if told is not None and told[0] else ([], None, None)
+        """Pack the communication of a source.
+
+        Args:
+            names: of all slices of the source.
+            name: of each call, into `names`.
+            start: of each call [ns].
+            duration: of each call [ns].
+            told: what the arguments of the calls say, by `groups_of`.
+            regions: the names of regions, and of each call the innermost one that holds it.
+            world: ranks of the job; 0: not known.
+            rank: of the process; -1: not known.
+            configured: the ranks of each process group of the process.
+        """
+        about = {"world": world, "rank": rank, "configured": list(configured)}
+        if len(name) > MOST_CALLS:
+            return cls(left_out=len(name), **about)  # type: ignore[arg-type]
+        order = np.argsort(start, kind="stable")
+        texts: dict[str, int] = {}
+        stated = [None] * len(name) if told is None else told.collective
+        where = [
+            texts.setdefault(stated[at] or names[number], len(texts))
+            for at, number in zip(order.tolist(), name[order].tolist(), strict=True)
+        ]
+        groups, group, seq = (
+            ([], None, None) if told is None or not told.groups else (told.groups, told.group, told.seq)
+        )
+        inside, region = regions if regions is not None else ([], None)
+        kept = [] if region is None else sorted(set(region[region >= 0].tolist()))
+        places = {number: at for at, number in enumerate(kept)}
         return cls(
-            names=[names[at] for at in used.tolist()],
-            name=where.astype("<i4").tobytes(),
-            start=start[chosen].astype("<i8").tobytes(),
-            duration=duration[chosen].astype("<i8").tobytes(),
+            names=list(texts),
+            name=np.array(where, "<i4").tobytes(),
+            start=start[order].astype("<i8").tobytes(),
+            duration=duration[order].astype("<i8").tobytes(),
             groups=groups,
-            group=b"" if group is None else group[chosen].astype("<i4").tobytes(),
-            seq=b"" if seq is None else seq[chosen].astype("<i8").tobytes(),
+            group=b"" if group is None else group[order].astype("<i4").tobytes(),
+            seq=b"" if seq is None else seq[order].astype("<i8").tobytes(),
+            regions=[inside[number] for number in kept],
+            region=b""
+            if region is None
+            else np.array([places.get(number, -1) for number in region[order].tolist()], "<i4").tobytes(),
+            unfinished=[] if told is None else np.flatnonzero(told.unfinished[order]).tolist(),
+            **about,  # type: ignore[arg-type]
         )
 
-    def by_kind(self) -> dict[_Kind, _Columns]:
-        """Starts, durations and numbers of the calls of each name and group, in order."""
-        name = np.frombuffer(self.name, "<i4")
-        start, duration = (
-            np.frombuffer(data, "<i8").astype(np.int64) for data in (self.start, self.duration)
-        )
-        group = np.frombuffer(self.group, "<i4") if self.group else np.full(len(name), -1)
-        seq = np.frombuffer(self.seq, "<i8") if self.seq else np.full(len(name), -1, np.int64)
-        kinds: dict[_Kind, _Columns] = {}
-        for at, text in enumerate(self.names):
-            for number in np.unique(group[name == at]).tolist():
-                which = (name == at) & (group == number)
-                told = None if number < 0 else self.groups[number]
-                kinds[text, told] = (start[which], duration[which], seq[which])
-        return kinds
+    def __len__(self) -> int:
+        return len(self.start) // 8
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """One process among those that may be in one group; `error_ns` is None where nobody knows how wrong its clock is."""
-
-    label: str
-    calls: Calls
-    error_ns: int | None = 0
-    machine: str | None = None
-    """Clocks of one machine agree."""
-
-
-_Entry = tuple[Peer, Times, Times]
-"""A process, and start and duration of its calls of one name."""
-
-
-@dataclass(slots=True)
-class Waiting:
-    """What one process waited inside collectives for the last one to come, and what it made others wait."""
-
-    matched: int = 0
-    waited_ns: int = 0
-    caused_ns: int = 0
-    """The longest wait of each call that it came last to."""
-    when: Intervals = field(default_factory=lambda: EMPTY)
-
-
-def match(peers: Sequence[Peer]) -> dict[str, Waiting]:
-    """Who waited for whom, by label; empty where the calls cannot be matched.
+def columns_of(parts: Sequence[tuple[str | None, Calls]]) -> Columns:
+    """Unpack the calls of a process.
 
     Args:
-        peers: the processes that may be in one group: those of one role.
+        parts: the role of each of its captures, and the calls in it.
     """
-    waiting: dict[str, Waiting] = defaultdict(Waiting)
-    calls: dict[_Kind, list[tuple[Peer, _Columns]]] = defaultdict(list)
-    for peer in peers:
-        for kind, columns in peer.calls.by_kind().items():
-            calls[kind].append((peer, columns))
-    for (name, group), members in calls.items():
-        numbered = group is not None and all((seq >= 0).all() for _, (_, _, seq) in members)
-        entries = [(peer, start, duration) for peer, (start, duration, _) in members]
-        for each in [_by_number(members)] if numbered else _groups(entries):
-            if len(each) > 1:
-                _settle(each, waiting, on_host=is_host_communication(name))
-    return dict(waiting)
+    kinds: dict[Kind, int] = {}
+    groups: dict[Group, int] = {}
+    regions: dict[str, int] = {}
+    roles: dict[str | None, int] = {}
+    columns: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(9)]
+    for role, calls in parts:
+        name = np.frombuffer(calls.name, "<i4").astype(np.int64)
+        none = np.full(len(name), -1, np.int64)
+        ended = np.ones(len(name), np.int64)
+        ended[calls.unfinished] = 0
+        by_name = [kinds.setdefault(kind_of(text), len(kinds)) for text in calls.names]
+        each = (
+            np.array(by_name, np.int64)[name],
+            np.frombuffer(calls.start, "<i8").astype(np.int64),
+            np.frombuffer(calls.duration, "<i8").astype(np.int64),
+            _renumbered(calls.group, calls.groups, groups) if calls.group else none,
+            np.frombuffer(calls.seq, "<i8").astype(np.int64) if calls.seq else none,
+            _renumbered(calls.region, calls.regions, regions) if calls.region else none,
+            np.full(len(name), roles.setdefault(role, len(roles)), np.int64),
+            np.array([is_host_communication(text) for text in calls.names], np.int64)[name],
+            ended,
+        )
+        for column, values in zip(columns, each, strict=True):
+            column.append(values)
+    whole = [np.concatenate(column) if column else np.zeros(0, np.int64) for column in columns]
+    order = np.argsort(whole[1], kind="stable")
+    kind, start, duration, group, seq, region, role_of, on_host, finished = (
+        column[order] for column in whole
+    )
+    return Columns(
+        list(kinds), list(groups), list(regions), list(roles),
+        kind, start, duration, group, seq, region, role_of, on_host.astype(bool), finished.astype(bool),
+    )  # fmt: skip
 
 
-def _by_number(members: Sequence[tuple[Peer, _Columns]]) -> list[_Entry]:
-    """The calls that all members of a group have, by their numbers: one that was captured for longer has more. Without those whose clock nobody compared."""
-    first = members[0][0]
-    comparable = [each for each in members if _error_ns(first, each[0]) is not None]
-    common = comparable[0][1][2] if comparable else np.zeros(0, np.int64)
-    for _, (_, _, seq) in comparable:
-        common = np.intersect1d(common, seq)
-    entries: list[_Entry] = []
-    for peer, (start, duration, seq) in comparable:
-        known, at = np.unique(seq, return_index=True)
-        at = at[np.isin(known, common)]
-        entries.append((peer, start[at], duration[at]))
-    return entries if len(common) else []
-
-
-def _groups(entries: list[_Entry]) -> list[list[_Entry]]:
-    """The entries, parted into those whose calls overlap one by one."""
-    groups: list[list[_Entry]] = []
-    for entry in entries:
-        for group in groups:
-            if _together(group[0], entry):
-                group.append(entry)
-                break
-        else:
-            groups.append([entry])
-    return [group for group in groups if len(group) > 1]
-
-
-def _together(one: _Entry, other: _Entry) -> bool:
-    """Whether the calls of two processes overlap one by one."""
-    (peer, start, duration), (peer2, start2, duration2) = one, other
-    error = _error_ns(peer, peer2)
-    if error is None or len(start) != len(start2):
-        return False
-    overlap = np.minimum(start + duration, start2 + duration2) - np.maximum(start, start2)
-    return bool((overlap >= -TOLERANCE_NS - error).mean() >= CONFIRMED)
-
-
-def _error_ns(one: Peer, other: Peer) -> int | None:
-    """How wrong a comparison of their times may be; None: nobody knows."""
-    if one.machine is not None and one.machine == other.machine:
-        return 0
-    if one.error_ns is None or other.error_ns is None:
-        return None
-    return one.error_ns + other.error_ns
-
-
-def _settle(group: list[_Entry], waiting: dict[str, Waiting], *, on_host: bool) -> None:
-    """Add up who waited for whom."""
-    first = group[0][0]
-    errors = sorted(_error_ns(first, peer) or 0 for peer, _, _ in group)
-    error = errors[-1] + errors[-2]  # of any two, by way of the first one
-    for at in range(0, len(group[0][1]), _AT_ONCE):  # of thousands of ranks, some calls at a time
-        part = slice(at, at + _AT_ONCE)
-        start = np.stack([each[part] for _, each, _ in group])
-        took = np.stack([each[part] for _, _, each in group])
-        by_arrival = np.minimum(start.max(axis=0) - start + error, took)
-        waits = by_arrival if on_host and not error else np.minimum(took - took.min(axis=0), by_arrival)
-        last = took.argmin(axis=0) if error else start.argmax(axis=0)
-        longest = waits.max(axis=0)
-        for row, (peer, _, _) in enumerate(group):
-            of = waiting[peer.label]
-            of.matched += took.shape[1]
-            of.waited_ns += int(waits[row].sum())
-            of.caused_ns += int(longest[last == row].sum())
-            of.when = of.when | Intervals.union(start[row], start[row] + waits[row])
+def _renumbered(packed: bytes, names: Sequence[_Key], numbers: dict[_Key, int]) -> npt.NDArray[np.int64]:
+    """Numbers into `names` as numbers into the names of all parts; -1 stays."""
+    table = np.array([*(numbers.setdefault(name, len(numbers)) for name in names), -1], np.int64)
+    return table[np.frombuffer(packed, "<i4").astype(np.int64)]

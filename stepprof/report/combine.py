@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,20 +16,31 @@ from stepprof.report.idle import idle_times
 from stepprof.report.intervals import Intervals
 from stepprof.report.ops import merge_ops
 from stepprof.report.processes import Process, gather, measurable
-from stepprof.report.rollout import MOST_SAMPLES, Batches, rollout, total_curve
+from stepprof.report.rollout import MOST_SAMPLES, Batches, Curve, rollout, total_curve
 from stepprof.report.schema import (
     Finding,
+    GanttRow,
+    Idle,
+    Island,
+    Memory,
     Report,
     Rollout,
+    Shortfall,
     SourceInfo,
+    TimeOf,
 )
-from stepprof.report.skew import collective_skew, end_skew, waits_of
+from stepprof.report.shortfalls import shortfalls_of
+from stepprof.report.skew import collective_skew, end_skew, unmatched_times, waits_of
 from stepprof.report.sums import memory_peaks, overheads, overlaps, region_times, role_times
+from stepprof.report.waiting import Waiting
 from stepprof.summary import SESSIONS, engine_label, told_once
 from stepprof.timeline.clocks import describe, worst_error
-from stepprof.timeline.model import Origin
+from stepprof.timeline.model import Alignment, Origin
+from stepprof.timeline.names import group_of
 
 __all__ = ["combine"]
+
+_Row = TypeVar("_Row")
 
 
 def combine(
@@ -38,6 +50,7 @@ def combine(
     run_id: str = "",
     manifests: Sequence[Mapping[str, Any]] = (),
     findings: Iterable[Finding] = (),
+    placed: Mapping[tuple[object, ...], Alignment] | None = None,
 ) -> Report:
     """Make the report of one step.
 
@@ -47,23 +60,33 @@ def combine(
         run_id: of which run.
         manifests: of the step, as `stepprof.manifest.read_step` combines them; none for traces that stepprof did not record.
         findings: what was wrong before any source was read.
+        placed: how the times of each process in the manifests come onto the common clock.
     """
     windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]
     engines = told_once([measurable(engine) for manifest in manifests for engine in manifest["engines"]])
-    processes = gather(digests, windows)
-    start, end = _bounds(processes)
-    whole = Intervals.one(start, end)
-    waits = waits_of(processes)
+    everyone = gather(digests, windows, placed)
+    alignments = [digest.alignment for digest in digests]
+    shortfalls = shortfalls_of(everyone, engines)
+    waits = waits_of(everyone)
+    by_process = {label: waiting for each in waits for label, waiting in each.by_process.items()}
     engine_roles = frozenset(
         {engine["role"] for engine in engines if engine["kind"] not in SESSIONS}
-        | {process.origin.role for process in processes if process.kind == "engine"}
+        | {process.origin.role for process in everyone if process.kind == "engine"}
     )
-    alignments = [digest.alignment for digest in digests]
+    parts = [
+        _part(processes, by_process, engine_roles, engines, shortfalls) for processes in _islands(everyone)
+    ]
+    parts.sort(key=lambda part: -part.island.seconds)
+    several = len(parts) > 1
+
+    def every(which: Callable[[_Part], list[_Row]]) -> list[_Row]:
+        return [row for part in parts for row in which(part)]
+
     report = Report(
         run_id=run_id,
         step=step,
-        start_unix_ns=start,
-        seconds=(end - start) / 1e9,
+        start_unix_ns=parts[0].island.start_unix_ns if parts else 0,
+        seconds=parts[0].island.seconds if parts else 0.0,
         clock=describe(alignments),
         clock_error_ns=worst_error(alignments),
         stepprof=stepprof.__version__,
@@ -71,29 +94,81 @@ def combine(
             (manifest["version"] for manifest in manifests if manifest["version"] is not None), None
         ),
         sources=[*(_source(digest) for digest in digests), *_without_trace(windows, engines)],
-        gantt=gantt(processes, start),
-        roles=role_times(processes, start, end),
-        regions=region_times(processes, start, end),
-        skew=[*end_skew(processes), *collective_skew(waits)],
-        idle=idle_times(processes, whole, engine_roles, waits, engines),
-        rollout=_rollouts(processes, start),
-        overlap=overlaps(processes),
-        ops=merge_ops(_tables(processes, "ops"), "op"),
-        kernels=merge_ops(_tables(processes, "kernels"), "kernel"),
-        memory=memory_peaks(processes, start),
-        overhead=overheads(processes, windows, engines),
+        gantt=every(lambda part: part.gantt),
+        roles=[_on(time, part, several) for part in parts for time in part.roles],
+        regions=[_on(time, part, several) for part in parts for time in part.regions],
+        skew=[
+            *end_skew(everyone, by_process),
+            *(row for each in waits for row in collective_skew(each.by_phase)),
+        ],
+        unmatched=[row for each in waits for row in unmatched_times(each.unmatched)],
+        idle=every(lambda part: part.idle),
+        rollout=every(lambda part: part.rollout),
+        overlap=overlaps(everyone),
+        ops=merge_ops(_tables(everyone, "ops"), "op"),
+        kernels=merge_ops(_tables(everyone, "kernels"), "kernel"),
+        memory=every(lambda part: part.memory),
+        overhead=overheads(everyone, windows, engines),
+        shortfalls=shortfalls,
         findings=[
             *findings,
             *(Finding(digest.origin.path, problem) for digest in digests for problem in digest.findings),
             *_left_out(digests),
         ],
+        islands=[part.island for part in parts],
     )
     return msgspec.structs.replace(report, headlines=headlines(report))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The tables of one island: what compares times."""
+
+    island: Island
+    gantt: list[GanttRow]
+    roles: list[TimeOf]
+    regions: list[TimeOf]
+    idle: list[Idle]
+    rollout: list[Rollout]
+    memory: list[Memory]
+
+
+def _part(
+    processes: Sequence[Process],
+    waits: Mapping[str, Waiting],
+    engine_roles: frozenset[str | None],
+    engines: Sequence[Mapping[str, Any]],
+    shortfalls: Sequence[Shortfall],
+) -> _Part:
+    start, end = _bounds(processes)
+    hosts = dict.fromkeys(process.host or "an unknown host" for process in processes)
+    return _Part(
+        island=Island(list(hosts), start, (end - start) / 1e9, processes[0].island),
+        gantt=gantt(processes, start),
+        roles=role_times(processes, start, end),
+        regions=region_times(processes, start, end),
+        idle=idle_times(processes, Intervals.one(start, end), engine_roles, waits, engines),
+        rollout=_rollouts(processes, start, {each.label for each in shortfalls}),
+        memory=memory_peaks(processes, start),
+    )
+
+
+def _islands(processes: Sequence[Process]) -> list[list[Process]]:
+    """The processes of each clock, in their order."""
+    islands: dict[str, list[Process]] = {}
+    for process in processes:
+        islands.setdefault(process.island, []).append(process)
+    return list(islands.values())
+
+
+def _on(time: TimeOf, part: _Part, several: bool) -> TimeOf:
+    return msgspec.structs.replace(time, clock=", ".join(part.island.hosts)) if several else time
 
 
 def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
     """The step: from the first window to the last, spans of the step included; without any, whatever was traced."""
     edges = [(window.start, window.end) for process in processes for window in process.windows]
+    edges += [(since, since) for process in processes for _, since in process.open_ended()]
     spans = [digest for process in processes for digest in process.digests if digest.origin.kind == "spans"]
     everything = [digest for process in processes for digest in process.digests]
     for digest in spans if edges or spans else everything:
@@ -104,27 +179,30 @@ def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
     return min((start for start, _ in edges), default=0), max((end for _, end in edges), default=0)
 
 
-def _rollouts(processes: Sequence[Process], start: int) -> list[Rollout]:
+def _rollouts(processes: Sequence[Process], start: int, short: Collection[str]) -> list[Rollout]:
     """Of each engine, of all together where there are several, and of the samples of each process that bound some."""
-    engines: dict[tuple[object, ...], tuple[str, Batches]] = {}
+    engines: dict[tuple[object, ...], _Engine] = {}
     for process in processes:
         for digest in process.digests:
-            if digest.batches is None:
-                continue
-            origin = digest.origin
-            alone = origin.replica is None
-            key = (process.label,) if alone else (origin.role, origin.replica, origin.occurrence)
-            # the workers of one engine go the same steps
-            if key not in engines or engines[key][1].iterations < digest.batches.iterations:
-                engines[key] = (process.label, digest.batches)
+            if digest.batches is not None:
+                alone = digest.origin.replica is None
+                key = (
+                    (process.label,)
+                    if alone
+                    else (digest.origin.role, digest.origin.replica, digest.origin.occurrence)
+                )
+                engines.setdefault(key, _Engine()).add(process, digest.origin, digest.batches)
+    made = [(engine.together(), engine.name not in short) for engine in engines.values()]
     rows: list[Rollout | None] = [
-        rollout(label, batches.curve(), start, iterations=batches.iterations, peak=batches.peak)
-        for label, batches in engines.values()
+        rollout(label, curve, start, iterations=count, peak=peak, whole=whole)
+        for (label, curve, count, peak), whole in made
     ]
     if len(engines) > 1:
-        whole = total_curve([batches.curve() for _, batches in engines.values()])
-        count = sum(batches.iterations for _, batches in engines.values())
-        rows.append(rollout(ALL_ENGINES, whole, start, iterations=count))
+        total = total_curve([curve for (_, curve, _, _), _ in made])
+        count = sum(count for (_, _, count, _), _ in made)
+        rows.append(
+            rollout(ALL_ENGINES, total, start, iterations=count, whole=all(whole for _, whole in made))
+        )
     bound = [
         (process.label, digest.samples)
         for process in processes
@@ -143,6 +221,35 @@ def _rollouts(processes: Sequence[Process], start: int) -> list[Rollout]:
         )
         rows.append(rollout(ALL_SAMPLES, whole, start, samples=longest[:MOST_SAMPLES]))
     return [row for row in rows if row is not None]
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The schedulers of one engine: workers of one go the same steps, so that the busiest tells of it; those of a data-parallel engine go their own."""
+
+    name: str = ""
+    schedulers: dict[object, dict[object, tuple[str, Batches]]] = field(default_factory=dict)
+
+    def add(self, process: Process, origin: Origin, batches: Batches) -> None:
+        """Take in what one worker generated."""
+        which = {"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence}
+        self.name = engine_label(which)
+        workers = self.schedulers.setdefault(group_of(origin.path), {})
+        known = workers.get(origin.rank)
+        if known is None or known[1].iterations < batches.iterations:
+            workers[origin.rank] = (process.label, batches)
+
+    def together(self) -> tuple[str, Curve, int, float | None]:
+        """Whose it is, the batch size over time of all schedulers, their forward steps, and the peak where it is known of single ones."""
+        each = [
+            max(workers.values(), key=lambda worker: worker[1].iterations)
+            for workers in self.schedulers.values()
+        ]
+        if len(each) == 1:
+            label, batches = each[0]
+            return label, batches.curve(), batches.iterations, batches.peak
+        total = total_curve([batches.curve() for _, batches in each])
+        return self.name, total, sum(batches.iterations for _, batches in each), None
 
 
 def _tables(processes: Sequence[Process], which: str) -> Iterable[tuple[str, Any]]:
@@ -165,6 +272,7 @@ def _source(digest: Digest) -> SourceInfo:
         alignment=alignment.method,
         offset_ns=alignment.offset_ns,
         error_ns=alignment.error_ns,
+        island=alignment.island,
     )
 
 
@@ -195,5 +303,5 @@ def _left_out(digests: Sequence[Digest]) -> Iterable[Finding]:
         if digest.calls.left_out:
             yield Finding(
                 digest.origin.path,
-                f"{digest.calls.left_out} collectives are more than are matched across ranks: who waited for whom inside them is not told",
+                f"{digest.calls.left_out} collectives are more than are matched across ranks: who waited for whom in them is not known",
             )

@@ -80,6 +80,11 @@ def _noise(*sides: Sequence[float]) -> float | None:
 
 
 def _what(time: TimeOf) -> str:
+    clock = "" if time.clock is None else f" on {time.clock}"
+    return f"{_name_of(time)}{clock}"
+
+
+def _name_of(time: TimeOf) -> str:
     if time.region is None:
         return time.role or "the whole step"
     return time.region if time.role is None else f"{time.role}: {time.region}"

@@ -12,15 +12,16 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from stepprof.report.choosing import Chosen, Indices
 from stepprof.report.collectives import Calls
 from stepprof.report.cut import sound, within
-from stepprof.report.groups import groups_of
-from stepprof.report.intervals import Intervals
+from stepprof.report.groups import configured_groups, groups_of
+from stepprof.report.intervals import Intervals, Times
 from stepprof.report.issued import Issued, issued
 from stepprof.report.ops import OpTable, count_kernels, count_ops
-from stepprof.report.rollout import Batches, Samples, collect_batches, collect_samples
+from stepprof.report.rollout import Batches, Curve, Samples, collect_batches, collect_samples, total_curve
 from stepprof.timeline.iterations import BATCH_SIZE
 from stepprof.timeline.model import Alignment, Origin, Slices, Source
 
@@ -29,6 +30,10 @@ __all__ = ["Digest", "MemoryPeak", "RegionTotal", "Window", "Work", "digest"]
 MOST_STRETCHES = 4096
 REGION_STRETCHES = 64
 MOST_REGIONS = 500
+ALIKE = 0.9
+"""The share of equal steps above which two workers have one scheduler."""
+LATE_NS = 1_000_000
+"""How much later than the region that awaits it a call may end: the thread goes on before the worker has closed the annotation, by 0.1 ms (torch 2.13, gloo) and more where threads have to be scheduled."""
 _MEMORY = re.compile(r"memory (allocated|reserved) ")
 
 
@@ -38,6 +43,8 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
     role: str | None
     start: int
     end: int
+    ends: bool = True
+    """Whether `end` is its own; False: its capture ended then, and it went on."""
 
 
 class RegionTotal(msgspec.Struct, frozen=True):
@@ -68,6 +75,8 @@ class Work(msgspec.Struct, frozen=True):
 
     device: str
     """``gpu``, ``npu`` or ``cpu``."""
+    number: str
+    """Which of several; empty for the threads."""
     compute: int
     communication: int
     overlapped: int
@@ -90,7 +99,8 @@ class Digest(msgspec.Struct, frozen=True):
     end: int | None = None
     windows: list[Window] = []
     regions: list[RegionTotal] = []
-    work: Work | None = None
+    works: list[Work] = []
+    """One for each device; of a process without one, what its threads did."""
     calls: Calls = Calls()
     issued: Issued | None = None
     """Who called them, where that is sure: None otherwise."""
@@ -104,6 +114,8 @@ class Digest(msgspec.Struct, frozen=True):
     bytes: int | None = None
     status: str | None = None
     """Its outcome in the manifest."""
+    whole: bool = True
+    """Whether everything in the file was read: of a damaged one, what is not there says nothing."""
 
 
 def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
@@ -123,9 +135,9 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
     times = [column for column in columns if len(column)]
     events = len(slices) + len(source.instants) + len(counters)
     if not times:
-        return Digest(source.origin, source.alignment, events, findings=source.findings)
+        return Digest(source.origin, source.alignment, events, findings=source.findings, whole=source.whole)
     chosen = Chosen(source)
-    calls, ops, device = chosen.communication, chosen.ops, chosen.device
+    ops, device = chosen.ops, chosen.device
     regions, problems = _regions(source, chosen)
     return Digest(
         origin=source.origin,
@@ -143,8 +155,8 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
             )
         ],
         regions=regions,
-        work=_work(source, chosen),
-        calls=_calls(source, calls),
+        works=_works(source, chosen),
+        calls=_calls(source, chosen),
         issued=issued(source, bounds),
         ops=count_ops(
             source.names, slices.name[ops], slices.track[ops], slices.start[ops], slices.duration[ops]
@@ -154,13 +166,54 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         samples=_samples(source, chosen),
         memory=_memory(source),
         findings=[*source.findings, *problems],
+        whole=source.whole,
     )
 
 
-def _calls(source: Source, which: Indices) -> Calls:
-    slices = source.slices
-    told = groups_of([] if slices.args is None else [slices.args[at] for at in which.tolist()])
-    return Calls.collect(source.names, slices.name[which], slices.start[which], slices.duration[which], told)
+def _calls(source: Source, chosen: Chosen) -> Calls:
+    slices, which = source.slices, chosen.calls
+    told = None if slices.args is None else groups_of([slices.args[at] for at in which.tolist()])
+    world, rank, configured = configured_groups(source.metadata)
+    start, duration = slices.start[which], slices.duration[which]
+    return Calls.collect(
+        source.names,
+        slices.name[which],
+        start,
+        duration,
+        told=told,
+        regions=_regions_around(source, chosen, start, start + duration),
+        world=world,
+        rank=rank,
+        configured=configured,
+    )
+
+
+def _regions_around(
+    source: Source, chosen: Chosen, start: Times, end: Times
+) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The innermost region that holds all of each of some times: of the threads that start collectives, where the trace shows which those are."""
+    slices, which = source.slices, chosen.regions
+    threads = np.unique(slices.track[chosen.dispatches])
+    if len(threads):
+        tasks = np.flatnonzero([track.kind == "async" for track in source.tracks])
+        which = which[np.isin(slices.track[which], np.concatenate((threads, tasks)))]
+    which = which[np.lexsort((-slices.duration[which], slices.start[which]))]
+    begins, ends = slices.start[which], slices.start[which] + slices.duration[which]
+    around = np.full(len(which), -1, np.int64)
+    opened: list[tuple[int, int]] = []
+    for at, (begin, finish) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        while opened and opened[-1][1] < finish and opened[-1][1] <= begin:
+            opened.pop()
+        around[at] = opened[-1][0] if opened else -1
+        opened.append((at, finish))
+    found = np.searchsorted(begins, start, side="right") - 1
+    while len(which):
+        outside = (found >= 0) & (ends[found] + LATE_NS < end)
+        if not outside.any():
+            break
+        found[outside] = around[found[outside]]
+    names = slices.name[which]
+    return source.names, np.where(found >= 0, names[found], -1) if len(which) else np.full(len(start), -1)
 
 
 def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[str]]:
@@ -188,7 +241,7 @@ def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[st
             RegionTotal(
                 name=source.names[name],
                 role=spelled[role],
-                calls=high - low,
+                calls=_outermost(slices.track[mine], start, end),
                 covered=when.total,
                 first=int(start.min()),
                 last=int(end.max()),
@@ -200,19 +253,57 @@ def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[st
     return totals, [f"{left} regions with other names, each of them shorter, are left out"] if left else []
 
 
-def _work(source: Source, chosen: Chosen) -> Work | None:
-    """When the device, or without one the threads, computed and communicated."""
-    computing, communicating = (
-        _union(source.slices, which) for which in (chosen.computation, chosen.communication)
+def _outermost(track: npt.NDArray[np.int32], start: Times, end: Times) -> int:
+    """How many calls of one region lie in no other call of it on the same track."""
+    order = np.lexsort((-end, start, track))
+    track, start, end = track[order], start[order], end[order]
+    edges = np.flatnonzero(np.diff(track, prepend=-1))
+    inside = 0
+    for low, high in zip(edges.tolist(), [*edges[1:].tolist(), len(track)], strict=True):
+        reach = np.maximum.accumulate(end[low:high])
+        inside += int(np.count_nonzero(end[low + 1 : high] <= reach[:-1]))
+    return len(track) - inside
+
+
+def _works(source: Source, chosen: Chosen) -> list[Work]:
+    """When each device, or without one the threads, computed and communicated."""
+    if not len(chosen.device):
+        work = _work(source, ("cpu", ""), chosen.computation, chosen.communication, chosen.computation)
+        return [] if work is None else [work]
+    kind = _device(source)
+    # the rows of an NPU are of several processes in name, and of one device
+    devices = [track.key[1] if track.kind == "stream" and kind == "gpu" else "" for track in source.tracks]
+    numbers = {device: at for at, device in enumerate(dict.fromkeys(devices))}
+    device_of = np.array([numbers[device] for device in devices])[source.slices.track]
+    there = np.unique(device_of[chosen.device]).tolist()
+    works = []
+    for number in there:
+        computation, communication, everything = (
+            which[device_of[which] == number]
+            for which in (chosen.computation, chosen.communication, chosen.device)
+        )
+        other = np.setdiff1d(
+            everything, communication, assume_unique=True
+        )  # copies too: the device is not idle meanwhile
+        works.append(_work(source, (kind, list(numbers)[number]), computation, communication, other))
+    return [work for work in works if work is not None]
+
+
+def _work(
+    source: Source, device: tuple[str, str], computation: Indices, communication: Indices, other: Indices
+) -> Work | None:
+    """What one device did, or the threads; `other` is all that is no communication."""
+    computing, communicating, working = (
+        _union(source.slices, which) for which in (computation, communication, other)
     )
-    busy = _union(source.slices, chosen.device) if len(chosen.device) else computing | communicating
+    busy = working | communicating
     if not len(busy):
         return None
-    other = busy - communicating  # copies as well: the device is not idle meanwhile
-    coarse, closed = other.coarse(MOST_STRETCHES)
+    coarse, closed = working.coarse(MOST_STRETCHES)
     coarse_calls, closed_calls = communicating.coarse(MOST_STRETCHES)
     return Work(
-        device=_device(source) if len(chosen.device) else "cpu",
+        device=device[0],
+        number=device[1],
         compute=computing.total,
         communication=communicating.total,
         overlapped=(computing & communicating).total,
@@ -234,14 +325,37 @@ def _device(source: Source) -> str:
 
 
 def _batches(source: Source, chosen: Chosen) -> Batches | None:
-    """Of the worker with the most iterations: a merged file has those of all workers of an engine, which go the same steps."""
+    """Of all schedulers in the file together: workers of one scheduler go the same steps, those of different ones (data parallelism) do not."""
     counters = source.counters
     which = _counters(source, lambda name: name.endswith(BATCH_SIZE))
     steps = source.slices.track[chosen.on("iterations")]
     if not len(which) or not len(steps):
         return None
-    busiest = which[counters.track[which] == np.bincount(counters.track[which]).argmax()]
-    return collect_batches(counters.time[busiest], counters.value[busiest], int(np.bincount(steps).max()))
+    schedulers: list[Curve] = []
+    for track in np.unique(counters.track[which]).tolist():
+        mine = which[counters.track[which] == track]
+        mine = mine[np.argsort(counters.time[mine], kind="stable")]
+        if len(mine) > 1:
+            curve = Curve(counters.time[mine], counters.value[mine][:-1])
+            if not any(_go_together(curve, known) for known in schedulers):
+                schedulers.append(curve)
+    if not schedulers:
+        return None
+    several = len(schedulers) > 1
+    worked = sum(int(np.count_nonzero(curve.value > 0)) for curve in schedulers)
+    count = worked if several else int(np.bincount(steps).max())
+    return collect_batches(total_curve(schedulers) if several else schedulers[0], count)
+
+
+def _go_together(one: Curve, other: Curve) -> bool:
+    """Whether two workers go the same steps: as many, of the same batch sizes, at about the same times."""
+    longer, shorter = (one, other) if len(one.value) >= len(other.value) else (other, one)
+    if not len(shorter.value):
+        return True
+    # captures of two workers rarely begin and end at the same step
+    nearest = np.searchsorted((longer.time[:-2] + longer.time[1:-1]) / 2, shorter.time[:-1])
+    near = np.abs(longer.time[nearest] - shorter.time[:-1]) <= float(np.median(shorter.lengths)) / 2
+    return bool((near & (longer.value[nearest] == shorter.value)).mean() >= ALIKE)
 
 
 def _samples(source: Source, chosen: Chosen) -> Samples | None:

@@ -5,18 +5,29 @@ gloo's annotations on threads say nothing of the kind (torch 2.13): there the gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from stepprof.report.collectives import Groups, is_device_communication, is_host_communication
+from stepprof.report.collectives import (
+    Group,
+    Told,
+    is_device_communication,
+    is_host_communication,
+    ranks_text,
+)
 from stepprof.timeline.columns import Interned
 from stepprof.timeline.event import Event
 from stepprof.timeline.model import Args, Indices
 from stepprof.timeline.salvage import DECODE_ERRORS
 
-__all__ = ["Communication", "groups_of"]
+__all__ = ["Communication", "configured_groups", "groups_of"]
+
+_NUMBER = re.compile(r"\d{1,7}")
+_LARGEST_GROUP = 1 << 20
+"""More ranks than any job has: a larger number is of a damaged file."""
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -25,13 +36,23 @@ class _Args(msgspec.Struct, gc=False):
     description: str | None = msgspec.field(default=None, name="Process Group Description")
     size: int | None = msgspec.field(default=None, name="Group size")
     seq: int | None = msgspec.field(default=None, name="Seq")
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    finished: bool = True
 
-    def group(self) -> str | None:
-        """What tells the group from others, the same on each of its ranks: of a large one the ranks are cut short, and the name goes on."""
+    def group(self) -> Group | None:
+        """Return the group; None where the event does not say. Of a large group torch cuts the ranks short: then the size goes on."""
         if self.ranks is None and self.name is None:
             return None
-        ranks = str(self.ranks or "").replace(" ", "")
-        return f"{self.name or ''} {self.description or ''} {ranks} {self.size or ''}"
+        told = str(self.ranks or "").replace(" ", "")
+        size = self.size if self.size is not None and 0 < self.size < _LARGEST_GROUP else 0
+        numbers = [] if "..." in told else [int(each) for each in _NUMBER.findall(told)[:_LARGEST_GROUP]]
+        if size and len(set(numbers)) != size:
+            numbers = []
+        return Group(
+            name=f"{self.name or ''} {self.description or ''} {told} {size or ''}",
+            ranks=ranks_text(numbers),
+            size=size or len(set(numbers)),
+        )
 
 
 _args = msgspec.json.Decoder(_Args)
@@ -57,10 +78,12 @@ class Communication:
         return kept
 
 
-def groups_of(args: Sequence[Args]) -> Groups:
-    """The groups that collectives say they are of, for each the number of its group, and the number that it has among the calls of that; -1: it does not say."""
-    groups: Interned[str] = Interned()
+def groups_of(args: Sequence[Args]) -> Told:
+    """Return what the arguments of calls say of their process groups and numbers, and whether they had ended."""
+    groups: Interned[Group] = Interned()
     group, seq = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
+    unfinished = np.zeros(len(args), bool)
+    collective: list[str | None] = [None] * len(args)
     for at, raw in enumerate(args):
         if raw is None:
             continue
@@ -68,8 +91,38 @@ def groups_of(args: Sequence[Args]) -> Groups:
             told = _args.decode(raw)
         except DECODE_ERRORS:
             continue
-        text = told.group()
-        if text is not None:
-            group[at] = groups[text]
+        unfinished[at] = not told.finished
+        collective[at] = told.collective and f"collective {told.collective}"
+        stated = told.group()
+        if stated is not None:
+            group[at] = groups[stated]
             seq[at] = told.seq if told.seq is not None and 0 <= told.seq < 2**62 else -1
-    return list(groups), group, seq
+    return Told(list(groups), group, seq, collective, unfinished)
+
+
+def configured_groups(metadata: Mapping[str, object]) -> tuple[int, int, list[str]]:
+    """Return what a trace says of its job: the world size (0: not said), its own rank (-1: not said), and the ranks of each process group that it is in.
+
+    >>> configured_groups({"distributedInfo": {"rank": 1, "world_size": 3, "pg_config": [{"pg_size": 2, "ranks": [0, 1]}]}})
+    (3, 1, ['0-1'])
+    """
+    stated = metadata.get("distributedInfo")
+    if not isinstance(stated, dict):
+        return 0, -1, []
+    world, rank, config = (stated.get(key) for key in ("world_size", "rank", "pg_config"))
+    world = world if type(world) is int and 0 < world < _LARGEST_GROUP else 0
+    rank = rank if type(rank) is int and 0 <= rank < (world or _LARGEST_GROUP) else -1
+    groups = []
+    for each in config if isinstance(config, list) else []:
+        ranks = each.get("ranks") if isinstance(each, dict) else None
+        if (
+            isinstance(ranks, list)
+            and ranks
+            and all(type(number) is int and 0 <= number < _LARGEST_GROUP for number in ranks)
+        ):
+            groups.append(ranks_text(ranks))
+        elif (
+            isinstance(each, dict) and world and each.get("pg_size") == world
+        ):  # torch leaves out the ranks of the whole world
+            groups.append(ranks_text(range(world)))
+    return world, rank, list(dict.fromkeys(groups))

@@ -1,146 +1,165 @@
-"""How each process spent the step, and what it waited for as far as the data says.
+"""How each process spent the step: what of it shows work, and what the rest was as far as the data says.
 
-A process with a device is busy while the device is; one without is busy while it is in a window of its own. What is left of the step is given to one cause each, the surest first:
-the profiler, a collective, the host, the rollout, other ranks of its own role, another role.
+Work is what was recorded as such: kernels of any device, operators, forward steps of an engine with sequences; where there is no device also the CPU time that the thread of a window used beyond its
+operators. Each other moment has one cause, the surest first. What no capture covers is `not_recorded`, and a process that nothing was recorded of has no row.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from stepprof.report.collectives import Waiting
 from stepprof.report.intervals import EMPTY, Intervals
 from stepprof.report.processes import Process, union
 from stepprof.report.schema import Idle
+from stepprof.report.waiting import Waiting
+from stepprof.timeline.held import LONGEST_SECONDS
 
 __all__ = ["idle_times"]
 
-LONGEST_STALL_SECONDS = 1e6
 _DRIVER = re.compile(r"-engines-rank-(.+?)(?:\.\d+)?\.json$")
 LEAST_NS = 1000
 """Less of a cause is where two edges of one moment do not quite meet."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all processes of an island have in common."""
+
+    when: Intervals
+    generating: Intervals
+    """While an engine had sequences to generate."""
+    rollout: Intervals
+    """While any process was in a window of a role that engines work in."""
+    phases: Mapping[str | None, Intervals]
+    """While any process was in a window of a role."""
+    engine_roles: frozenset[str | None]
+    handing: Intervals
+    """While engines were started and stopped."""
+
+
 def idle_times(
     processes: Sequence[Process],
-    step: Intervals,
+    when: Intervals,
     engine_roles: frozenset[str | None],
-    waits: Mapping[str | None, Mapping[str, Waiting]],
+    waits: Mapping[str, Waiting],
     engines: Sequence[Mapping[str, Any]] = (),
 ) -> list[Idle]:
-    """A row for each process that windows or a trace are known of; a driver without a trace of its own only waits, and has none.
+    """Return a row for each process that windows or a trace are known of.
 
     Args:
-        processes: of the step.
-        step: from its begin to its end.
+        processes: of one island.
+        when: the step, from its begin to its end.
         engine_roles: roles that engines work in: a rank in such a window waits for them.
-        waits: inside collectives, by role and label.
-        engines: of the manifests: while one is started or hands over its recording, the job waits for it.
+        waits: inside collectives, by label.
+        engines: of the manifests: while one is started or stopped, the job waits for it.
     """
-    handing = _handing(engines, processes)
     phases = {
         role: union(window for process in processes for window in process.windows if window.role == role)
         for role in {window.role for process in processes for window in process.windows}
     }
-    rollout = EMPTY
-    for role in engine_roles | {"rollout"}:
-        rollout |= phases.get(role, EMPTY)
-    for process in processes:
-        rollout |= process.generating()
+    generating = Intervals.all_of(process.generating() for process in processes)
+    rollout = Intervals.all_of(phases.get(role, EMPTY) for role in engine_roles | {"rollout"})
     phases.pop(None, None)
-    rows = []
-    for process in processes:
-        if process.origin.rank == "driver" and not any(digest.work for digest in process.digests):
-            continue
-        row = _row(
-            process,
-            step=step,
-            rollout=rollout,
-            phases=phases,
-            engine_roles=engine_roles,
-            waits=waits,
-            handing=handing,
-        )
-        if row is not None:
-            rows.append(row)
-    return rows
+    step = _Step(when, generating, rollout, phases, engine_roles, _handing(engines, processes))
+    rows = (_row(process, step, waits.get(process.label, Waiting())) for process in processes)
+    return [row for row in rows if row is not None]
 
 
-def _row(
-    process: Process,
-    *,
-    step: Intervals,
-    rollout: Intervals,
-    phases: Mapping[str | None, Intervals],
-    engine_roles: frozenset[str | None],
-    waits: Mapping[str | None, Mapping[str, Waiting]],
-    handing: Intervals,
-) -> Idle | None:
+def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
     computing, communicating, closed = process.working()
-    on_device = any(digest.work is not None and digest.work.device != "cpu" for digest in process.digests)
-    mine = union(
-        window for window in process.windows if window.role not in engine_roles and window.role is not None
-    )
-    if process.kind == "rank" and not any(window.role for window in process.windows):
-        mine = union(process.windows)
-    busy = computing | communicating | process.generating()
+    mine = _own(process, step)
+    covered = process.covered() & step.when
+    on_device = process.has_device
     if not on_device:
-        busy |= mine
         closed = 0
-    if not len(busy) and not process.windows:
+    # a process of which neither a capture nor an end of one is known was not recorded, and has no row
+    if not len(computing | communicating | process.generating()) and not process.told:
         return None
-    waiting = EMPTY
-    for by_label in waits.values():
-        if process.label in by_label:
-            waiting |= by_label[process.label].when
-    waiting = (waiting - computing) & step
-    busy = (busy & step) - waiting
+    unmatched = waiting.unmatched
+    if any(digest.calls.left_out for digest in process.digests):
+        unmatched |= communicating
+    stuck = (waiting.when | waiting.for_profiler | unmatched) - computing
+    busy = ((computing | communicating | process.generating()) - stuck) & step.when
+    left = step.when - busy
     causes: dict[str, int] = {}
-    left = step - busy
-    own = {window.role for window in process.windows} - engine_roles
-    peers, others = EMPTY, EMPTY
-    for role, phase in phases.items():
-        if role in own:
-            peers |= phase
-        else:
-            others |= phase
-    host = (mine if process.windows else _captured(process)) if on_device else EMPTY
-    for cause, when in (
-        ("flush", _flushing(process)),
-        ("collective", waiting),
-        ("host", host),
-        ("rollout", rollout),
-        ("peers", peers),
-        ("other_role", others),
-        ("flush", handing),
-    ):
+
+    def give(cause: str, when: Intervals) -> None:
+        nonlocal left
         part = (left & when).total
         if part >= LEAST_NS:
             left -= when
             causes[cause] = causes.get(cause, 0) + part
-    unknown = left.total
+
+    give("profiler", process.held() | waiting.for_profiler)
+    give("collective", waiting.when)
+    give("collective_unmatched", unmatched)
+    worked = busy.total - closed
+    if on_device:
+        give("host", covered & (mine if process.windows else step.when))
+    else:
+        worked += _by_cpu_time(process, step.engine_roles, left, computing)
+    give("unknown", covered & mine)
+    give("not_recorded", mine - covered)
+    give("rollout", step.generating)
+    give("profiler", step.handing)
+    give("rollout", step.rollout)
+    own = process.roles - step.engine_roles
+    give("peers", Intervals.all_of(phase for role, phase in step.phases.items() if role in own))
+    give("other_role", Intervals.all_of(phase for role, phase in step.phases.items() if role not in own))
+    by_cpu = worked - (busy.total - closed)
+    for cause in ("unknown", "not_recorded"):  # the CPU time says how much of a gap was work, not when
+        taken = min(by_cpu, causes.get(cause, 0))
+        causes[cause] = causes.get(cause, 0) - taken
+        by_cpu -= taken
     if closed:  # gaps too narrow to travel one by one lie where the device was traced
         causes["host"] = causes.get("host", 0) + closed
-    if unknown:
-        causes["unknown"] = unknown
-    wall = step.total
+    causes["unknown"] = causes.get("unknown", 0) + left.total
+    wall = step.when.total
     return Idle(
         label=process.label,
         wall=wall / 1e9,
-        busy=max(busy.total - closed, 0) / 1e9,
-        causes={cause: nanoseconds / 1e9 for cause, nanoseconds in causes.items()},
+        busy=max(worked, 0) / 1e9,
+        causes={cause: nanoseconds / 1e9 for cause, nanoseconds in causes.items() if nanoseconds > 0},
     )
 
 
-def _captured(process: Process) -> Intervals:
-    """From the first to the last event of each trace with a device."""
-    whole = EMPTY
-    for digest in process.digests:
-        if digest.work is not None and digest.start is not None and digest.end is not None:
-            whole |= Intervals.one(digest.start, digest.end)
-    return whole
+def _own(process: Process, step: _Step) -> Intervals:
+    """While it was in windows of its own: not in those in which it waits for engines, nor in one around all of its roles. One of which no end is known lasts until its next one."""
+    end = int(step.when.end[-1]) if len(step.when) else 0
+    stretches = [(window.role, window.start, window.end) for window in process.windows]
+    for role, since in process.open_ended():
+        following = [start for _, start, _ in stretches if start > since]
+        stretches.append((role, since, min(following, default=end)))
+    named = [each for each in stretches if each[0] is not None]
+    chosen = [each for each in named if each[0] not in step.engine_roles]
+    if process.kind == "rank" and not named:
+        chosen = stretches
+    return Intervals.union([start for _, start, _ in chosen], [end for _, _, end in chosen])
+
+
+def _by_cpu_time(
+    process: Process, engine_roles: frozenset[str | None], gaps: Intervals, computing: Intervals
+) -> int:
+    """How much of the gaps in its own windows a process worked [ns]: the CPU time of the window's thread beyond what operators took, at most the gaps."""
+    own = [window for window in process.told if window["role"] is not None]
+    own = [window for window in own if window["role"] not in engine_roles] if own else process.told
+    worked, reach = 0, 0
+    for window in sorted(
+        own, key=lambda window: (window["start_unix_ns"] or 0, -(window["end_unix_ns"] or 0))
+    ):
+        start, end, cpu = window["start_unix_ns"], window["end_unix_ns"], window.get("thread_cpu_seconds")
+        if (
+            start is None or end is None or not cpu or end <= reach
+        ):  # a window in another one: the CPU time is counted there
+            continue
+        reach = int(end)
+        low, high = int(start) - process.offset_ns, int(end) - process.offset_ns
+        beyond = int(cpu * 1e9) - computing.clip(low, high).total
+        worked += min(max(beyond, 0), gaps.clip(low, high).total)
+    return worked
 
 
 def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process]) -> Intervals:
@@ -154,18 +173,8 @@ def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process])
             (engine["start_unix_ns"], engine["start_seconds"], True),
             (engine["end_unix_ns"], engine["stop_seconds"], False),
         ):
-            if at is not None and 0 < (seconds or 0) < LONGEST_STALL_SECONDS:
+            if at is not None and 0 < (seconds or 0) < LONGEST_SECONDS:
                 length = int(seconds * 1e9)
                 start.append(int(at) - offset - (length if before else 0))
                 end.append(start[-1] + length)
-    return Intervals.union(start, end)
-
-
-def _flushing(process: Process) -> Intervals:
-    """While the profiler held the process up after its windows."""
-    start, end = [], []
-    for window in process.told:
-        if window["end_unix_ns"] is not None and 0 < (window["stall_seconds"] or 0) < LONGEST_STALL_SECONDS:
-            start.append(int(window["end_unix_ns"]) - process.offset_ns)
-            end.append(start[-1] + int(window["stall_seconds"] * 1e9))
     return Intervals.union(start, end)

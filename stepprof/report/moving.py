@@ -35,25 +35,26 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
     def curve(values: _Curve | None) -> _Curve | None:
         return None if values is None else replace(values, time=packed(values.time))
 
-    work, samples = digest.work, curve(digest.samples)
+    samples = curve(digest.samples)
     if samples is not None:
         longest = [
             SampleTime(each.sample, at(each.start), at(each.end), each.spent) for each in samples.longest
         ]
         samples = replace(samples, longest=longest)
-    if work is not None:
-        work = replace(work, computing=packed(work.computing), communicating=packed(work.communicating))
     return replace(
         digest,
         alignment=alignment,
         start=None if digest.start is None else at(digest.start),
         end=None if digest.end is None else at(digest.end),
-        windows=[Window(each.role, at(each.start), at(each.end)) for each in digest.windows],
+        windows=[Window(each.role, at(each.start), at(each.end), each.ends) for each in digest.windows],
         regions=[
             replace(each, first=at(each.first), last=at(each.last), when=packed(each.when))
             for each in digest.regions
         ],
-        work=work,
+        works=[
+            replace(each, computing=packed(each.computing), communicating=packed(each.communicating))
+            for each in digest.works
+        ],
         calls=replace(digest.calls, start=packed(digest.calls.start)),
         batches=curve(digest.batches),
         samples=samples,

@@ -16,6 +16,7 @@ import msgspec
 
 from stepprof.report.bars import Columns, pack_gantt
 from stepprof.report.schema import Comparison, Report
+from stepprof.report.words import causes
 
 __all__ = ["render"]
 
@@ -50,7 +51,8 @@ def _payload(content: Report | Comparison) -> str:
     if isinstance(content, Report):
         gantt, columns = pack_gantt(content.gantt, content.seconds)
         rest = {name: getattr(content, name) for name in content.__struct_fields__ if name != "gantt"}
-        table = {"kind": "report", "content": rest, "gantt": gantt}
+        headings = {"busy": "work", **causes(each.causes for each in content.idle)}
+        table = {"kind": "report", "content": {**rest, "causes": headings}, "gantt": gantt}
     else:
         table = {"kind": "comparison", "content": content}
     table["columns"] = [[name, len(array)] for name, array in columns]

@@ -27,16 +27,26 @@ _ALL = "all ranks"
 
 
 def place(
-    digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]]
-) -> tuple[list[Digest], list[str]]:
-    """Return the digests, each on the common clock as far as comparisons or collectives lead to it, and what stood against that."""
+    digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]], processes: Mapping[Process, Alignment]
+) -> tuple[list[Digest], dict[Process, Alignment], list[str]]:
+    """Place sources as far as comparisons or collectives lead to the common clock.
+
+    Args:
+        digests: of all sources.
+        manifests: of the step.
+        processes: how the times of each process in the manifests are placed.
+
+    Returns:
+        The digests, the processes, and what kept the collectives from showing more.
+    """
     made = estimated(digests, manifests)
     placed = []
     for digest in digests:
         alignment = moved_alignment(digest.alignment, made.moves)
         move = alignment.offset_ns - digest.alignment.offset_ns
         placed.append(digest if alignment == digest.alignment else moved(digest, move, alignment))
-    return placed, made.findings
+    moved_processes = {key: moved_alignment(each, made.moves) for key, each in processes.items()}
+    return placed, moved_processes, made.findings
 
 
 def moved_alignment(alignment: Alignment, moves: Mapping[str, Move]) -> Alignment:
@@ -110,13 +120,14 @@ def _series(digest: Digest, threads: set[str]) -> dict[str, Series]:
     end = start + np.frombuffer(calls.duration, "<i8")
     group = np.frombuffer(calls.group, "<i4") if calls.group else np.full(len(name), -1, np.int32)
     number = np.frombuffer(calls.seq, "<i8") if calls.seq else np.full(len(name), -1, np.int64)
+    kind[calls.unfinished] = -1  # its end is that of the capture
     series = {}
     for at, text in enumerate(calls.groups):
         which = np.flatnonzero((group == at) & (number >= 0) & (kind >= 0))
         known, first, count = np.unique(number[which], return_index=True, return_counts=True)
         once = which[first[count == 1]]
         if len(once):
-            series[str(text)] = Series(kind[once], start[once], end[once], known[count == 1])
+            series[text.name] = Series(kind[once], start[once], end[once], known[count == 1])
     issued = digest.issued
     if issued is not None and digest.status == "complete" and threads == {issued.thread}:
         which = np.flatnonzero(kind >= 0)

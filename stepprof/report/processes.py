@@ -13,12 +13,17 @@ from typing import Any
 from stepprof.report.digest import Digest, RegionTotal, Window
 from stepprof.report.intervals import EMPTY, Intervals
 from stepprof.timeline import clocks
-from stepprof.timeline.model import Origin
+from stepprof.timeline.held import profiler_times
+from stepprof.timeline.model import Alignment, Origin
+from stepprof.timeline.names import group_of
 from stepprof.timeline.recorded import process_of
 
-__all__ = ["Process", "gather", "measurable", "unsure_ns"]
+__all__ = ["Process", "gather", "is_of", "measurable", "unsure_ns"]
 
 _LARGEST = 2**62
+_WHOLE = ("complete", "joined")
+_COVERS = (*_WHOLE, "partial")
+"""Outcomes of a capture that recorded its window."""
 
 
 @dataclass(slots=True)
@@ -27,21 +32,29 @@ class Process:
 
     label: str
     kind: str
-    host: str | None
+    origin: Origin
+    """Of its first source; of a process that only the manifest knows, what that says."""
+    alignment: Alignment
+    """How its clock was brought onto that of its island."""
     digests: list[Digest]
     windows: list[Window] = field(default_factory=list)
     told: list[Mapping[str, Any]] = field(default_factory=list)
     """Its windows in the manifest."""
 
     @property
-    def origin(self) -> Origin:
-        """Of its first source."""
-        return self.digests[0].origin
+    def host(self) -> str | None:
+        """Where it ran."""
+        return self.origin.host
 
     @property
     def machine(self) -> str | None:
         """What tells its machine from others: the boot, or the host's name where that is all that is known."""
         return self.origin.machine or self.host
+
+    @property
+    def island(self) -> str:
+        """By whose clock its times are: processes of one island can be compared in time."""
+        return self.alignment.island
 
     @property
     def regions(self) -> list[RegionTotal]:
@@ -51,32 +64,54 @@ class Process:
 
     @property
     def offset_ns(self) -> int:
-        """Its own clock minus the common one."""
-        return self.digests[0].alignment.offset_ns
+        """Its own clock minus that of its island."""
+        return self.alignment.offset_ns
 
     @property
     def error_ns(self) -> int | None:
-        """How wrong its place on the common clock may be."""
-        return self.digests[0].alignment.error_ns
+        """How wrong its place on the clock of its island may be; None: not known."""
+        return self.alignment.error_ns
 
     @property
     def roles(self) -> frozenset[str | None]:
-        """Of its windows."""
-        return frozenset(window.role for window in self.windows)
+        """Of its windows, those of which no end is known too."""
+        return frozenset(window.role for window in self.windows) | {role for role, _ in self.open_ended()}
+
+    @property
+    def has_device(self) -> bool:
+        """Whether a device was traced."""
+        return any(work.device != "cpu" for digest in self.digests for work in digest.works)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is known when its regions ended: by its spans, or by captures that are whole."""
+        if any(digest.origin.kind == "spans" for digest in self.digests):
+            return True
+        short = any(window["capped_by"] is not None or window["status"] not in _WHOLE for window in self.told)
+        return not short and all(digest.whole for digest in self.digests)
+
+    def open_ended(self) -> list[tuple[str | None, int]]:
+        """Windows of which the end is not known, as (role, since when): the process died in one, or its capture ended before it and it has no spans."""
+        found = [(window.role, window.end) for window in self.windows if not window.ends]
+        closed = [window for window in self.windows if window.ends]
+        for window in self.told:
+            if window["start_unix_ns"] is None or window["end_unix_ns"] is not None:
+                continue
+            start = int(window["start_unix_ns"]) - self.offset_ns
+            if not any(each.role == window["role"] and each.end > start for each in closed):
+                found.append((window["role"], start))
+        return found
 
     def in_role(self, role: str | None) -> Intervals:
-        """When it was in a window of a role."""
-        return union(window for window in self.windows if window.role == role)
+        """When it was in a window of a role, as far as ends are known."""
+        return union(window for window in self.windows if window.role == role and window.ends)
 
     def working(self) -> tuple[Intervals, Intervals, int]:
-        """When it computed, when it communicated, and how many nanoseconds of gaps these two hold."""
-        computing, communicating, closed = EMPTY, EMPTY, 0
-        for digest in self.digests:
-            if digest.work is not None:
-                computing |= Intervals.unpack(digest.work.computing)
-                communicating |= Intervals.unpack(digest.work.communicating)
-                closed += digest.work.closed
-        return computing, communicating, closed
+        """When it computed, when it communicated, and how many nanoseconds of gaps these two hold: on any of its devices, else on its threads."""
+        works = [work for digest in self.digests for work in digest.works]
+        computing = Intervals.all_of(Intervals.unpack(work.computing) for work in works)
+        communicating = Intervals.all_of(Intervals.unpack(work.communicating) for work in works)
+        return computing, communicating, sum(work.closed for work in works)
 
     def generating(self) -> Intervals:
         """When an engine's worker had sequences to generate."""
@@ -87,6 +122,40 @@ class Process:
                 at = curve.value > 0
                 busy |= Intervals.union(curve.time[:-1][at], curve.time[1:][at])
         return busy
+
+    def covered(self) -> Intervals:
+        """What its captures cover: there, a moment without an event is a moment in which nothing of the kind happened."""
+        traces = [digest for digest in self.digests if digest.origin.kind != "spans"]
+        whole = [digest for digest in traces if digest.whole and digest.start is not None]
+        if self.kind != "rank" or not self.told:
+            return Intervals.all_of(Intervals.one(digest.start or 0, digest.end or 0) for digest in whole)
+        paths = [digest.origin.path for digest in whole]
+        return Intervals.all_of(
+            Intervals.one(window["start_unix_ns"] - self.offset_ns, window["end_unix_ns"] - self.offset_ns)
+            for window in self.told
+            if window["status"] in _COVERS
+            and window["start_unix_ns"] is not None
+            and window["end_unix_ns"] is not None
+            and any(is_of(window, path) for path in paths)
+        )
+
+    def held(self) -> Intervals:
+        """While the profiler held the process up: until a window began, and after it ended."""
+        start, end = [], []
+        for window in self.told:
+            for _, begin, finish in profiler_times(window):
+                start.append(begin - self.offset_ns)
+                end.append(finish - self.offset_ns)
+        return Intervals.union(start, end)
+
+
+def is_of(window: Mapping[str, Any], path: str) -> bool:
+    """Return whether a window is in the capture whose trace has this path below the run."""
+    if any(path.endswith(f"/{artifact['path']}") for artifact in window["artifacts"]):
+        return True
+    capture = window["capture"]
+    stem = capture.get("stem") if isinstance(capture, dict) else None
+    return isinstance(stem, str) and f"/{stem}." in path
 
 
 def union(windows: Iterable[Window]) -> Intervals:
@@ -108,18 +177,23 @@ def measurable(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsure_ns(one: Process, other: Process) -> int | None:
-    """How wrong a comparison of two processes' times may be; None: nobody knows."""
+    """Return how wrong a comparison of two processes' times may be; None: their clocks were never compared."""
     if one is other or (one.machine is not None and one.machine == other.machine):
         return 0
-    return clocks.unsure_ns(one.digests[0].alignment, other.digests[0].alignment)
+    return clocks.unsure_ns(one.alignment, other.alignment)
 
 
-def gather(digests: Sequence[Digest], windows: Sequence[Mapping[str, Any]]) -> list[Process]:
+def gather(
+    digests: Sequence[Digest],
+    windows: Sequence[Mapping[str, Any]],
+    placed: Mapping[tuple[object, ...], Alignment] | None = None,
+) -> list[Process]:
     """The processes, as people order them: the driver, ranks, engines, whatever else.
 
     Args:
         digests: of all sources.
         windows: of the manifests.
+        placed: how the times of each process in the manifests come onto the common clock.
     """
     grouped: dict[tuple[object, ...], list[Digest]] = defaultdict(list)
     for digest in digests:
@@ -127,16 +201,22 @@ def gather(digests: Sequence[Digest], windows: Sequence[Mapping[str, Any]]) -> l
     told: dict[tuple[object, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for window in windows:
         told[_of_session(process_of(window))].append(window)
+    clocks = {digest.origin.machine or digest.origin.host: digest.alignment for digest in digests}
     processes = []
     for key, group in grouped.items():
-        origin = group[0].origin
-        process = Process("", _kind(group), origin.host, group, told=told.get(key, []))
+        first = group[0]
+        process = Process("", _kind(group), first.origin, first.alignment, group, told=told.pop(key, []))
+        process.windows = _windows(process)
+        processes.append(process)
+    for entries in told.values():
+        process = _without_source(entries, clocks, (placed or {}).get(process_of(entries[0])))
         process.windows = _windows(process)
         processes.append(process)
     begins: dict[frozenset[str | None], int] = {}
     for process in processes:
+        roles = process.roles
         for each in process.windows:
-            begins[process.roles] = min(each.start, begins.get(process.roles, each.start))
+            begins[roles] = min(each.start, begins.get(roles, each.start))
     processes.sort(key=lambda process: _order(process, begins.get(process.roles, 0)))
     for process in processes:
         process.label = _label(process)
@@ -144,11 +224,27 @@ def gather(digests: Sequence[Digest], windows: Sequence[Mapping[str, Any]]) -> l
     return processes
 
 
+def _without_source(
+    entries: Sequence[Mapping[str, Any]], clocks: Mapping[str | None, Alignment], placed: Alignment | None
+) -> Process:
+    """A process of which only the manifest is left: it has no spans, and brought no trace."""
+    window = entries[0]
+    pid = window["pid"] if isinstance(window["pid"], int) else None
+    role = window["role"] if len({each["role"] for each in entries}) == 1 else None
+    origin = Origin(
+        "rank", f"manifest/{window.get('fragment')}", role, window["rank"], None, window["host"], pid,
+        machine=window.get("boot_id"), pid_namespace=window.get("pid_namespace"),
+    )  # fmt: skip
+    machine = origin.machine or origin.host
+    unknown = Alignment("unmeasured", 0, None, f"{machine}")
+    return Process("", "rank", origin, clocks.get(machine) or placed or unknown, [], told=list(entries))
+
+
 def _key(origin: Origin) -> tuple[object, ...]:
     if origin.kind in ("rank", "spans"):
         return _of_session(origin.process)
     if origin.kind == "engine":
-        return ("engine", origin.role, origin.replica, *origin.process)
+        return ("engine", origin.role, origin.replica, group_of(origin.path), *origin.process)
     return ("trace", origin.path)
 
 
@@ -163,13 +259,18 @@ def _kind(group: Sequence[Digest]) -> str:
 
 
 def _windows(process: Process) -> list[Window]:
-    """From its spans, else from the manifest, whose times are by its own clock."""
+    """From its spans, else from the manifest, whose times are by its own clock; of a capture that was capped, the manifest does not know when its window ended."""
     windows = [window for digest in process.digests for window in digest.windows]
     if windows:
         return windows
     offset = process.offset_ns
     return [
-        Window(window["role"], int(window["start_unix_ns"]) - offset, int(window["end_unix_ns"]) - offset)
+        Window(
+            window["role"],
+            int(window["start_unix_ns"]) - offset,
+            int(window["end_unix_ns"]) - offset,
+            ends=window["capped_by"] is None,
+        )
         for window in process.told
         if window["start_unix_ns"] is not None and window["end_unix_ns"] is not None
     ]
@@ -198,7 +299,7 @@ def _label(process: Process) -> str:
     origin = process.origin
     if process.kind != "rank":
         return origin.label
-    roles = {window.role for window in process.windows if window.role is not None}
+    roles = {role for role in process.roles if role is not None}
     roles = roles or {digest.origin.role for digest in process.digests if digest.origin.role is not None}
     return Origin("rank", origin.path, role=roles.pop() if len(roles) == 1 else None, rank=origin.rank).label
 

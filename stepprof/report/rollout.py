@@ -100,18 +100,13 @@ class Samples(msgspec.Struct, frozen=True):
         )
 
 
-def collect_batches(time: Times, value: Values, iterations: int) -> Batches | None:
-    """The batch sizes of an engine's worker.
+def collect_batches(curve: Curve, iterations: int) -> Batches:
+    """Pack the batch sizes of an engine.
 
     Args:
-        time: when the batch size changed, in any order, nanoseconds; the last one ends the phase.
-        value: the batch size from then on; 0 where nothing ran.
-        iterations: how many forward steps these are from.
+        curve: the batch size over time; 0 where nothing ran.
+        iterations: how many forward steps it is from.
     """
-    if len(time) < 2:
-        return None
-    order = np.argsort(time, kind="stable")
-    curve = Curve(time[order], value[order][:-1])
     packed = curve.reduced(MOST_POINTS)
     return Batches(
         iterations, packed.time.astype("<i8").tobytes(), packed.value.tobytes(), float(curve.value.max())
@@ -182,6 +177,7 @@ def rollout(
     iterations: int = 0,
     peak: float | None = None,
     samples: Sequence[SampleTime] = (),
+    whole: bool = True,
 ) -> Rollout | None:
     """What the curve of a generation phase says; None where it has no length.
 
@@ -192,15 +188,16 @@ def rollout(
         iterations: how many iterations the curve is of.
         peak: the largest batch, where the curve's own steps are means.
         samples: the longest ones.
+        whole: the curve is all of the phase.
     """
     lengths = curve.lengths
-    whole = float(lengths.sum())
-    if not whole:
+    total = float(lengths.sum())
+    if not total:
         return None
     highest = float(curve.value.max()) if peak is None else peak
     full = curve.value >= highest / 2
     filled = np.flatnonzero(full & (lengths > 0))
-    tail = float(lengths[filled[-1] + 1 :].sum()) if len(filled) else whole
+    tail = float(lengths[filled[-1] + 1 :].sum()) if len(filled) else total
     shown = curve.reduced(CURVE_POINTS)
     points = [
         (round((at - origin_ns) / 1e9, 6), round(value, 3))
@@ -209,13 +206,14 @@ def rollout(
     return Rollout(
         label=label,
         iterations=iterations,
-        seconds=whole / 1e9,
+        seconds=total / 1e9,
         peak_batch=highest,
-        mean_batch=float((curve.value * lengths).sum()) / whole,
-        below_half=float(lengths[~full].sum()) / whole,
+        mean_batch=float((curve.value * lengths).sum()) / total,
+        below_half=float(lengths[~full].sum()) / total,
         tail=tail / 1e9,
         curve=points,
         samples=[_sample(sample, origin_ns) for sample in samples],
+        whole=whole,
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
-    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Headline", "Idle", "Memory", "Op", "Overhead", "Overlap", "PhaseSkew", "ProcessTime", "Report",
-    "Rollout", "Sample", "SourceInfo", "Spread", "TimeOf",
+    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Headline", "Idle", "Island", "Memory", "Op", "Overhead", "Overlap", "PhaseSkew", "ProcessTime", "Report",
+    "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "TimeOf",
+    "UnmatchedTime",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
@@ -33,6 +34,8 @@ class SourceInfo(msgspec.Struct, frozen=True):
     alignment: str
     offset_ns: int
     error_ns: int | None
+    island: str = ""
+    """The clock that its times are on, as `Island.clock`."""
 
 
 class Headline(msgspec.Struct, frozen=True):
@@ -85,6 +88,8 @@ class TimeOf(msgspec.Struct, frozen=True):
     share: float
     """Of the step's wall time."""
     per_process: list[ProcessTime]
+    clock: str | None = None
+    """The hosts whose clocks this is on, where the step was recorded on clocks that were never compared."""
 
 
 class PhaseSkew(msgspec.Struct, frozen=True):
@@ -93,31 +98,51 @@ class PhaseSkew(msgspec.Struct, frozen=True):
     role: str | None
     region: str | None
     straggler: str
-    """The process that ended last."""
+    """The process that ended last; of collectives the one that the others waited for longest."""
     spread: float
     """Last end minus the first end."""
     behind_median: float
     """How far it was behind the median of the others."""
     waited: list[ProcessTime]
-    """How long each of the others was done before the last one; of collectives how long it stood in them, and in how many calls."""
+    """How long each of the others was done before the last one; of collectives how long it waited for the straggler in them, and in how many calls."""
     significant: bool
     """Whether the spread exceeds what the clocks may be wrong by."""
     basis: str = "end"
     """``end``: by when the processes finished the phase. ``collectives``: by how long each stood in the phase's collectives until the straggler came; `spread` is then the longest
-    wait less the straggler's own, and needs no clock."""
+    wait less the straggler's own."""
     began_later: float | None = None
     """How much later than the median of the others it began: so much of its being late is not of this phase."""
+    by_profiler: float = 0.0
+    """How much of its being late the profiler caused, which held it up for longer than the median of the others."""
+    by_waiting: float = 0.0
+    """How much of its being late it stood in the phase's collectives, where it may have waited for others."""
+
+
+class UnmatchedTime(msgspec.Struct, frozen=True):
+    """Communication that could not be matched across ranks: waiting and transfer cannot be told apart in it, and nobody is named."""
+
+    role: str | None
+    region: str | None
+    spent: list[ProcessTime]
+    """By process, the longest first."""
+    recorded: int | None
+    """How many members of the process group were recorded; None: not known, or not the same for all calls."""
+    members: int | None
+    """How many members the group has; None: likewise."""
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """How one process spent the step: ``busy`` plus the causes of idleness are its wall time."""
+    """How one process spent the step: ``busy`` plus the causes are its wall time."""
 
     label: str
     wall: float
+    """The step, on the clock of the process's host."""
     busy: float
+    """What was recorded as work: kernels, operators, forward steps, and CPU time of a window's thread beyond these."""
     causes: dict[str, float]
-    """``rollout`` (waits for generation), ``collective`` (waits inside one), ``host`` (the device waits for the host), ``flush`` (the profiler), ``peers`` (other ranks
-    of its role are not done), ``other_role``, ``unknown``."""
+    """``profiler`` (held up by the recording, or waiting for another rank that was), ``collective`` (waiting for another rank in a collective), ``collective_unmatched`` (in communication that could
+    not be matched), ``host`` (its device had nothing to do), ``not_recorded`` (in windows that no capture covers), ``rollout``, ``peers``, ``other_role`` (nothing of its own was recorded while
+    generation ran, while other ranks of its role were in their windows, while other roles ran), ``unknown``."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -145,6 +170,8 @@ class Rollout(msgspec.Struct, frozen=True):
     """(at, batch size), at most a few hundred points, each holding until the next."""
     samples: list[Sample] = []
     """The longest ones, longest first."""
+    whole: bool = True
+    """Whether the capture is all of the phase; False: it was capped, or is not complete."""
 
 
 class Overlap(msgspec.Struct, frozen=True):
@@ -152,14 +179,14 @@ class Overlap(msgspec.Struct, frozen=True):
 
     label: str
     device: str
-    """``gpu``, ``npu`` or ``cpu``."""
+    """``gpu``, ``npu`` or ``cpu``; with its number where the process used several: ``gpu 1``."""
     compute: float
     communication: float
     overlapped: float
     exposed: float
     """Communication that nothing overlaps."""
     busy_share: float | None
-    """Of the device, over the capture."""
+    """Of the device, over what the captures of its process cover; None where that is not known."""
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -188,15 +215,52 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Overhead(msgspec.Struct, frozen=True):
-    """What recording cost a process: ``stall`` held it up, ``export`` ran beside it, ``wait`` was for an earlier hand-over."""
+    """What recording cost a process, or an engine. Seconds; None: not known."""
 
     label: str
-    stall: float | None
-    wait: float | None
-    export: float | None
+    arm: float | None = None
+    """Preparing the profiler, before a window or in an earlier one."""
     start: float | None = None
-    """An engine's start call."""
+    """Starting it; of an engine its start call."""
+    wait: float | None = None
+    """Waiting for an earlier stop."""
+    stall: float | None = None
+    """What the stop held the training thread, with an export in place."""
+    export: float | None = None
+    """The export beside training."""
     stop: float | None = None
+    """An engine's stop call."""
+
+    @property
+    def held(self) -> float:
+        """What held the training thread, in all."""
+        return sum(filter(None, (self.arm, self.start, self.wait, self.stall)))
+
+
+class Shortfall(msgspec.Struct, frozen=True):
+    """A capture that is not all of its window, or brought nothing."""
+
+    label: str
+    status: str
+    """The outcome in the manifest; ``damaged`` where the file is."""
+    capped_by: str | None
+    """What ended it before its window: ``max_seconds``, …"""
+    reason: str | None
+    recorded: float | None
+    """Seconds that it covers; None: not known."""
+    window: float | None
+    """Seconds of its window; None: not known."""
+
+
+class Island(msgspec.Struct, frozen=True):
+    """Hosts whose clocks are known against each other, where there are others that are not: times of different islands are never compared."""
+
+    hosts: list[str]
+    start_unix_ns: int
+    """Second 0 of all times of its processes."""
+    seconds: float
+    clock: str = ""
+    """What its clock is called; empty: the common clock of the step."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -214,6 +278,7 @@ class Report(msgspec.Struct, frozen=True):
     """None: traces that say of no step."""
     start_unix_ns: int
     seconds: float
+    """From the first window to the last; where clocks were never compared, of the island where that is longest."""
     clock: str
     """How the sources came onto one clock, in a sentence."""
     clock_error_ns: int | None
@@ -226,6 +291,7 @@ class Report(msgspec.Struct, frozen=True):
     roles: list[TimeOf] = []
     regions: list[TimeOf] = []
     skew: list[PhaseSkew] = []
+    unmatched: list[UnmatchedTime] = []
     idle: list[Idle] = []
     rollout: list[Rollout] = []
     overlap: list[Overlap] = []
@@ -233,7 +299,10 @@ class Report(msgspec.Struct, frozen=True):
     kernels: list[Op] = []
     memory: list[Memory] = []
     overhead: list[Overhead] = []
+    shortfalls: list[Shortfall] = []
     findings: list[Finding] = []
+    islands: list[Island] = []
+    """More than one where the step was recorded on hosts whose clocks were never compared; then each figure is of the processes of one."""
 
 
 class Spread(msgspec.Struct, frozen=True):

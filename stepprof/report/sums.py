@@ -41,11 +41,12 @@ def role_times(processes: Sequence[Process], start: int, end: int) -> list[TimeO
     parts: dict[tuple[str | None, str | None], list[tuple[Process, Intervals, int, int]]] = defaultdict(list)
     first: dict[str | None, int] = {}
     for process in processes:
-        for role in {window.role for window in process.windows}:
+        known = [window for window in process.windows if window.ends]
+        for role in {window.role for window in known}:
             when = process.in_role(role)
-            calls = sum(window.role == role for window in process.windows)
+            calls = sum(window.role == role for window in known)
             parts[role, None].append((process, when, calls, when.total))
-            begins = min(window.start for window in process.windows if window.role == role)
+            begins = min(window.start for window in known if window.role == role)
             first[role] = min(begins, first.get(role, begins))
     ordered = sorted(parts, key=lambda key: (key[0] is not None, first[key[0]], key[0] or ""))
     return _times({key: parts[key] for key in ordered}, start, end)
@@ -76,28 +77,35 @@ def region_times(processes: Sequence[Process], start: int, end: int) -> list[Tim
 
 
 def overlaps(processes: Sequence[Process]) -> list[Overlap]:
-    """Communication and computation of each process that has a device, or communication: its captures together."""
+    """Communication and computation of each device, and of each process without one that communicates: its captures together."""
     rows = []
     for process in processes:
-        by_device: dict[str, list[tuple[Work, int]]] = defaultdict(list)
+        works: dict[tuple[str, str], list[Work]] = defaultdict(list)
         for digest in process.digests:
-            if digest.work is not None and digest.start is not None and digest.end is not None:
-                by_device[digest.work.device].append((digest.work, digest.end - digest.start))
-        for device, works in by_device.items():
-            communication = sum(work.communication for work, _ in works)
-            overlapped = sum(work.overlapped for work, _ in works)
-            captured = sum(length for _, length in works)
+            for work in digest.works:
+                works[work.device, work.number].append(work)
+        covered = process.covered()
+        several = len({number for device, number in works if device != "cpu"}) > 1
+        for (device, number), those in works.items():
+            communication = sum(work.communication for work in those)
+            overlapped = sum(work.overlapped for work in those)
             if not communication and device == "cpu":
                 continue
+            busy = Intervals.all_of(
+                Intervals.unpack(each) for work in those for each in (work.computing, work.communicating)
+            )
+            closed = sum(work.closed for work in those)
             rows.append(
                 Overlap(
                     label=process.label,
-                    device=device,
-                    compute=sum(work.compute for work, _ in works) / 1e9,
+                    device=f"{device} {number}" if several else device,
+                    compute=sum(work.compute for work in those) / 1e9,
                     communication=communication / 1e9,
                     overlapped=overlapped / 1e9,
                     exposed=(communication - overlapped) / 1e9,
-                    busy_share=sum(work.busy for work, _ in works) / captured if captured else None,
+                    busy_share=max((busy & covered).total - closed, 0) / covered.total
+                    if len(covered)
+                    else None,
                 )
             )
     return rows
@@ -123,22 +131,16 @@ def overheads(
     sums: dict[str, dict[str, float | None]] = {}
     for window in windows:
         label = labels.get(id(window)) or Origin("rank", "", role=window["role"], rank=window["rank"]).label
-        _add(sums, label, {key: window[f"{key}_seconds"] for key in ("stall", "wait", "export")})
+        _add(
+            sums,
+            label,
+            {key: window.get(f"{key}_seconds") for key in ("arm", "start", "wait", "stall", "export")},
+        )
     for engine in engines:
         if engine["status"] != "joined":
             _add(sums, engine_label(engine), {key: engine[f"{key}_seconds"] for key in ("start", "stop")})
-    rows = [
-        Overhead(
-            label,
-            times.get("stall"),
-            times.get("wait"),
-            times.get("export"),
-            times.get("start"),
-            times.get("stop"),
-        )
-        for label, times in sums.items()
-    ]
-    return [row for row in rows if any((row.stall, row.wait, row.export, row.start, row.stop))]
+    rows = [Overhead(label, **times) for label, times in sums.items()]
+    return [row for row in rows if row.held or row.export or row.stop]
 
 
 def _add(sums: dict[str, dict[str, float | None]], label: str, times: Mapping[str, float | None]) -> None:

@@ -21,6 +21,7 @@ from stepprof.report.termtables import (
     roles_table,
     rollouts_table,
     skew_table,
+    unmatched_table,
 )
 from stepprof.report.words import seconds
 from stepprof.tables import printable
@@ -41,6 +42,7 @@ _TOPICS = {
     "straggler": "red",
     "tail": "yellow",
     "idle": "yellow",
+    "collectives": "yellow",
     "overlap": "magenta",
     "overhead": "cyan",
     "memory": "cyan",
@@ -70,7 +72,10 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     if report.rollout:
         _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
     if report.skew:
-        _section(console, "whom the others waited for", skew_table(report, top, room))
+        _section(console, "stragglers", skew_table(report, top, room))
+    if report.unmatched:
+        heading = "in collectives that were not recorded on all ranks, or could not be matched"
+        _section(console, heading, unmatched_table(report.unmatched[:top], room))
     if report.idle:
         _section(console, "work and waiting", idle_table(report.idle, room))
     if report.overlap:

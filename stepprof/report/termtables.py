@@ -10,7 +10,7 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepprof.report.schema import Change, GanttRow, Idle, Op, Report, Rollout, TimeOf
+from stepprof.report.schema import Change, GanttRow, Idle, Op, Report, Rollout, TimeOf, UnmatchedTime
 from stepprof.report.words import causes, seconds, share
 from stepprof.tables import number, printable, size
 
@@ -25,6 +25,7 @@ __all__ = [
     "roles_table",
     "rollouts_table",
     "skew_table",
+    "unmatched_table",
 ]
 
 _RIBBON, _SHORT_RIBBON = 44, 12
@@ -77,7 +78,14 @@ def roles_table(report: Report, plain: bool, room: int) -> Table:
     for side in ("left", "left", "right", "right"):
         table.add_column(justify=side, no_wrap=True)
     named = [time for time in report.roles if time.role is not None] or report.roles
-    cells = [(printable(time.role or "step"), seconds(time.seconds), share(time.share)) for time in named]
+    cells = [
+        (
+            printable((time.role or "step") + ("" if time.clock is None else f" on {time.clock}")),
+            seconds(time.seconds),
+            share(time.share),
+        )
+        for time in named
+    ]
     beside = sum(max(map(cell_len, column)) + _GAP for column in zip(*cells, strict=True))
     length = min(_RIBBON, max(_SHORT_RIBBON, room - beside))
     for index, (time, (name, took, part)) in enumerate(zip(named, cells, strict=True)):
@@ -136,7 +144,10 @@ def skew_table(report: Report, top: int, room: int) -> Table:
     """The `top` phases whose straggler lost most in the phase itself."""
     phases = sorted(
         report.skew,
-        key=lambda phase: (not phase.significant, max(phase.began_later or 0.0, 0.0) - phase.behind_median),
+        key=lambda phase: (
+            not phase.significant,
+            max(phase.began_later or 0.0, phase.by_profiler, 0.0) + phase.by_waiting - phase.behind_median,
+        ),
     )[:top]
     rows = [
         [
@@ -146,11 +157,11 @@ def skew_table(report: Report, top: int, room: int) -> Table:
             seconds(phase.spread),
             seconds(phase.behind_median),
             seconds(phase.began_later),
-            "within the clocks' error"
-            if not phase.significant
-            else "in collectives"
+            "in collectives"
             if phase.basis == "collectives"
-            else "",
+            else ""
+            if phase.significant
+            else "within the clocks' error",
         ]
         for phase in phases
     ]
@@ -165,7 +176,7 @@ def skew_table(report: Report, top: int, room: int) -> Table:
 def idle_table(idle: Sequence[Idle], room: int) -> Table:
     """How the processes spent the step."""
     kinds = causes(each.causes for each in idle)
-    headers = ["", "wall", "at work", *kinds.values()]
+    headers = ["", "step", "work", *kinds.values()]
 
     def row(label: str, which: Sequence[Idle]) -> list[str]:
         count = len(which)
@@ -186,6 +197,24 @@ def idle_table(idle: Sequence[Idle], room: int) -> Table:
             row(f"most: {most.label}", [most]),
         ]
     return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
+
+
+def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table:
+    """Time in collectives of which it is not known who waited for whom."""
+    cells = [
+        [
+            row.role or "step",
+            row.region or "-",
+            number(len(row.spent)),
+            seconds(sum(each.seconds for each in row.spent) / len(row.spent)),
+            f"{seconds(row.spent[0].seconds)} {row.spent[0].label}",
+            f"{row.recorded} of {row.members}" if row.recorded and row.members else "-",
+        ]
+        for row in rows
+    ]
+    return _table(
+        ["role", "region", "processes", "mean", "longest", "members recorded"], cells, "llrrll", room
+    )
 
 
 def overlap_table(report: Report, room: int) -> Table:
@@ -213,7 +242,7 @@ def regions_table(times: Sequence[TimeOf], room: int) -> Table:
         rows.append(
             [
                 time.role or "step",
-                time.region or "-",
+                (time.region or "-") + ("" if time.clock is None else f" on {time.clock}"),
                 seconds(time.seconds),
                 share(time.share),
                 number(len(each)),
@@ -240,12 +269,12 @@ def cost_lines(report: Report) -> RenderableType | None:
     if report.memory:
         peak = max(report.memory, key=lambda each: each.peak_bytes)
         lines.append(f"memory peaked at {size(peak.peak_bytes)} on {peak.label} ({peak.device})")
-    stalls = [each for each in report.overhead if each.stall is not None]
-    if stalls:
-        worst = max(stalls, key=lambda each: each.stall or 0.0)
-        mean = sum(each.stall or 0.0 for each in stalls) / len(stalls)
+    held = [each for each in report.overhead if each.stop is None]
+    if held:
+        worst = max(held, key=lambda each: each.held)
+        mean = sum(each.held for each in held) / len(held)
         lines.append(
-            f"recording held the processes up by {seconds(mean)} on average, {seconds(worst.stall)} at most ({worst.label})"
+            f"recording held the processes up by {seconds(mean)} on average, {seconds(worst.held)} at most ({worst.label})"
         )
     stops = [each for each in report.overhead if each.stop is not None]
     if stops:

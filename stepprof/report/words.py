@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 __all__ = ["causes", "seconds", "share"]
 
 _CAUSES = {
+    "profiler": "profiler",
+    "collective": "collectives",
+    "collective_unmatched": "unmatched",
+    "host": "device idle",
     "rollout": "rollout",
-    "collective": "collective",
     "peers": "other ranks",
-    "other_role": "other role",
-    "host": "host-bound",
-    "flush": "profiler",
+    "other_role": "other roles",
+    "not_recorded": "not recorded",
     "unknown": "unknown",
 }
 
@@ -49,9 +51,9 @@ def share(value: float) -> str:
 
 
 def causes(found: Iterable[Mapping[str, float]]) -> dict[str, str]:
-    """The causes of idleness that occur, each with its heading; those that are known first, in their order.
+    """The causes that occur, each with its heading; those that are known first, in their order.
 
-    >>> causes([{"unknown": 1.0, "rollout": 2.0}, {"meteor": 0.5, "flush": 0.0}])
+    >>> causes([{"unknown": 1.0, "rollout": 2.0}, {"meteor": 0.5, "profiler": 0.0}])
     {'rollout': 'rollout', 'unknown': 'unknown', 'meteor': 'meteor'}
     """
     there = dict.fromkeys(cause for each in found for cause, value in each.items() if value > 0)

@@ -19,10 +19,19 @@ from stepprof.rundir import step_folder, step_number
 from stepprof.selection import Ranks
 from stepprof.summary import absent_ranks
 from stepprof.timeline.clocks import Clocks, describe, worst_error
-from stepprof.timeline.model import Alignment
+from stepprof.timeline.held import with_held
+from stepprof.timeline.model import Alignment, Origin
 from stepprof.timeline.names import is_trace_name, origin_of_file, stated_step
 from stepprof.timeline.narrowing import of_ranks, of_roles
-from stepprof.timeline.recorded import TRACES, Input, Recorded, span_inputs, with_machines
+from stepprof.timeline.recorded import (
+    TRACES,
+    Input,
+    Process,
+    Recorded,
+    process_of,
+    span_inputs,
+    with_machines,
+)
 
 __all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
 
@@ -63,6 +72,8 @@ class Found:
     step: int | None = None
     runs: list[Path] = field(default_factory=list)
     """The run directories."""
+    placed: dict[Process, Alignment] = field(default_factory=dict)
+    """How the times of each process in the manifests come onto the common clock; also of one that left no source."""
     folder: Path | None = None
     """The step's folder (of the first run directory), where what is made of it goes; of other traces the folder that they lie in."""
 
@@ -143,6 +154,9 @@ def find(
         if not runs and len(plain) == 1 and plain[0].is_file():
             found.run_id, found.step = stated_step(plain[0])
         _align_files(found, clocks)
+    found.inputs = with_held(
+        found.inputs, (window for manifest in found.manifests for window in manifest["windows"])
+    )
     found.considered = found.inputs
     if roles is not None:
         found.inputs = of_roles(found.inputs, found.manifests, roles)
@@ -231,6 +245,13 @@ def _from_runs(found: Found, step: int, parts: Iterable[Gathered]) -> Clocks:
     found.findings += [(None, problem) for problem in clocks.findings]
     for each, fragment in gathered:
         found.inputs.append(replace(each, alignment=clocks.alignment(each.origin, fragment)))
+    for number, manifest in enumerate(found.manifests):
+        for window in manifest["windows"]:
+            origin = Origin(
+                "rank", "", rank=window["rank"], host=window["host"], pid=window["pid"],
+                machine=window["boot_id"], pid_namespace=window["pid_namespace"],
+            )  # fmt: skip
+            found.placed[process_of(window)] = clocks.alignment(origin, f"{number}/{window['fragment']}")
     return clocks
 
 

@@ -5,7 +5,7 @@ Events are looked at by phase, in columns. What only this module knows: which ph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
@@ -202,7 +202,7 @@ class _Reader:
         origin: Origin,
         alignment: Alignment,
         header: dict[str, object],
-        findings: Iterable[str],
+        findings: Sequence[str],
         base_ns: int | None,
     ) -> Source:
         """Put it together, on the common clock."""
@@ -228,7 +228,12 @@ class _Reader:
             self.counters.built(shift),
             flows,
             [*findings, *self._findings()],
-            {key: value for key, value in header.items() if len(repr(value)) <= _LARGEST_METADATA},
+            not findings,
+            {
+                key: value
+                for key, value in header.items()
+                if key == "distributedInfo" or len(repr(value)) <= _LARGEST_METADATA
+            },
         )
         if self.flows.unpaired:
             source.metadata["unpaired_flows"] = self.flows.unpaired

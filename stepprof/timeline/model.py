@@ -185,6 +185,8 @@ class Source:
     flows: Flows
     findings: list[str] = field(default_factory=list)
     """What is wrong with it, one sentence each; what is right is here all the same."""
+    whole: bool = True
+    """Whether all of the file was read: what is missing of a damaged or a cut one says nothing."""
     metadata: dict[str, object] = field(default_factory=dict)
     """What the file states about itself at its top level, without the events: small values only."""
     ends_early: bool = False

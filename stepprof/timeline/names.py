@@ -10,13 +10,14 @@ from stepprof.timeline.model import Origin
 from stepprof.timeline.npudb import DatabaseStream
 from stepprof.timeline.raw import read_header
 
-__all__ = ["is_trace_name", "origin_of_file", "stated_step", "worker_of"]
+__all__ = ["group_of", "is_trace_name", "origin_of_file", "stated_step", "worker_of"]
 
 _OTHERS = re.compile(
     r"(?:report|run|config|profiler_info\S*|profiler_metadata|timeline[^/]*|tokenizer\S*)\.json(?:\.gz)?"
 )
 _SGLANG = re.compile(r"-TP-(\d+)")
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_]?(\d+)", re.IGNORECASE)
+_GROUP = re.compile(r"(?:^|[^a-z])dp[-_]?(\d+)", re.IGNORECASE)
 _HANDLER = re.compile(r"(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
 """torch.profiler.tensorboard_trace_handler: host_pid.nanoseconds.pt.trace.json"""
 
@@ -33,6 +34,16 @@ def worker_of(name: str) -> int | None:
     (3, 1, None)
     """
     match = _RANK.search(name) or _SGLANG.search(name)
+    return int(match[1]) if match else None
+
+
+def group_of(name: str) -> int | None:
+    """The data-parallel group in the name of an engine's file: each has a scheduler of its own.
+
+    >>> group_of("dp-1-rank-0.trace.json.gz"), group_of("1690-TP-1-DP-0.trace.json.gz"), group_of("rank-0.trace.json.gz")
+    (1, 0, None)
+    """
+    match = _GROUP.search(name.rpartition("/")[2])
     return int(match[1]) if match else None
 
 

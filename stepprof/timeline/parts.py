@@ -14,6 +14,7 @@ from stepprof.timeline.clocks import never_compared
 from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
+from stepprof.timeline.held import with_held_slices
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Alignment
 from stepprof.timeline.place import Place, process_name
@@ -68,7 +69,7 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         file: gets the part.
     """
     keep = Shortened() if job.format == "perfetto" else True
-    source = load(wanted, args=keep, assume=job.assume)
+    source = with_held_slices(load(wanted, args=keep, assume=job.assume), wanted.held)
     source.findings += never_compared(source.origin, source.alignment)
     filters = job.filters
     if wanted.within is not None and (filters.from_ns, filters.to_ns) == (None, None):

@@ -60,6 +60,8 @@ class Input:
     """Of spans: those of these roles, and of none; None: all."""
     within: tuple[int, int] | None = None
     """Of a capture that goes over more than what is asked for (several steps, other roles): when its process was in windows of that, by its own clock; None: all of it is meant."""
+    held: tuple[tuple[str, int, int], ...] = ()
+    """When the profiler held its process up, by `stepprof.timeline.held`."""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from reports import make_comparison, make_report
 
 from stepprof.report.page import render
 from stepprof.report.schema import (
+    SCHEMA_VERSION,
     Bar,
     Change,
     Comparison,
@@ -26,16 +27,20 @@ from stepprof.report.schema import (
     GanttRow,
     Headline,
     Idle,
+    Island,
     Memory,
     Op,
+    Overhead,
     Overlap,
     PhaseSkew,
     ProcessTime,
     Report,
     Rollout,
     Sample,
+    Shortfall,
     SourceInfo,
     TimeOf,
+    UnmatchedTime,
 )
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -302,7 +307,7 @@ class TestHostile:
 
     def test_so_they_are_in_a_comparison(self, page: Chromium, tmp_path: Path) -> None:
         changes = [Change(HOSTILE, topic, 1.0, 2.0, 0.1, True) for topic in ("step", "op", HOSTILE)]
-        show(page, tmp_path, Comparison(HOSTILE, HOSTILE, 1, [Headline(HOSTILE, HOSTILE, 1.0)], changes, [Finding(HOSTILE, HOSTILE)]))  # fmt: skip
+        show(page, tmp_path, Comparison(HOSTILE, HOSTILE, SCHEMA_VERSION, [Headline(HOSTILE, HOSTILE, 1.0)], changes, [Finding(HOSTILE, HOSTILE)]))  # fmt: skip
         assert page.evaluate("document.title") == f"{HOSTILE} against {HOSTILE} · stepprof"
         assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
 
@@ -329,13 +334,15 @@ def hostile_report() -> Report:
         sources=[SourceInfo(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, None, HOSTILE, HOSTILE, 1, 1, HOSTILE, 1, 1)],
         gantt=[GanttRow(HOSTILE, HOSTILE, "rank", [Bar(0.0, 2.0, HOSTILE, HOSTILE, 0)], [(0.0, 1.0)])],
         roles=[TimeOf(HOSTILE, None, 1.0, 0.5, each)],
-        regions=[TimeOf(HOSTILE, HOSTILE, 1.0, 0.5, each)],
+        regions=[TimeOf(HOSTILE, HOSTILE, 1.0, 0.5, each, HOSTILE)],
         skew=[PhaseSkew(HOSTILE, HOSTILE, HOSTILE, 1.0, 1.0, each, True)],
         idle=[Idle(HOSTILE, 2.0, 1.0, {HOSTILE: 1.0})],
         rollout=[Rollout(HOSTILE, 2, 2.0, 4.0, 2.0, 0.5, 1.0, [(0.0, 4.0), (1.0, 1.0)], [Sample(HOSTILE, 0.0, 2.0, {HOSTILE: 2.0})])],
         overlap=[Overlap(HOSTILE, HOSTILE, 1.0, 1.0, 0.5, 0.5, 0.5)],
         ops=[Op(HOSTILE, "op", 1, 1.0, 1.0, 1.0)], kernels=[Op(HOSTILE, "kernel", 1, 1.0, 1.0, 1.0)],
-        memory=[Memory(HOSTILE, HOSTILE, 1, 0.0)],
+        memory=[Memory(HOSTILE, HOSTILE, 1, 0.0)], overhead=[Overhead(HOSTILE, stall=1.0)],
+        unmatched=[UnmatchedTime(HOSTILE, HOSTILE, each, 1, 2)], shortfalls=[Shortfall(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1.0, 2.0)],
+        islands=[Island([HOSTILE], 0, 2.0), Island([HOSTILE], 0, 1.0)],
         findings=[Finding(HOSTILE, HOSTILE)],
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 // Puts the page together: what is asked first comes first.
 
-const TOPICS = { straggler: ["ranks", "--exposed"], tail: ["rollout", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
+const TOPICS = { straggler: ["ranks", "--exposed"], collectives: ["ranks", "--exposed"], tail: ["rollout", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
 
 // `ids`: the parts that the page has.
 function headlines(list, total, ids) {
@@ -29,9 +29,9 @@ function tiles(report) {
   const skew = most(report.skew.filter(phase => phase.significant), ownDelay);
   if (skew) list.push(tile("Slowest rank", ...split(`+${seconds(ownDelay(skew))}`), `${skew.straggler} in ${skew.region || skew.role || "the step"}`));
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
-  if (busy !== null) list.push(tile("At work", share(busy), null, "of the step, mean over processes"));
-  const stalls = report.overhead.map(cost => cost.stall).filter(stall => stall !== null);
-  if (stalls.length) list.push(tile("Recording held up", ...split(seconds(mean(stalls))), "per process, on average"));
+  if (busy !== null) list.push(tile("Recorded work", share(busy), null, "of the step, mean over processes"));
+  const held = report.overhead.filter(cost => cost.stop === null).map(cost => cost.arm + cost.start + cost.wait + cost.stall);
+  if (held.length) list.push(tile("Recording held up", ...split(seconds(mean(held))), "per process, on average"));
   return el("div", { class: "tiles" }, list);
 }
 

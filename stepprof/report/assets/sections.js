@@ -1,8 +1,6 @@
 // The parts of the report below its headlines, each from one list of the schema; an empty list has no part.
 
-const CAUSES = [
-  ["busy", "at work", "var(--busy)"], ["rollout", "waits for the rollout", "var(--wait)"], ["collective", "waits in a collective", "var(--collective)"], ["peers", "waits for other ranks", "var(--peers)"],
-  ["other_role", "another role runs", "var(--other)"], ["host", "device waits for the host", "var(--host)"], ["flush", "the profiler", "var(--flush)"], ["unknown", "not known", "var(--unknown)"]];
+const CAUSE_COLOURS = { busy: "--busy", profiler: "--flush", collective: "--collective", collective_unmatched: "--unmatched", host: "--host", rollout: "--wait", peers: "--peers", other_role: "--other", not_recorded: "--missing", unknown: "--unknown" };
 
 function rolesPart(report, gantt) {
   if (!report.roles.length) return null;
@@ -27,20 +25,24 @@ function rolloutPart(report) {
 }
 
 function skewPart(report) {
-  if (!report.skew.length) return null;
+  if (!report.skew.length && !report.unmatched.length) return null;
   const phases = byOwnDelay(report.skew).slice(0, 8);
   return part("ranks", "Ranks", "Ranks", "Who ended a phase when. A dot is a process and how long it was done before the last one, or stood in the collectives of the phase until the last one came.",
-    el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `${phases.length} of ${report.skew.length} phases: those whose straggler lost most in the phase itself.`) : null));
+    phases.length ? el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `${phases.length} of ${report.skew.length} phases: those whose straggler lost most in the phase itself.`) : null) : null,
+    report.unmatched.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Collectives that were not recorded on all ranks, or could not be matched"), dataTable([
+      { title: "role", value: row => row.role || "step", node: roleCell }, { title: "region", value: row => row.region, kind: "name" },
+      { title: "processes", number: true, value: row => row.spent.length, text: row => count(row.spent.length) },
+      { title: "longest", number: true, value: row => row.spent[0].seconds, text: row => seconds(row.spent[0].seconds) }, { title: "where", value: row => row.spent[0].label },
+      { title: "members recorded", value: row => (row.recorded && row.members ? `${row.recorded} of ${row.members}` : NOTHING) }], report.unmatched, { sort: 3, shown: 8 })) : null);
 }
 
 function idlePart(report) {
   if (!report.idle.length) return null;
   const items = report.idle.map(idle => ({ label: idle.label, total: idle.wall, parts: { ...idle.causes, busy: idle.busy } }));
-  const known = new Set(CAUSES.map(([key]) => key));
-  const extra = [...new Set(report.idle.flatMap(idle => Object.keys(idle.causes)))].filter(key => !known.has(key)).map((key, at) => [key, key, `var(--c${at % PALETTE})`]);
+  const causes = Object.entries(report.causes).map(([key, heading], at) => [key, heading, `var(${CAUSE_COLOURS[key] || `--c${at % PALETTE}`})`]);
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
-  return part("idle", "Waiting", "Work and waiting", `How each process spent the step, and why it did not work as far as the data says. On average they were at work for ${share(busy)} of it.`,
-    el("div", { class: "card" }, stacked(items, [...CAUSES, ...extra])));
+  return part("idle", "Waiting", "Work and waiting", `How each process spent the step, as far as it was recorded. On average, ${share(busy)} of it was work.`,
+    el("div", { class: "card" }, stacked(items, causes)));
 }
 
 function overlapPart(report) {
@@ -117,9 +119,9 @@ function costPart(report) {
     { title: "at", number: true, value: peak => peak.at, text: peak => seconds(peak.at) }], memory, { sort: 2, shown: 8 })));
   if (overhead.length) {
     const wants = key => overhead.some(cost => cost[key] !== null && cost[key] !== undefined && cost[key] > 0);
-    const columns = [["stall", "held up"], ["wait", "waited"], ["export", "export"], ["start", "start"], ["stop", "stop"]].filter(([key]) => wants(key));
+    const columns = [["arm", "arm"], ["start", "start"], ["wait", "wait"], ["stall", "stall"], ["export", "export"], ["stop", "engine's stop"]].filter(([key]) => wants(key));
     cards.push(el("div", { class: "card" }, el("h3", null, "What recording cost"),
-      el("p", { class: "sub" }, "“Held up” is what the step lost; the export ran beside it."),
+      el("p", { class: "sub" }, "Arm, start, wait and stall held the training thread; the export ran in another process."),
       dataTable([{ title: "process", value: cost => cost.label }, ...columns.map(([key, title]) => ({ title, number: true, value: cost => cost[key], text: cost => seconds(cost[key]) }))], overhead, { sort: columns.length ? 1 : null, shown: 8 })));
   }
   return part("cost", "Cost", "Memory, and the cost of looking", null, el("div", { class: "cards" }, cards));

@@ -71,13 +71,13 @@ function brief(label) {
 }
 
 // By what the straggler lost in the phase itself: that it began late is another phase's doing.
-const ownDelay = phase => phase.behind_median - Math.max(0, phase.began_later || 0);
+const ownDelay = phase => phase.behind_median - Math.max(0, phase.began_later || 0, phase.by_profiler) - phase.by_waiting;
 const byOwnDelay = phases => [...phases].sort((a, b) => b.significant - a.significant || ownDelay(b) - ownDelay(a));
 
 const inCollectives = phase => phase.basis === "collectives";
 
 function stragglerText(phase) {
-  const who = inCollectives(phase) ? `collectives waited for ${phase.straggler}` : `${phase.significant ? "last" : "within the clocks' error, last"}: ${phase.straggler}`;
+  const who = inCollectives(phase) ? `waited in collectives for ${phase.straggler}` : `${phase.significant ? "last" : "within the clocks' error, last"}: ${phase.straggler}`;
   return phase.region ? `${phase.role || "step"} · ${who}` : who;
 }
 
@@ -102,11 +102,11 @@ function skewStrips(phases) {
           svg("line", { class: "base", x1: x(largest), x2: x(0), y1: y, y2: y }),
           phase.waited.map(process => hover(
             svg("circle", { cx: x(process.seconds), cy: y, r: 4.5, fill: colour, "fill-opacity": 0.42 * soft, stroke: colour, "stroke-opacity": 0.7 * soft, "stroke-width": 0.8 }),
-            () => [process.label, [[inCollectives(phase) ? "waited in collectives" : "done before the last", seconds(process.seconds)]]])),
+            () => [process.label, [[inCollectives(phase) ? "waited for it in collectives" : "done before the last", seconds(process.seconds)]]])),
           hover(svg("circle", { cx: x(0), cy: y, r: 6.5, fill: "var(--exposed)", "fill-opacity": soft, stroke: "var(--panel)", "stroke-width": 1.5 }),
             () => [phase.straggler, [
               [inCollectives(phase) ? "longest wait for it" : "behind the first", seconds(phase.spread)], ["behind the median", seconds(phase.behind_median)],
-              ...(phase.began_later ? [["had begun later by", seconds(phase.began_later)]] : [])], inCollectives(phase) ? "the others waited for it" : "ended last"]),
+              ...(phase.began_later ? [["had begun later by", seconds(phase.began_later)]] : []), ...(phase.by_profiler ? [["held up longer by the profiler", seconds(phase.by_profiler)]] : [])], inCollectives(phase) ? "the others waited for it" : "ended last"]),
           svg("text", { class: "strong", x: width - right + 16, y: y - 3 }, seconds(phase.spread)),
           svg("text", { x: width - right + 16, y: y + 13 }, phase.began_later > 0 ? `had begun ${seconds(phase.began_later)} later` : `${seconds(phase.behind_median)} to median`));
       })));
