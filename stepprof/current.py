@@ -7,7 +7,7 @@ code under torch.compile guards on it, and a flag that flipped with each recorde
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from stepprof.session import Session
     from stepprof.spans import Recorder
 
-__all__ = ["SIMPLE", "WAKE_AT", "Scope", "cell", "holding", "is_compiling", "last_open", "scope"]
+__all__ = [
+    "SIMPLE",
+    "WAKE_AT",
+    "Scope",
+    "cell",
+    "holding",
+    "is_compiling",
+    "last_open",
+    "open_windows",
+    "scope",
+]
 
 WAKE_AT = 32_768
 """The writer of spans is woken before its time when so many of them wait."""
@@ -107,6 +117,17 @@ def last_open(where: Scope | None) -> Scope | None:
             return where
         where = where._before
     return None
+
+
+def open_windows() -> Iterator[Scope]:
+    """Yield the windows that are open, in whatever thread or task, the one entered last first."""
+    window = cell.scope
+    for _ in range(DEEPEST):
+        if window is None:
+            return
+        if window._start:
+            yield window
+        window = window._before
 
 
 def is_compiling() -> bool:

@@ -19,6 +19,7 @@ STATUSES = ("complete", "joined", "partial", "skipped", "failed", "lost")
 _WINDOW: dict[str, Any] = {
     "role": None,
     "occurrence": 1,
+    "visit": 1,
     "rank": None,
     "world_size": None,
     "host": None,
@@ -47,6 +48,7 @@ _WINDOW: dict[str, Any] = {
 _ENGINE: dict[str, Any] = {
     "role": None,
     "occurrence": 1,
+    "visit": 1,
     "replica": None,
     "kind": None,
     "name": None,
@@ -77,6 +79,7 @@ _IDENTITY = ("boot_id", "pid_namespace")
 _NUMBERS = frozenset(
     {
         "occurrence",
+        "visit",
         "replica",
         "world_size",
         "start_unix_ns",
@@ -117,6 +120,7 @@ def read_window(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any
     `boot_id` and `pid_namespace` are the writer's, where the window is of its process.
     """
     window, problems = _read(entry, _WINDOW)
+    window["process"] = _process(writer)
     if isinstance(writer, dict) and (writer.get("host"), writer.get("pid")) == (
         window["host"],
         window["pid"],
@@ -138,6 +142,7 @@ def read_window(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any
 def read_engine(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
     """An engine's part of a window, in the same way; the writer is the process that drives it."""
     engine, problems = _read(entry, _ENGINE)
+    engine["process"] = _process(writer)
     if engine["rank"] is not None and not _is_rank(engine["rank"]):
         problems.append(f"damaged: rank = {engine['rank']!r} is no rank")
         engine["rank"] = None
@@ -214,6 +219,15 @@ def _read(entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[dict[str, 
         else:
             read["artifacts"].append({"kind": None, "events": None, **artifact})
     return read, problems
+
+
+def _process(writer: object) -> str:
+    """What tells the process that wrote a fragment from all others; its machine comes first."""
+    if not isinstance(writer, dict):
+        return "unknown"
+    keys = ("pid_namespace", "pid", "pid_start")
+    machine = writer.get("boot_id") or writer.get("host")
+    return " ".join(str(each) for each in (machine, *(writer.get(key) for key in keys)))
 
 
 def _is_number(value: object) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from stepprof.control import OVERLAP, Control
-from stepprof.current import DEEPEST, cell, last_open
+from stepprof.current import cell, last_open, open_windows
 from stepprof.publishing import Publisher
 
 if TYPE_CHECKING:
@@ -181,20 +181,8 @@ class Live:
         last = self._session.last_step
         if last is None:
             return None
-        found = [last, *_open_steps()]
+        found = [last, *(window.number for window in open_windows() if window.number is not None)]
         if self.pace.newest is not None:
             found.append(self.pace.newest)
         most = last + OVERLAP * (self.pace.stride or 1)  # what is further on was before the loop went back
         return max(step for step in found if step <= most)
-
-
-def _open_steps() -> list[int]:
-    """The steps of the windows that are open, in whatever thread or task."""
-    found, window = [], cell.scope
-    for _ in range(DEEPEST):
-        if window is None:
-            break
-        if window._start and window.number is not None:
-            found.append(window.number)
-        window = window._before
-    return found

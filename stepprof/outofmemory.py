@@ -108,7 +108,7 @@ class OutOfMemory:
                 return
             self.taken += 1
             event = {"device": device, "asked_bytes": asked, "total_bytes": total, "free_bytes": free}
-            self._write(self._api, Window(step, role), event)
+            self._write(self._api, Window(step, role, visit=self._selector.visits.current(step, role)), event)
         except Exception as error:  # noqa: BLE001 - the user's OutOfMemoryError goes on, whatever becomes of the snapshot
             logger.warning("no snapshot on out-of-memory", reason=describe_error(error))
         finally:

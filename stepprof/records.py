@@ -70,6 +70,7 @@ def window_record(
     record: dict[str, Any] = {
         "role": window.role,
         "occurrence": window.occurrence,
+        "visit": window.visit,
         "rank": origin.rank,
         "world_size": origin.world_size,
         "host": origin.host,

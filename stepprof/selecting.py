@@ -23,6 +23,8 @@ from stepprof.environment import Identity, find_identity
 from stepprof.errors import ConfigError
 from stepprof.log import logger
 from stepprof.selection import Steps
+from stepprof.visits import Visits
+from stepprof.window import Window
 
 if TYPE_CHECKING:
     from stepprof.requests import Request
@@ -30,11 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Selector"]
 
 ALWAYS_QUIET = (0, sys.maxsize)
-
-REMEMBERED = 256
-"""Of so many steps and roles the windows are counted at a time; then those more than a few steps back are forgotten."""
-
-RECENT = 8
 
 MOST_ROLES = 4096
 """Of so many roles it is remembered where they are quiet: a program that makes up a name at each step must not fill the memory."""
@@ -64,7 +61,7 @@ class Selector:
         self._config = config
         self._found = found
         self._came: dict[str | None, set[int]] = {}
-        self._occurrences: dict[tuple[int, str | None], int] = {}
+        self.visits = Visits()
         # windows come in on several threads; reentrant, since a signal handler may come in between
         self._noting = threading.RLock()
         self.requests: tuple[Request, ...] = ()
@@ -124,6 +121,7 @@ class Selector:
         """The policy of a selected window, or None. Raises ConfigError where the role is no name."""
         if role is not None:
             role_name(role)
+        self.visits.pass_by(step, role)
         requests = self.requests
         policies = self._selecting(role)
         if any(step in policy.steps for policy in policies):
@@ -170,17 +168,13 @@ class Selector:
         """The next selected step after this one, as far as it matters for arming."""
         return min((_next_after(policy, step) for policy in self._selecting(role)), default=math.inf)
 
-    def note(self, step: int, role: str | None) -> int:
-        """A selected window came; its number among those of its step and role."""
+    def window(self, step: int, role: str | None, version: int | str | None) -> Window:
+        """Note that a selected window came, and number it."""
         with self._noting:
-            self._came.setdefault(role, set()).add(step)
-            occurrence = self._occurrences.get((step, role), 0) + 1
-            if len(self._occurrences) >= REMEMBERED:
-                self._occurrences = {
-                    key: count for key, count in self._occurrences.items() if key[0] >= step - RECENT
-                }
-            self._occurrences[step, role] = occurrence
-        return occurrence
+            came = self._came.setdefault(role, set())
+            occurrence, visit = self.visits.enter(step, role, came_before=step in came)
+            came.add(step)
+        return Window(step=step, role=role, occurrence=occurrence, version=version, visit=visit)
 
     def came(self, role: str | None = None) -> set[int]:
         """The steps of which a selected window came in: of this role, or of any."""

@@ -36,7 +36,6 @@ from stepprof.spans import Recorder, SpanFile
 from stepprof.status import State
 from stepprof.ticket import LeftOpen, Ticket
 from stepprof.timing import Timing
-from stepprof.window import Window
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -201,7 +200,7 @@ class Session:
         if ahead is not None and ahead.window is not None:
             window = ahead.window
         else:
-            window = self._window(step, role, version)
+            window = self.selector.window(step, role, version)
             if self.fleet is not None and self.fleet.follows(role):
                 bracket = self.fleet.enter(
                     window, policy, self.recorder.running_loop(), strict=self.config.strict
@@ -237,7 +236,7 @@ class Session:
         ahead = Ahead()
         try:
             if fleet is not None and fleet.follows(role):
-                ahead.window = self._window(number, role, version)
+                ahead.window = self.selector.window(number, role, version)
                 told = fleet.pass_by(number, role)
                 if told is not None:
                     await asyncio.wait([asyncio.wrap_future(told)], timeout=ANNOUNCE_SECONDS)
@@ -287,9 +286,6 @@ class Session:
             self.fleet.arm(step, role, policy)
         if self.selector.selects_rank(policy):
             self._guard(lambda: self.local.arm(step, role, policy))
-
-    def _window(self, step: int, role: str | None, version: int | str | None) -> Window:
-        return Window(step=step, role=role, occurrence=self.selector.note(step, role), version=version)
 
     def _guard(self, act: Any) -> Any:
         """What goes wrong in here is logged; it reaches the training loop only if ``strict``."""

@@ -23,7 +23,10 @@ LONGEST_LINE = 16 << 20
 """Bytes of a line that is read as one; spans are far shorter."""
 
 
-def span_lines(path: Path, step: int | None = None) -> Iterator[bytes]:
+_WINDOW = re.compile(rb'"kind":\s*"window"')
+
+
+def span_lines(path: Path, step: int | None = None, *, windows: bool = False) -> Iterator[bytes]:
     """Yield the lines of a span file, each with its line break; a last one that has none was not written to its end.
 
     A line of more than 16 MiB comes in pieces.
@@ -31,11 +34,12 @@ def span_lines(path: Path, step: int | None = None) -> Iterator[bytes]:
     Args:
         path: the file.
         step: yield the first line, and of the others those that hold this step's number as a `step`: all of that step, and few of others.
+        windows: yield the first line, and of the others those of windows, in every step.
 
     Raises:
         OSError: it cannot be read.
     """
-    mark = None if step is None else re.compile(rb'"step":\s*%d(?!\d)' % step)
+    mark = _WINDOW if windows else None if step is None else re.compile(rb'"step":\s*%d(?!\d)' % step)
     at_start, rest = True, b""
     with path.open("rb", buffering=0) as file:
         while read := file.read(BLOCK_BYTES):

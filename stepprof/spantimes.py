@@ -13,6 +13,8 @@ from stepprof.errors import ConfigError
 from stepprof.history import median_of
 from stepprof.manifest import read_spans
 from stepprof.outermost import Outermost
+from stepprof.portions import Portions, within
+from stepprof.rundir import SPANS
 from stepprof.selection import Ranks
 from stepprof.summary import Rank, rank_order
 
@@ -113,8 +115,13 @@ class SpanTable:
         return _ordered(rows.values())
 
 
-def span_times(path: Path, wanted: Wanted | None = None) -> SpanTable:
+def span_times(path: Path, wanted: Wanted | None = None, portions: Portions | None = None) -> SpanTable:
     """Add up the spans of a run.
+
+    Args:
+        path: the run's folder.
+        wanted: which spans.
+        portions: of the occurrences of the wanted step the one that is meant; None: all of them.
 
     Raises:
         ConfigError: no span is meant by what is wanted, though there are others; says which is nearest.
@@ -125,7 +132,10 @@ def span_times(path: Path, wanted: Wanted | None = None) -> SpanTable:
     roles: set[str] = set()
     names: set[str] = set()
     ranks: set[Rank] = set()
-    for span in read_spans(path, step=wanted.step, findings=table.findings):
+    spans = read_spans(path, step=wanted.step, findings=table.findings)
+    if portions is not None and wanted.step is not None:
+        spans = within(spans, portions, path / SPANS, wanted.step)
+    for span in spans:
         kind, name, role, rank = span.get("kind"), span.get("name"), span.get("role"), span["rank"]
         if kind not in KINDS or not isinstance(name, str):
             continue

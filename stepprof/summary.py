@@ -11,7 +11,10 @@ from typing import Any
 
 from stepprof.errors import ConfigError
 from stepprof.manifest import read_run, read_spans, read_step
+from stepprof.occurrences import split
 from stepprof.outermost import Outermost
+from stepprof.portions import Portions, within
+from stepprof.rundir import SPANS
 from stepprof.selection import Ranks
 
 __all__ = [
@@ -53,6 +56,9 @@ class StepSummary:
     """How many of the artifacts were deleted, since a budget was used up."""
     not_uploaded: int = 0
     """How many could not be uploaded."""
+    occurrence: int = 1
+    """Which of the occurrences of the step: its number may have been used several times."""
+    occurrences: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """The same, JSON-able; the keys are stable."""
@@ -79,9 +85,15 @@ class RegionTable:
     findings: list[dict[str, Any]] = field(default_factory=list)
 
 
-def summarize_step(path: Path, step: int) -> StepSummary:
-    """Count what the manifest of a step says."""
-    manifest = read_step(path, step)
+def summarize_step(path: Path, step: int) -> list[StepSummary]:
+    """Count what the manifest of a step says, of each occurrence of the step."""
+    occurrences = split(read_step(path, step))
+    return [
+        _summary(step, manifest, number, len(occurrences)) for number, manifest in enumerate(occurrences, 1)
+    ]
+
+
+def _summary(step: int, manifest: Mapping[str, Any], number: int, count: int) -> StepSummary:
     windows = manifest["windows"]
     engines = told_once(manifest["engines"])
     artifacts = [artifact for entry in [*windows, *engines] for artifact in entry["artifacts"]]
@@ -97,6 +109,8 @@ def summarize_step(path: Path, step: int) -> StepSummary:
         engines=dict(Counter(engine["status"] for engine in engines)),
         pruned=sum(len(each["paths"]) for each in manifest["pruned"]),
         not_uploaded=sum(each["status"] != "uploaded" for each in manifest["uploads"]),
+        occurrence=number,
+        occurrences=count,
     )
 
 
@@ -147,11 +161,18 @@ def _names(engine: Mapping[str, Any]) -> tuple[tuple[object, ...], ...]:
     return ((*which, "name", engine["name"]), (*which, "replica", engine["replica"]))
 
 
-def region_times(path: Path, step: int) -> RegionTable:
-    """Return calls and seconds of each region in a step, per rank and role, in the order in which they first ended. A call inside another one of the same region is not counted."""
+def region_times(path: Path, step: int, portions: Portions | None = None) -> RegionTable:
+    """Return calls and seconds of each region in a step, per rank and role, in the order in which they first ended. A call inside another one of the same region is not counted.
+
+    Args:
+        path: the run's folder.
+        step: the step.
+        portions: of its occurrences the one that is meant; None: all of them.
+    """
     found: dict[tuple[str, str | None, Rank], Outermost] = {}
     table = RegionTable()
-    for span in read_spans(path, step=step, findings=table.findings):
+    read = read_spans(path, step=step, findings=table.findings)
+    for span in read if portions is None else within(read, portions, path / SPANS, step):
         if span.get("kind") == "region":
             role = span.get("role") if isinstance(span.get("role"), str) else None
             found.setdefault((str(span["name"]), role, span["rank"]), Outermost()).add(span)

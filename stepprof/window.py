@@ -29,6 +29,8 @@ class Window:
     role: str | None
     occurrence: int = 1
     version: int | str | None = None
+    visit: int = 1
+    """How often the loop had come to this step number by then: 2 where it was used again, as in a second epoch."""
 
     @property
     def name(self) -> str:

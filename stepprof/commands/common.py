@@ -13,7 +13,17 @@ from stepprof.errors import ConfigError
 from stepprof.manifest import find_run, is_run, list_runs
 from stepprof.rundir import SPANS, STATUS, step_number
 
-__all__ = ["add_all", "add_json", "add_run", "add_step", "chosen_run", "output_dir", "print_json", "seconds"]
+__all__ = [
+    "add_all",
+    "add_json",
+    "add_occurrence",
+    "add_run",
+    "add_step",
+    "chosen_run",
+    "output_dir",
+    "print_json",
+    "seconds",
+]
 
 SCHEMA_VERSION = 1
 OUTPUT_DIR = "stepprof-runs"
@@ -42,6 +52,16 @@ def add_all(parser: argparse.ArgumentParser) -> None:
 def add_step(parser: argparse.ArgumentParser) -> None:
     """--step, of what is about one step."""
     parser.add_argument("--step", type=int, metavar="N", help="the step; by default the last one recorded")
+
+
+def add_occurrence(parser: argparse.ArgumentParser) -> None:
+    """--occurrence, of what is about one of several steps with one number."""
+    parser.add_argument(
+        "--occurrence",
+        type=int,
+        metavar="N",
+        help="which occurrence of the step, where its number was used several times: 1 is the first; by default the last",
+    )
 
 
 def add_output_dir(parser: argparse.ArgumentParser) -> None:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_steps(path: Path, *, as_json: bool) -> int:
-    summaries = [summarize_step(path, step) for step in steps(path)]
+    summaries = [summary for step in steps(path) for summary in summarize_step(path, step)]
     if as_json:
         print_json({"run_id": run_id_of(path), "path": str(path), "steps": [s.to_dict() for s in summaries]})
         return 0
@@ -67,7 +67,7 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
                 ["step", "version", "windows", "engines", "roles", "ranks", "artifacts", "bytes", "findings"],
                 [
                     [
-                        s.step,
+                        s.step if s.occurrences == 1 else f"{s.step} ({s.occurrence} of {s.occurrences})",
                         s.version,
                         _counts(s.statuses),
                         _counts(s.engines),
@@ -88,13 +88,13 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    summaries = [summarize_step(path, step) for step in steps(path)]
+    summaries = [summary for step in steps(path) for summary in summarize_step(path, step)]
     content = read_run(path)
     return {
         "run_id": run_id_of(path),
         "path": str(path.absolute()),
         "world_size": content.get("world_size"),
-        "steps": [summary.step for summary in summaries],
+        "steps": list(dict.fromkeys(summary.step for summary in summaries)),
         "statuses": _total(summary.statuses for summary in summaries),
         "engines": _total(summary.engines for summary in summaries),
         "bytes": sum(summary.bytes for summary in summaries),

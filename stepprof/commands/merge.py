@@ -102,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
             args.runs,
             output_dir=output_dir(args),
             step=args.step,
+            occurrence=args.occurrence,
             roles=_roles(args.roles),
             ranks=None if args.ranks is None else Ranks.parse(args.ranks, "--ranks"),
             elsewhere=None if cluster is None else cluster.elsewhere,
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         with progress_bar("comparing clocks") as progress:
             found = placed(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
         begin = start_of(found, assume) if (args.from_seconds, args.to_seconds) != (None, None) else 0
-        groups = _groups(args, found, default_output(Path(), format_))
+        groups = _groups(args, found, Path(found.named(default_output(Path(), format_).name)))
         if not args.json:
             inputs = [each for group in groups.values() for each in group]
             guess = size(sum(estimate(group, format_) for group in groups.values()))
@@ -211,7 +212,8 @@ def _roles(text: str | None) -> list[str] | None:
 
 def _title(found: Found) -> str:
     if found.step is not None:
-        return f"step {found.step} of {found.run_id}"
+        which = f" (occurrence {found.occurrence} of {found.occurrences})" if found.occurrences > 1 else ""
+        return f"step {found.step}{which} of {found.run_id}"
     return "timeline" if found.folder is None else found.folder.resolve().name
 
 
@@ -222,6 +224,8 @@ def _described(found: Found, merged: Merged, warning: str | None) -> dict[str, A
         "bytes": merged.bytes,
         "run_id": found.run_id,
         "step": found.step,
+        "occurrence": found.occurrence,
+        "occurrences": found.occurrences,
         "clock": merged.clock,
         "clock_error_ns": merged.clock_error_ns,
         "warning": warning,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from stepprof.commands.common import add_output_dir, add_step
+from stepprof.commands.common import add_occurrence, add_output_dir, add_step
 from stepprof.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     )
     add_output_dir(parser)
     add_step(parser)
+    add_occurrence(parser)
 
 
 def add_work(parser: argparse.ArgumentParser) -> None:

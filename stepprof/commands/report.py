@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"nothing could be read: {'; '.join(problems[:3]) or 'no trace has an event'}")
     folder = founds[-1].folder or Path()
     if len(reports) == 1:
-        _give(reports[0], folder, "report", html, json)
+        _give(reports[0], folder, founds[0].named("report"), html, json)
     else:
         from msgspec.structs import replace
 
@@ -127,7 +127,9 @@ def _found(args: argparse.Namespace, chosen: Chosen, cluster: Cluster | None) ->
 
     paths, step = chosen
     elsewhere = None if cluster is None else cluster.elsewhere
-    return find(paths, output_dir=output_dir(args), step=step, elsewhere=elsewhere)
+    return find(
+        paths, output_dir=output_dir(args), step=step, occurrence=args.occurrence, elsewhere=elsewhere
+    )
 
 
 def _check_assumed(assume: Mapping[str, int], founds: Sequence[Found]) -> None:

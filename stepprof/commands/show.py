@@ -10,12 +10,21 @@ from typing import Any
 
 from stepprof import npufolder
 from stepprof.aftermath import after_notes
-from stepprof.commands.common import add_all, add_json, add_run, add_step, chosen_run, print_json
+from stepprof.commands.common import (
+    add_all,
+    add_json,
+    add_occurrence,
+    add_run,
+    add_step,
+    chosen_run,
+    print_json,
+)
 from stepprof.commands.engines import clocks_table, engine_notes, engines_table
 from stepprof.commands.grouping import FULL_ROWS, bounded
 from stepprof.commands.memory import describe_memory, memory_tables
 from stepprof.commands.windows import artifacts_table, window_notes, windows_table
-from stepprof.manifest import find_step, read_step
+from stepprof.manifest import find_step
+from stepprof.portions import read_occurrence
 from stepprof.rundir import step_folder
 from stepprof.statuses import missed_requests
 from stepprof.summary import RegionTime, absent_ranks, ordered_ranks, region_times
@@ -31,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show what was recorded of a step."
     add_run(parser)
     add_step(parser)
+    add_occurrence(parser)
     parser.add_argument(
         "--snapshots",
         type=int,
@@ -47,18 +57,24 @@ def run(args: argparse.Namespace) -> int:
     path = chosen_run(args)
     step = find_step([path], args.step)
     if args.json:
-        print_json(describe_step(path, step, snapshots=args.snapshots))
+        print_json(describe_step(path, step, snapshots=args.snapshots, occurrence=args.occurrence))
     else:
-        print(render_step(path, step, snapshots=args.snapshots, show_all=args.all))
+        print(
+            render_step(path, step, snapshots=args.snapshots, show_all=args.all, occurrence=args.occurrence)
+        )
     return 0
 
 
-def describe_step(path: Path, step: int, *, snapshots: int = 4) -> dict[str, Any]:
+def describe_step(
+    path: Path, step: int, *, snapshots: int = 4, occurrence: int | None = None
+) -> dict[str, Any]:
     """All that is known of a step, JSON-able: its combined `manifest`, `regions` with their seconds, what is `missing`, which `missed_requests` there are, its `folder`, what its `memory` snapshots say, and what came of the analysis of its `npu` captures."""
-    manifest = read_step(path, step)
-    regions = region_times(path, step)
+    read = read_occurrence(path, step, occurrence)
+    manifest, regions = read.manifest, region_times(path, step, read.portions)
     return {
         "run_id": manifest["run_id"],
+        "occurrence": read.number,
+        "occurrences": read.count,
         "path": str(path),
         "folder": str(path / step_folder(step)),
         "manifest": manifest,
@@ -73,17 +89,25 @@ def describe_step(path: Path, step: int, *, snapshots: int = 4) -> dict[str, Any
     }
 
 
-def render_step(run_path: Path, step: int, *, snapshots: int = 4, show_all: bool = False) -> str:
+def render_step(
+    run_path: Path,
+    step: int,
+    *,
+    snapshots: int = 4,
+    show_all: bool = False,
+    occurrence: int | None = None,
+) -> str:
     """A step as text: per rank, role and engine what was recorded, where it lies, bytes, what it cost in seconds; what is missing and why; seconds per region.
 
     Where there are many of anything, those that are alike share a line, unless `show_all`.
     """
     path = Path(run_path)
-    manifest = read_step(path, step)
-    regions = region_times(path, step)
+    read = read_occurrence(path, step, occurrence)
+    manifest, regions = read.manifest, region_times(path, step, read.portions)
     windows, engines = manifest["windows"], manifest["engines"]
     version = "" if manifest["version"] is None else f"  version {manifest['version']}"
-    parts = [printable(f"run {manifest['run_id']}  step {step}{version}")]
+    which = f"  occurrence {read.number} of {read.count}" if read.count > 1 else ""
+    parts = [printable(f"run {manifest['run_id']}  step {step}{which}{version}")]
     parts.append(windows_table(windows, show_all=show_all) if windows else "no window is recorded")
     if engines:
         parts.append(engines_table(engines, show_all=show_all))
@@ -98,6 +122,7 @@ def render_step(run_path: Path, step: int, *, snapshots: int = 4, show_all: bool
     if clocks:
         parts.append(clocks)
     kinds = [
+        read.notes,
         window_notes(windows),
         engine_notes(engines),
         memory_notes,

@@ -7,11 +7,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.commands.common import add_json, add_occurrence, add_run, chosen_run, print_json
 from stepprof.commands.reading import require_extra
 from stepprof.errors import ConfigError
 from stepprof.files import write_atomically
 from stepprof.manifest import read_clocks, run_id_of, steps
+from stepprof.portions import Portions, read_occurrence
 from stepprof.selection import Ranks
 from stepprof.spantimes import SpanTable, SpanTime, Wanted, span_times
 from stepprof.tables import duration, number, printable, size, table
@@ -34,6 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_run(parser)
     parser.add_argument("--step", type=int, metavar="N", help="only this step; by default all of them")
+    add_occurrence(parser)
     parser.add_argument("--role", metavar="ROLE", help="only this role")
     parser.add_argument("--region", metavar="NAME", help="only spans of this name")
     parser.add_argument("--ranks", metavar="RANKS", help='only these ranks, like "0-3,8"')
@@ -51,20 +53,27 @@ def run(args: argparse.Namespace) -> int:
     path = chosen_run(args)
     ranks = None if args.ranks is None else Ranks.parse(args.ranks, "--ranks")
     wanted = Wanted(args.step, args.role, args.region, ranks)
-    found = span_times(path, wanted)
-    written = _write(path, wanted, args.perfetto) if args.perfetto is not None and found.times else None
+    if args.occurrence is not None and args.step is None:
+        raise ConfigError("--occurrence: of which step? Name it with --step")
+    read = None if args.step is None else read_occurrence(path, args.step, args.occurrence)
+    portions = None if read is None else read.portions
+    found = span_times(path, wanted, portions)
+    written = None
+    if args.perfetto is not None and found.times:
+        written = _write(path, wanted, portions, args.perfetto)
     if args.json:
         print_json(
             {
                 "run_id": run_id_of(path),
                 "path": str(path),
+                **({} if read is None else {"occurrence": read.number, "occurrences": read.count}),
                 "spans": [time.to_dict() for time in found.times],
                 "findings": found.findings,
                 "timeline": None if written is None else str(written.absolute()),
             }
         )
     else:
-        print(_rendered(path, found))
+        print("\n".join([_rendered(path, found), *([] if read is None else read.notes)]))
         if written is not None:
             print(f"{size(written.stat().st_size)}\n{written}")
     return 0 if found.times else 1
@@ -116,7 +125,7 @@ def _row(time: SpanTime, *, apart: bool) -> list[object]:
 # -- as a timeline
 
 
-def _write(path: Path, wanted: Wanted, output: Path) -> Path:
+def _write(path: Path, wanted: Wanted, portions: Portions | None, output: Path) -> Path:
     """Write the spans that are meant for Perfetto."""
     require_extra()
     from stepprof.timeline import descriptors, perfetto
@@ -125,7 +134,7 @@ def _write(path: Path, wanted: Wanted, output: Path) -> Path:
     from stepprof.timeline.load import load
     from stepprof.timeline.merge import places
 
-    inputs = _inputs(path, wanted)
+    inputs = _inputs(path, wanted, portions)
     placed = [(_of_name(load(each, args=True), wanted.region), place) for each, place in places(inputs, {})]
     for source, _ in placed:
         source.findings += never_compared(source.origin, source.alignment)
@@ -142,13 +151,20 @@ def _write(path: Path, wanted: Wanted, output: Path) -> Path:
     return output
 
 
-def _inputs(path: Path, wanted: Wanted) -> list[Input]:
+def _inputs(path: Path, wanted: Wanted, portions: Portions | None) -> list[Input]:
     """The files of spans, on one clock as far as any step's manifest compares their hosts."""
     from stepprof.timeline.clocks import Clocks
     from stepprof.timeline.recorded import span_inputs
 
     found = [
-        replace(each, step=wanted.step, roles=None if wanted.role is None else (wanted.role,))
+        replace(
+            each,
+            step=wanted.step,
+            roles=None if wanted.role is None else (wanted.role,),
+            portion=None
+            if portions is None
+            else portions.of(each.origin.host, each.origin.pid, each.origin.rank),
+        )
         for each in span_inputs(path, wanted.step or 0)
         if wanted.includes_rank(each.origin.rank)
     ]

@@ -48,6 +48,7 @@ class Entries:
         self._blank: dict[str, Any] = {
             "role": window.role,
             "occurrence": window.occurrence,
+            "visit": window.visit,
             "replica": None,
             "kind": None,
             "name": None,

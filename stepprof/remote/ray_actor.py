@@ -270,6 +270,7 @@ class ActorDriver:
         record: dict[str, Any] = {
             "role": window.window.role,
             "occurrence": window.window.occurrence,
+            "visit": window.window.visit,
             "rank": facts.rank,
             "host": facts.host,
             "pid": facts.pid,

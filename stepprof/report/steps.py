@@ -18,6 +18,7 @@ import numpy as np
 from stepprof.manifest import steps
 from stepprof.report.intervals import EMPTY, Intervals
 from stepprof.report.schema import Spread
+from stepprof.report.visits import Numbering
 from stepprof.rundir import SPANS
 from stepprof.spanlines import span_lines
 from stepprof.timeline.salvage import DECODE_ERRORS
@@ -43,6 +44,8 @@ class _Span(msgspec.Struct, gc=False):
 _span = msgspec.json.Decoder(_Span)
 _Key = tuple[str | None, str | None]
 """A role and, but for its windows, a region of it."""
+_Visit = tuple[int, int]
+"""A step, and which of the visits to it: its number may be used again."""
 
 
 class _Covered:
@@ -76,11 +79,11 @@ class _Covered:
 class _Steps:
     """What the spans of a run say of each of its steps."""
 
-    edges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    edges: dict[_Visit, tuple[int, int]] = field(default_factory=dict)
     """From the first begin to the last end."""
-    parts: dict[_Key, dict[int, _Covered]] = field(default_factory=lambda: defaultdict(dict))
+    parts: dict[_Key, dict[_Visit, _Covered]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add(self, step: int, span: _Span) -> None:
+    def add(self, step: _Visit, span: _Span) -> None:
         """Add one span of a step."""
         start, end = span.start, span.start + span.dur
         first, last = self.edges.get(step, (start, end))
@@ -97,12 +100,23 @@ class _Steps:
 def spreads(runs: Sequence[Path]) -> list[Spread]:
     """Return the spread of the whole step, of each role and of each region between the steps of a run, whose parts may lie in several folders; empty with fewer than `FEWEST` steps."""
     found = _Steps()
-    files = [file for run in runs for process in span_files(run / SPANS) for file in process.files]
-    for span in (span for file in files for span in _spans(file)):
-        if span.step is not None:
-            found.add(span.step, span)
-    recorded = {step for run in runs for step in steps(run)}
-    counted = set(sorted(found.edges)[1:]) - recorded
+    visits = Numbering()
+    for process in (process for run in runs for process in span_files(run / SPANS)):
+        windows = (window for file in process.files for window in _spans(file, windows=True))
+        visits.begin(
+            process.rank,
+            [
+                (each.start, each.start + each.dur, each.step, each.role)
+                for each in windows
+                if each.step is not None
+            ],
+        )
+        for span in (span for file in process.files for span in _spans(file)):
+            if span.step is not None:
+                found.add((span.step, visits.number(span.step, span.start)), span)
+    left_out = visits.unequal().union(*(steps(run) for run in runs))
+    in_order = sorted(found.edges, key=lambda visit: found.edges[visit])
+    counted = {visit for visit in in_order[1:] if visit[0] not in left_out}
     whole = [(found.edges[step][1] - found.edges[step][0]) / 1e9 for step in counted]
     rows = [_spread(None, None, whole)]
     for (role, region), of in found.parts.items():
@@ -115,15 +129,18 @@ def _spread(role: str | None, region: str | None, seconds: Sequence[float]) -> S
     return Spread(role, region, len(seconds), 0.0 if few else median(seconds), 0.0 if few else stdev(seconds))
 
 
-def _spans(file: Path) -> Iterable[_Span]:
-    """The windows and regions of a file; what is damaged is told by whoever reads the step itself."""
+def _spans(file: Path, *, windows: bool = False) -> Iterable[_Span]:
+    """The windows and regions of a file, or its windows alone; what is damaged is told by whoever reads the step itself."""
     try:
-        for line in span_lines(file):
+        for line in span_lines(file, windows=windows):
             try:
                 span = _span.decode(line)
             except DECODE_ERRORS:
                 continue
-            if span.kind in ("window", "region") and 0 <= span.start < LARGEST_NS > span.dur >= 0:
+            if (
+                span.kind in (("window",) if windows else ("window", "region"))
+                and 0 <= span.start < LARGEST_NS > span.dur >= 0
+            ):
                 yield span
     except OSError:
         return

@@ -6,15 +6,18 @@ What only this module knows: which files of a run make one step, and how other t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stepprof.errors import ConfigError
 from stepprof.manifest import find_run, find_step, is_run, read_clocks, read_step, run_id_of, steps
 from stepprof.npufolder import is_database
+from stepprof.occurrences import choose, number_fragments, of_fragments, told
 from stepprof.onerun import evidence_of, parts_of_one_run, why_apart
+from stepprof.portions import Portion, Portions
 from stepprof.rundir import step_folder, step_number
 from stepprof.selection import Ranks
 from stepprof.summary import absent_ranks
@@ -45,7 +48,8 @@ class Gathered:
     clocks: list[dict[str, Any]]
     inputs: list[tuple[Input, str | None]]
     """Each with the fragment that told of it."""
-    findings: list[tuple[str | None, str]]
+    findings: list[tuple[str | None, str | None, str]]
+    """(the fragment that told of it, whose it is, the problem)."""
 
     @property
     def step(self) -> int:
@@ -70,12 +74,25 @@ class Found:
     """What brought nothing, and what is damaged: (whose it is, the problem)."""
     run_id: str | None = None
     step: int | None = None
+    occurrence: int = 1
+    """Which of the recorded occurrences of the step."""
+    occurrences: int = 1
+    """How many of it were recorded."""
     runs: list[Path] = field(default_factory=list)
     """The run directories."""
     placed: dict[Process, Alignment] = field(default_factory=dict)
     """How the times of each process in the manifests come onto the common clock; also of one that left no source."""
     folder: Path | None = None
     """The step's folder (of the first run directory), where what is made of it goes; of other traces the folder that they lie in."""
+
+    def named(self, name: str) -> str:
+        """Return what a file that is made of the step is called by default: of an occurrence before the last one with its number.
+
+        >>> Found(occurrence=1, occurrences=2).named("timeline.pftrace")
+        'timeline.1.pftrace'
+        """
+        stem, dot, suffix = name.partition(".")
+        return name if self.occurrence == self.occurrences else f"{stem}.{self.occurrence}{dot}{suffix}"
 
     @property
     def clock(self) -> str:
@@ -93,6 +110,7 @@ def find(
     *,
     output_dir: Path,
     step: int | None = None,
+    occurrence: int | None = None,
     roles: Collection[str] | None = None,
     ranks: Ranks | None = None,
     elsewhere: Elsewhere | None = None,
@@ -104,6 +122,7 @@ def find(
             run under `output_dir`.
         output_dir: the folder that holds runs.
         step: which step of a run; by default the last one that was recorded.
+        occurrence: which one, where its number was used several times; by default the last one.
         roles: only sources of these.
         ranks: only these ranks; an engine's workers are not ranks, and stay.
         elsewhere: what other nodes have of the run on disks of their own.
@@ -138,7 +157,7 @@ def find(
         found.runs = runs
         there = [] if elsewhere is None else elsewhere(runs, step)
         found.step = there[0].step if there else find_step(runs, step)
-        clocks = _from_runs(found, found.step, _parts(runs, found.step, there))
+        clocks = _from_runs(found, found.step, list(_parts(runs, found.step, there)), occurrence)
         if not plain:
             found.folder = runs[0] / step_folder(found.step)
     for path in plain:
@@ -198,13 +217,15 @@ def gather(run: Path, step: int) -> Gathered:
     manifest = read_step(run, step)
     recorded = Recorded(run, step)
     recorded.take(manifest)
-    findings = [(finding["fragment"], finding["problem"]) for finding in manifest["findings"]]
+    findings = [
+        (finding["fragment"], finding["fragment"], finding["problem"]) for finding in manifest["findings"]
+    ]
     traces: list[tuple[Input, str | None]] = [*recorded.traces]
     spans: list[tuple[Input, str | None]] = []
     try:
         spans += [(each, None) for each in span_inputs(run, step)]
     except OSError as error:
-        recorded.findings.append((None, f"the spans cannot be read: {error.strerror}"))
+        recorded.findings.append((None, None, f"the spans cannot be read: {error.strerror}"))
     return Gathered(run, manifest, read_clocks(run, step), traces + spans, findings + recorded.findings)
 
 
@@ -225,34 +246,95 @@ def _refuse_two_runs(runs: Sequence[Path]) -> None:
         )
 
 
-def _from_runs(found: Found, step: int, parts: Iterable[Gathered]) -> Clocks:
-    told: list[dict[str, Any]] = []
-    gathered: list[tuple[Input, str | None]] = []
-    for number, part in enumerate(parts):
-        # names of fragments are unique within one directory alone
-        mark = f"{number}/"
-        found.run_id = str(part.manifest["run_id"])
-        found.manifests.append(part.manifest)
-        found.findings += part.findings
-        told += [{**entry, "fragment": mark + entry["fragment"]} for entry in part.clocks]
-        gathered += [(each, None if fragment is None else mark + fragment) for each, fragment in part.inputs]
-    found.findings += [(None, sentence) for sentence in _absent(found.runs, found.manifests)]
-    unique = {each.paths: (each, fragment) for each, fragment in reversed(gathered)}
-    windows = [window for manifest in found.manifests for window in manifest["windows"]]
-    named = with_machines((each for each, _ in reversed(unique.values())), windows)
-    gathered = list(zip(named, [fragment for _, fragment in reversed(unique.values())], strict=True))
-    clocks = Clocks.of(told, [each.origin for each, _ in gathered])
+def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int | None) -> Clocks:
+    # names of fragments are unique within one directory alone
+    marks = [f"{number}/" for number in range(len(parts))]
+    found.run_id = str(parts[0].manifest["run_id"])
+    unique = {
+        each.paths: (each, None if fragment is None else mark + fragment)
+        for mark, part in reversed(list(zip(marks, parts, strict=True)))
+        for each, fragment in reversed(part.inputs)
+    }
+    windows = [window for part in parts for window in part.manifest["windows"]]
+    inputs = with_machines((each for each, _ in reversed(unique.values())), windows)
+    written = [
+        {**entry, "fragment": mark + entry["fragment"]}
+        for mark, part in zip(marks, parts, strict=True)
+        for entry in part.clocks
+    ]
+    clocks = Clocks.of(written, [each.origin for each in inputs])
     found.findings += [(None, problem) for problem in clocks.findings]
-    for each, fragment in gathered:
-        found.inputs.append(replace(each, alignment=clocks.alignment(each.origin, fragment)))
-    for number, manifest in enumerate(found.manifests):
+    of = _Occurrence(marks, parts, clocks, wanted, step)
+    found.occurrence, found.occurrences = of.number, of.count
+    found.findings += [(None, sentence) for sentence in told(of.count, of.number, step)]
+    for mark, part in zip(marks, parts, strict=True):
+        found.manifests.append(of_fragments(part.manifest, partial(of.has, mark=mark)))
+        found.findings += [
+            (source, problem)
+            for fragment, source, problem in part.findings
+            if fragment is None or of.has(fragment, mark=mark)
+        ]
+    found.findings += [(None, sentence) for sentence in _absent(found.runs, found.manifests)]
+    for each, (_, fragment) in zip(inputs, reversed(unique.values()), strict=True):
+        alignment = clocks.alignment(each.origin, fragment)
+        if fragment is None:
+            found.inputs.append(
+                replace(each, alignment=alignment, portion=of.portion(each.origin, alignment))
+            )
+        elif of.has(fragment):
+            found.inputs.append(replace(each, alignment=alignment))
+    for mark, manifest in zip(marks, found.manifests, strict=True):
         for window in manifest["windows"]:
             origin = Origin(
                 "rank", "", rank=window["rank"], host=window["host"], pid=window["pid"],
                 machine=window["boot_id"], pid_namespace=window["pid_namespace"],
             )  # fmt: skip
-            found.placed[process_of(window)] = clocks.alignment(origin, f"{number}/{window['fragment']}")
+            found.placed[process_of(window)] = clocks.alignment(origin, f"{mark}{window['fragment']}")
     return clocks
+
+
+class _Occurrence:
+    """The occurrence of a step that is meant: which fragments and spans are of it.
+
+    Attributes:
+        number: of the occurrence, from 1.
+        count: how many were recorded.
+    """
+
+    def __init__(
+        self, marks: Sequence[str], parts: Sequence[Gathered], clocks: Clocks, wanted: int | None, step: int
+    ) -> None:
+        self._clocks = clocks
+        entries = [
+            {**entry, "fragment": mark + entry["fragment"]}
+            for mark, part in zip(marks, parts, strict=True)
+            for kind in ("windows", "engines")
+            for entry in part.manifest[kind]
+        ]
+        self._numbers = number_fragments(entries, self._offset)
+        self.count = max(self._numbers.values(), default=1)
+        self.number = choose(self.count, wanted, step)
+        windows: list[list[dict[str, Any]]] = [[] for _ in range(self.count)]
+        for entry in entries:
+            if "replica" not in entry:
+                windows[self._numbers[entry["fragment"]] - 1].append(entry)
+        self._portions = Portions(windows, self.number - 1, self._offset)
+
+    def has(self, fragment: str, *, mark: str = "") -> bool:
+        """Whether a fragment is of it; a damaged one may be of any."""
+        return self._numbers.get(mark + fragment, self.number) == self.number
+
+    def portion(self, origin: Origin, alignment: Alignment) -> Portion | None:
+        """What is of it in the spans of a process."""
+        return self._portions.of(origin.host, origin.pid, origin.rank, alignment.offset_ns)
+
+    def _offset(self, entry: Mapping[str, Any]) -> int:
+        """What the clock by which an entry was written is ahead of the common one."""
+        if "replica" in entry:  # of an engine: by the clock of the process that drives it
+            origin = Origin("rank", "", machine=entry["process"].partition(" ")[0])
+        else:
+            origin = Origin("rank", "", host=entry["host"], machine=entry["boot_id"])
+        return self._clocks.alignment(origin, entry["fragment"]).offset_ns
 
 
 def _absent(runs: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> list[str]:

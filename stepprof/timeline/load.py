@@ -45,7 +45,13 @@ def load(
         alignment = Alignment("assumed", -named, None)
     if wanted.origin.kind == "spans":
         source = read_spans_of(
-            wanted.paths, wanted.step, wanted.origin, alignment, args=bool(args), roles=wanted.roles
+            wanted.paths,
+            wanted.step,
+            wanted.origin,
+            alignment,
+            args=bool(args),
+            roles=wanted.roles,
+            portion=wanted.portion,
         )
     else:
         path = Path(wanted.paths[0])

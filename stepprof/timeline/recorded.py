@@ -11,6 +11,8 @@ from typing import Any
 from stepprof import npufolder
 from stepprof.aftermath import pruned_paths
 from stepprof.manifest import read_step, steps
+from stepprof.occurrences import split
+from stepprof.portions import Portion
 from stepprof.rundir import SPANS, step_folder
 from stepprof.summary import SESSIONS, engine_label, told_once
 from stepprof.timeline.model import Alignment, Origin
@@ -58,6 +60,8 @@ class Input:
     """Of spans: those of this step alone."""
     roles: tuple[str, ...] | None = None
     """Of spans: those of these roles, and of none; None: all."""
+    portion: Portion | None = None
+    """Of spans: the occurrence of the step that is meant; None: all of them."""
     within: tuple[int, int] | None = None
     """Of a capture that goes over more than what is asked for (several steps, other roles): when its process was in windows of that, by its own clock; None: all of it is meant."""
     held: tuple[tuple[str, int, int], ...] = ()
@@ -72,17 +76,25 @@ class Recorded:
     step: int
     traces: list[tuple[Input, str]] = field(default_factory=list)
     """Each with the fragment that told of it."""
-    findings: list[tuple[str | None, str]] = field(default_factory=list)
-    """What brought nothing: (whose it is, why)."""
+    findings: list[tuple[str | None, str | None, str]] = field(default_factory=list)
+    """What brought nothing: (the fragment that told of it, whose it is, why)."""
     _pruned: Mapping[str, str] = field(default_factory=dict)
-    _within: Mapping[Process, tuple[int, int]] = field(default_factory=dict)
+    _within: dict[tuple[str, Process], tuple[int, int]] = field(default_factory=dict)
+    """By the fragment and the process of a window."""
 
     def take(self, manifest: Mapping[str, Any]) -> None:
         """Take in the step's manifest."""
         self._pruned = {
             f"{step_folder(self.step)}/{path}": why for path, why in pruned_paths(manifest).items()
         }
-        self._within = windows_within(self.run, self.step, manifest)
+        occurrences = split(manifest)
+        for part in occurrences:
+            edges = windows_within(self.run, self.step, part)
+            self._within |= {
+                (window["fragment"], process): edge
+                for window in part["windows"]
+                if (edge := edges.get(process := process_of(window)))
+            }
         for window in manifest["windows"]:
             pid = window["pid"] if isinstance(window["pid"], int) else None
             occurrence = int(window["occurrence"] or 1)
@@ -107,27 +119,29 @@ class Recorded:
             if file.name.endswith(npufolder.FOLDER):
                 trace = npufolder.trace_of(file)
                 if trace is None:
-                    self.findings.append((label, f"{name} {self._unreadable(file)}"))
+                    self.findings.append((entry["fragment"], label, f"{name} {self._unreadable(file)}"))
                     continue
                 file, name = trace, trace.relative_to(self.run).as_posix()
             if not name.endswith(TRACES) and not npufolder.is_database(file.name):
-                self.findings.append((label, f"{name} is {_no_trace(name)}"))
+                self.findings.append((entry["fragment"], label, f"{name} is {_no_trace(name)}"))
                 continue
             try:
                 size = file.stat().st_size
             except OSError as error:
                 problem = f"is in the manifest and cannot be read: {error.strerror}"
-                self.findings.append((label, f"{name} {self._pruned.get(name, problem)}"))
+                self.findings.append((entry["fragment"], label, f"{name} {self._pruned.get(name, problem)}"))
                 continue
             rank = worker_of(file.name) if origin.kind == "engine" else origin.rank
-            within = self._within.get(process_of(entry)) if origin.kind == "rank" else None
+            within = (
+                self._within.get((entry["fragment"], process_of(entry))) if origin.kind == "rank" else None
+            )
             found = Input(
                 replace(origin, path=name, rank=rank), (str(file),), size, entry["status"], within=within
             )
             self.traces.append((found, entry["fragment"]))
         if entry["status"] not in ("complete", "joined"):
             reason = f": {entry['error']}" if entry["error"] else ""
-            self.findings.append((label, f"{entry['status']}{reason}"))
+            self.findings.append((entry["fragment"], label, f"{entry['status']}{reason}"))
 
     def _unreadable(self, folder: Path) -> str:
         """Why a folder of torch_npu's is on no timeline."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
+from stepprof.portions import Portion, SpanWindow, other_windows, visits_of
 from stepprof.spanlines import LONGEST_LINE, span_lines
 from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumns, Interned, SliceColumns
 from stepprof.timeline.model import Alignment, Origin, Source, Track, TrackKind
@@ -111,6 +113,7 @@ def read_spans_of(
     *,
     args: bool,
     roles: Collection[str] | None = None,
+    portion: Portion | None = None,
 ) -> Source:
     """Read the spans of one process.
 
@@ -122,11 +125,15 @@ def read_spans_of(
         origin: whose they are.
         alignment: how its host's clock is brought onto the common one.
         roles: spans of these, and of none; None: all.
+        portion: of the occurrences of the step, the one that is meant; None: all of them.
         args: keep attributes (with the step, the role and the kind) as arguments.
     """
     reader = _Reader(args, roles)
     for path in paths:
         reader.read(Path(path), step)
+    if portion is not None and step is not None:
+        others = partial(other_windows, [Path(path) for path in paths], step)
+        reader.keep_within(portion.bounds(visits_of(reader.windows, others)))
     return reader.source(origin, alignment)
 
 
@@ -142,6 +149,14 @@ class _Reader:
         self.counters: list[tuple[int, float, int]] = []
         self.findings: list[str] = []
         self.main: int | None = None
+        self.windows: list[SpanWindow] = []
+
+    def keep_within(self, bounds: tuple[int, int]) -> None:
+        """Leave out what begins before or after."""
+        begin, end = bounds
+        self.slices = [each for each in self.slices if begin <= each[0] < end]
+        self.instants = [each for each in self.instants if begin <= each[0] < end]
+        self.counters = [each for each in self.counters if begin <= each[0] < end]
 
     def read(self, path: Path, step: int | None) -> None:
         damaged, utf8 = 0, Utf8()
@@ -155,6 +170,8 @@ class _Reader:
                     # a last line that is not whole: its process was writing it, or was killed
                     damaged += line.endswith(b"\n")
                     continue
+                if step is not None and span.step == step and span.kind == "window":
+                    self.windows.append((span.role, span.start, span.start + span.dur))
                 if self._is_wanted(span, step):
                     damaged += not self._take(span)
         except OSError as error:

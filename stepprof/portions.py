@@ -1,0 +1,218 @@
+"""Which spans of a step belong to the occurrence that is read, in the files of one process.
+
+The spans of a step have its number, whichever time it was used. So the windows of the process say when it visited the step, and the recorded windows say which visit is meant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from stepprof.manifest import read_step
+from stepprof.occurrences import Span, choose, gap, split, told
+from stepprof.spanlines import parse_span, span_lines
+
+__all__ = ["Portion", "Portions", "SpanWindow", "other_windows", "visits_of", "window_of", "within"]
+
+SpanWindow = tuple["str | None", int, int]
+"""The role of a window, its beginning and its end."""
+ALWAYS = (-(1 << 63), 1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """The recorded occurrences of a step by the clock of one process, and which of them is read. Small, so that it can travel."""
+
+    spans: tuple[Span | None, ...]
+    """When each was recorded; None: this process took no part in it."""
+    index: int
+
+    def bounds(self, visits: Sequence[Span]) -> Span:
+        """Return from when to when spans begin that are meant, of a process that visited the step at these times."""
+        wanted = self.spans[self.index]
+        if wanted is None:
+            return (0, 0)
+        mine = [number for number, visit in enumerate(visits) if self._nearest(visit) == self.index]
+        if not mine:
+            return self._between() if not visits else (0, 0)
+        chosen = min(mine, key=lambda number: gap(wanted, visits[number]))
+        return (
+            visits[chosen][0] if chosen else ALWAYS[0],
+            visits[chosen + 1][0] if chosen + 1 < len(visits) else ALWAYS[1],
+        )
+
+    def _nearest(self, visit: Span) -> int:
+        known = [(gap(span, visit), number) for number, span in enumerate(self.spans) if span is not None]
+        return min(known)[1]
+
+    def _between(self) -> Span:
+        """From half-way after the occurrence before to half-way before the next one."""
+        edges = [span for span in self.spans if span is not None]
+        at = edges.index(self.spans[self.index])  # type: ignore[arg-type]
+        begin = ALWAYS[0] if at == 0 else (edges[at - 1][1] + edges[at][0]) // 2
+        end = ALWAYS[1] if at + 1 == len(edges) else (edges[at][1] + edges[at + 1][0]) // 2
+        return begin, end
+
+
+class Portions:
+    """Gives each process its portion.
+
+    Args:
+        occurrences: the windows of each occurrence.
+        index: the one that is read.
+        offset_of: what the clock of a window is ahead of the common one.
+    """
+
+    def __init__(
+        self,
+        occurrences: Sequence[Iterable[Mapping[str, Any]]],
+        index: int,
+        offset_of: Callable[[Mapping[str, Any]], int] = lambda window: 0,
+    ) -> None:
+        self._index = index
+        self._all: list[Span | None] = [None] * len(occurrences)
+        self._own: dict[object, list[Span | None]] = defaultdict(lambda: [None] * len(occurrences))
+        for number, windows in enumerate(occurrences):
+            for window in windows:
+                begin, end = window["start_unix_ns"], window["end_unix_ns"]
+                if begin is None:
+                    continue
+                span = (int(begin), int(begin if end is None else end))
+                own = self._own[_process(window)]
+                own[number] = _hull(own[number], span)
+                offset = offset_of(window)
+                self._all[number] = _hull(self._all[number], (span[0] - offset, span[1] - offset))
+
+    def of(self, host: object, pid: object, rank: object, offset_ns: int = 0) -> Portion | None:
+        """Return the portion of a process; None: no window says when anything was recorded.
+
+        Args:
+            host: where it ran.
+            pid: its process id there.
+            rank: its rank.
+            offset_ns: what its clock is ahead of the common one.
+        """
+        spans = self._own.get((host, pid, rank)) or [
+            None if span is None else (span[0] + offset_ns, span[1] + offset_ns) for span in self._all
+        ]
+        return None if all(span is None for span in spans) else Portion(tuple(spans), self._index)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStep:
+    """One occurrence of a step."""
+
+    manifest: dict[str, Any]
+    portions: Portions
+    """Which spans are of it."""
+    number: int
+    count: int
+    """How many were recorded."""
+    notes: list[str]
+    """What says that there are others."""
+
+
+def read_occurrence(path: Path, step: int, wanted: int | None) -> ReadStep:
+    """Read one occurrence of a step, the last one where none is named. Raises ConfigError where it is not recorded."""
+    manifests = split(read_step(path, step))
+    number = choose(len(manifests), wanted, step)
+    portions = Portions([manifest["windows"] for manifest in manifests], number - 1)
+    return ReadStep(
+        manifests[number - 1], portions, number, len(manifests), told(len(manifests), number, step)
+    )
+
+
+def visits_of(windows: Iterable[SpanWindow], others: Callable[[], Iterable[SpanWindow]]) -> list[Span]:
+    """Return when a process visited a step: from the first window of a visit to its last one's end.
+
+    Args:
+        windows: of the step.
+        others: gives the windows of all other steps; asked for only where a role has several windows of this one.
+    """
+    ordered = sorted(windows, key=lambda window: window[1])
+    if max(Counter(role for role, _, _ in ordered).values(), default=1) == 1:
+        return [(ordered[0][1], max(end for _, _, end in ordered))] if ordered else []
+    between: dict[str | None, list[Span]] = defaultdict(list)
+    for role, begin, end in others():
+        between[role].append((begin, end))
+    for spans in between.values():
+        spans.sort()
+    return list(_visits(ordered, between))
+
+
+def within(
+    spans: Iterable[dict[str, Any]], portions: Portions, folder: Path, step: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the spans of a step that are of the occurrence that is read.
+
+    Args:
+        spans: of the step, those of one process together.
+        portions: of its occurrences.
+        folder: of the span files.
+        step: the step.
+    """
+    files: dict[str, list[Path]] = {}
+
+    def others(rank: object) -> Iterator[SpanWindow]:
+        if not files:
+            for file in sorted(folder.iterdir()):
+                files.setdefault(file.name.split(".")[0], []).append(file)
+        return other_windows(files.get(f"rank-{rank}", ()), step)
+
+    for process, group in groupby(spans, _process):
+        of = list(group)
+        portion = portions.of(*process)
+        if portion is not None:
+            windows = [window for span in of if (window := window_of(span)) is not None]
+            begin, end = portion.bounds(visits_of(windows, partial(others, process[2])))
+            of = [span for span in of if type(at := span.get("start")) is int and begin <= at < end]
+        yield from of
+
+
+def other_windows(paths: Iterable[Path], step: int) -> Iterator[SpanWindow]:
+    """Yield the windows of all other steps in the span files of a process; what is damaged is reported where the step itself is read."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            for line in span_lines(path, windows=True):
+                span = parse_span(line)
+                if span is not None and span.get("step") != step and (window := window_of(span)) is not None:
+                    yield window
+
+
+def window_of(span: Mapping[str, Any]) -> SpanWindow | None:
+    """Return the role and the times of a window's span; None for any other."""
+    role, begin, duration = span.get("role"), span.get("start"), span.get("dur")
+    if span.get("kind") != "window" or type(begin) is not int or type(duration) is not int:
+        return None
+    return role if isinstance(role, str) else None, begin, begin + duration
+
+
+def _visits(ordered: Iterable[SpanWindow], between: Mapping[str | None, Sequence[Span]]) -> Iterator[Span]:
+    visit: Span | None = None
+    last: dict[str | None, int] = {}
+    for role, begin, end in ordered:
+        if role in last:
+            others = between.get(role, ())
+            at = bisect_left(others, (last[role], 0))
+            if visit is not None and at < len(others) and others[at][1] <= begin:
+                yield visit
+                visit, last = None, {}
+        last[role] = max(last.get(role, end), end)
+        visit = _hull(visit, (begin, end))
+    if visit is not None:
+        yield visit
+
+
+def _hull(one: Span | None, other: Span) -> Span:
+    return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
+
+
+def _process(entry: Mapping[str, Any]) -> tuple[object, object, object]:
+    return entry["host"], entry["pid"], entry["rank"]
