@@ -36,7 +36,7 @@ for step in (1, 2):
     with stepprof.profile_step(step, role="actor"):
         for number in range(5):
             with stepprof.region("work"):
-                time.sleep(0.01 * (1 + (rank + number) % 3))
+                time.sleep(0.03 * (1 + (rank + number) % 3))
             dist.all_reduce(ones)
         dist.broadcast(ones, 0)
         dist.barrier()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepprof.report.estimate import Member, Series, estimate
+from stepprof.report.estimate import UNKNOWN_NS, Member, Series, estimate
 from stepprof.report.offsets import DRIFT, READING_NS
 
 SECOND = 10**9
@@ -158,6 +158,21 @@ class TestEstimate:
         hosts = [Host(""), Host("b", 5 * 3600 * SECOND)]
         members = simulate(rng, hosts, period=10_000)
         assert estimate(members).moves["b"].error_ns < 50_000
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.integers(0, 2**32), HOURS, st.booleans(), st.data())
+    def test_ends_that_are_not_known(self, seed, ahead, numbered, data):
+        """The last calls of a capture may have ended after it: they say nothing, and nothing wrong."""
+        hosts = [Host(""), Host("b", ahead)]
+        parts = []
+        for member in simulate(np.random.default_rng(seed), hosts, numbered=numbered):
+            series = member.series[ALL]
+            end = series.end.copy()
+            end[len(end) - data.draw(st.integers(0, 20)) :] = UNKNOWN_NS
+            parts.append(replace(member, series={ALL: replace(series, end=end)}))
+        made = estimate(parts)
+        assert made.findings == []
+        check(made, hosts, parts, placed=False)
 
     def test_a_group_without_calls(self):
         """Ranks that only made calls with a root, without numbers, have none to go by."""

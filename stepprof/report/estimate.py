@@ -20,7 +20,11 @@ import numpy.typing as npt
 from stepprof.report.intervals import Times
 from stepprof.report.offsets import Link, offset_between
 
-__all__ = ["Estimate", "Member", "Move", "Series", "estimate"]
+__all__ = ["UNKNOWN_NS", "Estimate", "Member", "Move", "Series", "estimate"]
+
+
+UNKNOWN_NS = 2**62
+"""The end of a call that the trace does not show: its capture ended before it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,4 +250,6 @@ def _link(here: str, there: str, one: _Calls, other: _Calls) -> Link:
     _, mine, theirs = np.intersect1d(one.number, other.number, assume_unique=True, return_indices=True)
     if (one.kind[mine] != other.kind[theirs]).any():
         raise _Mismatch("ranks differ in what the call of one number is")
+    known = (one.left[mine] < UNKNOWN_NS // 2) & (other.left[theirs] < UNKNOWN_NS // 2)
+    mine, theirs = mine[known], theirs[known]
     return Link(here, there, one.entered[mine], one.left[mine], other.entered[theirs], other.left[theirs])

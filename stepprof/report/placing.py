@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stepprof.report.digest import Digest
-from stepprof.report.estimate import Estimate, Member, Move, Series, estimate
+from stepprof.report.estimate import UNKNOWN_NS, Estimate, Member, Move, Series, estimate
 from stepprof.report.moving import moved
 from stepprof.report.processes import measurable
 from stepprof.timeline.model import Alignment, Origin
@@ -102,14 +102,14 @@ def estimated(digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]])
                 alignment.error_ns or 0,
                 min(extent),
                 max(extent),
-                _series(digest, threads[origin.process]),
+                _series(digest, threads[origin.process], times[origin.process]),
             )
         )
     return estimate(members)
 
 
-def _series(digest: Digest, threads: set[str]) -> dict[str, Series]:
-    """The collectives of a source by process group, those that can be matched."""
+def _series(digest: Digest, threads: set[str], edges: Sequence[int]) -> dict[str, Series]:
+    """The collectives of a source by process group, those that can be matched; the digest has cut them to the edges of its process's windows."""
     calls = digest.calls
     name = np.frombuffer(calls.name, "<i4").astype(np.int64)
     if not len(name):
@@ -118,12 +118,16 @@ def _series(digest: Digest, threads: set[str]) -> dict[str, Series]:
     kind = np.array(kinds, np.int64)[name]
     start = np.frombuffer(calls.start, "<i8").astype(np.int64)
     end = start + np.frombuffer(calls.duration, "<i8")
+    first, last = (edge(edges) - digest.alignment.offset_ns if edges else None for edge in (min, max))
+    begun = np.ones(len(start), np.bool_) if first is None else start > first
+    if last is not None:
+        end = np.where(end < last, end, UNKNOWN_NS)
     group = np.frombuffer(calls.group, "<i4") if calls.group else np.full(len(name), -1, np.int32)
     number = np.frombuffer(calls.seq, "<i8") if calls.seq else np.full(len(name), -1, np.int64)
     kind[calls.unfinished] = -1  # its end is that of the capture
     series = {}
     for at, text in enumerate(calls.groups):
-        which = np.flatnonzero((group == at) & (number >= 0) & (kind >= 0))
+        which = np.flatnonzero((group == at) & (number >= 0) & (kind >= 0) & begun)
         known, first, count = np.unique(number[which], return_index=True, return_counts=True)
         once = which[first[count == 1]]
         if len(once):
