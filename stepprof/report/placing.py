@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from stepprof.report.collectives import Kind, kind_of
 from stepprof.report.digest import Digest
 from stepprof.report.estimate import UNKNOWN_NS, Estimate, Member, Move, Series, estimate
 from stepprof.report.moving import moved
@@ -18,10 +18,7 @@ from stepprof.timeline.recorded import Process, process_of
 
 __all__ = ["estimated", "job_of", "moved_alignment", "place"]
 
-_KINDS = tuple(
-    re.compile(words, re.IGNORECASE)
-    for words in (r"barrier", r"reduce_?scatter", r"all_?gather", r"all_?reduce|cross_device_reduce")
-)
+_KINDS: dict[Kind, int] = {"barrier": 0, "reduce_scatter": 1, "all_gather": 2, "all_reduce": 3}
 """What every rank waits for every other one in. An all-to-all may have nothing to send to some, so that it does not."""
 _ALL = "all ranks"
 
@@ -114,26 +111,27 @@ def _series(digest: Digest, threads: set[str], edges: Sequence[int]) -> dict[str
     name = np.frombuffer(calls.name, "<i4").astype(np.int64)
     if not len(name):
         return {}
-    kinds = [next((at for at, words in enumerate(_KINDS) if words.search(text)), -1) for text in calls.names]
-    kind = np.array(kinds, np.int64)[name]
+    kind = np.array([_KINDS.get(kind_of(text), -1) for text in calls.names], np.int64)[name]
     start = np.frombuffer(calls.start, "<i8").astype(np.int64)
     end = start + np.frombuffer(calls.duration, "<i8")
-    first, last = (edge(edges) - digest.alignment.offset_ns if edges else None for edge in (min, max))
-    begun = np.ones(len(start), np.bool_) if first is None else start > first
-    if last is not None:
-        end = np.where(end < last, end, UNKNOWN_NS)
+    end[calls.unfinished] = UNKNOWN_NS
+    begun = np.ones(len(start), np.bool_)
+    if edges:
+        opened, closed = (edge(edges) - digest.alignment.offset_ns for edge in (min, max))
+        begun = start > opened
+        end[end >= closed] = UNKNOWN_NS
     group = np.frombuffer(calls.group, "<i4") if calls.group else np.full(len(name), -1, np.int32)
     number = np.frombuffer(calls.seq, "<i8") if calls.seq else np.full(len(name), -1, np.int64)
-    kind[calls.unfinished] = -1  # its end is that of the capture
     series = {}
-    for at, text in enumerate(calls.groups):
+    for at, process_group in enumerate(calls.groups):
         which = np.flatnonzero((group == at) & (number >= 0) & (kind >= 0) & begun)
         known, first, count = np.unique(number[which], return_index=True, return_counts=True)
         once = which[first[count == 1]]
         if len(once):
-            series[text.name] = Series(kind[once], start[once], end[once], known[count == 1])
+            series[process_group.name] = Series(kind[once], start[once], end[once], known[count == 1])
     issued = digest.issued
-    if issued is not None and digest.status == "complete" and threads == {issued.thread}:
+    whole = digest.whole and digest.status == "complete"
+    if issued is not None and whole and threads == {issued.thread}:
         which = np.flatnonzero(kind >= 0)
         series[_ALL] = Series(kind[which], start[which], end[which], None, issued.world)
     return series
