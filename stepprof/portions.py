@@ -19,7 +19,17 @@ from stepprof.manifest import read_step
 from stepprof.occurrences import Span, choose, gap, split, told
 from stepprof.spanlines import parse_span, span_lines
 
-__all__ = ["Portion", "Portions", "SpanWindow", "other_windows", "visits_of", "window_of", "within"]
+__all__ = [
+    "Portion",
+    "Portions",
+    "SpanWindow",
+    "other_windows",
+    "superseded",
+    "visits_of",
+    "window_of",
+    "windows_in",
+    "within",
+]
 
 SpanWindow = tuple["str | None", int, int]
 """The role of a window, its beginning and its end."""
@@ -36,17 +46,28 @@ class Portion:
 
     def bounds(self, visits: Sequence[Span]) -> Span:
         """Return from when to when spans begin that are meant, of a process that visited the step at these times."""
-        wanted = self.spans[self.index]
-        if wanted is None:
+        if not visits and self.spans[self.index] is not None:
+            return self._between()
+        chosen = self.chosen(visits)
+        if chosen is None:
             return (0, 0)
-        mine = [number for number, visit in enumerate(visits) if self._nearest(visit) == self.index]
-        if not mine:
-            return self._between() if not visits else (0, 0)
-        chosen = min(mine, key=lambda number: gap(wanted, visits[number]))
         return (
             visits[chosen][0] if chosen else ALWAYS[0],
             visits[chosen + 1][0] if chosen + 1 < len(visits) else ALWAYS[1],
         )
+
+    def chosen(self, visits: Sequence[Span]) -> int | None:
+        """Return which of these visits is meant; None: none of them."""
+        wanted = self.spans[self.index]
+        if wanted is None:
+            return None
+        mine = [number for number, visit in enumerate(visits) if self._nearest(visit) == self.index]
+        return min(mine, key=lambda number: gap(wanted, visits[number]), default=None)
+
+    def since(self, time: int) -> int:
+        """Return how long after the beginning of the occurrence a time is."""
+        wanted = self.spans[self.index]
+        return time if wanted is None else time - wanted[0]
 
     def _nearest(self, visit: Span) -> int:
         known = [(gap(span, visit), number) for number, span in enumerate(self.spans) if span is not None]
@@ -166,14 +187,66 @@ def within(
                 files.setdefault(file.name.split(".")[0], []).append(file)
         return other_windows(files.get(f"rank-{rank}", ()), step)
 
-    for process, group in groupby(spans, _process):
-        of = list(group)
-        portion = portions.of(*process)
-        if portion is not None:
-            windows = [window for span in of if (window := window_of(span)) is not None]
-            begin, end = portion.bounds(visits_of(windows, partial(others, process[2])))
-            of = [span for span in of if type(at := span.get("start")) is int and begin <= at < end]
-        yield from of
+    for rank, of_rank in groupby(spans, lambda span: span["rank"]):
+        each = []
+        for process, group in groupby(of_rank, _process):
+            of = list(group)
+            portion = portions.of(*process)
+            if portion is None:
+                yield from of
+            else:
+                windows = [window for span in of if (window := window_of(span)) is not None]
+                each.append((of, windows, partial(others, rank), portion))
+        left_out = (
+            superseded([(windows, others_of, portion) for _, windows, others_of, portion in each])
+            if len(each) > 1
+            else ()
+        )
+        for number, (of, windows, others_of, portion) in enumerate(each):
+            begin, end = portion.bounds(visits_of(windows, others_of))
+            if number not in left_out:
+                yield from (span for span in of if type(at := span.get("start")) is int and begin <= at < end)
+
+
+def superseded(
+    processes: Sequence[tuple[Sequence[SpanWindow], Callable[[], Iterable[SpanWindow]], Portion]],
+) -> set[int]:
+    """Return which processes of one rank came to a step at another time than the one that is read, as those of a job before its restart.
+
+    Of processes that had a window of the same role in the step, one after the other, the one nearest in time to what was recorded is meant.
+
+    Args:
+        processes: the windows of each in the step, what gives those of other steps, and which portion of its spans is read.
+    """
+    meant: list[tuple[set[str | None], Span]] = []
+    found: list[tuple[int, int, set[str | None], Span]] = []
+    for number, (windows, others_of, portion) in enumerate(processes):
+        visits = visits_of(windows, others_of)
+        chosen = portion.chosen(visits)
+        wanted = portion.spans[portion.index]
+        if chosen is not None and wanted is not None:
+            visit = visits[chosen]
+            roles = {role for role, begin, _ in windows if visit[0] <= begin <= visit[1]}
+            found.append(
+                (gap(wanted, visit), number, roles, (portion.since(visit[0]), portion.since(visit[1])))
+            )
+    left_out = set()
+    for _, number, roles, visit in sorted(found, key=lambda each: each[:2]):
+        if any(roles & others and gap(visit, other) > 0 for others, other in meant):
+            left_out.add(number)
+        else:
+            meant.append((roles, visit))
+    return left_out
+
+
+def windows_in(paths: Iterable[Path], step: int) -> Iterator[SpanWindow]:
+    """Yield the windows of a step."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            for line in span_lines(path, step):
+                span = parse_span(line)
+                if span is not None and span.get("step") == step and (window := window_of(span)) is not None:
+                    yield window
 
 
 def other_windows(paths: Iterable[Path], step: int) -> Iterator[SpanWindow]:

@@ -14,6 +14,7 @@ from typing import Any
 from stepprof.aftermath import after_notes, pruned_paths
 from stepprof.artifactcheck import Checked, check_artifact
 from stepprof.manifest import read_run, read_spans, read_step, steps
+from stepprof.occurrences import split
 from stepprof.rundir import MANIFEST, RUN_FILE, step_folder
 from stepprof.summary import SESSIONS, absent_ranks, engine_label, told_once, untold
 from stepprof.timeline.workers import each_in_worker
@@ -145,7 +146,8 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
         result.problems.append(
             Problem(step, who, f"is left to another process, and none tells of it: {engine['error']}")
         )
-    result.problems += [Problem(step, folder.name, sentence) for sentence in absent_ranks(path, manifest)]
+    for part in split(manifest):
+        result.problems += [Problem(step, folder.name, sentence) for sentence in absent_ranks(path, part)]
     if not any(window["status"] in _WELL_ENDED for window in windows):
         result.problems.append(Problem(step, folder.name, "has no complete window"))
     named = {artifact["path"] for entry in [*windows, *engines] for artifact in entry["artifacts"]}

@@ -228,7 +228,12 @@ class TestCommands:
         run, _ = epochs(ranks=2)
         assert main(["report", str(run)]) == 0
         assert main(["report", str(run), "--occurrence", "1"]) == 0
-        assert "the number 2 was used for 3 steps of this run" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "step 2 (1 of 3)" in text
+        assert "the number 2 was used for 3 steps of this run" in text
+        assert main(["report", str(run), "--occurrence", "1", "--json"]) == 0
+        stated = json.loads(capsys.readouterr().out)
+        assert (stated["occurrence"], stated["occurrences"]) == (1, 3)
         parts = split(read_step(run, 2))
         for name, part in (("report.json", parts[2]), ("report.1.json", parts[0])):
             report = read(run / "step-000002" / name, Report)
@@ -299,6 +304,24 @@ class TestSpans:
         found = find([run.path], output_dir=tmp_path, step=2)
         (spans,) = [load(each, args=False) for each in found.inputs if each.origin.kind == "spans"]
         assert sorted((spans.slices.start - BEGIN) // SECOND) == [100, 100]
+
+    def test_a_process_before_the_restart_that_recorded_nothing(self, tmp_path, capsys):
+        """Its spans of the step are not those of the time that was recorded. Another group of ranks that took another role is meant, too."""
+        run = make_run(tmp_path)
+        fragment(run, at=100, seconds=1, rank=1)
+        for pid, role, at in ((7, "actor", 0), (8, "actor", 100), (9, "rollout", 97)):
+            span = {"start": BEGIN + at * SECOND, "dur": SECOND, "step": 2, "role": role}
+            lines = [
+                {"kind": "spans", "rank": 0, "host": "a", "pid": pid},
+                {**span, "name": f"of {pid}", "kind": "region"},
+                {**span, "name": role, "kind": "window"},
+            ]
+            run.spans_path(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found = find([run.path], output_dir=tmp_path, step=2)
+        assert {each.origin.pid for each in found.inputs if each.origin.kind == "spans"} == {8, 9}
+        assert main(["show", str(run.path), "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)["regions"]
+        assert {each["name"] for each in shown} == {"of 8", "of 9"}
 
 
 class TestSpreads:

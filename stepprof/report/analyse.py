@@ -70,7 +70,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         msgspec.structs.replace(each, findings=[*each.findings, *never_compared(each.origin, each.alignment)])
         for each in digests
     ]
-    return combine(
+    report = combine(
         digests,
         step=found.step,
         run_id=found.run_id or (found.folder.name if found.folder is not None else ""),
@@ -81,6 +81,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         ],
         placed=placed,
     )
+    return msgspec.structs.replace(report, occurrence=found.occurrence, occurrences=found.occurrences)
 
 
 def digest_input(

@@ -57,7 +57,10 @@ def compare(a: Report, b: Report, spreads: Sequence[Sequence[Spread]] = ()) -> C
 
 
 def _name(report: Report) -> str:
-    return report.run_id if report.step is None else f"{report.run_id} step {report.step}"
+    if report.step is None:
+        return report.run_id
+    of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
+    return f"{report.run_id} step {report.step}{of}"
 
 
 def _change(

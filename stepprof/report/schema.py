@@ -284,6 +284,9 @@ class Report(msgspec.Struct, frozen=True):
     clock_error_ns: int | None
     schema_version: int = SCHEMA_VERSION
     stepprof: str = ""
+    occurrence: int = 1
+    """Which occurrence of the step, out of `occurrences`: its number may have been used for several steps."""
+    occurrences: int = 1
     version: int | str | None = None
     headlines: list[Headline] = []
     sources: list[SourceInfo] = []

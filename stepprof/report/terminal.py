@@ -62,7 +62,8 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     room = console.width - _INDENT
     version = "" if report.version is None else f"  version {report.version}"
     which = "traces of" if report.step is None else "run"
-    step = "" if report.step is None else f"  step {report.step}"
+    of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
+    step = "" if report.step is None else f"  step {report.step}{of}"
     title = Text(printable(f"{which} {report.run_id}{step}{version}"), style="bold")
     title.append(f"  {seconds(report.seconds)}", style="bold cyan")
     console.print(title, soft_wrap=True)

@@ -15,9 +15,8 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.manifest import find_run, find_step, is_run, read_clocks, read_step, run_id_of, steps
 from stepprof.npufolder import is_database
-from stepprof.occurrences import choose, number_fragments, of_fragments, told
+from stepprof.occurrences import of_fragments, told
 from stepprof.onerun import evidence_of, parts_of_one_run, why_apart
-from stepprof.portions import Portion, Portions
 from stepprof.rundir import step_folder, step_number
 from stepprof.selection import Ranks
 from stepprof.summary import absent_ranks
@@ -26,6 +25,7 @@ from stepprof.timeline.held import with_held
 from stepprof.timeline.model import Alignment, Origin
 from stepprof.timeline.names import is_trace_name, origin_of_file, stated_step
 from stepprof.timeline.narrowing import of_ranks, of_roles
+from stepprof.timeline.occurrence import Occurrence, without_superseded
 from stepprof.timeline.recorded import (
     TRACES,
     Input,
@@ -264,7 +264,9 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
     ]
     clocks = Clocks.of(written, [each.origin for each in inputs])
     found.findings += [(None, problem) for problem in clocks.findings]
-    of = _Occurrence(marks, parts, clocks, wanted, step)
+    of = Occurrence(
+        {mark: part.manifest for mark, part in zip(marks, parts, strict=True)}, clocks, wanted, step
+    )
     found.occurrence, found.occurrences = of.number, of.count
     found.findings += [(None, sentence) for sentence in told(of.count, of.number, step)]
     for mark, part in zip(marks, parts, strict=True):
@@ -283,6 +285,7 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
             )
         elif of.has(fragment):
             found.inputs.append(replace(each, alignment=alignment))
+    found.inputs = without_superseded(found.inputs, step)
     for mark, manifest in zip(marks, found.manifests, strict=True):
         for window in manifest["windows"]:
             origin = Origin(
@@ -291,50 +294,6 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
             )  # fmt: skip
             found.placed[process_of(window)] = clocks.alignment(origin, f"{mark}{window['fragment']}")
     return clocks
-
-
-class _Occurrence:
-    """The occurrence of a step that is meant: which fragments and spans are of it.
-
-    Attributes:
-        number: of the occurrence, from 1.
-        count: how many were recorded.
-    """
-
-    def __init__(
-        self, marks: Sequence[str], parts: Sequence[Gathered], clocks: Clocks, wanted: int | None, step: int
-    ) -> None:
-        self._clocks = clocks
-        entries = [
-            {**entry, "fragment": mark + entry["fragment"]}
-            for mark, part in zip(marks, parts, strict=True)
-            for kind in ("windows", "engines")
-            for entry in part.manifest[kind]
-        ]
-        self._numbers = number_fragments(entries, self._offset)
-        self.count = max(self._numbers.values(), default=1)
-        self.number = choose(self.count, wanted, step)
-        windows: list[list[dict[str, Any]]] = [[] for _ in range(self.count)]
-        for entry in entries:
-            if "replica" not in entry:
-                windows[self._numbers[entry["fragment"]] - 1].append(entry)
-        self._portions = Portions(windows, self.number - 1, self._offset)
-
-    def has(self, fragment: str, *, mark: str = "") -> bool:
-        """Whether a fragment is of it; a damaged one may be of any."""
-        return self._numbers.get(mark + fragment, self.number) == self.number
-
-    def portion(self, origin: Origin, alignment: Alignment) -> Portion | None:
-        """What is of it in the spans of a process."""
-        return self._portions.of(origin.host, origin.pid, origin.rank, alignment.offset_ns)
-
-    def _offset(self, entry: Mapping[str, Any]) -> int:
-        """What the clock by which an entry was written is ahead of the common one."""
-        if "replica" in entry:  # of an engine: by the clock of the process that drives it
-            origin = Origin("rank", "", machine=entry["process"].partition(" ")[0])
-        else:
-            origin = Origin("rank", "", host=entry["host"], machine=entry["boot_id"])
-        return self._clocks.alignment(origin, entry["fragment"]).offset_ns
 
 
 def _absent(runs: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> list[str]:

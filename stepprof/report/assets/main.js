@@ -73,12 +73,13 @@ function reportPage(report, gantt) {
   const when = new Date(report.start_unix_ns / 1e6);
   const started = isNaN(when) ? null : when.toISOString().replace("T", " ").slice(0, 19) + " UTC";
   const known = report.step !== null;
-  document.title = `${known ? `Step ${report.step} of ` : ""}${report.run_id} · stepprof`;
+  const which = report.occurrences > 1 ? `${report.step} (${report.occurrence} of ${report.occurrences})` : String(report.step);
+  document.title = `${known ? `Step ${which} of ` : ""}${report.run_id} · stepprof`;
   const parts = [rolesPart(report, gantt), ganttPart(report, gantt), rolloutPart(report), skewPart(report), idlePart(report), overlapPart(report), operationsPart(report), costPart(report), sourcesPart(report)].filter(Boolean);
   const hero = el("section", { class: "hero" },
-    el("div", { class: "eyebrow" }, el("span", null, known ? "Run " : "Traces of ", el("b", null, report.run_id)), known ? el("span", null, "Step ", el("b", null, String(report.step))) : null,
+    el("div", { class: "eyebrow" }, el("span", null, known ? "Run " : "Traces of ", el("b", null, report.run_id)), known ? el("span", null, "Step ", el("b", null, which)) : null,
       report.version !== null ? el("span", null, "Version ", el("b", null, String(report.version))) : null, started ? el("span", null, "Began ", el("b", null, started)) : null),
-    el("h1", null, known ? `Where did step ${report.step} go?` : "Where did the time go?"), tiles(report), headlines(report.headlines, report.seconds, new Set(parts.map(node => node.id))));
+    el("h1", null, known ? `Where did step ${which} go?` : "Where did the time go?"), tiles(report), headlines(report.headlines, report.seconds, new Set(parts.map(node => node.id))));
   return [hero, ...parts, el("footer", null, el("span", null, `stepprof ${report.stepprof}`.trim()), el("span", null, `report schema ${report.schema_version}`), known ? el("span", null, "Every single event: ", el("span", { class: "mono" }, `stepprof open ${report.run_id} --step ${report.step}`)) : null, el("span", null, "Seconds count from the step's first record. What is not known is left out, never zero."))];
 }
 
