@@ -1032,7 +1032,7 @@ def test_a_rank_whose_peers_were_not_captured_waits_for_nobody_that_is_known():
     )
     assert (made.skew, made.idle[0].busy, made.idle[0].causes) == ([], 0.005, {"collective_unmatched": 0.025})
     (row,) = made.unmatched
-    assert (seconds(row.spent), row.recorded, row.members) == ({"actor rank 0": 0.03}, None, None)
+    assert (seconds(row.spent), row.recorded, row.members) == ({"actor rank 0": 0.025}, None, None)
 
 
 def test_the_worker_with_the_most_iterations_speaks_for_its_engine():

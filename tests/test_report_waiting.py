@@ -21,8 +21,8 @@ def held(*stretches):
     )
 
 
-def waits(*peers, profiler=None, phases=None):
-    """Of ranks of one job; `profiler`: by label when it held that process up; `phases`: by label the phase of each call."""
+def waits(*peers, profiler=None, phases=None, computing=None):
+    """Of ranks of one job; `profiler`: by label when it held that process up; `phases`: by label the phase of each call; `computing`: by label when it computed."""
     labels = [each.label for each in peers]
     of = phases or {}
     return waits_in(
@@ -30,6 +30,7 @@ def waits(*peers, profiler=None, phases=None):
         match(peers),
         [of.get(each.label, [ACTOR] * len(each.columns.start)) for each in peers],
         [(profiler or {}).get(label, EMPTY) for label in labels],
+        [(computing or {}).get(label, EMPTY) for label in labels],
     )
 
 
@@ -69,6 +70,15 @@ class TestSynchronising:
 
     def test_the_last_to_arrive_may_be_the_last_to_leave(self):
         assert waited(waits(peer("a", 0, (0, 12), world=2), peer("b", 1, (10, 30), world=2))) == {"a": 10}
+
+    def test_what_computation_hides_is_no_wait(self):
+        """A call was begun early, and the process computed meanwhile: it waited 3 of 10 ms. It also computed elsewhere."""
+        computing = {"a": held((-5, -1), (2, 9), (15, 20))}
+        found = waits(peer("a", 0, (0, 12), world=2), peer("b", 1, (10, 2), world=2), computing=computing)
+        assert waited(found) == {"a": 3}
+        assert in_ms(found.by_phase[ACTOR].caused) == {"b": 3}
+        alone = waits(peer("a", 0, (0, 12), world=2), computing=computing)
+        assert in_ms(alone.unmatched[ACTOR].spent) == {"a": 5}
 
     def test_of_devices_the_durations_bound_a_wait(self):
         """The kernels leave together: one that took only 3 ms longer than the other has not waited for 8 ms."""

@@ -116,6 +116,22 @@ class Intervals:
         real = high > low
         return Intervals(low[real], high[real])
 
+    def within(self, start: Times, end: Times) -> Times:
+        """How much of each of some stretches it covers.
+
+        >>> Intervals.union([0, 5], [3, 9]).within(np.array([2, 4]), np.array([6, 5])).tolist()
+        [2, 0]
+        """
+        return self._until(end) - self._until(start)
+
+    def _until(self, time: Times) -> Times:
+        """How much of it lies before each of some times."""
+        if not len(self):
+            return np.zeros(len(time), np.int64)
+        before = np.concatenate(([0], np.cumsum(self.end - self.start)))
+        at = np.searchsorted(self.start, time, side="right")
+        return before[at] - np.where(at > 0, np.maximum(self.end[at - 1] - time, 0), 0)
+
     def coarse(self, most: int) -> tuple[Intervals, int]:
         """At most so many stretches, the narrowest gaps closed, and how many nanoseconds of gaps that were.
 

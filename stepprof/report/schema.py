@@ -104,7 +104,7 @@ class PhaseSkew(msgspec.Struct, frozen=True):
     behind_median: float
     """How far it was behind the median of the others."""
     waited: list[ProcessTime]
-    """How long each of the others was done before the last one; of collectives how long it waited for the straggler in them, and in how many calls."""
+    """How long each of the others was done before the last one; of collectives how long it waited for the straggler in them without computing meanwhile, and in how many calls."""
     significant: bool
     """Whether the spread exceeds what the clocks may be wrong by."""
     basis: str = "end"

@@ -36,7 +36,7 @@ def end_skew(processes: Sequence[Process], waits: Mapping[str, Waiting]) -> list
     phases: dict[tuple[str, Phase], dict[str, _Part]] = defaultdict(dict)
     for process in processes:
         held, waiting = process.held(), waits.get(process.label, Waiting())
-        stood = waiting.when | waiting.for_profiler | waiting.unmatched
+        stood = (waiting.when | waiting.for_profiler | waiting.unmatched) - process.working()[0]
         left_open = {role for role, _ in process.open_ended()}
         for window in process.windows:
             if window.role not in left_open:
@@ -61,7 +61,7 @@ class _Part:
     held: Intervals
     """While the profiler held it up, in the whole step."""
     stood: Intervals
-    """While it stood in collectives, in the whole step."""
+    """While it stood in collectives and did not compute, in the whole step."""
 
     def held_until(self, time: int) -> int:
         """How long the profiler had held it up by then [ns]."""
@@ -118,7 +118,8 @@ def waits_of(processes: Sequence[Process]) -> list[Waits]:
         peers = [peer for _, peer in members]
         phases = [_phases(process, peer.columns) for process, peer in members]
         held = [process.held() for process, _ in members]
-        found.append(waits_in([peer.label for peer in peers], match(peers), phases, held))
+        computing = [process.working()[0] for process, _ in members]
+        found.append(waits_in([peer.label for peer in peers], match(peers), phases, held, computing))
     return found
 
 

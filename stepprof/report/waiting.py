@@ -102,14 +102,16 @@ def waits_in(
     matching: Matching,
     phases: Sequence[Sequence[Phase]],
     held: Sequence[Intervals],
+    computing: Sequence[Intervals],
 ) -> Waits:
-    """Add up what was waited.
+    """Add up what was waited, less the moments in which the process computed meanwhile.
 
     Args:
         labels: of the peers that were matched.
         matching: of their calls.
         phases: of each peer the phase of each of its calls.
         held: of each peer, when the profiler held it up.
+        computing: of each peer, when it computed: a call that was begun early hides behind that.
     """
     waits = Waits()
     numbers: dict[Phase, int] = {}
@@ -132,7 +134,10 @@ def waits_in(
                     members[each.last[row]],
                 )
             )
-    caused = [_add(waits, label, part, labels, by_number) for label, part in zip(labels, parts, strict=True)]
+    caused = [
+        _add(waits, label, part, computing=worked, labels=labels, by_number=by_number)
+        for label, part, worked in zip(labels, parts, computing, strict=True)
+    ]
     for phase in waits.by_phase.values():
         phase.straggler = max(phase.caused, key=lambda label: phase.caused[label], default=None)
     for label, pairs in zip(labels, caused, strict=True):
@@ -140,7 +145,7 @@ def waits_in(
             phase = waits.by_phase[by_number[number]]
             if labels[other] == phase.straggler:
                 phase.for_straggler[label] += nanoseconds
-    _add_unmatched(waits, matching, labels, numbered, by_number)
+    _add_unmatched(waits, matching, labels, computing=computing, numbered=numbered, by_number=by_number)
     return waits
 
 
@@ -270,7 +275,13 @@ _Part = tuple[npt.NDArray[np.int64], Times, Times, Times, npt.NDArray[np.int64]]
 
 
 def _add(
-    waits: Waits, label: str, parts: Sequence[_Part], labels: Sequence[str], by_number: Sequence[Phase]
+    waits: Waits,
+    label: str,
+    parts: Sequence[_Part],
+    *,
+    computing: Intervals,
+    labels: Sequence[str],
+    by_number: Sequence[Phase],
 ) -> list[tuple[int, int, int]]:
     """Add what one process waited. Returns (phase, peer, nanoseconds) for each that it waited for in each phase."""
     if not parts:
@@ -282,19 +293,22 @@ def _add(
     for number, calls in enumerate(np.bincount(phase, minlength=len(by_number)).tolist()):
         if calls:
             waits.by_phase[by_number[number]].calls[label] += calls
-    for number, nanoseconds in _totals(phase, start, wait):
+    for number, nanoseconds in _totals(phase, start, wait, computing):
         waits.by_phase[by_number[number]].waited[label] += nanoseconds
     known = other != NOBODY
     pairs = []
-    for key, nanoseconds in _totals((phase * len(labels) + other)[known], start[known], wait[known]):
+    pair = phase * len(labels) + other
+    for key, nanoseconds in _totals(pair[known], start[known], wait[known], computing):
         number, peer = divmod(key, len(labels))
         waits.by_phase[by_number[number]].caused[labels[peer]] += nanoseconds
         pairs.append((number, peer, nanoseconds))
     return pairs
 
 
-def _totals(key: npt.NDArray[np.int64], start: Times, length: Times) -> list[tuple[int, int]]:
-    """For each key the nanoseconds that any of its stretches covers; keys without any are left out."""
+def _totals(
+    key: npt.NDArray[np.int64], start: Times, length: Times, computing: Intervals
+) -> list[tuple[int, int]]:
+    """For each key the nanoseconds that any of its stretches covers, without those of `computing`; keys without any stretch are left out."""
     real = length > 0
     key, start, length = key[real], start[real], length[real]
     if not len(key):
@@ -306,7 +320,10 @@ def _totals(key: npt.NDArray[np.int64], start: Times, length: Times) -> list[tup
         return []
     offset = number * width - low  # the stretches of each key lie apart from those of the others
     merged = Intervals.union(start + offset, start + length + offset)
-    totals = np.bincount(merged.start // width, merged.end - merged.start, len(keys))
+    number = merged.start // width
+    back = low - number * width
+    exposed = merged.end - merged.start - computing.within(merged.start + back, merged.end + back)
+    totals = np.bincount(number, exposed, len(keys))
     return list(zip(keys.tolist(), totals.astype(np.int64).tolist(), strict=True))
 
 
@@ -314,10 +331,12 @@ def _add_unmatched(
     waits: Waits,
     matching: Matching,
     labels: Sequence[str],
+    *,
+    computing: Sequence[Intervals],
     numbered: Sequence[npt.NDArray[np.int64]],
     by_number: Sequence[Phase],
 ) -> None:
-    for at, (label, columns) in enumerate(zip(labels, matching.columns, strict=True)):
+    for at, (label, columns, worked) in enumerate(zip(labels, matching.columns, computing, strict=True)):
         left = np.flatnonzero(matching.recorded[at] >= 0)
         if not len(left):
             continue
@@ -329,8 +348,7 @@ def _add_unmatched(
             rows = left[numbered[at][left] == number]
             phase = waits.unmatched[by_number[number]]
             phase.calls[label] += len(rows)
-            phase.spent[label] += Intervals.union(
-                columns.start[rows], columns.start[rows] + columns.duration[rows]
-            ).total
+            inside = Intervals.union(columns.start[rows], columns.start[rows] + columns.duration[rows])
+            phase.spent[label] += (inside - worked).total
             phase.recorded.update(np.unique(matching.recorded[at][rows]).tolist())
             phase.members.update(np.unique(matching.members[at][rows]).tolist())
