@@ -195,6 +195,34 @@ class TestOneGroup:
         ]
         assert matched(*more) == []
 
+    def test_with_a_root_whole_windows_hold_the_same_calls(self):
+        """Rank 1 began its window late, after rank 0 had entered the first broadcast, and rank 0 ended its own before rank 1 entered the last one: no call of either lies outside. Of a capped one that is not known."""
+
+        def ranks(whole):
+            return [
+                peer(
+                    "a",
+                    0,
+                    ("gloo:broadcast", 0, 51),
+                    ("gloo:broadcast", 60, 1),
+                    world=2,
+                    captured=(0, 62),
+                    whole=whole,
+                ),
+                peer(
+                    "b",
+                    1,
+                    ("gloo:broadcast", 50, 1),
+                    ("gloo:broadcast", 80, 1),
+                    world=2,
+                    captured=(49, 90),
+                    whole=True,
+                ),
+            ]
+
+        assert matched(*ranks(True)) == [("broadcast", {"a": [0, 60], "b": [50, 80]})]
+        assert matched(*ranks(False)) == []
+
     def test_calls_between_two_ranks_are_never_matched(self):
         peers = [peer("a", 0, ("gloo:send", 0, 5), world=2), peer("b", 1, ("gloo:recv", 0, 5), world=2)]
         assert matched(*peers) == []

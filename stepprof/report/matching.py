@@ -42,6 +42,7 @@ class Peer:
         error_ns: how wrong a time of it may be, on the clock of its island.
         machine: processes of one machine have no error between them.
         captured: when it was captured; None: not known.
+        whole: whether its captures hold all of its windows, from their begin to their end; windows begin and end at the same places of every rank's program.
     """
 
     label: str
@@ -53,6 +54,7 @@ class Peer:
     error_ns: int = 0
     machine: str | None = None
     captured: Intervals | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +292,9 @@ def _match_in_order(kind: Kind, entries: Mapping[int, Rows], peers: Sequence[Pee
                 _take(kind, part, peers, found)
                 return
     elif (
-        _overlap(entries, found, error) if synchronises(kind) else _all_within(entries, found, shared, error)
+        _overlap(entries, found, error)
+        if synchronises(kind)
+        else all(peers[at].whole for at in entries) or _all_within(entries, found, shared, error)
     ):
         _take(kind, entries, peers, found)
 

@@ -87,8 +87,13 @@ class Process:
         """Whether it is known when its regions ended: by its spans, or by captures that are whole."""
         if any(digest.origin.kind == "spans" for digest in self.digests):
             return True
+        return self.is_whole or (not self.told and all(digest.whole for digest in self.digests))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its captures hold all of its windows, from their begin to their end."""
         short = any(window["capped_by"] is not None or window["status"] not in _WHOLE for window in self.told)
-        return not short and all(digest.whole for digest in self.digests)
+        return bool(self.told) and not short and all(digest.whole for digest in self.digests)
 
     def open_ended(self) -> list[tuple[str | None, int]]:
         """Windows of which the end is not known, as (role, since when): the process died in one, or its capture ended before it and it has no spans."""

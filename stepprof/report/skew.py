@@ -163,6 +163,7 @@ def _peer(process: Process, digests: Sequence[Digest]) -> Peer:
         error_ns=process.error_ns or 0,
         machine=process.machine,
         captured=covered if len(covered) else None,
+        whole=process.is_whole,
     )
 
 
