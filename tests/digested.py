@@ -53,7 +53,10 @@ def source(
         alignment=alignment or Alignment("reference"),
         names=list(names),
         categories=list(categories),
-        tracks=[Track(kind, text, _key(kind, text, *device)) for kind, text, *device in tracks],
+        tracks=[
+            Track("async" if kind == "annotations" else kind, text, _key(kind, text, *device))
+            for kind, text, *device in tracks
+        ],
         slices=Slices(
             _i8(start),
             _i8(duration),
@@ -181,8 +184,8 @@ def engine(replica, *batches, rank=0, group=None, **more):
 
 
 def _key(kind, text, device="0"):
-    """As the reader of traces makes it: a stream's process is its device."""
-    return (kind, device, text) if kind == "stream" else (kind, text)
+    """As the reader of traces makes it: a stream's process is its device. The track of a stream's annotations is `("annotations", its name)`."""
+    return (kind, device, text) if kind in ("stream", "annotations") else (kind, text)
 
 
 def _track(track):

@@ -72,6 +72,7 @@ class Chosen:
         regions: regions and annotations, without collectives and the steps of engines and profilers.
         windows: of ``profile_step``.
         dispatches: the calls on threads that start collectives.
+        annotations: what torch writes on a stream for a region of the host.
     """
 
     def __init__(self, source: Source) -> None:
@@ -96,6 +97,8 @@ class Chosen:
             self.computation = self.ops[(bits[self.ops] & _DISPATCH) == 0]
             self.calls = self.communication
         self.dispatches = np.flatnonzero((bits & (_DISPATCH | _THREAD)) == _DISPATCH | _THREAD)
+        noted = np.array([word == "gpu_user_annotation" for word in source.categories], bool)
+        self.annotations = np.flatnonzero(noted[slices.category])
         self._bits = bits
 
     def on(self, kind: TrackKind) -> Indices:

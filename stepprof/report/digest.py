@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.report.around import regions_around
 from stepprof.report.choosing import Chosen, Indices
 from stepprof.report.collectives import Calls
 from stepprof.report.cut import sound, within
@@ -32,8 +33,6 @@ REGION_STRETCHES = 64
 MOST_REGIONS = 500
 ALIKE = 0.9
 """The share of equal steps above which two workers have one scheduler."""
-LATE_NS = 1_000_000
-"""How much later than the region that awaits it a call may end: the thread goes on before the worker has closed the annotation, by 0.1 ms (torch 2.13, gloo) and more where threads have to be scheduled."""
 _MEMORY = re.compile(r"memory (allocated|reserved) ")
 
 
@@ -181,39 +180,11 @@ def _calls(source: Source, chosen: Chosen) -> Calls:
         start,
         duration,
         told=told,
-        regions=_regions_around(source, chosen, start, start + duration),
+        regions=(source.names, regions_around(source, chosen)),
         world=world,
         rank=rank,
         configured=configured,
     )
-
-
-def _regions_around(
-    source: Source, chosen: Chosen, start: Times, end: Times
-) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The innermost region that holds all of each of some times: of the threads that start collectives, where the trace shows which those are."""
-    slices, which = source.slices, chosen.regions
-    threads = np.unique(slices.track[chosen.dispatches])
-    if len(threads):
-        tasks = np.flatnonzero([track.kind == "async" for track in source.tracks])
-        which = which[np.isin(slices.track[which], np.concatenate((threads, tasks)))]
-    which = which[np.lexsort((-slices.duration[which], slices.start[which]))]
-    begins, ends = slices.start[which], slices.start[which] + slices.duration[which]
-    around = np.full(len(which), -1, np.int64)
-    opened: list[tuple[int, int]] = []
-    for at, (begin, finish) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        while opened and opened[-1][1] < finish and opened[-1][1] <= begin:
-            opened.pop()
-        around[at] = opened[-1][0] if opened else -1
-        opened.append((at, finish))
-    found = np.searchsorted(begins, start, side="right") - 1
-    while len(which):
-        outside = (found >= 0) & (ends[found] + LATE_NS < end)
-        if not outside.any():
-            break
-        found[outside] = around[found[outside]]
-    names = slices.name[which]
-    return source.names, np.where(found >= 0, names[found], -1) if len(which) else np.full(len(start), -1)
 
 
 def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[str]]:

@@ -168,11 +168,12 @@ def _peer(process: Process, digests: Sequence[Digest]) -> Peer:
 
 
 def _phases(process: Process, columns: Columns) -> list[Phase]:
-    """The role and the region of each call: the role is that of the shortest window that holds its beginning."""
+    """The role and the region of each call: the role is that of the shortest window that holds its beginning, and all of a kernel, which may run after the window that launched it."""
     roles = [columns.roles[number] for number in columns.role.tolist()]
+    ends = columns.start + columns.duration
     for window in sorted(process.windows, key=lambda window: window.start - window.end):
         low, high = np.searchsorted(columns.start, (window.start, window.end)).tolist()
-        for at in range(low, high):
+        for at in (low + np.flatnonzero(columns.on_host[low:high] | (ends[low:high] <= window.end))).tolist():
             roles[at] = window.role
     names = [*columns.regions, None]  # -1: in none
     phases = [(role, names[number]) for role, number in zip(roles, columns.region.tolist(), strict=True)]
