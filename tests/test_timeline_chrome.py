@@ -20,7 +20,7 @@ DAYS = 86_400 * 10**9 * 30
 
 def written(*placed, facts=None):
     """A timeline of sources, read again."""
-    data = chrome.HEAD
+    data = chrome.head(T0, {})
     for index, source in enumerate(placed):
         data += b"".join(chrome.encode(source, Place(index, len(placed), base_ns=T0 - DAYS)))
     return chrome_events(gzip.compress(data + chrome.tail(facts or {})))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stepprof.timeline.find import Input
+from stepprof.timeline.limits import Limits
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Alignment, Origin
-from stepprof.timeline.raw import Limits
 
 BOUND = 56 << 20
 EVENTS = 300_000
@@ -29,7 +29,7 @@ from stepprof.timeline.find import Input
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Alignment, Origin
 from stepprof.timeline.place import Place
-from stepprof.timeline.raw import Limits
+from stepprof.timeline.limits import Limits
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -44,7 +44,7 @@ for what, keep in (("report", Communication()), ("perfetto", Shortened()), ("jso
     else:
         for piece in (perfetto if what == "perfetto" else chrome).encode(source, Place(0, 1, "", 1790857026000000000)):
             pass
-    print(what, peak() - before, int(source.ends_early))
+    print(what, peak() - before, int(not source.whole))
     del source
 """
 
@@ -111,7 +111,7 @@ class TestBound:
         count = len(source.slices)
         assert 0 < count < 50_000
         assert source.findings == [f"the first {count:,} of its 100,000 events are read: a source takes at most 4.0 MiB of memory"]  # fmt: skip
-        assert source.ends_early
+        assert not source.whole
         assert source.metadata["traceName"] == "behind the events"
 
     def test_names_behind_the_events(self, tmp_path: Path) -> None:
@@ -123,11 +123,11 @@ class TestBound:
             json.dumps({"baseTimeNanoseconds": 1790857026000000000, "traceEvents": [*events, named]})
         )
         source = self.read(path, 4 << 20)
-        assert source.ends_early
+        assert not source.whole
         assert [track.name for track in source.tracks] == ["loader"]
 
     def test_by_default(self, tmp_path: Path) -> None:
         """Ten million operators with their shapes are within the bound, for a report and for a timeline."""
         assert Limits().memory_bytes == 4 << 30
         path = write(tmp_path / "t.json.gz", "nested operators", 50_000)
-        assert not self.read(path, (4 << 30) // 200).ends_early
+        assert self.read(path, (4 << 30) // 200).whole

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepprof.timeline import inflate
-from stepprof.timeline.raw import Limits, TraceStream, read_header
+from stepprof.timeline.limits import Limits
+from stepprof.timeline.raw import TraceStream, read_header
 from stepprof.timeline.times import nanoseconds, nanoseconds_of_text
 
 BASE = 1_790_857_026_000_000_000
@@ -318,23 +319,25 @@ class TestDamage:
         assert {msgspec.json.decode(each.args)["who"] for each in raw.events} == {"zoë 東京"}
         assert raw.findings == ["28 bytes are not UTF-8: replaced by U+FFFD"]
 
-    def test_which_files_end_early(self, write):
-        """That events are missing at the end is known of a file that breaks off, as text or as gzip; damage within it is something else."""
+    def test_which_files_are_whole(self, write):
+        """A file of which events are missing is not whole; one that was repaired is."""
         text = compact([event(n) for n in range(20)])
         data = gzip.compress(text)
-        ends = {
+        files = {
             "whole": text,
-            "one damaged": text.replace(b'"op 7"', b'"op 7'),
+            "repaired": text.replace(b"op 7", b"op \xff"),
+            "damaged": text.replace(b'"op 7"', b'"op 7'),
             "broken off": text[:-100],
             "gzip": data[: len(data) // 2],
+            "no trace": b"{}",
         }
-        early = {}
-        for name, content in ends.items():
+        whole = {}
+        for name, content in files.items():
             stream = TraceStream(write(content))
             for _ in stream:
                 pass
-            early[name] = stream.ends_early
-        assert early == {"whole": False, "one damaged": False, "broken off": True, "gzip": True}
+            whole[name] = stream.whole
+        assert [name for name in files if whole[name]] == ["whole", "repaired"]
 
     def test_breaks_off_behind_the_events(self, write):
         """A closing brace that is missing is said: what the file states behind its events may be missing, too."""

@@ -134,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
                     roles=role_starts(found),
                     cluster=cluster,
                     left_out=found.findings,
+                    about=_about(args, found),
                 )
             timelines.append((merged, too_large(merged.bytes, format_)))
     if args.json:
@@ -204,6 +205,21 @@ def _filters(args: argparse.Namespace, begin: int) -> Filters:
         from_ns=moment(args.from_seconds),
         to_ns=moment(args.to_seconds),
     )
+
+
+def _about(args: argparse.Namespace, found: Found) -> dict[str, object]:
+    """What a timeline in JSON says of the step, so that it can be reported on; of a part of the step no manifests, which tell of all of it."""
+    options = {"--from": args.from_seconds, "--to": args.to_seconds, "--min-us": args.min_us}
+    filters = [f"{option} {value:g}" for option, value in options.items() if value is not None]
+    filters += ["--no-cpu-ops"] if args.no_cpu_ops else []
+    filters += [left_out for _, left_out in found.filtered]
+    whole = args.roles is None and args.ranks is None and not args.per_replica
+    return {
+        "run_id": found.run_id,
+        "step": found.step,
+        "left_out": ", ".join(filters),
+        "manifests": found.manifests if whole else [],
+    }
 
 
 def _roles(text: str | None) -> list[str] | None:

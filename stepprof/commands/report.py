@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     sides = _sides(args.runs, args.step, output_dir(args))
     with chosen_cluster(args) as cluster:
         founds = [_found(args, side, cluster) for side in sides]
+        _refuse_filtered(founds)
         _check_assumed(assume, founds)
         reports = [_analysed(args, found, assume, cluster) for found in founds]
     for found, report in zip(founds, reports, strict=True):
@@ -85,6 +86,15 @@ def run(args: argparse.Namespace) -> int:
             compared = replace(compared, a=a, b=b)
         _give(compared, folder, _COMPARISON, html, json)
     return 0
+
+
+def _refuse_filtered(founds: Sequence[Found]) -> None:
+    """Raise ConfigError for a timeline from which slices were left out: every figure of it would be wrong."""
+    for found in founds:
+        for path, left_out in found.filtered:
+            raise ConfigError(
+                f'"{path}": was merged with {left_out}, so that figures cannot be taken from it; report on the run, or merge it without'
+            )
 
 
 def _give(content: Report | Comparison, folder: Path, stem: str, html: str | None, json: str | None) -> None:

@@ -15,6 +15,7 @@ from stepprof.report.processes import measurable
 from stepprof.report.schema import Finding, Report
 from stepprof.timeline.clocks import never_compared
 from stepprof.timeline.find import Found, Input
+from stepprof.timeline.held import without_held_slices
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Origin
 from stepprof.timeline.recorded import Process, windows_edges
@@ -96,6 +97,8 @@ def digest_input(
     """
     keep = True if wanted.origin.kind == "spans" else Communication()
     source = load(wanted, args=keep, assume=assume, flows=False)
+    if wanted.piece is not None:
+        source = without_held_slices(source)
     made = digest(source, bounds)
     return msgspec.structs.replace(made, bytes=wanted.bytes, status=wanted.status)
 

@@ -20,17 +20,22 @@ from stepprof.timeline.model import Args, Indices, Source
 from stepprof.timeline.order import order_of_tracks
 from stepprof.timeline.place import Place, clock_text, process_name
 from stepprof.timeline.protobuf import Bytes, columns
+from stepprof.timeline.stated import SOURCE, StatedSource
 
-__all__ = ["HEAD", "encode", "tail", "text"]
+__all__ = ["encode", "head", "tail", "text"]
 
 Positions = npt.NDArray[np.int64]
 _Rows = TypeVar("_Rows", int, Positions)
 
-HEAD = b'{"traceEvents":[\n'
 _BLOCK = 1 << 13
 _WRITTEN = 1 << 10
 _DEEPEST = 64
 _BETWEEN = b"},\n"
+
+
+def head(base_ns: int, about: Mapping[str, object]) -> bytes:
+    """What a file begins with: what its times are relative to, and what it says of itself."""
+    return b'{"baseTimeNanoseconds":%d,"stepprof":%b,"traceEvents":[\n' % (base_ns, text(about))
 
 
 def tail(facts: Mapping[str, object]) -> bytes:
@@ -39,10 +44,12 @@ def tail(facts: Mapping[str, object]) -> bytes:
     return last + b'],"displayTimeUnit":"ms","otherData":' + text(facts) + b"}\n"
 
 
-def encode(source: Source, place: Place) -> Iterator[bytes]:
-    """The events of one source, each followed by a comma, in pieces of some MB at most."""
+def encode(source: Source, place: Place, stated: StatedSource | None = None) -> Iterator[bytes]:
+    """The events of one source, each followed by a comma, in pieces of some MB at most; `stated` is what it states for who reads it again."""
     writer = _Writer(source, place)
     yield writer.names()
+    if stated is not None:
+        yield writer.stated(stated)
     yield from writer.slices()
     yield from writer.instants()
     yield from writer.counters()
@@ -99,7 +106,10 @@ class _Writer:
                 continue
             name = f"sample {track.name}" if track.kind == "sample" else track.name
             name = f"{name} ({row.lane + 1})" if row.lane else name
-            events.append(self._metadata("thread_name", self._tid(number), {"name": name}))
+            stated = (track.kind, row.track, track.name, order[row.track])
+            events.append(
+                self._metadata("thread_name", self._tid(number), {"name": name, "stepprof": stated})
+            )
             events.append(
                 self._metadata(
                     "thread_sort_index",
@@ -108,6 +118,10 @@ class _Writer:
                 )
             )
         return b"".join(events)
+
+    def stated(self, stated: StatedSource) -> bytes:
+        """An event that holds what the source states."""
+        return self._metadata(SOURCE, 0, msgspec.structs.asdict(stated))
 
     def _metadata(self, kind: str, tid: int, args: Mapping[str, object]) -> bytes:
         return b'{"ph":"M","name":"%b","pid":%d,"tid":%d,"args":%b},\n' % (

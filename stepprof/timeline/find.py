@@ -26,6 +26,7 @@ from stepprof.timeline.model import Alignment, Origin
 from stepprof.timeline.names import is_trace_name, origin_of_file, stated_step
 from stepprof.timeline.narrowing import of_ranks, of_roles
 from stepprof.timeline.occurrence import Occurrence, without_superseded
+from stepprof.timeline.ours import read_timeline
 from stepprof.timeline.recorded import (
     TRACES,
     Input,
@@ -84,6 +85,9 @@ class Found:
     """How the times of each process in the manifests come onto the common clock; also of one that left no source."""
     folder: Path | None = None
     """The step's folder (of the first run directory), where what is made of it goes; of other traces the folder that they lie in."""
+
+    filtered: list[tuple[Path, str]] = field(default_factory=list)
+    """Timelines from which slices were left out, and by which filters: no figure can be taken from them."""
 
     def named(self, name: str) -> str:
         """Return what a file that is made of the step is called by default: of an occurrence before the last one with its number.
@@ -312,6 +316,8 @@ def _from_files(found: Found, path: Path) -> None:
     for file in files:
         if not single and not _may_be_trace(file):
             continue
+        if _from_timeline(found, file):
+            continue
         shown = file.name if single else file.relative_to(path).as_posix()
         origin, problems = origin_of_file(file, shown)
         if problems and not single and "trace" not in file.name.lower():
@@ -320,6 +326,21 @@ def _from_files(found: Found, path: Path) -> None:
         found.inputs.append(Input(origin, (str(file),), file.stat().st_size))
     if passed:
         found.findings.append((str(path), f"{passed} JSON files that are no traces passed over"))
+
+
+def _from_timeline(found: Found, file: Path) -> bool:
+    """Take a timeline in JSON as the sources that it was made of; False where the file is none."""
+    known = read_timeline(file)
+    if known is None:
+        return False
+    timeline, inputs = known
+    found.inputs += inputs
+    found.manifests += timeline.manifests
+    found.findings += timeline.findings
+    found.placed |= {each.origin.process: each.alignment for each in inputs}
+    if timeline.left_out:
+        found.filtered.append((file, timeline.left_out))
+    return True
 
 
 def _may_be_trace(file: Path) -> bool:
@@ -333,7 +354,7 @@ def _tell_apart(inputs: list[Input]) -> None:
     """Files of the same name in several folders are shown with their folders."""
     names = Counter(each.origin.path for each in inputs)
     for number, each in enumerate(inputs):
-        if names[each.origin.path] > 1:
+        if names[each.origin.path] > 1 and each.piece is None:
             path = Path(each.paths[0]).as_posix()
             inputs[number] = replace(each, origin=replace(each.origin, path=path))
 
@@ -343,6 +364,6 @@ def _align_files(found: Found, of_runs: Clocks | None) -> None:
     clocks = of_runs or Clocks.of([], [each.origin for each in found.inputs])
     alone = len(found.inputs) == 1
     for number, each in enumerate(found.inputs):
-        if each.alignment.method == "unmeasured":
+        if each.alignment.method == "unmeasured" and each.piece is None:
             alignment = Alignment("reference") if alone else clocks.alignment(each.origin)
             found.inputs[number] = replace(each, alignment=alignment)

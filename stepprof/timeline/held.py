@@ -9,10 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from stepprof.timeline.model import Slices, Source, Track
+from stepprof.timeline.model import Slices, Source, Track, TrackKind
 from stepprof.timeline.recorded import Input, process_of
 
-__all__ = ["CATEGORY", "LONGEST_SECONDS", "Held", "profiler_times", "with_held", "with_held_slices"]
+__all__ = [
+    "CATEGORY",
+    "LONGEST_SECONDS",
+    "Held",
+    "profiler_times",
+    "with_held",
+    "with_held_slices",
+    "without_held_slices",
+]
 
 Held = tuple[str, int, int]
 """What the profiler did, and from when to when, by the process's own clock [ns]."""
@@ -21,6 +29,7 @@ CATEGORY = "profiler"
 LONGEST_SECONDS = 1e6
 """11 days: a manifest that says that the profiler took longer is damaged."""
 _ORDER = 2_000_000
+_TRACK: tuple[TrackKind, str] = ("async", "profiler")
 
 
 def profiler_times(window: Mapping[str, Any]) -> list[Held]:
@@ -83,6 +92,15 @@ def with_held_slices(source: Source, held: Sequence[Held]) -> Source:
         source,
         names=[*source.names, *(f"profiler {what}" for what in whats)],
         categories=[*source.categories, CATEGORY],
-        tracks=[*source.tracks, Track("async", "profiler", ("async", "profiler"), _ORDER)],
+        tracks=[*source.tracks, Track(*_TRACK, _TRACK, _ORDER)],
         slices=longer,
     )
+
+
+def without_held_slices(source: Source) -> Source:
+    """Return a source of a timeline without what `with_held_slices` gave it."""
+    ours = [number for number, track in enumerate(source.tracks) if (track.kind, track.name) == _TRACK]
+    profiler = [number for number, name in enumerate(source.categories) if name == CATEGORY]
+    slices = source.slices
+    kept = ~(np.isin(slices.track, ours) & np.isin(slices.category, profiler))
+    return source if kept.all() else replace(source, slices=slices.where(kept))

@@ -11,7 +11,9 @@ from typing import Any, BinaryIO
 
 from isal import isal_zlib
 
-__all__ = ["blocks"]
+from stepprof.timeline.model import Piece
+
+__all__ = ["blocks", "member"]
 
 BLOCK = 1 << 19
 """What fits into the caches of a core together with the events in it."""
@@ -22,7 +24,9 @@ _WHOLE_MEMBER = 31  # window bits: gzip, with its checksum
 _DAMAGED: Any = isal_zlib.error
 
 
-def blocks(path: Path, limit: int, findings: list[str], block: int = BLOCK) -> Iterator[bytes]:
+def blocks(
+    path: Path, limit: int, findings: list[str], block: int = BLOCK, part: tuple[int, int] | None = None
+) -> Iterator[bytes]:
     """Yield what a file holds, uncompressed, in blocks of at most `block` bytes.
 
     Args:
@@ -30,9 +34,10 @@ def blocks(path: Path, limit: int, findings: list[str], block: int = BLOCK) -> I
         limit: after so many uncompressed bytes it ends.
         findings: gets one sentence for what is wrong; nothing is raised.
         block: no block is larger.
+        part: from where to where it is read; None: all of it.
     """
     total = 0
-    for piece in _pieces(path, findings, block):
+    for piece in _pieces(path, findings, block, part):
         if total + len(piece) > limit:
             yield piece[: limit - total]
             findings.append(f"holds more than {limit} bytes uncompressed: what follows is left out")
@@ -41,11 +46,36 @@ def blocks(path: Path, limit: int, findings: list[str], block: int = BLOCK) -> I
         yield piece
 
 
-def _pieces(path: Path, findings: list[str], block: int) -> Iterator[bytes]:
+def member(path: Path, piece: Piece) -> tuple[int, int] | None:
+    """Return from where to where the member of a source lies in a timeline; None where the file is not as it was written."""
     try:
         with path.open("rb") as file:
+            start = file.seek(0, 2) - piece.from_end
+            file.seek(max(0, start))
+            return (start, start + piece.bytes) if start > 0 and file.read(2) == _GZIP else None
+    except OSError:
+        return None  # it is said where it is read
+
+
+class _Part:
+    """A part of a file, as a file that ends with it; its places are those of the whole file."""
+
+    def __init__(self, file: BinaryIO, start: int, end: int) -> None:
+        self._file, self._end = file, end
+        self.tell, self.seek = file.tell, file.seek
+        file.seek(start)
+
+    def read(self, count: int) -> bytes:
+        return self._file.read(max(0, min(count, self._end - self.tell())))
+
+
+def _pieces(path: Path, findings: list[str], block: int, part: tuple[int, int] | None) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as whole:
+            start, end = part or (0, path.stat().st_size)
+            file = _Part(whole, start, end)
             compressed = file.read(2) == _GZIP
-            file.seek(0)
+            file.seek(start)
             if compressed:
                 yield from _gunzip(file, findings, block)
             else:
@@ -55,7 +85,7 @@ def _pieces(path: Path, findings: list[str], block: int) -> Iterator[bytes]:
         findings.append(f"cannot be read: {error.strerror or error}")
 
 
-def _gunzip(file: BinaryIO, findings: list[str], block: int) -> Iterator[bytes]:
+def _gunzip(file: _Part, findings: list[str], block: int) -> Iterator[bytes]:
     stream: Any = None
     member = 0
     while feed := file.read(_FEED):
@@ -88,7 +118,7 @@ def _fed(stream: Any, feed: bytes, block: int) -> Iterator[bytes]:
             return
 
 
-def _closely(file: BinaryIO, member: int, damaged: int, block: int) -> Iterator[bytes]:
+def _closely(file: _Part, member: int, damaged: int, block: int) -> Iterator[bytes]:
     """What a feed that is damaged gives byte by byte: at its end there may be nothing wrong but the checksum."""
     stream: Any = isal_zlib.decompressobj(_WHOLE_MEMBER)
     file.seek(member)

@@ -59,8 +59,8 @@ class Iterations:
 
     def finish(self, slices: SliceColumns, counters: CounterColumns) -> None:
         """Add what was found; of a device's copies of the annotations nothing is added, where the process has its own."""
-        if not self._found:
-            return
+        if not self._found or any(key[0] == "stated" for key in self._rows.keys):
+            return  # a timeline of ours has them already
         name, track, start, duration = (np.concatenate(parts) for parts in zip(*self._found, strict=True))
         keys = list(self._rows.keys)
         kind = np.array([key[0] == "thread" for key in keys])

@@ -18,11 +18,13 @@ from stepprof.timeline.counted import MEMORY, Counted
 from stepprof.timeline.event import Event
 from stepprof.timeline.iterations import Iterations
 from stepprof.timeline.kinds import COMPLETE, OTHER, Kinds
+from stepprof.timeline.limits import Limits
 from stepprof.timeline.model import Alignment, Args, Indices, Origin, Source, Times
 from stepprof.timeline.npu import adapt, is_npu
 from stepprof.timeline.npudb import DatabaseStream
 from stepprof.timeline.pairs import PAIRED, Pairs
-from stepprof.timeline.raw import Limits, TraceStream
+from stepprof.timeline.raw import TraceStream
+from stepprof.timeline.stated import SOURCE, StatedSource, stated_source
 from stepprof.timeline.times import nanoseconds
 from stepprof.timeline.tracks import Rows
 
@@ -58,7 +60,8 @@ def read(
         The source; without events and with a finding where nothing says when its times begin.
     """
     limit = (raw.limits or Limits()).memory_bytes
-    reader = _Reader(args, arrows_wanted=flows)
+    ours = isinstance(raw, TraceStream) and raw.piece is not None
+    reader = _Reader(args, arrows_wanted=flows, ours=ours)
     taken = total = held = 0
     for batch in raw:
         total += len(batch)
@@ -68,7 +71,11 @@ def read(
         elif reader.held < held + limit // 16:  # names of threads stand behind their events
             reader.name(batch)
     source = reader.source(origin, alignment, raw.header, raw.findings, base_ns)
-    source.ends_early = raw.ends_early or taken < total
+    source.whole = raw.whole and taken == total
+    if ours and reader.stated is not None:
+        source.metadata = reader.stated.metadata
+        source.findings += reader.stated.findings
+        source.whole &= reader.stated.whole
     if taken < total:
         source.findings.append(
             f"the first {number(taken)} of its {number(total)} events are read: a source takes at most {size(limit)} of memory"
@@ -80,6 +87,8 @@ def read(
 class _Reader:
     args: bool | Keep
     arrows_wanted: bool
+    ours: bool
+    """Of a timeline of ours, whose metadata says what the rows are."""
     names: Interned[str] = field(default_factory=Interned)
     categories: Interned[str] = field(default_factory=Interned)
     rows: Rows = field(default_factory=Rows)
@@ -95,6 +104,7 @@ class _Reader:
     negative: int = 0
     unknown: dict[str, int] = field(default_factory=dict)
     earliest: int | None = None
+    stated: StatedSource | None = None
 
     def __post_init__(self) -> None:
         self.slices = SliceColumns(bool(self.args), shared=callable(self.args))
@@ -106,6 +116,8 @@ class _Reader:
 
     def take(self, batch: list[Event]) -> None:
         """Sort a batch by phase, and each phase into its columns."""
+        if self.ours:
+            self.name(batch)
         kind, phase = self.kinds.of(batch)
         complete = phase == COMPLETE
         if complete.all():
@@ -130,6 +142,8 @@ class _Reader:
         for event in batch:
             if event.ph == "M":
                 self.rows.name(event)
+                if event.name == SOURCE:
+                    self.stated = stated_source(event.args)
 
     def _others(self, events: list[Event]) -> None:
         rest: dict[str, list[Event]] = {}
@@ -193,7 +207,7 @@ class _Reader:
             time,
             name,
             [self.categories[event.cat] for event in events],
-            [self.rows.keys["thread", event.pid, event.tid] for event in events],
+            [self.rows.of_thread(event.pid, event.tid) for event in events],
             args=self._kept(events, name),
         )
 
@@ -228,8 +242,7 @@ class _Reader:
             self.counters.built(shift),
             flows,
             [*findings, *self._findings()],
-            not findings,
-            {
+            metadata={
                 key: value
                 for key, value in header.items()
                 if key == "distributedInfo" or len(repr(value)) <= _LARGEST_METADATA
@@ -257,7 +270,7 @@ class _Reader:
 
 def _refused(source: Source) -> Source:
     """The source without its events: nothing says where on the common clock they are."""
-    nothing = _Reader(False, arrows_wanted=False).source(
+    nothing = _Reader(False, arrows_wanted=False, ours=False).source(
         source.origin, source.alignment, {}, source.findings, None
     )
     nothing.findings.append(

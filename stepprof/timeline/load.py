@@ -9,9 +9,10 @@ from stepprof.npufolder import is_database
 from stepprof.timeline.assume import ALL, assumed_for
 from stepprof.timeline.find import Input
 from stepprof.timeline.kineto import Keep, read
+from stepprof.timeline.limits import Limits
 from stepprof.timeline.model import Alignment, Source
 from stepprof.timeline.npudb import DatabaseStream
-from stepprof.timeline.raw import Limits, TraceStream
+from stepprof.timeline.raw import TraceStream
 from stepprof.timeline.spanfiles import read_spans_of
 from stepprof.timeline.strays import without_strays
 
@@ -43,7 +44,7 @@ def load(
     named = assumed_for(wanted, assume)
     if named is not None:
         alignment = Alignment("assumed", -named, None)
-    if wanted.origin.kind == "spans":
+    if wanted.origin.kind == "spans" and wanted.piece is None:
         source = read_spans_of(
             wanted.paths,
             wanted.step,
@@ -55,7 +56,11 @@ def load(
         )
     else:
         path = Path(wanted.paths[0])
-        stream = DatabaseStream(path, limits) if is_database(path.name) else TraceStream(path, limits)
+        stream = (
+            DatabaseStream(path, limits)
+            if is_database(path.name)
+            else TraceStream(path, limits, wanted.piece)
+        )
         base = assume.get(ALL) if named is None else named
         source = read(stream, wanted.origin, alignment, args=args, base_ns=base, flows=flows)
     return without_strays(source)

@@ -19,16 +19,16 @@ from isal import igzip
 
 from stepprof.errors import ConfigError
 from stepprof.tables import counted
-from stepprof.timeline import chrome, descriptors
+from stepprof.timeline import chrome, descriptors, ours
 from stepprof.timeline.clocks import describe, worst_error
 from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
+from stepprof.timeline.limits import Limits
 from stepprof.timeline.load import load
 from stepprof.timeline.order import source_order
 from stepprof.timeline.parts import FORMATS, Format, Job, Part, write_part
 from stepprof.timeline.place import Place, clock_text, suffixes
-from stepprof.timeline.raw import Limits
 from stepprof.timeline.workers import Failed, each_in_worker
 
 if TYPE_CHECKING:
@@ -61,6 +61,15 @@ class Merged:
         return [(part.label, problem) for part in self.parts for problem in part.findings]
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stands at the head of a timeline in JSON."""
+
+    inputs: Sequence[Input]
+    base_ns: int
+    about: Mapping[str, object]
+
+
 def merge(
     inputs: Sequence[Input],
     output: Path,
@@ -74,6 +83,7 @@ def merge(
     roles: Mapping[str | None, int] | None = None,
     cluster: Cluster | None = None,
     left_out: Sequence[tuple[str | None, str]] = (),
+    about: Mapping[str, object] | None = None,
 ) -> Merged:
     """Write one timeline.
 
@@ -89,6 +99,7 @@ def merge(
         roles: when each role began [ns], for the order of the sources.
         cluster: does the work in place of processes of this machine.
         left_out: what `find` has found besides, and why it is no source: told where there is none.
+        about: what a timeline in JSON says of itself besides its sources, for who reads it again: the fields of `stepprof.timeline.ours.Timeline`.
 
     Raises:
         ConfigError: there is nothing to merge, nothing is left of it by the filters, or the output cannot be written.
@@ -100,7 +111,7 @@ def merge(
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".merge-", dir=output.parent) as scratch:
-            parts = _write_parts(
+            parts, base = _write_parts(
                 ordered,
                 job,
                 Path(scratch),
@@ -114,7 +125,13 @@ def merge(
             merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
             whole = Path(scratch, "whole")
             with whole.open("wb") as file:
-                _assemble(file, merged, title, Path(scratch))
+                if format == "perfetto":
+                    _assemble_perfetto(file, merged, title, Path(scratch))
+                else:
+                    head = Head(
+                        [wanted for wanted, _ in ordered], base, {"findings": left_out, **(about or {})}
+                    )
+                    _assemble_json(file, merged, title, Path(scratch), head)
             size = whole.stat().st_size
             whole.replace(output)
     except OSError as problem:
@@ -160,7 +177,8 @@ def _write_parts(
     *,
     cluster: Cluster | None,
     begin: int | None,
-) -> list[Part]:
+) -> tuple[list[Part], int]:
+    """Write the part of each source; returns what they are, and what times are relative to."""
     if job.format == "json":
         ordered = _with_base(ordered, begin or _first_guess(ordered, job))
     while True:
@@ -187,7 +205,7 @@ def _write_parts(
                 _part_file(scratch, place.index).unlink(missing_ok=True)
         first = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
         if job.format == "perfetto" or first >= ordered[0][1].base_ns:
-            return parts
+            return parts, ordered[0][1].base_ns
         # a source that begins days before the one that the base was taken from
         ordered, progress = _with_base(ordered, first), None
 
@@ -238,37 +256,42 @@ def _with_base(ordered: list[tuple[Input, Place]], first_ns: int) -> list[tuple[
     return [(wanted, replace(place, base_ns=base)) for wanted, place in ordered]
 
 
-def _assemble(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None:
-    """Put the parts behind each other, with what a file of the format begins and ends with."""
+def _assemble_perfetto(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None:
+    """Put the parts behind each other, with what a file of the format begins with."""
+    start = min((part.first_ns for part in merged.parts if part.first_ns is not None), default=0)
+    file.write(descriptors.head(title, merged.clock, start))
+    _append(file, len(merged.parts), scratch)
+
+
+def _assemble_json(file: BinaryIO, merged: Merged, title: str, scratch: Path, head: Head) -> None:
+    """The same of JSON, in members of gzip; the head says where each source lies."""
     parts = merged.parts
-    if merged.format == "perfetto":
-        start = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
-        file.write(descriptors.head(title, merged.clock, start))
-    else:
-        file.write(igzip.compress(chrome.HEAD, 1, mtime=0))
-    for index in range(len(parts)):
+    sources = [
+        {
+            "name": part.label,
+            "file": part.path,
+            "clock": clock_text(part.alignment),
+            "findings": part.findings,
+        }
+        for part in parts
+    ]
+    facts = {"title": title, "clock": merged.clock, "clock_error_ns": merged.clock_error_ns}
+    tail = igzip.compress(chrome.tail({**facts, "sources": sources}), 1, mtime=0)
+    files = [_part_file(scratch, index) for index in range(len(parts))]
+    sizes = [part.stat().st_size if part.is_file() else 0 for part in files]
+    described = ours.described(head.inputs, [part.alignment for part in parts], sizes, len(tail), head.about)
+    file.write(igzip.compress(chrome.head(head.base_ns, described), 1, mtime=0))
+    _append(file, len(parts), scratch)
+    file.write(tail)
+
+
+def _append(file: BinaryIO, count: int, scratch: Path) -> None:
+    for index in range(count):
         path = _part_file(scratch, index)
         if path.is_file():
             with path.open("rb") as part:
                 shutil.copyfileobj(part, file, _COPY)
             path.unlink()
-    if merged.format == "json":
-        sources = [
-            {
-                "name": part.label,
-                "file": part.path,
-                "clock": clock_text(part.alignment),
-                "findings": part.findings,
-            }
-            for part in parts
-        ]
-        facts = {
-            "title": title,
-            "clock": merged.clock,
-            "clock_error_ns": merged.clock_error_ns,
-            "sources": sources,
-        }
-        file.write(igzip.compress(chrome.tail(facts), 1, mtime=0))
 
 
 def default_output(folder: Path, format_: Format) -> Path:

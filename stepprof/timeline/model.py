@@ -19,6 +19,7 @@ __all__ = [
     "Flows",
     "Instants",
     "Origin",
+    "Piece",
     "Slices",
     "Source",
     "Track",
@@ -99,6 +100,18 @@ class Alignment:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Where one source lies in a timeline in JSON that `stepprof merge` wrote: a member of gzip, and a process of its own."""
+
+    pid: int
+    from_end: int
+    """Bytes from its begin to the end of the file."""
+    bytes: int
+    offset_ns: int = 0
+    """How far its own clock is ahead of the one that the timeline is on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Track:
     """A row of a process: what its slices lie on.
 
@@ -128,6 +141,12 @@ class Slices:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> Slices:
+        """Return those that are kept."""
+        args = None if self.args is None else [self.args[at] for at in np.flatnonzero(kept).tolist()]
+        times = self.start[kept], self.duration[kept]
+        return Slices(*times, self.name[kept], self.category[kept], self.track[kept], args)
 
 
 @dataclass(slots=True)
@@ -186,8 +205,6 @@ class Source:
     findings: list[str] = field(default_factory=list)
     """What is wrong with it, one sentence each; what is right is here all the same."""
     whole: bool = True
-    """Whether all of the file was read: what is missing of a damaged or a cut one says nothing."""
+    """Whether all events of the file were read. Where it is damaged, breaks off or holds more than the memory allows, what is absent shows nothing: a trace lies thread by thread in its file, not by time."""
     metadata: dict[str, object] = field(default_factory=dict)
     """What the file states about itself at its top level, without the events: small values only."""
-    ends_early: bool = False
-    """Whether the file breaks off, or holds more events than were read. An event that is absent then shows nothing: a trace lies thread by thread in its file, not by time."""

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Raw
 
 from stepprof.timeline.event import Event
+from stepprof.timeline.limits import Limits
 from stepprof.timeline.npu import COMMUNICATION, HARDWARE
-from stepprof.timeline.raw import Limits
 from stepprof.timeline.utf8 import Utf8
 
 __all__ = ["DatabaseStream"]
@@ -64,8 +64,8 @@ class DatabaseStream:
     limits: Limits | None = None
     header: dict[str, object] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
-    ends_early: bool = False
-    """Whether rows of it could not be read."""
+    whole: bool = True
+    """Whether all of its rows could be read."""
     utf8: Utf8 = field(default_factory=Utf8)
 
     def head(self) -> None:
@@ -115,6 +115,7 @@ class _Opened:
             names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             self._there = frozenset(name for (name,) in names)
         except sqlite3.Error as error:
+            self._stream.whole = False
             self._findings.append(f"is no database that can be read: {error}")
         return self
 
@@ -131,7 +132,7 @@ class _Opened:
             yield from self._connection.execute(query)
         except sqlite3.Error as error:
             if not optional:
-                self._stream.ends_early = True
+                self._stream.whole = False
                 self._findings.append(f"its table {table} cannot be read on: {error}")
 
     def batches(self) -> Iterator[list[Event]]:

@@ -18,6 +18,7 @@ from stepprof.timeline.held import with_held_slices
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Alignment
 from stepprof.timeline.place import Place, process_name
+from stepprof.timeline.stated import StatedSource
 
 __all__ = ["FORMATS", "Format", "Job", "Part", "write_part"]
 
@@ -52,6 +53,7 @@ class Part:
     last_ns: int | None = None
     bytes: int = 0
     findings: tuple[str, ...] = ()
+    """What is wrong with the source."""
 
     @property
     def events(self) -> int:
@@ -69,7 +71,9 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         file: gets the part.
     """
     keep = Shortened() if job.format == "perfetto" else True
-    source = with_held_slices(load(wanted, args=keep, assume=job.assume), wanted.held)
+    source = load(wanted, args=keep, assume=job.assume)
+    stated = StatedSource(source.metadata, list(source.findings), source.whole)
+    source = with_held_slices(source, wanted.held if wanted.piece is None else ())  # a timeline has them
     source.findings += never_compared(source.origin, source.alignment)
     filters = job.filters
     if wanted.within is not None and (filters.from_ns, filters.to_ns) == (None, None):
@@ -85,7 +89,7 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         for piece in perfetto.encode(source, place):
             written += file.write(piece)
     elif first is None or first >= place.base_ns:
-        written = _compress(chrome.encode(source, place), file)
+        written = _compress(chrome.encode(source, place, stated), file)
     return Part(
         process_name(source, place),
         wanted.origin.path,

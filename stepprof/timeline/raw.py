@@ -11,16 +11,19 @@ import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from stepprof.kinetotext import sound_head
 from stepprof.timeline.event import Event, EventDecoder, loosely
 from stepprof.timeline.header import ending, is_nested, table
-from stepprof.timeline.inflate import BLOCK, blocks
-from stepprof.timeline.salvage import BORDER, DECODE_ERRORS, salvage
+from stepprof.timeline.inflate import BLOCK, blocks, member
+from stepprof.timeline.limits import Limits
+from stepprof.timeline.model import Piece
+from stepprof.timeline.salvage import BORDER, DECODE_ERRORS, borders, salvage
 from stepprof.timeline.utf8 import Utf8
 
-__all__ = ["Event", "Limits", "TraceStream", "read_header"]
+__all__ = ["Event", "TraceStream", "read_header"]
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
@@ -31,20 +34,8 @@ _PEEK_LIMIT = 8 << 20
 _LOOKED_BACK = 256
 _NESTED = 64
 """So many keys called traceEvents may come before the one at the top level."""
-_CUTS = 8
-"""So many borders are tried before more text is asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much of a file is read at most, so that no file can take the machine: what is beyond is left out, and told."""
-
-    inflated_bytes: int = 32 << 30
-    """Of text, uncompressed."""
-    event_bytes: int = 64 << 20
-    """Of one event: a larger one is passed over."""
-    memory_bytes: int = 4 << 30
-    """Of memory that a source takes, from its first event until it is drawn or summed up: what comes later is left out."""
+_LAST = b'{"ph":"M"}]'
+"""Behind the last comma of a source in a timeline."""
 
 
 def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
@@ -61,16 +52,18 @@ class TraceStream:
     Args:
         path: the file.
         limits: how much is read of it at most.
+        piece: of a timeline, the source that is meant.
     """
 
     path: Path
     limits: Limits | None = None
+    piece: Piece | None = None
     header: dict[str, object] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     inflated_bytes: int = 0
     """Read so far, uncompressed."""
-    ends_early: bool = False
-    """Whether events at the end of the file are missing: that they are not in it shows nothing."""
+    whole: bool = True
+    """Whether all of its events could be read."""
     _is_table: bool = False
     """Whether something may stand behind the events, and a brace must."""
     _damaged: int = 0
@@ -82,6 +75,7 @@ class TraceStream:
         """Yield the batches; once."""
         yield from self._batches(self.limits or Limits())
         if self._damaged:
+            self.whole = False
             self.findings.append(f"{self._damaged} damaged event{'s' * (self._damaged > 1)} passed over")
         if self._repaired:
             several = self._repaired > 1
@@ -95,10 +89,32 @@ class TraceStream:
         self._head(Utf8().blocks(blocks(self.path, _PEEK_LIMIT, self.findings, _PEEK)))
 
     def _batches(self, limits: Limits) -> Iterator[list[Event]]:
+        if self.piece is not None:
+            yield from self._of_piece(limits, self.piece)
+            return
         batch = min(BLOCK, limits.event_bytes)
-        source = self._utf8.blocks(self._counted(limits.inflated_bytes, batch))
+        yield from self._decoded(self._utf8.blocks(self._counted(limits.inflated_bytes, batch)), limits)
+
+    def _of_piece(self, limits: Limits, piece: Piece) -> Iterator[list[Event]]:
+        """The events of one source of a timeline: of its member alone, or where the file was compressed anew, those of all that are its own."""
+        self.head()
+        base = self.header.get("baseTimeNanoseconds")
+        header: dict[str, object] = {
+            "baseTimeNanoseconds": base + piece.offset_ns if isinstance(base, int) else None
+        }
+        self._is_table = False  # a member is an array
+        part = member(self.path, piece)
+        text = self._counted(limits.inflated_bytes, min(BLOCK, limits.event_bytes), part)
+        source = self._utf8.blocks(text if part is None else chain([b"["], text, [_LAST]))
+        for batch in self._decoded(source, limits):
+            yield [event for event in batch if event.pid == piece.pid]
+        self.header = header
+
+    def _decoded(self, source: Iterator[bytes], limits: Limits) -> Iterator[list[Event]]:
+        batch = min(BLOCK, limits.event_bytes)
         text = self._head(source)
         if text is None:
+            self.whole = False
             return
         held, size, wanted, passing = [text], len(text), batch, False
         for block in source:
@@ -137,7 +153,7 @@ class TraceStream:
     def _quickly(self, held: list[bytes]) -> tuple[bytes, list[Event]]:
         """Decode up to the last border, which is looked for in the last piece alone, so that the text is copied once; nothing where that does not go."""
         last = held[-1]
-        cut = next(_cuts(last), None)
+        cut = next(borders(last), None)
         if cut is None:
             return b"", []
         border = BORDER.match(last, cut)
@@ -165,13 +181,13 @@ class TraceStream:
                 return b""
         return rest
 
-    def _counted(self, limit: int, block: int) -> Iterator[bytes]:
+    def _counted(self, limit: int, block: int, part: tuple[int, int] | None = None) -> Iterator[bytes]:
         problems: list[str] = []
-        for text in blocks(self.path, limit, problems, block):
+        for text in blocks(self.path, limit, problems, block, part):
             self.inflated_bytes += len(text)
             yield text
         self.findings += problems
-        self.ends_early = bool(problems)
+        self.whole &= not problems
 
     def _head(self, source: Iterator[bytes]) -> bytes | None:
         """What follows the bracket that opens the events; the header is filled with what stands before it."""
@@ -223,7 +239,7 @@ class TraceStream:
 
     def _take(self, text: bytes) -> tuple[bytes, list[Event], bool]:
         """Decode up to the last border: what is left of the text, the events, and whether the array ends within it."""
-        for cut in _cuts(text):
+        for cut in borders(text):
             border = BORDER.match(text, cut)
             after = text[border.end() :] if border else b""
             try:
@@ -242,7 +258,7 @@ class TraceStream:
     def _end(self, text: bytes) -> Iterator[list[Event]]:
         """What is left when the file has been read: the last events, and the keys behind them."""
         text = text.strip()
-        cut = next(_cuts(text), None)
+        cut = next(borders(text), None)
         if cut is not None and cut > len(text) // 2:  # so that the many are decoded once, and the few twice
             rest, events, _ = self._take(text)
             if events:
@@ -266,7 +282,7 @@ class TraceStream:
             self._damaged += saved.damaged
             self._repaired += saved.repaired
             if end is None:
-                self.ends_early = True
+                self.whole = False
                 self._damaged -= saved.last_damaged
                 self.findings.append(
                     f"breaks off after {self.inflated_bytes} bytes: the events before that were kept"
@@ -284,15 +300,3 @@ class TraceStream:
             self.header.update(table(b'{"":0' + rest))
         except DECODE_ERRORS:
             self._leave_out("after")
-
-
-def _cuts(text: bytes) -> Iterator[int]:
-    """Offsets of closing braces behind which another event seems to begin, the last first."""
-    end, found = len(text), 0
-    while found < _CUTS:
-        end = text.rfind(b"}", 0, end)
-        if end < 0:
-            return
-        if BORDER.match(text, end):
-            found += 1
-            yield end

@@ -15,7 +15,7 @@ from stepprof.occurrences import split
 from stepprof.portions import Portion
 from stepprof.rundir import SPANS, step_folder
 from stepprof.summary import SESSIONS, engine_label, told_once
-from stepprof.timeline.model import Alignment, Origin
+from stepprof.timeline.model import Alignment, Origin, Piece
 from stepprof.timeline.names import worker_of
 from stepprof.timeline.spanfiles import span_files
 
@@ -66,6 +66,8 @@ class Input:
     """Of a capture that goes over more than what is asked for (several steps, other roles): when its process was in windows of that, by its own clock; None: all of it is meant."""
     held: tuple[tuple[str, int, int], ...] = ()
     """When the profiler held its process up, by `stepprof.timeline.held`."""
+    piece: Piece | None = None
+    """Of a timeline that was merged: the source in it; None: the whole file is one source."""
 
 
 @dataclass(slots=True)

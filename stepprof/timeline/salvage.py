@@ -15,7 +15,7 @@ import msgspec
 
 from stepprof.kinetotext import EVENT, repaired_names
 
-__all__ = ["BORDER", "DECODE_ERRORS", "Salvaged", "salvage"]
+__all__ = ["BORDER", "DECODE_ERRORS", "Salvaged", "borders", "salvage"]
 
 Event = TypeVar("Event")
 
@@ -23,6 +23,8 @@ DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _BLANKS = re.compile(rb"\s+")
+_CUTS = 8
+"""So many borders are tried before more text is asked for."""
 _JOINED = 32
 """So many parts at most make one event."""
 
@@ -44,6 +46,18 @@ class Salvaged(Generic[Event]):
     """Whether the last one is among those."""
     rest: bytes = b""
     """What failed at the end, where more may follow: perhaps the beginning of an event."""
+
+
+def borders(text: bytes) -> Iterator[int]:
+    """Offsets of closing braces behind which another event seems to begin, the last first."""
+    end, found = len(text), 0
+    while found < _CUTS:
+        end = text.rfind(b"}", 0, end)
+        if end < 0:
+            return
+        if BORDER.match(text, end):
+            found += 1
+            yield end
 
 
 def salvage(

@@ -14,6 +14,7 @@ from stepprof.timeline.columns import Interned
 from stepprof.timeline.event import Event
 from stepprof.timeline.model import Indices, Slices, Times, Track, TrackKind
 from stepprof.timeline.salvage import DECODE_ERRORS
+from stepprof.timeline.stated import StatedRow
 
 __all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "Rows"]
 
@@ -31,7 +32,7 @@ OURS = "stepprof"
 
 Flags = npt.NDArray[np.bool_]
 Place = int | str
-Kind = TrackKind | Literal["annotations", "waits"]
+Kind = TrackKind | Literal["annotations", "waits", "stated"]
 _KINDS: tuple[Kind, ...] = ("thread", "stream", "annotations", "waits")
 _KIND_OF = dict.fromkeys(DEVICE, 1) | dict.fromkeys(DEVICE_ANNOTATIONS, 2) | {"cuda_sync": 3}
 _ON_DEVICE = frozenset(_KINDS[1:])
@@ -51,6 +52,7 @@ class _Named(msgspec.Struct):
     name: str = ""
     labels: str = ""
     sort_index: float = 0
+    stepprof: StatedRow | None = None
 
 
 _named = msgspec.json.Decoder(_Named)
@@ -74,6 +76,8 @@ class Rows:
     _thread: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
     _stream: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
     """What names a stream, at a place that may be a thread's too."""
+    _stated: dict[tuple[Place, Place], StatedRow] = field(default_factory=dict)
+    """The track of each row of a timeline that stepprof wrote; it stands before what lies on the row."""
     _told: int = 0
 
     def of_places(self, place: Indices, category: Indices, categories: Interned[str]) -> Indices:
@@ -91,7 +95,7 @@ class Rows:
             places = self.places.since(first)
             for number in np.unique(place[unknown].astype(np.int64) * len(_KINDS) + kind[unknown]).tolist():
                 where, what = divmod(number, len(_KINDS))
-                self._tracks[where, what] = self.keys[(_KINDS[what], *places[where - first])]
+                self._tracks[where, what] = self._track_of(_KINDS[what], *places[where - first])
             track = self._tracks[place, kind]
         return track
 
@@ -99,6 +103,14 @@ class Rows:
     def held(self) -> int:
         """Bytes of memory that they take, roughly."""
         return self.keys.held + self.places.held + self.ends.held + _TRACK * len(self.keys) + self._told
+
+    def of_thread(self, pid: Place, tid: Place) -> int:
+        """Return the track of what lies on a thread without a duration."""
+        return self._track_of("thread", pid, tid)
+
+    def _track_of(self, kind: Kind, pid: Place, tid: Place) -> int:
+        stated = self._stated.get((pid, tid))
+        return self.keys[kind, pid, tid] if stated is None else self.keys["stated", pid, stated.number]
 
     def works_on_host(self, pid: Place, tid: Place) -> None:
         """Note that a place is a thread's, whatever stream has the same numbers."""
@@ -116,8 +128,7 @@ class Rows:
             slices: all of the file.
         """
         known = [
-            self.keys["stream" if ("stream", *at) in self.keys else "thread", at[0], at[1]]
-            for at in self.ends
+            self._track_of("stream" if ("stream", *at) in self.keys else "thread", *at) for at in self.ends
         ]
         track = np.array(known, dtype=np.int32)[place]
         for number, (pid, tid) in enumerate(self.ends):
@@ -147,6 +158,8 @@ class Rows:
             told = _named.decode(event.args)
         except DECODE_ERRORS:
             return
+        if told.stepprof is not None:
+            self._stated[event.pid, event.tid] = told.stepprof
         if event.name in _OF_PROCESSES:
             known = self._process.setdefault(event.pid, _Named())
         elif _STREAM_NAME.match(told.name):
@@ -166,6 +179,9 @@ class Rows:
     def tracks(self) -> list[Track]:
         """Return the tracks, in the order of their numbers."""
         keys = list(self.keys)
+        stated: dict[tuple[Place, Place], StatedRow] = {
+            (pid, row.number): row for (pid, _), row in self._stated.items()
+        }
         processes = {
             pid for kind, pid, _ in keys if kind == "thread" and (isinstance(pid, int) or _MERGED.match(pid))
         }
@@ -175,7 +191,11 @@ class Rows:
         order = sorted(range(len(keys)), key=lambda number: self._order(keys[number]))
         place = {number: rank for rank, number in enumerate(order)}
         return [
-            self._track(key, many and key[1] in processes, place[number]) for number, key in enumerate(keys)
+            self._track(key, many and key[1] in processes, place[number])
+            if row is None
+            else _stated(row, key)
+            for number, key in enumerate(keys)
+            for row in [stated.get(key[1:]) if key[0] == "stated" else None]
         ]
 
     def _track(self, key: tuple[Kind, Place, Place], told: bool, order: int) -> Track:
@@ -199,7 +219,7 @@ class Rows:
             return Track("sample", prefix + str(tid), (str(tid),), order)
         if kind == "async" and tid == OURS:
             return Track("async", f"{prefix}regions", parts, order)
-        return Track(kind, prefix + str(tid), parts, order)
+        return Track("async" if kind == "stated" else kind, prefix + str(tid), parts, order)
 
     def _process_name(self, pid: Place) -> str:
         known = self._process.get(pid)
@@ -238,3 +258,7 @@ class Rows:
             str(tid),
             kind,
         )
+
+
+def _stated(row: StatedRow, key: tuple[Kind, Place, Place]) -> Track:
+    return Track(row.kind, row.name, (row.kind, str(key[1]), str(key[2])), row.order)

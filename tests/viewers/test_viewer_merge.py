@@ -51,7 +51,10 @@ def write(path: Path, format_: str, sources: Sequence[Source]) -> Path:
             for piece in chrome.encode(source, place)
         ]
         path.write_bytes(
-            b"".join(gzip.compress(part, 1) for part in (chrome.HEAD, *parts, chrome.tail({"clock": "how"})))
+            b"".join(
+                gzip.compress(part, 1)
+                for part in (chrome.head(T0 - HOUR, {}), *parts, chrome.tail({"clock": "how"}))
+            )
         )
     return path
 
