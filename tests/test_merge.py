@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
-from runs import make_run, record, record_engine, tell_engines
+import runs
+from runs import make_run, record_engine, tell_engines
 from test_timeline_merge import kineto
 from timelines import Timeline
 
 from stepprof.cli import main
+
+record = functools.partial(runs.record, stall_seconds=0.0)
+"""A window that the profiler did not hold up."""
 
 
 @pytest.fixture
@@ -50,6 +55,14 @@ def test_what_is_left_out(folder, tmp_path, capsys):
     ):
         assert main(["merge", str(folder), "--output", str(out), *options]) == 0
         assert names(out) == expected, options
+
+
+def test_what_the_profiler_held_up(tmp_path):
+    """It is in the timeline, next to what was recorded."""
+    run = make_run(tmp_path, "r")
+    runs.record(run, data=kineto("a"), stall_seconds=0.012)
+    assert main(["merge", str(run.path)]) == 0
+    assert names(run.path / "step-000002" / "timeline.pftrace") == {"a", "profiler stop"}
 
 
 @pytest.mark.parametrize("options", [["--min-us", "5.001"], ["--no-cpu-ops"], ["--from", "99"]])
