@@ -2,7 +2,7 @@
 
 Calls that state their process group are matched within it, by number where they are numbered. Of the others (gloo on threads, torch 2.13) the process groups of the job are known from the traces,
 and a call belongs to the only group that it can be of, if the calls of all members overlap. A collective counts as matched only if every member of its group is there: a rank that was not recorded may be
-the one that the others wait for. What cannot be matched so stays unmatched, and nobody is blamed for it.
+the one that the others wait for. What cannot be matched so stays unmatched, and no rank is named for it.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class PhaseSkew(msgspec.Struct, frozen=True):
 
 
 class UnmatchedTime(msgspec.Struct, frozen=True):
-    """Communication that could not be matched across ranks: waiting and transfer cannot be told apart in it, and nobody is named."""
+    """Communication that could not be matched across ranks: waiting and transfer cannot be separated in it, and no rank is named."""
 
     role: str | None
     region: str | None

@@ -22,7 +22,7 @@ from stepprof.report.matching import Matched, Matching
 
 __all__ = ["Phase", "PhaseWaits", "Unmatched", "Waiting", "Waits", "waits_in"]
 
-NOBODY = -1
+UNKNOWN = -1
 """In place of a member: it is not known which."""
 JITTER, JITTER_NS = 0.05, 50_000
 """By how much of a transfer, and by how many nanoseconds, two transfers of one collective differ: 33 us of 355 us were seen of gloo's broadcast (torch 2.13)."""
@@ -94,7 +94,7 @@ class _Settled:
     profiler: Times
     """What the profiler caused of the wait."""
     last: npt.NDArray[np.intp]
-    """Which member each waited for; `NOBODY`: not known."""
+    """Which member each waited for; `UNKNOWN`: not known."""
 
 
 def waits_in(
@@ -123,7 +123,7 @@ def waits_in(
     _take_out_profiler(settled, held)
     parts: list[list[_Part]] = [[] for _ in labels]
     for each in settled:
-        members = np.array([*each.matched.members, NOBODY], np.int64)  # the last one stands for nobody
+        members = np.array([*each.matched.members, UNKNOWN], np.int64)  # the last one stands for an unknown member
         for row, (at, rows) in enumerate(zip(each.matched.members, each.matched.rows, strict=True)):
             parts[at].append(
                 (
@@ -173,7 +173,7 @@ def _settled(matched: Matched, matching: Matching) -> _Settled:
         # it may have needed one that entered before, and left when that was transferred: for as long as the shortest call about
         apart = took.min(axis=0) + (took.min(axis=0) * JITTER).astype(np.int64) + JITTER_NS + (error or 0)
         before = np.take_along_axis(start, _last_before(start, entry - 1), axis=0)
-        last = np.where(entry - before > apart, last, NOBODY)
+        last = np.where(entry - before > apart, last, UNKNOWN)
     return _Settled(matched, start, start + took, entered, wait, np.zeros_like(wait), last)
 
 
@@ -211,7 +211,7 @@ class _Running:
 def _take_out_profiler(settled: Sequence[_Settled], held: Sequence[Intervals]) -> None:
     """Split the waits into what another rank caused and what the profiler did, which held that rank up for longer.
 
-    `early` is how much earlier each process would be if the recording had held nobody up; after a collective that synchronises it is the same for all members. Calls are gone through in the order in which
+    `early` is how much earlier each process would be without the holds of the profiler; after a collective that synchronises it is the same for all members. Calls are gone through in the order in which
     they end, only while `early` differs: as a rule from a start or a stop of the profiler to the next collective of all ranks.
     """
     calls = [(each, column) for each in settled for column in range(each.start.shape[1])]
@@ -241,7 +241,7 @@ def _take_out_profiler(settled: Sequence[_Settled], held: Sequence[Intervals]) -
         _take_out(each, column, members, early)
         place += 1
         if not np.ptp(early[peers]) and place < len(order):
-            # as long as the profiler holds nobody up, nothing differs
+            # until the profiler holds a process up again, nothing differs
             following = np.searchsorted(holds, ends[order[place - 1]], side="right")
             if following == len(holds) and all(running[at].until(2**62) == counted[at] for at in peers):
                 return
@@ -261,7 +261,7 @@ def _take_out(each: _Settled, column: int, members: npt.NDArray[np.int64], early
             each.last = each.last.copy() if not each.last.flags.writeable else each.last
             each.last[:, column] = would.argmax()
     else:
-        known = last != NOBODY
+        known = last != UNKNOWN
         needed = np.where(known, np.maximum(entered, entered[last]), entered)
         needed_then = np.where(known, np.maximum(would, would[last]), would)
     without = np.where((needed > entered) | (needed_then > would), needed_then - would, wait)
@@ -295,7 +295,7 @@ def _add(
             waits.by_phase[by_number[number]].calls[label] += calls
     for number, nanoseconds in _totals(phase, start, wait, computing):
         waits.by_phase[by_number[number]].waited[label] += nanoseconds
-    known = other != NOBODY
+    known = other != UNKNOWN
     pairs = []
     pair = phase * len(labels) + other
     for key, nanoseconds in _totals(pair[known], start[known], wait[known], computing):

@@ -8,14 +8,17 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from chromium import Chromium, chromium
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from reports import make_comparison, make_report
+from rich.console import Console
 
 from stepprof.report.page import render
 from stepprof.report.schema import (
@@ -42,6 +45,9 @@ from stepprof.report.schema import (
     TimeOf,
     UnmatchedTime,
 )
+from stepprof.report.store import dump
+from stepprof.report.terminal import print_report
+from stepprof.report.words import causes
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 READY = "document.documentElement !== null && document.documentElement.dataset.ready === 'yes'"
@@ -205,6 +211,24 @@ class TestPage:
         )
         frame(page)
         assert page.evaluate(height) > 30 * 60
+
+    def test_it_says_what_the_terminal_and_the_json_say(self, page: Chromium, tmp_path: Path) -> None:
+        """Each sentence and each cause has one source; the page only begins a sentence with a capital."""
+        report = make_report()
+        show(page, tmp_path, report)
+        sentences = page.evaluate(
+            "[...document.querySelectorAll('#headlines .text')].map(e => e.textContent)"
+        )
+        text = StringIO()
+        print_report(report, Console(file=text, width=300))
+        json = msgspec.json.decode(dump(report), type=Report)
+        assert [each.text for each in json.headlines] == [each.text for each in report.headlines]
+        assert [each.lower() for each in sentences] == [each.text.lower() for each in report.headlines]
+        assert all(each.text in text.getvalue() for each in report.headlines)
+        legend = page.evaluate("document.querySelector('#idle .legend').innerText")
+        for heading in causes(each.causes for each in report.idle).values():
+            assert heading in str(legend)
+            assert heading in text.getvalue()
 
     @pytest.mark.parametrize("width", [360, 419, 733, 1360, 2200])
     def test_any_width_is_drawn_and_none_scrolls_sideways(
