@@ -123,7 +123,9 @@ def waits_in(
     _take_out_profiler(settled, held)
     parts: list[list[_Part]] = [[] for _ in labels]
     for each in settled:
-        members = np.array([*each.matched.members, UNKNOWN], np.int64)  # the last one stands for an unknown member
+        members = np.array(
+            [*each.matched.members, UNKNOWN], np.int64
+        )  # the last one stands for an unknown member
         for row, (at, rows) in enumerate(zip(each.matched.members, each.matched.rows, strict=True)):
             parts[at].append(
                 (

@@ -69,7 +69,7 @@ def test_the_timeline_is_the_same(ray_here, run, capsys) -> None:
         assert main(["merge", str(run), "--format", format_, "--output", str(run / "here")]) == 0
         assert main(["merge", str(run), "--format", format_, "--ray"]) == 0
         assert (run / "step-000002" / name).read_bytes() == (run / "here").read_bytes()
-    assert "1,206 events of 12 sources" in capsys.readouterr().out
+    assert "1,212 events of 12 sources" in capsys.readouterr().out
 
 
 def test_the_report_is_the_same(ray_here, run) -> None:
@@ -149,15 +149,21 @@ def test_sources_on_the_disk_of_another_node_alone(disks, tmp_path) -> None:
 
 
 def test_another_run_of_that_path_is_none_of_this_one(tmp_path) -> None:
-    """Whatever a node has under the path: it must be of the same run."""
+    """Whatever a node has under the path: it must be of the same run, and not only have its id."""
+    from stepprof.onerun import evidence_of
     from stepprof.timeline.onray import gathered_there, steps_there
 
     made = make_run(tmp_path)
     record(made)
-    assert steps_there([str(made.path), str(tmp_path / "no")], ["r", "r"]) == [2]
-    assert steps_there([str(made.path)], ["other"]) == []
-    assert gathered_there([str(made.path)], ["other"], 2) == []
-    assert len(gathered_there([str(made.path)], ["r"], 2)) == 1
+    ours = ("r", evidence_of(made.path))
+    assert steps_there([str(made.path), str(tmp_path / "no")], [ours, ours]) == [2]
+    assert steps_there([str(made.path)], [("other", ours[1])]) == []
+    assert gathered_there([str(made.path)], [("other", ours[1])], 2) == []
+    assert len(gathered_there([str(made.path)], [ours], 2)) == 1
+    older = make_run(tmp_path / "older")
+    moment = 1_600_000_000_000_000_000
+    record(older, start_unix_ns=moment, end_unix_ns=moment + 1)
+    assert steps_there([str(older.path)], [ours]) == []
 
 
 def test_what_fails_costs_its_source_alone(ray_here, run) -> None:
