@@ -299,8 +299,7 @@ def _batches(source: Source, chosen: Chosen) -> Batches | None:
     """Of all schedulers in the file together: workers of one scheduler go the same steps, those of different ones (data parallelism) do not."""
     counters = source.counters
     which = _counters(source, lambda name: name.endswith(BATCH_SIZE))
-    steps = source.slices.track[chosen.on("iterations")]
-    if not len(which) or not len(steps):
+    if not len(which):
         return None
     schedulers: list[Curve] = []
     for track in np.unique(counters.track[which]).tolist():
@@ -308,14 +307,16 @@ def _batches(source: Source, chosen: Chosen) -> Batches | None:
         mine = mine[np.argsort(counters.time[mine], kind="stable")]
         if len(mine) > 1:
             curve = Curve(counters.time[mine], counters.value[mine][:-1])
-            if not any(_go_together(curve, known) for known in schedulers):
+            same = next((at for at, known in enumerate(schedulers) if _go_together(curve, known)), None)
+            if same is None:
                 schedulers.append(curve)
+            elif len(curve.value) > len(schedulers[same].value):
+                schedulers[same] = curve
     if not schedulers:
         return None
-    several = len(schedulers) > 1
+    # a step without a request (vLLM has such) is none
     worked = sum(int(np.count_nonzero(curve.value > 0)) for curve in schedulers)
-    count = worked if several else int(np.bincount(steps).max())
-    return collect_batches(total_curve(schedulers) if several else schedulers[0], count)
+    return collect_batches(total_curve(schedulers) if len(schedulers) > 1 else schedulers[0], worked)
 
 
 def _go_together(one: Curve, other: Curve) -> bool:

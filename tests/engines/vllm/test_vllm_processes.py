@@ -153,6 +153,8 @@ if __name__ == "__main__":
 
 DATA_PARALLEL = """
 from stepprof.remote.vllm_files import _engine_of, _look
+from stepprof.report.analyse import analyse
+from stepprof.timeline.find import find
 
 def main():
     live = Live(model, data_parallel_size=2, **engine_args(here / "traces"))
@@ -173,6 +175,10 @@ def main():
         # every token of the four requests, in one engine or the other; none twice
         assert sum(prompt for trace in traces for prompt, _ in trace.forward) == 4 * 3
         assert sum(generated for trace in traces for _, generated in trace.forward) == 4 * 2
+        (row,) = analyse(find([window.output], output_dir=here), workers=1).rollout
+        assert row.label == "rollout/0", row
+        assert row.iterations == sum(len(trace.forward) for trace in traces), row
+        assert row.peak_batch <= 4, row
         for trace, core in zip(traces, cores):
             (pid,) = trace.pids
             assert pid in children(core), "the file of the other engine"
