@@ -42,7 +42,7 @@ def measure_ranks(*, quick: bool) -> list[Row]:
             rounds = [
                 # in turn: a slow spell of the machine falls on all sizes
                 [cpu_seconds("-m", "stepprof", name, str(run), *arguments) for run in runs]
-                for _ in range(1 if quick else 3)
+                for _ in range(1 if quick else 2)
             ]
             base, *seconds = (min(each) for each in zip(*rounds, strict=True))
             rows += [
