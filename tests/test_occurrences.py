@@ -245,16 +245,25 @@ class TestCommands:
         """Only spans of the occurrence are in the timeline."""
         run, _ = epochs(ranks=2)
         parts = split(read_step(run, 2))
-        ends = [[window["end_unix_ns"] for window in part["windows"]] for part in parts]
+        ends = [
+            {
+                f"spans/rank-{rank}.000001.jsonl": max(
+                    each["end_unix_ns"] for each in part["windows"] if each["rank"] == rank
+                )
+                for rank in (0, 1)
+            }
+            for part in parts
+        ]
         for number in (1, 2):
             assert main(["merge", str(run), "--occurrence", str(number), "--json"]) == 0
             merged = json.loads(capsys.readouterr().out)
             assert merged["path"].endswith(f"timeline.{number}.pftrace")
             assert (merged["occurrence"], merged["occurrences"]) == (number, 3)
-            before = max(ends[number - 2]) if number > 1 else 0
             for source in merged["sources"]:
-                assert before < source["first_unix_ns"] < max(ends[number - 1])
-                assert source["last_unix_ns"] < max(ends[number])
+                name = source["path"]
+                before = ends[number - 2][name] if number > 1 else 0
+                assert before < source["first_unix_ns"] < ends[number - 1][name]
+                assert source["last_unix_ns"] < ends[number][name]
 
     @pytest.mark.parametrize("number", [None, 1])
     def test_spans(self, epochs, capsys, number, tmp_path):
