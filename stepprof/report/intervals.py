@@ -5,7 +5,6 @@ An `Intervals` is sorted, disjoint and without empty parts, so that its length i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -203,16 +202,13 @@ def self_times(track: npt.NDArray[np.integer], start: Times, duration: Times) ->
     start, end, track = start[order], end[order], track[order]
     depth = depths(track, start, end)
     count = len(order)
-    by_depth = np.argsort(depth.astype(np.uint16) if depth.max() < 65536 else depth, kind="stable")
-    levels = np.cumsum(np.bincount(depth))
-    covered = np.zeros(count, np.int64)
-    above = by_depth[: levels[0]]
-    for low, high in itertools.pairwise(levels.tolist()):
-        children = by_depth[low:high]
-        where = np.searchsorted(above, children) - 1  # the last one to begin before it
-        shared = np.minimum(end[children], end[above][where]) - start[children]
-        shared[(shared < 0) | (track[above][where] != track[children])] = 0
-        covered[above] = np.bincount(where, weights=shared, minlength=len(above))
-        above = children
+    # by depth, and by place among those of one depth: the last one to begin before it, one less deep, is what it lies in
+    by_depth = np.sort(depth.astype(np.int64) * count + np.arange(count), kind="stable")
+    inside = by_depth[np.searchsorted(by_depth, count) :]
+    parent = by_depth[np.searchsorted(by_depth, inside - count) - 1] % count
+    inside %= count
+    shared = np.minimum(end[inside], end[parent]) - start[inside]
+    shared[(shared < 0) | (track[parent] != track[inside])] = 0
+    covered = np.bincount(parent, weights=shared, minlength=count).astype(np.int64)
     own[order] = np.maximum(own[order] - covered, 0)
     return own
