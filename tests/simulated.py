@@ -19,6 +19,7 @@ from stepprof.window import Artifact
 
 METADATA = "Metadata-Version: 2.1\nName: stepprof-simulated\nVersion: 1.0\n"
 ENTRY_POINTS = "[stepprof.engines]\nsimulated = simulated:SimulatedKind\n"
+BASE = 1_700_000_000_000_000_000
 EVENTS = [{"name": "step", "ph": "X", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]
 
 
@@ -108,7 +109,11 @@ class Driver:
         if not self.engine.writes:
             return Stopped()
         path = window.output / "rank-0.trace.json"
-        path.write_text(json.dumps({"stepprof": dict(window.metadata), "traceEvents": EVENTS}))
+        path.write_text(
+            json.dumps(
+                {"stepprof": dict(window.metadata), "baseTimeNanoseconds": BASE, "traceEvents": EVENTS}
+            )
+        )
         size = path.stat().st_size
         return Stopped([Artifact(f"{window.stem}/{path.name}", "trace", size, len(EVENTS))])
 

@@ -30,7 +30,7 @@ class Engine:
         if path and not self.broken:
             time.sleep(0.05)
             with open(path, "w") as file:
-                json.dump({"traceEvents": [{"name": "decode", "ph": "X", "ts": 1, "dur": 2, "pid": 1, "tid": 1}] * 5}, file)
+                json.dump({"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": [{"name": "decode", "ph": "X", "ts": 1, "dur": 2, "pid": 1, "tid": 1}] * 5}, file)
 '''
 
 

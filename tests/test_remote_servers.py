@@ -29,7 +29,15 @@ def write(path, rank=0):
     """A trace as torch writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
-        gzip.compress(json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": EVENTS}).encode())
+        gzip.compress(
+            json.dumps(
+                {
+                    "distributedInfo": {"rank": rank},
+                    "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+                    "traceEvents": EVENTS,
+                }
+            ).encode()
+        )
     )
 
 
