@@ -163,12 +163,14 @@ def _by_cpu_time(
 
 
 def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process]) -> Intervals:
-    """While engines were started and stopped, by the clock of the process that drove them."""
-    offsets = {str(process.origin.rank): process.offset_ns for process in processes if process.told}
+    """While engines were started and stopped, by the clock of the process that drove them, where that is one of these."""
+    offsets = {str(process.origin.rank): process.offset_ns for process in processes if process.kind == "rank"}
     start, end = [], []
     for engine in engines:
         driver = _DRIVER.search(engine.get("fragment") or "")
-        offset = offsets.get(driver[1], 0) if driver else 0
+        offset = offsets.get(driver[1]) if driver else None
+        if offset is None:
+            continue
         for at, seconds, before in (
             (engine["start_unix_ns"], engine["start_seconds"], True),
             (engine["end_unix_ns"], engine["stop_seconds"], False),
