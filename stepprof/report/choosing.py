@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from stepprof.report.collectives import is_device_communication, is_host_communication
 from stepprof.timeline.model import Args, Source, TrackKind
+from stepprof.timeline.tracks import OURS
 
 __all__ = ["Chosen", "Indices"]
 
@@ -58,6 +59,7 @@ _BY_NAME: Tests = {
 
 class _Args(msgspec.Struct, gc=False):
     role: object = None
+    kind: object = None
 
 
 class Chosen:
@@ -105,6 +107,20 @@ class Chosen:
         """The slices on tracks of a kind."""
         return np.flatnonzero(self._bits & _KINDS[kind])
 
+    def are_windows(self, which: Indices) -> npt.NDArray[np.bool_]:
+        """Which of some regions are windows that stepprof wrote into a trace."""
+        args, slices = self._source.slices.args, self._source.slices
+        if args is None or OURS not in self._source.categories:
+            return np.zeros(len(which), np.bool_)
+        ours = slices.category[which] == self._source.categories.index(OURS)
+        return np.array(
+            [
+                of_ours and _decoded(args[at]).kind == "window"
+                for at, of_ours in zip(which.tolist(), ours.tolist(), strict=True)
+            ],
+            np.bool_,
+        )
+
     def roles(self, which: Indices) -> list[str | None]:
         """The role of each of some slices: what its args say where there is a window of that role (an attribute may be called so too), else that of the source."""
         args = self._source.slices.args
@@ -122,10 +138,14 @@ def _table(tests: Tests, words: Iterable[str]) -> Bits:
     return np.array([sum(bit for bit, fits in tests.items() if fits(word)) for word in words], np.uint16)
 
 
-@lru_cache(maxsize=4096)
 def _role(raw: Args) -> str | None:
-    try:
-        role = msgspec.json.decode(raw or b"{}", type=_Args).role
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    role = _decoded(raw).role
     return role if isinstance(role, str) else None
+
+
+@lru_cache(maxsize=4096)
+def _decoded(raw: Args) -> _Args:
+    try:
+        return msgspec.json.decode(raw or b"{}", type=_Args)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Args()

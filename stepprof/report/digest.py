@@ -59,6 +59,8 @@ class RegionTotal(msgspec.Struct, frozen=True):
     """Start of the first call, end of the last one."""
     when: bytes
     """Packed intervals, at most `REGION_STRETCHES`."""
+    window: bool = False
+    """Whether it is a window, which a trace without spans shows as far as it was captured."""
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, array_like=True):
@@ -194,7 +196,7 @@ def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[st
         return [], []
     numbers: dict[str | None, int] = {}
     roles = np.array([numbers.setdefault(role, len(numbers)) for role in chosen.roles(which)], np.int64)
-    key = roles * len(source.names) + slices.name[which]
+    key = (2 * roles + chosen.are_windows(which)) * len(source.names) + slices.name[which]
     order = np.argsort(key, kind="stable")
     which, key = which[order], key[order]
     edges = np.concatenate((np.flatnonzero(np.diff(key, prepend=-1)), [len(key)]))
@@ -207,7 +209,8 @@ def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[st
         start = slices.start[mine]
         end = start + slices.duration[mine]
         when = Intervals.union(start, end)
-        role, name = divmod(int(key[low]), len(source.names))
+        place, name = divmod(int(key[low]), len(source.names))
+        role, is_window = divmod(place, 2)
         totals.append(
             RegionTotal(
                 name=source.names[name],
@@ -217,6 +220,7 @@ def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[st
                 first=int(start.min()),
                 last=int(end.max()),
                 when=when.coarse(REGION_STRETCHES)[0].pack(),
+                window=bool(is_window),
             )
         )
     totals.sort(key=lambda total: (-total.covered, total.first))

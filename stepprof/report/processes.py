@@ -58,9 +58,10 @@ class Process:
 
     @property
     def regions(self) -> list[RegionTotal]:
-        """From its spans, which have them all; without spans, from its traces."""
+        """From its spans, which have them all; without spans, from its traces, but for the windows that the manifest knows better."""
         spans = [digest for digest in self.digests if digest.origin.kind == "spans"]
-        return [region for digest in spans or self.digests for region in digest.regions]
+        regions = [region for digest in spans or self.digests for region in digest.regions]
+        return [region for region in regions if not (region.window and self.told)]
 
     @property
     def offset_ns(self) -> int:
