@@ -82,11 +82,9 @@ def _where(report: Report) -> list[Headline]:
     if not report.seconds:
         return []
     if len(report.islands) > 1:
-        shown = [
-            f"{seconds_text(each.seconds)} on {_names(each.hosts)}"
-            for each in report.islands[: MOST_NAMES + 1]
-        ]
-        more = f", and {len(report.islands) - len(shown)} more" if len(report.islands) > len(shown) else ""
+        known = [each for each in report.islands if each.seconds]  # not of a window whose end is not known
+        shown = [f"{seconds_text(each.seconds)} on {_names(each.hosts)}" for each in known[: MOST_NAMES + 1]]
+        more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         text = f"the step took, by each clock of its own, {', '.join(shown)}{more}"
         return [Headline(text, "step", report.seconds)]
     roles = sorted((time for time in report.roles if time.role is not None), key=lambda time: -time.seconds)
