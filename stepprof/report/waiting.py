@@ -261,7 +261,9 @@ def _take_out(each: _Settled, column: int, members: npt.NDArray[np.int64], early
         needed, needed_then = np.full(len(members), entered.max()), np.full(len(members), would.max())
         if wait.any():
             each.last = each.last.copy() if not each.last.flags.writeable else each.last
-            each.last[:, column] = would.argmax()
+            # a rank that was there before this one is not whom it waited for, whatever would have been
+            latest = would.argmax()
+            each.last[:, column] = np.where(entered[latest] > entered, latest, NOBODY)
     else:
         known = last != UNKNOWN
         needed = np.where(known, np.maximum(entered, entered[last]), entered)
