@@ -164,6 +164,10 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
     by_rank = {peers[at].rank: at for at in bucket.entries}
     if not groups or -1 in by_rank or len(by_rank) != len(bucket.entries):
         return
+    whole = all(rank in by_rank for group in groups for rank in group)
+    if _has_alone(peers, bucket.entries) and not (whole and synchronises(bucket.kind)):
+        # calls of one group that synchronise overlap; of others nothing tells which are of a group of one
+        return
     if len(groups) == 1:
         (only,) = groups
         there = {by_rank[rank]: bucket.entries[by_rank[rank]] for rank in only if rank in by_rank}
@@ -172,7 +176,7 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
             _match_in_order(bucket.kind, there, peers, found)
         return
     error = _error_ns([peers[at] for at in bucket.entries])
-    if error is None or not all(rank in by_rank for group in groups for rank in group):
+    if error is None or not whole:
         return  # a call may be of the group that is not whole
     left = dict(bucket.entries)
     open_groups = [tuple(by_rank[rank] for rank in group) for group in groups]
@@ -238,6 +242,14 @@ def _groups_of(peers: Sequence[Peer], entries: Iterable[int]) -> list[list[int]]
             texts[ranks_text(range(peer.world))] = None
     groups = [_ranks_of(text) for text in texts]
     return sorted((group for group in groups if len(group) > 1), key=lambda group: (-len(group), group))
+
+
+def _has_alone(peers: Sequence[Peer], entries: Iterable[int]) -> bool:
+    """Whether any of some peers is in a group of its own beside others, as frameworks make one for each rank: a call of it may be of that."""
+    return any(
+        len(peers[at].configured) > 1 and any(len(_ranks_of(text)) == 1 for text in peers[at].configured)
+        for at in entries
+    )
 
 
 def _ranks_of(text: str) -> list[int]:
