@@ -1,11 +1,12 @@
 """What is checked, as sessions: `nox -l` lists them, `.ci/run` runs them.
 
-`lint`, `tests`, `ray`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
+`lint`, `tests`, `truth`, `ray`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
 wheel and test what is in it, in clean environments without torch, on every Python that is supported.
 """
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import sys
 import zipfile
@@ -71,6 +72,16 @@ def core(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test, torch's included, on the checkout."""
     python(session, "coverage", "run", "-m", "pytest", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def truth(session: nox.Session) -> None:
+    """Compare the report with the truth of 20,000 random steps, or of as many as are named: `nox -s truth -- 5000 [SEED]`."""
+    steps, *seeds = session.posargs or ["20000"]
+    seed = seeds[0] if seeds else str(secrets.randbelow(2**32))
+    session.log(f"{steps} random steps, seed {seed}: nox -s truth -- {steps} {seed}")
+    session.env.update(TRUTH_STEPS=steps, TRUTH_SEED=seed)
+    python(session, "pytest", "-n", "2", "-o", "timeout=0", "tests/truth")
 
 
 @nox.session(venv_backend="none")

@@ -1,0 +1,94 @@
+"""Check how the report placed each source: every offset right within its stated error, every comparison within an island."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from stepprof.report.schema import SourceInfo
+from truth.known import Place
+from truth.model import Engine, Machine
+from truth.noting import Notes
+
+__all__ = ["places"]
+
+LOCAL = 200
+"""How wrong a clock is read by the process itself, on either side [ns]."""
+
+
+def places(notes: Notes) -> dict[int | str, Place]:
+    """Check each stated offset, and return how each process was placed."""
+    found: dict[int | str, Place] = {}
+    placed: list[tuple[SourceInfo, Machine, object]] = []
+    for source in notes.report.sources:
+        if not source.alignment:
+            continue
+        engine = _engine(notes, source) if source.kind == "engine" else None
+        machine = notes.truth.process(source.rank or 0).machine if engine is None else engine.machine
+        island = _island(notes, source, machine)
+        place = Place(machine.offset - source.offset_ns, source.error_ns or 0, island)
+        placed.append((source, machine, island))
+        if engine is not None:
+            notes.place_of_engine(engine, place)
+        elif found.setdefault(source.rank or 0, place) != place:
+            notes.say(f"places of {source.label}", place, found[source.rank or 0])
+    _errors(notes, placed)
+    by_machine = {
+        machine.boot: Place(machine.offset - source.offset_ns, source.error_ns or 0, island)
+        for source, machine, island in placed
+    }
+    for process in notes.truth.processes:
+        if process.rank not in found and process.told(notes.truth):
+            # only the manifest knows it: it is on the clock of its machine
+            found[process.rank] = by_machine.get(process.machine.boot) or _compared(
+                notes, process.machine, placed
+            )
+    return found
+
+
+def _compared(notes: Notes, machine: Machine, placed: Sequence[tuple[SourceInfo, Machine, object]]) -> Place:
+    """Where a machine without a source is: by the comparisons, if there are any with one that has some."""
+    truth = notes.truth
+    measured = {truth.machines[0].boot: (0, 0)}
+    measured |= {truth.machines[other].boot: (offset, error) for _, other, offset, error in truth.comparisons}
+    if not placed and machine.boot in measured:  # nothing else is known than what the manifest says
+        return Place(machine.offset - measured[machine.boot][0], measured[machine.boot][1], "one")
+    for source, other, island in placed:
+        if source.error_ns is not None and {machine.boot, other.boot} <= measured.keys():
+            (here, wrong), (there, wrong_too) = measured[machine.boot], measured[other.boot]
+            return Place(machine.offset - (source.offset_ns + here - there), wrong + wrong_too, island)
+    return Place(machine.offset, 0, machine.boot)
+
+
+def _engine(notes: Notes, source: SourceInfo) -> Engine:
+    return next(each for each in notes.truth.engines if each.replica == source.replica)
+
+
+def _island(notes: Notes, source: SourceInfo, machine: Machine) -> object:
+    """Which of the report's islands a source is on; where the report has none, all are on one."""
+    islands = notes.report.islands
+    if not islands:
+        return "one"
+    mine = [number for number, island in enumerate(islands) if source.host in island.hosts]
+    notes.unclear |= len(mine) > 1
+    return mine[0] if len(mine) == 1 else machine.boot
+
+
+def _errors(notes: Notes, placed: Sequence[tuple[SourceInfo, Machine, object]]) -> None:
+    """Of two sources of one island, both offsets together are right within both errors together."""
+    by_machine = {(machine.boot, island): (source, machine) for source, machine, island in placed}
+    for ((_, island), (one, here)), ((_, other_island), (other, there)) in combinations(
+        by_machine.items(), 2
+    ):
+        if island != other_island:
+            continue
+        wrong = abs((one.offset_ns - other.offset_ns) - (here.offset - there.offset))
+        if one.error_ns is None and other.error_ns is None:
+            notes.say(f"clocks of {one.label} and {other.label}", "on one island", "never compared")
+        # one whose clock was compared with no other is that of its island
+        elif wrong > (one.error_ns or 0) + (other.error_ns or 0) + LOCAL:
+            notes.say(
+                f"clocks of {one.label} ({one.alignment}) and {other.label} ({other.alignment})",
+                f"{one.offset_ns - other.offset_ns} ± {one.error_ns} ± {other.error_ns}",
+                here.offset - there.offset,
+            )

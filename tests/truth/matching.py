@@ -1,0 +1,108 @@
+"""Which calls of a step can be matched from what was recorded, and whom each rank waited for in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from truth.known import Known
+from truth.model import Call, Truth
+
+__all__ = ["Sides", "matchable", "replayed", "sides_of"]
+
+
+def matchable(truth: Truth, known: Sequence[Known]) -> tuple[set[int], set[int]]:
+    """Return the ids of calls that must be matched, and of those that may be.
+
+    Must: every member recorded the call, on clocks that were compared, and the calls are either numbered (NCCL's) or
+    all of one group (gloo's state neither group nor number; then every member must have recorded all of them).
+    """
+    holders: dict[int, set[int | str]] = defaultdict(set)
+    islands: dict[int, set[object]] = defaultdict(set)
+    calls: dict[int, Call] = {}
+    for each in known:
+        for call in each.calls:
+            holders[id(call)].add(each.rank)
+            islands[id(call)].add(each.place.island)
+            calls[id(call)] = call
+    numbered = truth.shape.device == "cuda"
+    there = {each.rank for each in known}
+    whole = all(process.fate in ("complete", "driver") for process in truth.processes)
+    one_group = len(truth.groups) == 1
+    must, may = set(), set()
+    for number, call in calls.items():
+        members = set(call.group.ranks)
+        if call.pairwise or holders[number] != members or not members <= there:
+            continue
+        sure = len(islands[number]) == 1 and len(members) > 1
+        if not numbered:
+            sure = (
+                sure
+                and call.synchronises
+                and whole
+                and one_group
+                and len(set(truth.shape.phases)) == len(truth.shape.phases)
+            )
+        (must if sure else may).add(number)
+    return must, may
+
+
+@dataclass
+class Sides:
+    """What one rank waited in the calls of one phase: for whom at least and at most, in nanoseconds."""
+
+    calls: int = 0
+    total: int = 0
+    """Without what the recording caused."""
+    at_least: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    at_most: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    close: int = 0
+    """How far the clocks make that uncertain."""
+
+
+def replayed(truth: Truth, known: Sequence[Known], must: set[int]) -> bool:
+    """Whether what the recording caused of waits is decided by the data.
+
+    It is where the recording held nobody, or where every call of the step is matched and synchronises. In a call with a
+    root, a rank that did not wait may still have needed another one: what would have been without the recording then
+    depends on what no trace says.
+    """
+    if truth.shape.profiler == "none":
+        return True
+    seen = {id(call) for each in known for call in each.calls}
+    return seen <= must and len(seen) == len(truth.calls) and all(call.synchronises for call in truth.calls)
+
+
+def sides_of(
+    calls: Mapping[int, Call], known: Sequence[Known], must: Collection[int], *, decided: bool
+) -> dict[tuple[str, str], dict[int | str, Sides]]:
+    """Who waited for whom, by role and innermost region (empty: in none) and by rank."""
+    found: dict[tuple[str, str], dict[int | str, Sides]] = defaultdict(lambda: defaultdict(Sides))
+    errors = {each.rank: each.place.error for each in known}
+    around = {each.rank: each.around for each in known}
+    for number, call in calls.items():
+        for rank in call.arrive:
+            region, role = around[rank][number]
+            sides = found[role, region][rank]
+            error = errors.get(rank, 0) + max((errors.get(other, 0) for other in call.arrive), default=0)
+            error += call.blur
+            sides.calls += 1
+            sides.close += error
+            wait = call.waited[rank] - call.profiler[rank]
+            sides.total += wait
+            ended = call.arrive[rank] + call.waited[rank]
+            # the clocks cannot tell the last one from those that came as late within their error
+            late = {other for other, at in call.arrive.items() if abs(at - ended) <= error}
+            named = set(call.needed[rank]) | late
+            if not decided:  # then it may be anyone who came later
+                named |= {other for other in call.arrive if call.arrive[other] > call.arrive[rank]}
+                wait = call.waited[rank]
+            for other in named - {rank}:
+                sides.at_most[int(other)] += wait + error
+            # whom a rank needed in a call with a root is in no trace: it may go unnamed
+            if call.synchronises and len(named) == 1 and rank not in named:
+                sides.at_least[int(next(iter(named)))] += (
+                    max(wait - error, 0) if decided and number in must else 0
+                )
+    return found

@@ -1,0 +1,64 @@
+"""What every comparison needs: the truth and the report beside each other, and a list of differences."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from stepprof.report.schema import Report
+from truth.known import Place
+from truth.model import Engine, Truth
+
+__all__ = ["CLOSE", "Notes", "key_of"]
+
+CLOSE = 2_000
+"""Nanoseconds that a figure may differ by: its own rounding, and the edges of a few stretches."""
+_RANK = re.compile(r"\brank (\d+)\b")
+
+
+def key_of(label: str) -> int | str | None:
+    """The rank that a label names; None: none."""
+    found = _RANK.search(label)
+    if found:
+        return int(found[1])
+    return "driver" if "driver" in label.split() else None
+
+
+@dataclass
+class Notes:
+    """The differences between a report and the truth, one sentence each."""
+
+    truth: Truth
+    report: Report
+    found: list[str] = field(default_factory=list)
+    unclear: bool = False
+    """Two machines of one host name are on different islands: which source is on which is not in the report."""
+    shifts: dict[int, int] = field(default_factory=dict)
+    """How the workers of each engine were placed, by replica."""
+    islands: dict[int, object] = field(default_factory=dict)
+    """And on which island."""
+
+    def say(self, what: str, reported: object, true: object) -> None:
+        """Note a difference."""
+        self.found.append(f"{what}: reported {reported}, true {true}")
+
+    def same(self, what: str, reported: float | None, true_ns: float | None, close: float = CLOSE) -> None:
+        """Compare seconds with nanoseconds."""
+        if reported is None and true_ns is None:
+            return
+        if reported is None or true_ns is None or abs(reported * 1e9 - true_ns) > close:
+            self.say(what, reported, None if true_ns is None else true_ns / 1e9)
+
+    def equal(self, what: str, reported: object, true: object) -> None:
+        """Compare anything else."""
+        if reported != true:
+            self.say(what, reported, true)
+
+    def engine_island(self, engine: Engine) -> object:
+        """By whose clock the workers of an engine are placed."""
+        return self.islands.get(engine.replica)
+
+    def place_of_engine(self, engine: Engine, place: Place) -> None:
+        """Remember how an engine was placed."""
+        self.shifts[engine.replica] = place.shift
+        self.islands[engine.replica] = place.island
