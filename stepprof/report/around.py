@@ -56,7 +56,7 @@ def _innermost(source: Source, regions: Indices, calls: Indices, late_ns: int) -
     end = start + slices.duration[calls]
     found = np.searchsorted(begins, start, side="right") - 1
     while True:
-        outside = (found >= 0) & (ends[found] + late_ns < end)
+        outside = (found >= 0) & ((ends[found] + late_ns < end) | (ends[found] <= start))
         if not outside.any():
             return np.where(found >= 0, slices.name[regions][found], NONE)
         found[outside] = around[found[outside]]

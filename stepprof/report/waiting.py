@@ -263,7 +263,7 @@ def _take_out(each: _Settled, column: int, members: npt.NDArray[np.int64], early
             each.last = each.last.copy() if not each.last.flags.writeable else each.last
             # a rank that was there before this one is not whom it waited for, whatever would have been
             latest = would.argmax()
-            each.last[:, column] = np.where(entered[latest] > entered, latest, NOBODY)
+            each.last[:, column] = np.where(entered[latest] > entered, latest, UNKNOWN)
     else:
         known = last != UNKNOWN
         needed = np.where(known, np.maximum(entered, entered[last]), entered)

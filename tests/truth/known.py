@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from truth.model import Call, Process, Region, Stretch, Truth, Window, Work
-from truth.tracing import shown
+from truth.model import Call, Note, Process, Region, Stretch, Truth, Window, Work
+from truth.tracing import CALL_STREAM, shown
 
 __all__ = ["Known", "Place", "clipped", "known_of", "merged", "minus", "total"]
 
@@ -43,7 +43,7 @@ class Known:
     spans: bool = False
     """Whether its span file is there."""
     around: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Region and role of each call, by its id: the innermost region that the trace shows, which lacks those that had not ended."""
+    """Region and role of each call, by its id: the innermost region that the trace shows (of kernels, on their stream), which lacks those that had not ended."""
     computing: list[Work] = field(default_factory=list)
     """What counts as work: kernels and copies; of a trace that shows no device, operators."""
     covered: list[Stretch] = field(default_factory=list)
@@ -106,10 +106,11 @@ def known_of(truth: Truth, process: Process, place: Place) -> Known:
             known.computing += [each for each in work if each.kind == "op"]
         known.calls += [thing for thing in things if isinstance(thing, Call)]
         regions = [thing for thing in things if isinstance(thing, Region)]
+        notes = [thing for thing in things if isinstance(thing, Note) and thing.stream == (0, CALL_STREAM)]
         for call in things:
             if isinstance(call, Call):
                 known.around[id(call)] = (
-                    _innermost(call, process.rank, regions),
+                    _innermost(call, process.rank, notes if process.devices else regions),
                     _role(call, process, window),
                 )
         if not spans:
@@ -126,11 +127,12 @@ def known_of(truth: Truth, process: Process, place: Place) -> Known:
     return known
 
 
-def _innermost(call: Call, rank: int | str, regions: Sequence[Region]) -> str:
+def _innermost(call: Call, rank: int | str, regions: Sequence[Region | Note]) -> str:
     holding = [
         region for region in regions if region.start <= call.arrive[rank] and call.leave[rank] <= region.end
     ]
-    return min(holding, key=lambda region: region.end - region.start).name if holding else ""
+    # of two with the same times the inner one was written later
+    return min(reversed(holding), key=lambda region: region.end - region.start).name if holding else ""
 
 
 def _role(call: Call, process: Process, window: Window) -> str:

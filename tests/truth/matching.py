@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from truth.known import Known
+from truth.known import Known, merged, minus, total
 from truth.model import Call, Truth
 
 __all__ = ["Sides", "matchable", "replayed", "sides_of"]
@@ -80,16 +80,20 @@ def sides_of(
     """Who waited for whom, by role and innermost region (empty: in none) and by rank."""
     found: dict[tuple[str, str], dict[int | str, Sides]] = defaultdict(lambda: defaultdict(Sides))
     errors = {each.rank: each.place.error for each in known}
-    around = {each.rank: each.around for each in known}
+    by_rank = {each.rank: each for each in known}
+    computing = {each.rank: merged(each.stretches(each.computing)) for each in known}
     for number, call in calls.items():
         for rank in call.arrive:
-            region, role = around[rank][number]
+            region, role = by_rank[rank].around[number]
             sides = found[role, region][rank]
             error = errors.get(rank, 0) + max((errors.get(other, 0) for other in call.arrive), default=0)
             error += call.blur
             sides.calls += 1
             sides.close += error
-            wait = call.waited[rank] - call.profiler[rank]
+            begins = by_rank[rank].at(call.arrive[rank])
+            end = begins + call.waited[rank]
+            # what computation hides is no waiting
+            wait = total(minus([(begins, end - call.profiler[rank])], computing[rank]))
             sides.total += wait
             ended = call.arrive[rank] + call.waited[rank]
             # the clocks cannot tell the last one from those that came as late within their error
@@ -97,7 +101,7 @@ def sides_of(
             named = set(call.needed[rank]) | late
             if not decided:  # then it may be anyone who came later
                 named |= {other for other in call.arrive if call.arrive[other] > call.arrive[rank]}
-                wait = call.waited[rank]
+                wait = total(minus([(begins, end)], computing[rank]))
             for other in named - {rank}:
                 sides.at_most[int(other)] += wait + error
             # whom a rank needed in a call with a root is in no trace: it may go unnamed

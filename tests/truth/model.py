@@ -127,6 +127,16 @@ class Region:
 
 
 @dataclass
+class Note:
+    """What torch writes on a stream for a region: from the first of its kernels there to the last."""
+
+    name: str
+    start: int
+    end: int
+    stream: tuple[int, int]
+
+
+@dataclass
 class Window:
     """One window of a process, and its capture."""
 

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from truth.model import STEP, Call, Engine, Process, Region, Scheduler, Truth, Window, Work
+from truth.model import STEP, Call, Engine, Note, Process, Region, Scheduler, Truth, Window, Work
 
-__all__ = ["DISPATCH_NS", "dispatch_name", "engine_trace", "in_trace", "kernel_name", "rank_trace", "shown"]
+__all__ = [
+    "CALL_STREAM",
+    "DISPATCH_NS",
+    "dispatch_name",
+    "engine_trace",
+    "in_trace",
+    "kernel_name",
+    "rank_trace",
+    "shown",
+]
 
 GRID = 7_889_238 * 10**9
 """Kineto's times are relative to a multiple of this."""
@@ -52,7 +61,7 @@ def rank_trace(truth: Truth, process: Process, window: Window, run_id: str, step
     return gzip.compress(data.encode(), 1), len(lines)
 
 
-def shown(process: Process, window: Window) -> list[Call | Work | Region]:
+def shown(process: Process, window: Window) -> list[Call | Work | Region | Note]:
     """Return what the trace of a window holds of what the process did."""
     if window.captured is None:
         return []
@@ -71,7 +80,7 @@ def _broken(head: str, lines: Sequence[str], kept: int) -> bytes:
     return gzip.compress(text.encode(), 1)
 
 
-def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region | None, str]]:
+def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region | Note | None, str]]:
     """The events of a capture in the order of the file, each with what it shows."""
     base = process.machine.own(window.start) // GRID * GRID
     pid, rank, captured = process.pid, process.rank, window.captured or window.end
@@ -87,7 +96,7 @@ def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region
         times = f'"ts": {at(start)}, "dur": {(end - start) / 1000:.3f}'
         return f'{{"ph": "X", "cat": "{cat}", "name": {json.dumps(name)}, {where}, {times}, "args": {args}}}'
 
-    found: list[tuple[Call | Work | Region | None, str]] = []
+    found: list[tuple[Call | Work | Region | Note | None, str]] = []
     inner = [each for each in process.windows if each.joined] if window.role is None else []
     for number, each in enumerate([window, *inner]):
         told = json.dumps({"step": STEP, "role": each.role, "kind": "window"})
@@ -129,6 +138,8 @@ def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region
         for call, start, end in calls:
             args = json.dumps(_nccl(call, rank))
             found.append((call, event("kernel", kernel_name(call), (0, CALL_STREAM), start, end, args)))
+    for note in _notes(process, window, work, calls) if process.devices else ():
+        found.append((note, event("gpu_user_annotation", note.name, note.stream, note.start, note.end)))
     start, end = window.start - AROUND, captured + AROUND
     found.append((None, event("Trace", "PyTorch Profiler (0)", ("Spans", "PyTorch Profiler"), start, end)))
     found.append(
@@ -138,6 +149,26 @@ def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region
         )
     )
     return found
+
+
+def _notes(
+    process: Process, window: Window, work: Sequence[Work], calls: Sequence[tuple[Call, int, int]]
+) -> Iterator[Note]:
+    """The regions of the host as torch shows them on each stream, outer ones first."""
+    ran = [((each.device, STREAM), each.start, each.end) for each in work if each.kind != "op"]
+    ran += [((0, CALL_STREAM), start, end) for _, start, end in calls]
+    for region in process.regions:
+        if not in_trace(window, region.start, region.end):
+            continue
+        for stream in sorted({stream for stream, _, _ in ran}):
+            inside = [
+                (start, end)
+                for on, start, end in ran
+                if on == stream and region.start <= start and end <= region.end
+            ]
+            if inside:
+                first, last = min(start for start, _ in inside), max(end for _, end in inside)
+                yield Note(region.name, first, last, stream)
 
 
 def dispatch_name(call: Call) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from stepprof.report.schema import PhaseSkew, UnmatchedTime
-from truth.known import Known, clipped, total
+from truth.known import Known, clipped, merged, minus, total
 from truth.matching import Sides, matchable, replayed, sides_of
 from truth.model import Call, Stretch
 from truth.noting import CLOSE, Notes, key_of
@@ -243,8 +243,9 @@ def _unmatched(notes: Notes, row: UnmatchedTime, everyone: Sequence[Known], wait
         if known is None or not calls:
             notes.say(f"{what} on {time.label}", time.seconds, "no such calls")
             continue
-        most = total(known.call(call) for call in calls)
-        least = total(known.call(call) for call in calls if id(call) not in waited.may)
+        hidden = merged(known.stretches(known.computing))
+        most = total(minus(map(known.call, calls), hidden))
+        least = total(minus((known.call(call) for call in calls if id(call) not in waited.may), hidden))
         if not least - CLOSE <= time.seconds * 1e9 <= most + CLOSE:
             notes.say(f"{what} on {rank}", time.seconds, (least / 1e9, most / 1e9))
         if time.calls > len(calls):

@@ -138,6 +138,12 @@ def _spans(run: Path, process: Process, step: int) -> None:
         "pid_namespace": process.pid_namespace,
     }
     lines: list[Mapping[str, object]] = [header]
+    first, last = process.windows[0], process.windows[-1]
+    roles = dict.fromkeys(window.role for window in process.windows)
+    # the loop comes from another step and goes on with one, each of the same roles
+    for role in roles:
+        start = own(first.start) - 10 * SECOND
+        lines.append(_span(role or "step", "window", start, SECOND, process, role, step - 1))
     for region in sorted(process.regions, key=lambda region: region.end):
         if process.ended(region.end):
             continue
@@ -166,6 +172,9 @@ def _spans(run: Path, process: Process, step: int) -> None:
                 step,
             )
         )
+    for role in roles if process.killed is None else ():
+        start = own(last.end) + 10 * SECOND
+        lines.append(_span(role or "step", "window", start, SECOND, process, role, step + 1))
     number = 1
     while (path := run / "spans" / f"rank-{process.rank}.{number:06d}.jsonl").exists():
         number += 1
