@@ -118,7 +118,7 @@ def make_report(
         version=11,
         headlines=[
             s.Headline(f"generation ran below half of its peak batch for {worst.below_half:.0%} of the rollout , the last {worst.tail:.1f} s without a break", "tail", worst.tail),
-            s.Headline(f"{ranks} of {ranks} processes: nothing of their own was recorded for {t_gen / end:.0%} of the step on average while the rollout ran", "idle", t_gen),
+            s.Headline(f"{ranks} of {ranks} processes: no work was recorded for {t_gen / end:.0%} of the step on average while the rollout ran", "idle", t_gen),
             s.Headline(f"actor rank {straggler} was the last in actor: {last - median:.1f} s after the median of the others", "straggler", last - median),
             s.Headline("54% of the communication is not overlapped by computation: 4.1 s on average", "overlap", 4.1),
             s.Headline("the recording itself held actor rank 3 up for 460 ms", "overhead", 0.46),

@@ -136,16 +136,16 @@ class TestIdleness:
         """What is not known has a sentence as well; what took less than a tenth of the step has none."""
         rows = [idle(rollout=6.0, unknown=3.0), idle("rank 1", rollout=4.0, host=0.1)]
         assert texts(idle=rows) == [
-            "2 of 2 processes: nothing of their own was recorded for 50% of the step on average while the rollout ran",
+            "2 of 2 processes: no work was recorded for 50% of the step on average while the rollout ran",
             "rank 0: no recorded work or cause explains 30% of the step",
         ]
 
     @pytest.mark.parametrize(
         ("cause", "sentence"),
         [
-            ("host", "the device stood idle for 20% of the step in recorded windows, without work from its host"),
-            ("peers", "nothing of their own was recorded for 20% of the step while other ranks of their role were in it"),
-            ("other_role", "nothing of their own was recorded for 20% of the step while other roles ran"),
+            ("host", "the device was idle for 20% of the step in recorded windows: the host launched no work"),
+            ("peers", "no work was recorded for 20% of the step while other ranks of their role were in it"),
+            ("other_role", "no work was recorded for 20% of the step while other roles ran"),
             ("not_recorded", "20% of the step was not recorded"),
         ],
     )  # fmt: skip
@@ -158,7 +158,7 @@ class TestIdleness:
         """On another host the step took 4 s, of which a rank stood idle for 2 s."""
         row = Idle("rank 0", 4.0, 2.0, {"host": 2.0})
         assert texts(idle=[row]) == [
-            "rank 0: the device stood idle for 50% of the step in recorded windows, without work from its host"
+            "rank 0: the device was idle for 50% of the step in recorded windows: the host launched no work"
         ]
 
 

@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=_THERE,
         metavar="FILE",
-        help="write the JSON (schema_version 1) there, and nothing that is not asked for; without a FILE print it instead of text",
+        help="write the JSON (schema_version 2) there, and nothing that is not asked for; without a FILE print it instead of text",
     )
     add_work(parser)
 

@@ -32,10 +32,10 @@ MOST_STRAGGLERS = 3
 MOST_SHORTFALLS = 3
 MOST_NAMES = 3
 _CAUSES = {
-    "host": "the device stood idle for {share}{mean} in recorded windows, without work from its host",
-    "rollout": "nothing of their own was recorded for {share}{mean} while the rollout ran",
-    "peers": "nothing of their own was recorded for {share}{mean} while other ranks of their role were in it",
-    "other_role": "nothing of their own was recorded for {share}{mean} while other roles ran",
+    "host": "the device was idle for {share}{mean} in recorded windows: the host launched no work",
+    "rollout": "no work was recorded for {share}{mean} while the rollout ran",
+    "peers": "no work was recorded for {share}{mean} while other ranks of their role were in it",
+    "other_role": "no work was recorded for {share}{mean} while other roles ran",
     "not_recorded": "{share}{mean} was not recorded",
     "unknown": "no recorded work or cause explains {share}{mean}",
 }
