@@ -165,13 +165,15 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
     if not groups or -1 in by_rank or len(by_rank) != len(bucket.entries):
         return
     whole = all(rank in by_rank for group in groups for rank in group)
-    if _has_alone(peers, bucket.entries) and not (whole and synchronises(bucket.kind)):
+    alone = _has_alone(peers, bucket.entries)
+    if alone and not (whole and synchronises(bucket.kind)):
         # calls of one group that synchronise overlap; of others nothing tells which are of a group of one
         return
     if len(groups) == 1:
         (only,) = groups
         there = {by_rank[rank]: bucket.entries[by_rank[rank]] for rank in only if rank in by_rank}
-        _say(found, there, len(there), len(only))
+        if not alone:
+            _say(found, there, len(there), len(only))
         if len(there) == len(only):
             _match_in_order(bucket.kind, there, peers, found)
         return

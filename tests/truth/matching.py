@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from truth.known import Known, merged, minus, total
 from truth.model import Call, Truth
 
-__all__ = ["Sides", "matchable", "replayed", "sides_of"]
+__all__ = ["Sides", "alone", "matchable", "replayed", "sides_of"]
 
 
 def matchable(truth: Truth, known: Sequence[Known]) -> tuple[set[int], set[int]]:
@@ -74,10 +74,19 @@ def replayed(truth: Truth, known: Sequence[Known], must: set[int]) -> bool:
     return seen <= must and len(seen) == len(truth.calls) and all(call.synchronises for call in truth.calls)
 
 
+def alone(call: Call, known: Known) -> bool:
+    """Whether a call is of a group of one member, and does not say so."""
+    return len(call.group.ranks) == 1 and not known.process.devices
+
+
 def sides_of(
     calls: Mapping[int, Call], known: Sequence[Known], must: Collection[int], *, decided: bool
 ) -> dict[tuple[str, str], dict[int | str, Sides]]:
-    """Who waited for whom, by role and innermost region (empty: in none) and by rank."""
+    """Who waited for whom, by role and innermost region (empty: in none) and by rank.
+
+    A call of gloo's in a group of one member states no group: where it overlaps such calls of other ranks, the report may
+    take them for one call of a larger group. A wait in it can then be stated, of at most its own duration.
+    """
     found: dict[tuple[str, str], dict[int | str, Sides]] = defaultdict(lambda: defaultdict(Sides))
     errors = {each.rank: each.place.error for each in known}
     by_rank = {each.rank: each for each in known}
@@ -102,7 +111,9 @@ def sides_of(
             if not decided:  # then it may be anyone who came later
                 named |= {other for other in call.arrive if call.arrive[other] > call.arrive[rank]}
                 wait = total(minus([(begins, end)], computing[rank]))
-            for other in named - {rank}:
+            if alone(call, by_rank[rank]):
+                named, wait = set(by_rank), call.leave[rank] - call.arrive[rank]
+            for other in named - {rank, "driver"}:
                 sides.at_most[int(other)] += wait + error
             # whom a rank needed in a call with a root is in no trace: it may go unnamed
             if call.synchronises and len(named) == 1 and rank not in named:

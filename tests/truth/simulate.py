@@ -45,6 +45,7 @@ def simulate_again(first: Truth) -> Truth:
     """Return a later step of the same number, on the same machines: another epoch's, or that of a job that was restarted."""
     shape = replace(first.shape, seed=first.shape.seed ^ 1)
     later = _Simulation(shape, first.machines, T0 + LATER).run()
+    later.compared = first.compared
     if shape.again == "epoch":
         later.visit = 2
     else:

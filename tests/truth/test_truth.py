@@ -42,6 +42,7 @@ def compared(shape: Shape) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)  # as many steps as are asked for
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_report_says_what_is_true(part: int) -> None:
     """Each figure and sentence of the report of a random step agrees with the truth, or is absent."""

@@ -7,7 +7,7 @@ from statistics import median
 
 from stepprof.report.schema import PhaseSkew, UnmatchedTime
 from truth.known import Known, clipped, merged, minus, total
-from truth.matching import Sides, matchable, replayed, sides_of
+from truth.matching import Sides, alone, matchable, replayed, sides_of
 from truth.model import Call, Stretch
 from truth.noting import CLOSE, Notes, key_of
 from truth.partition import Around, Partition, between, generating, handing, partitions, recording
@@ -93,6 +93,8 @@ def _blur(known: Known, waited: Waited) -> int:
         if id(call) in waited.must or id(call) in waited.may:
             found += waited.errors[known.rank] + max(waited.errors.get(each, 0) for each in call.arrive)
             found += call.blur
+            if alone(call, known):
+                found += call.leave[known.rank] - call.arrive[known.rank]
     return found
 
 
