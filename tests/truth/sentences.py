@@ -271,7 +271,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
 
 
 _CAUSES = {
-    "the device stood idle": "host",
+    "the device was idle": "host",
     "while the rollout ran": "rollout",
     "while other ranks of their role were in it": "peers",
     "while other roles ran": "other_role",
