@@ -45,7 +45,7 @@ class Session:
         self.last = step
         selected = self.selector.select(step, role) is not None
         if selected:
-            self.selector.note(step, role)
+            self.selector.window(step, role, None)
         return selected
 
 

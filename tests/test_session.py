@@ -329,13 +329,13 @@ class TestSteps:
             thread.start()
         for thread in threads:
             thread.join()
-        assert session.selector._occurrences == {(2, None): 160}
+        assert session.selector.visits._counted[2, None].occurrence == 160
 
     def test_occurrences_of_long_ago_are_forgotten(self, start) -> None:
         """What is kept does not grow with the run."""
         session = start(steps="all", capture_per="role")
         loop(range(1000))
-        assert len(session.selector._occurrences) <= 257
+        assert len(session.selector.visits._counted) <= 257
 
     def test_a_session_that_follows_another_process_is_not_argued_with(self, start) -> None:
         """The code of an actor may call `init` itself, later and otherwise configured: what it follows stands, and nothing raises."""

@@ -232,7 +232,7 @@ class TestWatcher:
         """Neither they nor the one after, whose export may still run."""
         watched = loop(selected="11")
         watched.steps(1, 10)
-        watched.selector.note(11, None)
+        watched.selector.window(11, None, None)
         watched.window(11, 9.0)
         watched.window(12, 9.0)
         assert watched.look() == []
@@ -300,7 +300,7 @@ class TestBudget:
     def passed(self, watched: Loop, step: int, *, came: bool = True) -> None:
         """The step that was asked for is over."""
         if came:
-            watched.selector.note(step, None)
+            watched.selector.window(step, None, None)
         watched.captures.look(step + 1, lambda role: step + 3)
 
     def test_ranks_that_find_the_same_step_are_one_event(self, tmp_path) -> None:

@@ -177,7 +177,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
             told.wrong(process)
 
 
-@_reads(r"\d+ more kinds of captures fell short: see the notes")
+@_reads(r"captures fell short in \d+ more ways: report.json lists them")
 def _(told: _Sentences, match: re.Match[str]) -> None:
     if len({process.fate for process in told.notes.truth.processes}) < 4:
         told.wrong("fewer kinds")
