@@ -25,7 +25,7 @@ COMMANDS = {
     "show": (),
     "spans": (),
     "status": (),
-    "check": (),
+    "check": ("--workers", "1"),
     "merge": ("--workers", "1", "--output", "timeline.pftrace"),
     "report": ("--workers", "1", "--html", "report.html", "--json", "report.json"),
 }
