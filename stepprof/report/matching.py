@@ -166,7 +166,7 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
         return
     whole = all(rank in by_rank for group in groups for rank in group)
     alone = _has_alone(peers, bucket.entries)
-    if alone and not (whole and synchronises(bucket.kind)):
+    if alone and not (whole and synchronises(bucket.kind) and len(groups) == 1):
         # calls of one group that synchronise overlap; of others nothing tells which are of a group of one
         return
     if len(groups) == 1:
