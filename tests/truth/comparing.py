@@ -43,6 +43,8 @@ def differences(truth: Truth, report: Report) -> list[str]:
         compare_waiting(notes, waited[-1])
         compare_gantt(notes, known, bounds[0])
     if waited:
+        for island in set(notes.islands.values()) - set(islands):  # one may have engines alone
+            longest = max(longest, notes.generated(island))
         notes.same("seconds of the step", report.seconds, longest)
         compare_collectives(notes, everyone, waited)
         compare_sentences(notes, everyone, waited)

@@ -58,6 +58,17 @@ class Notes:
         """By whose clock the workers of an engine are placed."""
         return self.islands.get(engine.replica)
 
+    def generated(self, island: object) -> int:
+        """From the first forward step on an island to the last [ns]."""
+        steps = [
+            step
+            for engine in self.truth.engines
+            for scheduler in engine.schedulers
+            for step in scheduler.steps
+            if self.engine_island(engine) == island
+        ]
+        return max(end for _, end, _ in steps) - min(start for start, _, _ in steps)
+
     def place_of_engine(self, engine: Engine, place: Place) -> None:
         """Remember how an engine was placed."""
         self.shifts[engine.replica] = place.shift

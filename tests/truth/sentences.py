@@ -126,14 +126,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
 def _(told: _Sentences, match: re.Match[str]) -> None:
     lengths = [(waited.bounds[1] - waited.bounds[0]) / 1e9 for waited in told.waited]
     for island in set(told.notes.islands.values()):  # one may have engines alone
-        steps = [
-            step
-            for engine in told.notes.truth.engines
-            for each in engine.schedulers
-            for step in each.steps
-            if told.notes.engine_island(engine) == island
-        ]
-        lengths.append((max(end for _, end, _ in steps) - min(start for start, _, _ in steps)) / 1e9)
+        lengths.append(told.notes.generated(island) / 1e9)
     for part in re.findall(rf"({TIME}) on ", match["parts"]):
         low, high = seconds_of(part[0])
         if not any(low <= length <= high for length in lengths):
