@@ -118,6 +118,9 @@ def meet(where):
 
 def step(number, late):
     global current
+    if os.environ["CALLS"] != "groups":
+        with stepprof.region("settle"):  # the profiler started later on one rank: the first collective shows that, and no later one
+            dist.barrier()
     for name, call in calls.items():
         current = name
         meet(f"{number} {name}")
@@ -257,7 +260,10 @@ def four_ranks(tmp_path_factory, torch_server) -> Job:
 @pytest.mark.parametrize("late", [0, 1])
 class TestTwoRanks:
     def test_each_kind(self, two_ranks, late):
-        """In every collective, whichever rank is its root, the other rank waited as long as it measured, in the region of the call, for the one that was late."""
+        """In every collective, whichever rank is its root, the other rank waited for the one that was late, in the region of the call: as long as that slept, and not longer than it measured itself.
+
+        On a busy machine a rank measures more, as long as its threads are not scheduled.
+        """
         waits = waits_in(report_of(two_ranks.run, late + 2))
         stood = {name: two_ranks.stood(late + 2, name) for name in two_ranks.truth[0]["2"]}
         waits["ddp"] = waits.pop("DistributedDataParallel.forward")  # torch's own annotation is the innermost
@@ -265,9 +271,10 @@ class TestTwoRanks:
             assert name not in waits
             del stood[name]
         assert {name: waits[name][0] for name in stood} == dict.fromkeys(stood, late)
-        assert {name: waits[name][1] for name in stood} == {
-            name: {1 - late: pytest.approx(seconds[1 - late], abs=CLOSE)} for name, seconds in stood.items()
-        }
+        for name, seconds in stood.items():
+            ((rank, waited),) = waits[name][1].items()
+            assert rank == 1 - late
+            assert LATE - CLOSE < waited < seconds[rank] + CLOSE, name
         assert min(seconds[1 - late] for seconds in stood.values()) > LATE - CLOSE / 2
 
     def test_between_two_ranks(self, two_ranks, late):
@@ -286,7 +293,7 @@ class TestTwoRanks:
         between = sum(stood.pop(name)[1 - late] for name in ("send", "isend", "batch"))
         matched = sum(seconds[1 - late] for seconds in stood.values())
         waited, was_late = causes_of(report, 1 - late), causes_of(report, late)
-        assert waited["collective"] == pytest.approx(matched, rel=0.1)
+        assert 0.8 * LATE * len(stood) < waited["collective"] < 1.1 * matched + LATE
         assert waited["collective_unmatched"] == pytest.approx(between, abs=CLOSE)
         assert was_late.get("collective", 0) < 0.1 * matched
         assert waited["busy"] < 0.25 * matched
