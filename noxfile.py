@@ -64,7 +64,7 @@ def core(session: nox.Session) -> None:
     run_tests(
         session,
         *(some if session.python == "3.11" and not session.posargs else []),
-        *("-m", "not torch and not demo and not ray"),
+        *("-m", "not torch and not demo and not ray and not s3"),
         measured=session.python == "3.10",
     )
 
