@@ -714,7 +714,7 @@ class TestAttach:
         assert (entry.status, one.asked("start"), one.asked("stop")) == ("partial", 1, 1)
 
     def test_an_armed_step_that_never_came(self, recording, engine):
-        """The engine is idle again, and the folder is gone."""
+        """The engine is idle again, and nothing of the step is left."""
         one, session = engine(), recording(steps="2,3")
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -724,7 +724,7 @@ class TestAttach:
             pass
         assert shown({"rollout/0": "idle"})
         session.background.round()
-        assert not (session.path / "step-000003" / "rollout" / "replica-0").exists()
+        assert not (session.path / "step-000003").exists()
 
     def test_a_rank_that_is_not_selected_drives_its_engines(self, start, engine):
         """Which replicas are recorded is the role's business, not that of the process that drives them."""

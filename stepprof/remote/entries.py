@@ -14,6 +14,7 @@ from stepprof.log import logger
 from stepprof.options import EngineOptions
 from stepprof.records import Fragment, Origin
 from stepprof.remote.base import EngineWindow
+from stepprof.rundir import MANIFEST
 from stepprof.window import WHOLE_STEP, Window
 
 if TYPE_CHECKING:
@@ -174,12 +175,17 @@ class Entries:
 
 
 def remove_folder(window: EngineWindow) -> None:
-    """Take back a folder that was made for nothing; one that has something in it stays."""
-    if window.stem:
-        try:
-            window.output.rmdir()
-        except OSError as error:
-            logger.debug("folder stays", path=str(window.output), reason=str(error))
+    """Remove a folder that was made for nothing, with the step's where no process has claimed a place in that; one that has something in it stays."""
+    if not window.stem:
+        return
+    step = window.folder
+    claimed = (step / MANIFEST).exists()  # then other files may be about to come into the role's folder
+    try:
+        window.output.rmdir()
+        for folder in () if claimed else (window.output.parent, step):
+            folder.rmdir()
+    except OSError as error:
+        logger.debug("folder stays", path=str(window.output), reason=str(error))
 
 
 def _clocks(targets: Iterable[EngineTarget]) -> list[dict[str, Any]]:
