@@ -202,8 +202,12 @@ def causes_of(report, rank: int) -> dict[str, float]:
 
 
 def named_in(report) -> set[int]:
-    """The ranks that any sentence says were waited for, but for moments in which a busy machine did not schedule them."""
-    said = [headline.text for headline in report.headlines if (headline.seconds or 0) > LATE / 4]
+    """The ranks that any sentence says were waited for: not where a busy machine did not schedule them for a moment, nor where they first meet."""
+    said = [
+        headline.text
+        for headline in report.headlines
+        if (headline.seconds or 0) > 0.6 * LATE and "collectives of settle" not in headline.text
+    ]
     return {int(rank) for text in said for rank in NAMED.findall(text)}
 
 
