@@ -115,7 +115,7 @@ class LocalTarget:
         if not taken:
             self._skip(
                 ticket,
-                f"the hand-over of another thread did not end within {ticket.timing.waited_seconds:.3g} s",
+                f"the stop on another thread did not end within {ticket.timing.waited_seconds:.3g} s",
             )
             return
         failure: BaseException | None = None

@@ -832,7 +832,7 @@ class TestHandOver:
         control.let_go("stop")
         second = ended(session)[1]
         assert (second["step"], second["status"]) == (3, "skipped")
-        assert second["error"].startswith("the hand-over of another thread did not end within 0.1")
+        assert second["error"].startswith("the stop on another thread did not end within 0.1")
         assert second["wait_seconds"] >= 0.1
 
     async def test_waiting_does_not_block_the_event_loop(self, handing_over) -> None:
