@@ -118,7 +118,7 @@ def choose(count: int, wanted: int | None, step: int) -> int:
         return count
     if not 1 <= wanted <= count:
         raise ConfigError(
-            f"--occurrence = {wanted}: step {step} was recorded {'once' if count == 1 else f'{count} times'}; the nearest: {min(max(wanted, 1), count)}"
+            f"--occurrence = {wanted}: step {step} was recorded {'once' if count == 1 else f'{count} times'}; did you mean {min(max(wanted, 1), count)}?"
         )
     return wanted
 

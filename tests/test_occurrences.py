@@ -221,7 +221,7 @@ class TestCommands:
         """Is refused with the nearest."""
         run, _ = epochs()
         assert main(["show", str(run), "--occurrence", "7"]) == 2
-        assert "--occurrence = 7: step 2 was recorded 3 times; the nearest: 3" in capsys.readouterr().err
+        assert "--occurrence = 7: step 2 was recorded 3 times; did you mean 3?" in capsys.readouterr().err
 
     def test_report(self, epochs, capsys):
         """The step is as long as one occurrence of it; each has a file of its own."""
@@ -353,5 +353,5 @@ class TestSpreads:
 def test_an_occurrence_of_a_step_that_was_recorded_once(tmp_path):
     run = make_run(tmp_path)
     fragment(run, at=0)
-    with pytest.raises(ConfigError, match="was recorded once; the nearest: 1"):
+    with pytest.raises(ConfigError, match="was recorded once; did you mean 1"):
         find([run.path], output_dir=tmp_path, occurrence=2)
