@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -56,32 +54,6 @@ def rehearsed(cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> Allocator:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a card")
     cuda.alloc(1 << 20)
     return cuda
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_every_test_of_this_folder_has_run() -> None:
-    """To its last line, on the CPU and over the stand-in for the allocator: on a GPU none fails of what has nothing to do with one."""
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "rehearsal", "-p", "no:cacheprovider", str(here / "test_gpu.py")]  # fmt: skip
-    paths = os.pathsep.join([str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=380, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-5000:]
-    skipped = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
-    assert all("nsys is not on PATH" in line for line in skipped), skipped
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("case", benchmark.CASES)
-def test_the_benchmark_runs(rehearsed: Allocator, case: str) -> None:
-    """Each case on the CPU, where its figures mean nothing: what it does on a GPU is the same."""
-    rows = {row.name: row for row in benchmark.measured(case, quick=True, device="cpu")}
-    assert (rows["artifacts"].value > 0) == (case != "null")
-    assert rows["training stands still"].value > 0
-    assert rows["step, recorded"].ratio is not None
 
 
 @pytest.mark.torch
