@@ -11,13 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from stepprof.manifest import read_step
 from stepprof.occurrences import Span, choose, gap, split, told
 from stepprof.spanlines import parse_span, span_lines
+from stepprof.tables import counted
 
 __all__ = [
     "Portion",
@@ -25,6 +26,7 @@ __all__ = [
     "SpanWindow",
     "other_windows",
     "superseded",
+    "unclear",
     "visits_of",
     "window_of",
     "windows_in",
@@ -43,11 +45,19 @@ class Portion:
     spans: tuple[Span | None, ...]
     """When each was recorded; None: this process took no part in it."""
     index: int
+    comparable: bool = True
+    """Whether the times are on the clock of the process; else its visits can be matched by their order alone."""
 
-    def bounds(self, visits: Sequence[Span]) -> Span:
-        """Return from when to when spans begin that are meant, of a process that visited the step at these times."""
-        if not visits and self.spans[self.index] is not None:
+    def bounds(self, visits: Sequence[Span]) -> Span | None:
+        """Return from when to when spans begin that are of the occurrence; None: that is not known.
+
+        Args:
+            visits: when the process visited the step.
+        """
+        if not visits and self.comparable and self.spans[self.index] is not None:
             return self._between()
+        if not self.comparable and not self._is_in_order(visits):
+            return None
         chosen = self.chosen(visits)
         if chosen is None:
             return (0, 0)
@@ -57,17 +67,35 @@ class Portion:
         )
 
     def chosen(self, visits: Sequence[Span]) -> int | None:
-        """Return which of these visits is meant; None: none of them."""
+        """Return which of these visits is of the occurrence; None: none of them, or it is not known which."""
+        if not self.comparable:
+            return self.index if self._is_in_order(visits) else None
         wanted = self.spans[self.index]
         if wanted is None:
             return None
         mine = [number for number, visit in enumerate(visits) if self._nearest(visit) == self.index]
         return min(mine, key=lambda number: gap(wanted, visits[number]), default=None)
 
-    def since(self, time: int) -> int:
-        """Return how long after the beginning of the occurrence a time is."""
+    def since(self, time: int, visit: Span) -> int:
+        """Return how long after the beginning of the occurrence a time is, in a visit of it."""
         wanted = self.spans[self.index]
-        return time if wanted is None else time - wanted[0]
+        return time - (visit if wanted is None or not self.comparable else wanted)[0]
+
+    def distance(self, visit: Span) -> int:
+        """Return how far a visit is from what was recorded; 0 where no clock says it."""
+        wanted = self.spans[self.index]
+        return gap(wanted, visit) if self.comparable and wanted is not None else 0
+
+    def _is_in_order(self, visits: Sequence[Span]) -> bool:
+        """Whether the process visited the step as often as it was recorded, with the same pauses."""
+        if len(visits) != len(self.spans):
+            return False
+        pairs = [(span, visit) for span, visit in zip(self.spans, visits, strict=True) if span is not None]
+        if len(pairs) < 2:
+            return True
+        shifts = [visit[0] - span[0] for span, visit in pairs]
+        pauses = [later[0] - one[1] for times in zip(*pairs, strict=True) for one, later in pairwise(times)]
+        return bool(max(shifts) - min(shifts) <= min(pauses))
 
     def _nearest(self, visit: Span) -> int:
         known = [(gap(span, visit), number) for number, span in enumerate(self.spans) if span is not None]
@@ -82,24 +110,32 @@ class Portion:
         return begin, end
 
 
+def own_clock(window: Mapping[str, Any]) -> tuple[object, int]:
+    """Return the clock of a window where none was compared with another one: that of its host."""
+    return window["host"], 0
+
+
 class Portions:
     """Gives each process its portion.
 
     Args:
         occurrences: the windows of each occurrence.
         index: the one that is read.
-        offset_of: what the clock of a window is ahead of the common one.
+        clock_of: the common clock of a window (that of its island), and what its own clock is ahead of it.
     """
 
     def __init__(
         self,
         occurrences: Sequence[Iterable[Mapping[str, Any]]],
         index: int,
-        offset_of: Callable[[Mapping[str, Any]], int] = lambda window: 0,
+        clock_of: Callable[[Mapping[str, Any]], tuple[object, int]] = own_clock,
     ) -> None:
+        def none() -> list[Span | None]:
+            return [None] * len(occurrences)
+
         self._index = index
-        self._all: list[Span | None] = [None] * len(occurrences)
-        self._own: dict[object, list[Span | None]] = defaultdict(lambda: [None] * len(occurrences))
+        self._own: dict[object, list[Span | None]] = defaultdict(none)
+        self._by_clock: dict[object, list[Span | None]] = defaultdict(none)
         for number, windows in enumerate(occurrences):
             for window in windows:
                 begin, end = window["start_unix_ns"], window["end_unix_ns"]
@@ -108,22 +144,33 @@ class Portions:
                 span = (int(begin), int(begin if end is None else end))
                 own = self._own[_process(window)]
                 own[number] = _hull(own[number], span)
-                offset = offset_of(window)
-                self._all[number] = _hull(self._all[number], (span[0] - offset, span[1] - offset))
+                clock, offset = clock_of(window)
+                common = self._by_clock[clock]
+                common[number] = _hull(common[number], (span[0] - offset, span[1] - offset))
 
-    def of(self, host: object, pid: object, rank: object, offset_ns: int = 0) -> Portion | None:
+    def of(
+        self, host: object, pid: object, rank: object, clock: object, offset_ns: int = 0
+    ) -> Portion | None:
         """Return the portion of a process; None: no window says when anything was recorded.
 
         Args:
             host: where it ran.
             pid: its process id there.
             rank: its rank.
+            clock: the common clock that its own one was compared with; its host where none was.
             offset_ns: what its clock is ahead of the common one.
         """
-        spans = self._own.get((host, pid, rank)) or [
-            None if span is None else (span[0] + offset_ns, span[1] + offset_ns) for span in self._all
-        ]
-        return None if all(span is None for span in spans) else Portion(tuple(spans), self._index)
+        if not self._own:
+            return None
+        if (own := self._own.get((host, pid, rank))) is not None:
+            return Portion(tuple(own), self._index)
+        common = self._by_clock.get(clock)
+        if common is not None and None not in common:
+            moved = [(begin + offset_ns, end + offset_ns) for begin, end in filter(None, common)]
+            return Portion(tuple(moved), self._index)
+        whole = [spans for spans in self._by_clock.values() if None not in spans]
+        spans = whole[0] if whole else [None] * len(self._own[next(iter(self._own))])
+        return Portion(tuple(spans), self._index, comparable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +216,11 @@ def visits_of(windows: Iterable[SpanWindow], others: Callable[[], Iterable[SpanW
 
 
 def within(
-    spans: Iterable[dict[str, Any]], portions: Portions, folder: Path, step: int
+    spans: Iterable[dict[str, Any]],
+    portions: Portions,
+    folder: Path,
+    step: int,
+    findings: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
     """Yield the spans of a step that are of the occurrence that is read.
 
@@ -178,6 +229,7 @@ def within(
         portions: of its occurrences.
         folder: of the span files.
         step: the step.
+        findings: gets {file, problem} for each process whose spans may be of another occurrence, and are left out.
     """
     files: dict[str, list[Path]] = {}
 
@@ -191,7 +243,7 @@ def within(
         each = []
         for process, group in groupby(of_rank, _process):
             of = list(group)
-            portion = portions.of(*process)
+            portion = portions.of(*process, clock=process[0])
             if portion is None:
                 yield from of
             else:
@@ -203,8 +255,13 @@ def within(
             else ()
         )
         for number, (of, windows, others_of, portion) in enumerate(each):
-            begin, end = portion.bounds(visits_of(windows, others_of))
-            if number not in left_out:
+            visits = visits_of(windows, others_of)
+            bounds = portion.bounds(visits)
+            if bounds is None:
+                who = f"{folder.name}/rank-{rank} (pid {of[0]['pid']} on {of[0]['host']})"
+                findings.append({"file": who, "problem": unclear(step, len(visits), len(portion.spans))})
+            elif number not in left_out:
+                begin, end = bounds
                 yield from (span for span in of if type(at := span.get("start")) is int and begin <= at < end)
 
 
@@ -223,13 +280,11 @@ def superseded(
     for number, (windows, others_of, portion) in enumerate(processes):
         visits = visits_of(windows, others_of)
         chosen = portion.chosen(visits)
-        wanted = portion.spans[portion.index]
-        if chosen is not None and wanted is not None:
+        if chosen is not None:
             visit = visits[chosen]
             roles = {role for role, begin, _ in windows if visit[0] <= begin <= visit[1]}
-            found.append(
-                (gap(wanted, visit), number, roles, (portion.since(visit[0]), portion.since(visit[1])))
-            )
+            since = portion.since(visit[0], visit), portion.since(visit[1], visit)
+            found.append((portion.distance(visit), number, roles, since))
     left_out = set()
     for _, number, roles, visit in sorted(found, key=lambda each: each[:2]):
         if any(roles & others and gap(visit, other) > 0 for others, other in meant):
@@ -237,6 +292,21 @@ def superseded(
         else:
             meant.append((roles, visit))
     return left_out
+
+
+def unclear(step: int, visits: int, recorded: int) -> str:
+    """Return the sentence about a process whose spans of a step may be of any occurrence.
+
+    Args:
+        step: the step.
+        visits: how often the process visited it.
+        recorded: how many occurrences were recorded.
+    """
+    often = "once" if visits == 1 else f"{visits} times"
+    return (
+        f"spans of step {step} left out: the process visited it {often}, {counted(recorded, 'occurrence')} of it were recorded, "
+        "and no comparison of clocks says which of them a visit is"
+    )
 
 
 def windows_in(paths: Iterable[Path], step: int) -> Iterator[SpanWindow]:

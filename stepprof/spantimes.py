@@ -134,7 +134,7 @@ def span_times(path: Path, wanted: Wanted | None = None, portions: Portions | No
     ranks: set[Rank] = set()
     spans = read_spans(path, step=wanted.step, findings=table.findings)
     if portions is not None and wanted.step is not None:
-        spans = within(spans, portions, path / SPANS, wanted.step)
+        spans = within(spans, portions, path / SPANS, wanted.step, table.findings)
     for span in spans:
         kind, name, role, rank = span.get("kind"), span.get("name"), span.get("role"), span["rank"]
         if kind not in KINDS or not isinstance(name, str):

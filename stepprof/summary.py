@@ -172,7 +172,7 @@ def region_times(path: Path, step: int, portions: Portions | None = None) -> Reg
     found: dict[tuple[str, str | None, Rank], Outermost] = {}
     table = RegionTable()
     read = read_spans(path, step=step, findings=table.findings)
-    for span in read if portions is None else within(read, portions, path / SPANS, step):
+    for span in read if portions is None else within(read, portions, path / SPANS, step, table.findings):
         if span.get("kind") == "region":
             role = span.get("role") if isinstance(span.get("role"), str) else None
             found.setdefault((str(span["name"]), role, span["rank"]), Outermost()).add(span)

@@ -333,6 +333,73 @@ class TestSpans:
         assert {each["name"] for each in shown} == {"of 8", "of 9"}
 
 
+class TestClocksThatWereNeverCompared:
+    """A process that recorded nothing itself, on a host whose clock is hours ahead of those that recorded."""
+
+    def visits(self, tmp_path, *times, recorded=(0, 100), step=2):
+        """Record occurrences on one host, and write the spans of a rank on another one that visited the step at these times [s]."""
+        run = make_run(tmp_path)
+        for number, at in enumerate(recorded, 1):
+            fragment(run, at=at, visit=number)
+        return self.spans(run, *times, step=step)
+
+    def spans(self, run, *times, step=2, pid=9):
+        """Write the spans of one more process of that rank."""
+        lines = [{"kind": "spans", "rank": 1, "host": "b", "pid": pid}]
+        for at in times:
+            part = {"step": step, "role": "actor", "start": BEGIN + int(at * SECOND), "dur": SECOND}
+            between = {**part, "step": step + 1, "start": part["start"] + 10 * SECOND, "kind": "window"}
+            lines += [
+                {**part, "name": f"at {at}", "kind": "region"},
+                {**part, "name": "actor", "kind": "window"},
+            ]
+            lines.append({**between, "name": "actor"})
+        run.spans_path(1).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return run
+
+    def names(self, run, capsys, number):
+        """Of the regions that `show` and `merge` have, and what they say about what is left out."""
+        assert main(["show", str(run.path), "--json", "--occurrence", str(number)]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        found = find([run.path], output_dir=run.path.parent, step=2, occurrence=number)
+        (spans,) = [load(each, args=False) for each in found.inputs if each.origin.kind == "spans"]
+        regions = {each["name"] for each in shown["regions"]}
+        assert {name for name in spans.names if name.startswith("at ")} >= regions
+        assert len(spans.slices.start) == 2 * len(regions)
+        problems = [each["problem"] for each in shown["span_findings"]]
+        assert spans.findings == problems
+        return regions, problems
+
+    def test_as_many_visits_as_occurrences(self, tmp_path, capsys):
+        """They are matched by their order, whatever the clock says."""
+        run = self.visits(tmp_path, 7_200, 7_300)
+        assert self.names(run, capsys, 1) == ({"at 7200"}, [])
+        assert self.names(run, capsys, 2) == ({"at 7300"}, [])
+
+    @pytest.mark.parametrize("times", [(7_200,), (7_200, 7_300, 7_400), (7_200, 9_300)])
+    def test_other_visits(self, tmp_path, capsys, times):
+        """Its spans are left out, and the reason is given."""
+        run = self.visits(tmp_path, *times)
+        for number in (1, 2):
+            regions, (problem,) = self.names(run, capsys, number)
+            assert regions == set()
+            assert "2 occurrences of it were recorded" in problem
+
+    def test_a_process_before_a_restart_and_one_after_it(self, tmp_path, capsys):
+        """Each visited the step once, and which of two occurrences that was is not known."""
+        run = self.visits(tmp_path, 7_200)
+        self.spans(run, 7_300, pid=10)
+        found = find([run.path], output_dir=run.path.parent, step=2)
+        sources = [load(each, args=False) for each in found.inputs if each.origin.kind == "spans"]
+        assert [len(source.slices.start) for source in sources] == [0, 0]
+        assert all("visited it once" in source.findings[0] for source in sources)
+
+    def test_one_visit_of_one_occurrence(self, tmp_path, capsys):
+        """It is the usual case: they belong together."""
+        run = self.visits(tmp_path, 7_200, recorded=(0,))
+        assert self.names(run, capsys, 1) == ({"at 7200"}, [])
+
+
 class TestSpreads:
     def test_a_step_of_each_epoch(self, epochs):
         """Each time counts for itself: no step is as long as the run."""

@@ -163,7 +163,7 @@ def _inputs(path: Path, wanted: Wanted, portions: Portions | None) -> list[Input
             roles=None if wanted.role is None else (wanted.role,),
             portion=None
             if portions is None
-            else portions.of(each.origin.host, each.origin.pid, each.origin.rank),
+            else portions.of(each.origin.host, each.origin.pid, each.origin.rank, each.origin.host),
         )
         for each in span_inputs(path, wanted.step or 0)
         if wanted.includes_rank(each.origin.rank)

@@ -68,7 +68,7 @@ class Occurrence:
         for entry in entries:
             if "replica" not in entry:
                 windows[self._numbers[entry["fragment"]] - 1].append(entry)
-        self._portions = Portions(windows, self.number - 1, self._offset)
+        self._portions = Portions(windows, self.number - 1, self._clock)
 
     def has(self, fragment: str, *, mark: str = "") -> bool:
         """Whether a fragment is of it; a damaged one may be of any."""
@@ -76,12 +76,20 @@ class Occurrence:
 
     def portion(self, origin: Origin, alignment: Alignment) -> Portion | None:
         """What is of it in the spans of a process."""
-        return self._portions.of(origin.host, origin.pid, origin.rank, alignment.offset_ns)
+        return self._portions.of(origin.host, origin.pid, origin.rank, alignment.island, alignment.offset_ns)
 
     def _offset(self, entry: Mapping[str, Any]) -> int:
-        """What the clock by which an entry was written is ahead of the common one."""
+        """Return what the clock by which an entry was written is ahead of the common one."""
+        return self._alignment(entry).offset_ns
+
+    def _clock(self, window: Mapping[str, Any]) -> tuple[str, int]:
+        """Return the island of a window's clock, and what that clock is ahead of the island's."""
+        alignment = self._alignment(window)
+        return alignment.island, alignment.offset_ns
+
+    def _alignment(self, entry: Mapping[str, Any]) -> Alignment:
         if "replica" in entry:  # of an engine: by the clock of the process that drives it
             origin = Origin("rank", "", machine=entry["process"].partition(" ")[0])
         else:
             origin = Origin("rank", "", host=entry["host"], machine=entry["boot_id"])
-        return self._clocks.alignment(origin, entry["fragment"]).offset_ns
+        return self._clocks.alignment(origin, entry["fragment"])

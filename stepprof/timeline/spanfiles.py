@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from stepprof.portions import Portion, SpanWindow, other_windows, visits_of
+from stepprof.portions import Portion, SpanWindow, other_windows, unclear, visits_of
 from stepprof.spanlines import LONGEST_LINE, span_lines
 from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumns, Interned, SliceColumns
 from stepprof.timeline.model import Alignment, Origin, Source, Track, TrackKind
@@ -133,7 +133,11 @@ def read_spans_of(
         reader.read(Path(path), step)
     if portion is not None and step is not None:
         others = partial(other_windows, [Path(path) for path in paths], step)
-        reader.keep_within(portion.bounds(visits_of(reader.windows, others)))
+        visits = visits_of(reader.windows, others)
+        bounds = portion.bounds(visits)
+        if bounds is None:
+            reader.findings.append(unclear(step, len(visits), len(portion.spans)))
+        reader.keep_within(bounds or (0, 0))
     return reader.source(origin, alignment)
 
 
