@@ -411,7 +411,7 @@ class TestTrouble:
         attached = stepprof.attach(engine())
         closed = threading.Event()
 
-        async def close(timeout):
+        async def close(timeout, answer_seconds):
             closed.set()
             raise OSError("half closed")
 
@@ -452,6 +452,37 @@ class TestTrouble:
         assert (entry.status, one.asked("stop")) == ("partial", 1)
         window.stop()
         assert one.asked("stop") == 1
+
+    @pytest.mark.parametrize("verb", ["arm", "start", "stop"])
+    def test_the_end_of_the_run_waits_as_long_as_a_stop_may_take(self, start, engine, log, verb):
+        """Whatever hangs: the time for exports is not an engine's. One line says for whom the run waits, and how long."""
+        start(
+            steps="2",
+            ranks="all",
+            backend="null",
+            engine_start_timeout_seconds=0.3,
+            engine_stop_timeout_seconds=1,
+        )
+        stepprof.attach(engine(hold={verb: threading.Event()}))
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        began = time.monotonic()
+        stepprof.shutdown()
+        assert time.monotonic() - began < 15
+        lines = [line for line in log if line["event"] == "shutdown.waiting"]
+        if verb == "arm":  # nothing was sent to it
+            assert not lines
+        else:
+            assert [(line["targets"], line["answer_seconds"]) for line in lines] == [("rollout/0", 1)]
+
+    def test_the_end_of_the_run_after_a_detach(self, recording, engine):
+        """What was detached right before is still stopped, and its capture kept."""
+        one, session = engine(delays={"stop": 0.3}), recording()
+        attached = stepprof.attach(one)
+        stepprof.profile_step(2, role="rollout").start()
+        stepprof.detach(attached)
+        stepprof.shutdown()
+        assert [entry.status for entry in told(session)] == ["partial"]
 
     def test_shutdown_waits_no_longer_than_it_is_told(self, recording, engine):
         """A stop that hangs does not keep the job from ending."""

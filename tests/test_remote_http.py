@@ -460,6 +460,24 @@ class TestSession:
         assert "s3cret" not in done.text
         assert "t0ken" not in done.text
 
+    @pytest.mark.parametrize("kind", ["vllm", "sglang"])
+    def test_the_end_of_a_run_with_a_server_that_never_answers(self, start, log, kind):
+        """It accepts the connection: neither the window nor the end of the run waits longer than the role's time-outs."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            start(
+                steps="2",
+                backend="null",
+                roles={"rollout": {"ranks": "all"}},
+                engine_start_timeout_seconds=0.3,
+                engine_stop_timeout_seconds=1,
+            )
+            stepprof.attach(f"http://127.0.0.1:{silent.getsockname()[1]}", role="rollout", kind=kind)
+            began = time.monotonic()
+            with stepprof.profile_step(2, role="rollout"):
+                pass
+            stepprof.shutdown()
+            assert time.monotonic() - began < 15
+
     def test_a_server_that_nobody_knows(self, recorded):
         """It is left alone, and the manifest says how to state what it is."""
         with serving({}) as server:

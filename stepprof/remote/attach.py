@@ -129,6 +129,8 @@ class Engine:
     ) -> None:
         self.role = role
         self.targets: tuple[EngineTarget, ...] = ()
+        self.stop_seconds = 60.0
+        """How long its role waits for the answer to a stop."""
         self.changes = callable(target) and not _is_known(target)
         """Whether who the engines are has to be asked again at each arm."""
         self.counts = ranks is None
@@ -165,6 +167,7 @@ class Engine:
         for driver in self._drivers:
             check_backends_of(driver.kind, policy.engine, self.role)
         self._fleet = fleet
+        self.stop_seconds = policy.engine_stop_timeout_seconds
         self._take(self._drivers)
         if isinstance(self._target, (list, tuple)):
             self._check_ranks(policy)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineTarget", "HealthChange"]
 
+CLOSE_SECONDS = 0.5
+"""The least time for the answer to a driver's close, also where the stop before it took all the time there was."""
+
 
 @dataclass(frozen=True, slots=True)
 class HealthChange:
@@ -301,23 +304,31 @@ class EngineTarget:
         logger.warning("engine stop unanswered", target=self.label, name=self.driver.name, seconds=seconds)
         recording.tell("lost", reason)
 
-    async def leave(self, reason: str, timeout: float) -> None:
-        """Take no more part: what records is stopped, what is armed forgotten, and a driver that has a ``close`` is closed. Never raises."""
+    async def leave(self, reason: str, *, answer_seconds: float, timeout: float) -> None:
+        """Take no more part: stop a running capture, forget an armed one, close the driver. Never raises.
+
+        Args:
+            reason: why the capture is partial.
+            answer_seconds: how long to wait, in all, for answers of the engine.
+            timeout: how long to wait for exports and reports that are under way.
+        """
         self._left = True
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
         recording = self.recording
         if recording is None:
             self.disarm("detached")
         else:
             recording.late = recording.late or reason
             recording.stop.set()
-            await passed([recording.finished], timeout)
-        await self.awaiting.end(max(deadline - time.monotonic(), 0.0))
+            if recording.sent or not recording.given_up:  # else the engine has nothing to stop
+                await passed([recording.finished], answer_seconds)
+        await self.awaiting.end(max(began + timeout - time.monotonic(), 0.0))
         close = getattr(self.driver, "close", None)
         if close is None:
             return
+        spent = time.monotonic() - began
         try:
-            await close(timeout)
+            await close(max(timeout - spent, 0.0), max(answer_seconds - spent, CLOSE_SECONDS))
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; it is over anyway
             logger.warning(
                 "engine not closed", target=self.label, name=self.driver.name, reason=describe_error(error)

@@ -87,14 +87,17 @@ class Bracket:
         if self._stopped is None:
             self._stopped = remote_loop().submit(self._guarded(self._stop(body_error, partial)))
 
-    def wait_stopped(self, timeout: float | None = None) -> None:
+    def wait_stopped(self) -> None:
         """Wait until each engine has stopped, or the bound is over."""
-        bound = self._policy.engine_stop_timeout_seconds + SLACK_SECONDS
-        _wait(self._stopped, bound if timeout is None else timeout)
+        _wait(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
 
     async def stopped(self) -> None:
         """`wait_stopped` for a coroutine."""
         await _await(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
+
+    async def ended(self, timeout: float) -> None:
+        """`stopped` at the end of the run, for ``timeout`` seconds at most."""
+        await _await(self._stopped, min(timeout, self._policy.engine_stop_timeout_seconds))
 
     # -- on the loop
 

@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Fleet"]
 
-LEAVE_SECONDS = 60.0
-"""How long an engine that is detached may take to hand over what it has."""
+EXPORT_SECONDS = 60.0
+"""How long exports of an actor that is detached may take."""
+
+TELL_SECONDS = 0.5
+"""After so long, the wait at the end of the run is logged."""
+
+SLACK_SECONDS = 0.2
+"""How much longer the end of the run waits than the bounds that hold on stepprof's loop."""
 
 SHOW_SECONDS = 0.01
 """For how long changes are gathered before they are shown: a thousand engines answer one after the other."""
@@ -64,6 +70,7 @@ class Fleet:
         self._told: tuple[int, str | None] | None = None
         self.engines: tuple[Engine, ...] = ()
         self._brackets: set[Bracket] = set()
+        self._leaving: set[concurrent.futures.Future[None]] = set()
         self._armed: dict[str | None, int] = {}
 
     # -- what is attached
@@ -146,7 +153,10 @@ class Fleet:
         """Detach: what it records is stopped, what was armed is forgotten."""
         self.engines = tuple(other for other in self.engines if other is not engine)
         self._look_who_listens()
-        remote_loop().submit(_leave([engine], "the engine was detached while it recorded", LEAVE_SECONDS))
+        reason = "the engine was detached while it recorded"
+        leaving = remote_loop().submit(_leave([engine], reason, EXPORT_SECONDS))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
         self.changed()
 
     def changed(self) -> None:
@@ -274,17 +284,42 @@ class Fleet:
             bracket.send_stops(None, partial=reason)
 
     def close(self, reason: str, timeout: float) -> None:
-        """After `send_stops`: wait for the answers ``timeout`` seconds at most, forget what is armed."""
-        deadline = time.monotonic() + timeout
-        for bracket in list(self._brackets):
-            bracket.wait_stopped(max(deadline - time.monotonic(), 0.0))
-        if self.engines:
-            left = max(deadline - time.monotonic(), 0.0)
-            leaving = remote_loop().submit(self._end(reason, left))
-            concurrent.futures.wait([leaving], timeout=left + 0.1)
+        """After `send_stops`: wait for the answers, and forget what is armed.
+
+        Args:
+            reason: why a capture that still runs is partial.
+            timeout: seconds for exports that run in actors. An engine that does not answer is waited for as long as its role's
+                ``engine_stop_timeout_seconds`` says, if that is less.
+        """
+        if not (self.engines or self._brackets or self._leaving):
+            return
+        ending = remote_loop().submit(self._end(reason, timeout))
+        if not concurrent.futures.wait([ending], timeout=min(TELL_SECONDS, timeout)).done:
+            self._tell_waiting(timeout)
+            left = max(timeout - TELL_SECONDS, 0.0)
+            concurrent.futures.wait([ending], timeout=left + SLACK_SECONDS)
+
+    def _tell_waiting(self, timeout: float) -> None:
+        targets = [target for engine in self.engines for target in engine.targets]
+        silent = [target.label for target in targets if target.recording is not None] or [
+            target.label for target in targets
+        ]
+        bound = max((engine.stop_seconds for engine in self.engines), default=timeout)
+        logger.warning(
+            "shutdown.waiting",
+            targets=", ".join(silent[:TOLD]) + (", …" if len(silent) > TOLD else ""),
+            answer_seconds=min(bound, timeout),
+            export_seconds=timeout,
+        )
 
     async def _end(self, reason: str, timeout: float) -> None:
-        await _leave(self.engines, reason, timeout)
+        began = time.monotonic()
+        await asyncio.gather(*(bracket.ended(timeout) for bracket in self._brackets))
+        leaving = [asyncio.wrap_future(each) for each in self._leaving]
+        if leaving:
+            await asyncio.wait(leaving, timeout=max(began + timeout - time.monotonic(), 0.0))
+        spent = time.monotonic() - began
+        await _leave(self.engines, reason, timeout, spent)
         self._show()  # what was still being gathered
 
 
@@ -314,10 +349,17 @@ def _tell(changes: list[HealthChange]) -> None:
         say(event, target=change.label, name=change.name, before=change.before, health=change.after, reason=change.reason)  # fmt: skip
 
 
-async def _leave(engines: Iterable[Engine], reason: str, timeout: float) -> None:
-    targets = [target for engine in engines for target in engine.targets]
-    armed = [target.armed for target in targets if target.armed is not None]
-    await asyncio.gather(*(target.leave(reason, timeout) for target in targets))
+async def _leave(engines: Iterable[Engine], reason: str, timeout: float, spent: float = 0.0) -> None:
+    """Have engines leave; `spent` seconds of their time to answer are over."""
+    leaving = [(target, engine.stop_seconds) for engine in engines for target in engine.targets]
+    armed = [target.armed for target, _ in leaving if target.armed is not None]
+    left = max(timeout - spent, 0.0)
+    await asyncio.gather(
+        *(
+            target.leave(reason, answer_seconds=min(max(seconds - spent, 0.0), left), timeout=left)
+            for target, seconds in leaving
+        )
+    )
     if armed:
         await in_thread(_remove_folders, armed)
 

@@ -38,6 +38,11 @@ _making = threading.Lock()
 
 Key = tuple[int, "str | None", int]
 
+DETACHED = "the process that drives this one has detached it"
+
+CLOSE_SECONDS = 5.0
+"""How long the end of a session waits for another thread that is just stopping its capture."""
+
 _OF_THE_DRIVER = ("on_complete", "keep_steps", "keep_bytes")
 """What one process does for all: here it is the one that is followed."""
 
@@ -130,12 +135,22 @@ class Follower:
         if before is not None:
             before.__exit__(None, None, None)
 
-    def leave(self, timeout: float) -> list[str]:
-        """No more windows will come: wait for the exports, and end the session if it was made for this. Returns its files of spans."""
-        self.abort("the process that drives this one has detached it")
+    def close(self) -> None:
+        """End every window, on this thread: also what the session keeps open, if it ends with this attachment."""
+        self.abort(DETACHED)
         if self._announced is not None:
             self._announced.__exit__(None, None, None)
             self._announced = None
+        session = self._session
+        if session is None or cell.session is not session:
+            return
+        with _making:
+            ours = _users.get(session) == {self}
+        if ours:
+            session.local.abort(DETACHED, CLOSE_SECONDS)
+
+    def leave(self, timeout: float) -> list[str]:
+        """After `close`: wait for the exports, and end the session if it was made for this. Returns its files of spans."""
         session, self._session = self._session, None
         if session is None or session.path is None:
             return []

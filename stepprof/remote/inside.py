@@ -53,12 +53,13 @@ class Guest:
         self._run = Path()
         self._visible = True
         self._forgotten: threading.Timer | None = None
+        self._closed = False
 
     # -- the verbs
 
     def arm(self, actor: object, attachment: Attachment, window: EngineWindow) -> Facts:
         """Find what is asked for, and prepare it."""
-        self.attachment = attachment
+        self._take(attachment)
         self._run, self._visible = _place(attachment)
         if attachment.kind == "engine":
             self._find_engine(actor, attachment)
@@ -102,7 +103,7 @@ class Guest:
         """Have a session in this process."""
         if self.attachment is None:
             self._run, self._visible = _place(attachment)
-        self.attachment = attachment
+        self._take(attachment)
         self._follow(attachment)
         return self._facts()
 
@@ -112,12 +113,28 @@ class Guest:
         self._follow(attachment).announce(step, role)
         return facts
 
-    def leave(self, timeout: float) -> list[str]:
-        """The end: nothing stays open, exports are waited for. Returns the files of spans that the other process does not see."""
+    def close(self) -> None:
+        """Take no more windows; end the open ones, on the thread that entered them."""
+        self._closed = True
         self.abort()
+        if self._follower is not None:
+            self._follower.close()
+
+    def leave(self, timeout: float) -> list[str]:
+        """After `close`: wait for exports, end the session. Returns the files of spans that the other process does not see."""
         follower, self._follower = self._follower, None
         spans = [] if follower is None else follower.leave(timeout)
         return [] if self._visible else spans
+
+    def close_and_leave(self, timeout: float) -> list[str]:
+        """Both, where any thread will do."""
+        self.close()
+        return self.leave(timeout)
+
+    def _take(self, attachment: Attachment) -> None:
+        if self._closed:
+            raise EngineFailure("it was detached before the actor came to this call", "ok")
+        self.attachment = attachment
 
     # -- a session
 
@@ -306,13 +323,17 @@ def _done(guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...]) -> 
 
 
 def _leave(token: str, timeout: float) -> Answer:
-    """The end of an attachment. An engine that hangs keeps it from nothing: only a session has something to hand over."""
+    """The end of an attachment. An engine that hangs keeps it from nothing: only a session has something to hand over.
+
+    Exports are waited for on another thread: while the caller asks for the answer, it sees that this process lives.
+    """
     guest = _guests.pop(token, None)
-    if guest is None or guest.attachment is None or guest.attachment.kind == "engine":
+    if guest is None or (guest.attachment is not None and guest.attachment.kind == "engine"):
         return Answer([])
-    if _on_main_thread():
-        return _done(guest, guest.leave, (timeout,))
-    return _elsewhere(guest, guest.leave, (timeout,), 0.0)
+    if not _on_main_thread():
+        return _elsewhere(guest, guest.close_and_leave, (timeout,), 0.0)
+    closed = _done(guest, guest.close, ())
+    return closed if closed.failure is not None else _elsewhere(guest, guest.leave, (timeout,), 0.0)
 
 
 def _answer(ticket: int) -> Answer:

@@ -112,5 +112,6 @@ def _drain() -> None:
 
 
 async def _close_all() -> None:
-    await asyncio.gather(*(driver.close() for driver in list(drivers)))
+    closing = (driver.close(CLOSE_SECONDS, driver.stop_seconds) for driver in list(drivers))
+    await asyncio.gather(*closing)
     agents.close()

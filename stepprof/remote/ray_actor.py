@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,9 @@ FETCH_BYTES = 256 * 2**20
 """A file above this size stays on its node, unless `attach` is told otherwise."""
 
 CLOSE_SECONDS = 30.0
-"""How long the end waits for each actor to hand over what it has."""
+"""How long the exit of the interpreter waits for actors that are still attached then."""
+
+_MAKE_SESSIONS = ("arm", "join", "announce")
 
 drivers: weakref.WeakSet[ActorDriver] = weakref.WeakSet()
 """Of this process, from their making to their close."""
@@ -65,6 +67,8 @@ class ActorDriver:
         self.workers: int | None = None
         self.waiting: str | None = None
         """Why a call has no answer yet, as far as that can be known."""
+        self.stop_seconds = CLOSE_SECONDS
+        """How long its role waits for the answer to a stop."""
         self._handle = handle
         self._as = kind
         self._find = options.get("find")
@@ -75,6 +79,8 @@ class ActorDriver:
         self._engine_options = dict(options.get("engine_options") or {})
         self._token = f"{actor_id}:{uuid.uuid4().hex[:12]}"
         self._facts: Facts | None = None
+        self._asked = False
+        """A session may have been made in the actor: it has to be told when this attachment ends."""
         self._run = Path()
         self._fragment: str | None = None
         self._bringing: set[asyncio.Task[None]] = set()
@@ -156,24 +162,38 @@ class ActorDriver:
         # where the system has no boot id, the actor has sent another name for its process
         return clock if writer.boot_id() is None else replace(clock, boot_id=facts.boot_id)
 
-    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """No more windows will come: the actor's exports are done, its last files brought, and a session that was made there ends. Never raises."""
+    async def close(self, timeout: float, answer_seconds: float) -> None:
+        """End the attachment: wait for the actor's exports, bring its last files, end a session that was made there. Never raises.
+
+        Args:
+            timeout: how long exports in the actor may take.
+            answer_seconds: how long to wait for an actor that does not answer.
+        """
         facts, self._facts = self._facts, None
+        asked, self._asked = self._asked, False
         drivers.discard(self)
-        if facts is None:
+        if not asked:
             return
-        closing = asyncio.ensure_future(self._close(facts, timeout))
+        closing = asyncio.ensure_future(self._close(facts, timeout, answer_seconds))
+        if (
+            facts is None
+        ):  # it has not answered so far: the call lies behind the one before, and nothing is to be brought
+            closing.add_done_callback(_forget)
+            await asyncio.sleep(0)
+            return
         await asyncio.wait({closing}, timeout=timeout + 1)
         if not closing.done():
-            reason = f"no answer within {timeout:.3g} s: {self.waiting}"
+            reason = f"its exports have not ended within {timeout:.3g} s"
         elif closing.exception() is not None:
             reason = describe_error(closing.exception() or EOFError())
         else:
             return
         logger.warning("actor not closed", name=self.name, host=facts.host, reason=reason)
 
-    async def _close(self, facts: Facts, timeout: float) -> None:
-        spans = await self._ask("leave", timeout)
+    async def _close(self, facts: Facts | None, timeout: float, answer_seconds: float) -> None:
+        spans = await self._ask("leave", timeout, answer_seconds=answer_seconds)
+        if facts is None:
+            return
         if self._bringing:
             await asyncio.wait(self._bringing, timeout=timeout)
         for path in map(Path, spans):
@@ -184,18 +204,20 @@ class ActorDriver:
 
     # -- the way there
 
-    async def _ask(self, verb: str, *arguments: object) -> Any:
-        """One verb in the actor. Where it must not be held up, its answer is asked for until it is there."""
+    async def _ask(self, verb: str, *arguments: object, answer_seconds: float | None = None) -> Any:
+        """One verb in the actor. Where it must not be held up, its answer is asked for until it is there, each time for ``answer_seconds`` at most."""
         owes_stop = verb == "start"
+        self._asked = self._asked or verb in _MAKE_SESSIONS
         self.waiting = _why_waiting(self._facts)
         try:
-            answer = await self._send(verb, *arguments, owes_stop=owes_stop)
+            answer = await self._answered(self._send(verb, *arguments, owes_stop=owes_stop), answer_seconds)
             pause = 0.001
             while answer.ticket is not None:
                 self.waiting = "the call is under way in the actor"
                 await asyncio.sleep(pause)
                 pause = min(pause * 1.6, 0.1)
-                answer = await self._send("answer", answer.ticket, owes_stop=owes_stop)
+                asking = self._send("answer", answer.ticket, owes_stop=owes_stop)
+                answer = await self._answered(asking, answer_seconds)
         finally:
             self.waiting = None
         failure = answer.failure
@@ -203,6 +225,14 @@ class ActorDriver:
             failure.args = (f"{self.name}: {failure}",)
             raise failure
         return answer.value
+
+    async def _answered(self, asking: Coroutine[Any, Any, Answer], seconds: float | None) -> Answer:
+        """Await an answer; nothing is cancelled where it takes longer. Raises EngineFailure then."""
+        task = asyncio.ensure_future(asking)
+        if seconds is not None and not (await asyncio.wait({task}, timeout=seconds))[0]:
+            task.add_done_callback(_forget)
+            raise EngineFailure(f"no answer within {seconds:.3g} s: {self.waiting}", "unknown")
+        return await task
 
     async def _send(self, verb: str, *arguments: object, owes_stop: bool) -> Answer:
         what = (self._token, verb, *arguments)
@@ -226,6 +256,7 @@ class ActorDriver:
         if own_dir is None and window is not None and window.trace_dir is not None:
             own_dir = window.trace_dir
         self._run = run
+        self.stop_seconds = policy.engine_stop_timeout_seconds
         return Attachment(
             kind=self._as,
             find=self._find,
@@ -315,6 +346,12 @@ class SpansDriver(ActorDriver):
         finally:
             if marker.name:
                 await in_thread(unmark, marker)
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """Take an answer that is no longer waited for."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _requests(session: Session, window: Window) -> tuple[Mapping[str, object], ...]:

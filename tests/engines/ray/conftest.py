@@ -107,4 +107,4 @@ def connect():
 
     yield connect
     for driver in made:
-        drive(driver.close(10), timeout=30)
+        drive(driver.close(10, 10), timeout=30)

@@ -149,7 +149,7 @@ class TestRankFiles:
         (artifact,) = window["artifacts"]
         trace = session.path / "step-000002" / artifact["path"]
         assert json.loads(gzip.decompress(trace.read_bytes()))["stepprof"]["rank"] == 0
-        drive(driver.close(20))
+        drive(driver.close(20, 20))
         (spans,) = (session.path / "spans").glob("rank-0.*.jsonl")
         assert "update" in spans.read_text()
 

@@ -161,7 +161,7 @@ class TestRanks:
                 assert names.count("aten::mm") == 3
                 assert (stated["step"], stated["rank"]) == (step, rank)
         for driver in drivers:
-            drive(driver.close(20))
+            drive(driver.close(20, 20))
         assert [span["step"] for span in spans(session, ranks[-1]) if span["name"] == "update"] == [
             None,
             2,
@@ -190,7 +190,7 @@ class TestRanks:
         drive(driver.start(window))
         ray_here.get(handle.update.remote())
         drive(driver.stop(window))
-        drive(driver.close(20))
+        drive(driver.close(20, 20))
         assert ray_here.get(handle.state.remote()) == "idle rank=0"
         assert settled(session, 2, "actor-rank-0.json")[0]["status"] == "complete"
 
@@ -300,7 +300,7 @@ class TestRanks:
     def test_detached_while_it_exports(self, leaving, session):
         """Detached first, it has exported when it is told to end."""
         handle, driver = leaving
-        drive(driver.close(20))
+        drive(driver.close(20, 20))
         handle.__ray_terminate__.remote()
         (found,) = settled(session, 2, "actor-rank-0.json")
         assert (found["status"], found["error"]) == ("complete", None)
@@ -365,7 +365,7 @@ class TestSpans:
             time.sleep(0.05)
         ray_here.get(handle.release.remote())
         ray_here.get(first + second)
-        drive(driver.close(20))
+        drive(driver.close(20, 20))
         found = spans(session, f"actor-{handle._actor_id.hex()}")
         for name in ("generate", "tool_call"):
             regions = [span for span in found if span["name"] == name]
@@ -382,7 +382,7 @@ class TestSpans:
         for step in (1, 2, 3):
             drive(driver.announce(step, "rollout"))
             ray_here.get(handle.score.remote(step))
-        drive(driver.close(20))
+        drive(driver.close(20, 20))
         found = spans(session, f"actor-{handle._actor_id.hex()}")
         scores = [span for span in found if span["name"] == "score"]
         assert [(span["step"], span["attrs"]["uid"]) for span in scores] == [(1, 1), (2, 2), (3, 3)]

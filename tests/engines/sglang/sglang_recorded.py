@@ -117,15 +117,39 @@ def unwritable(engine: Any, folder: Path) -> None:
     stepprof.shutdown()
 
 
+def signal_scheduler(number: int) -> None:
+    """Send a signal to the engine's scheduler."""
+    for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        if b"scheduler" in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(int(child), number)
+
+
+def scheduler_stopped(engine: Any, folder: Path) -> Plain:
+    """Its process is stopped while it records, and goes on when the run has ended."""
+    session = begin(folder, engine_stop_timeout_seconds=2)
+    attached = stepprof.attach(engine, role="rollout")
+    window = stepprof.profile_step(2, role="rollout").start()
+    generate(engine, 2)
+    signal_scheduler(signal.SIGSTOP)
+    began = time.monotonic()
+    window.stop()
+    stepprof.shutdown()
+    seconds = time.monotonic() - began
+    signal_scheduler(signal.SIGCONT)
+    deadline = time.monotonic() + 60
+    while session.fleet.statuses()["rollout/0"] != "idle" and time.monotonic() < deadline:
+        generate(engine, 2)
+        time.sleep(0.05)
+    return {"seconds": seconds, "status": attached.status}
+
+
 def scheduler_killed(engine: Any, folder: Path) -> Plain:
     """It dies while it records. SGLang ends this process over that at the latest when the engine is used next: it is not."""
     begin(folder)
     stepprof.attach(engine, role="rollout")
     window = stepprof.profile_step(2, role="rollout").start()
     generate(engine, 2)
-    for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-        if b"scheduler" in Path(f"/proc/{child}/cmdline").read_bytes():
-            os.kill(int(child), signal.SIGKILL)
+    signal_scheduler(signal.SIGKILL)
     began = time.monotonic()
     window.stop()
     seconds = time.monotonic() - began

@@ -178,6 +178,14 @@ class TestTwoReplicasInOneEngine:
             pair.run(sglang_recorded.raw_unwritable_stop, tmp_path)
 
 
+class TestStopped:
+    def test_the_run_waits_no_longer_than_its_stop_may_take(self, host: Host, tmp_path: Path) -> None:
+        """The scheduler's process is stopped while it records: the window and the end of the run have the role's bound each."""
+        brought = host.run(sglang_recorded.scheduler_stopped, tmp_path)
+        assert brought["seconds"] < 20
+        assert brought["status"] == {"rollout/0": "idle, ok"}
+
+
 class TestDeath:
     def test_scheduler_is_killed_while_recording(self, host: Host, tmp_path: Path) -> None:
         """The window ends in a bounded time, and training goes on as far as SGLang lets it: it ends the process that holds the engine.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,6 +174,26 @@ def test_a_stop_that_takes_too_long_still_brings_its_files(
     assert entry["stop_seconds"] > 0.05
     assert waited < entry["stop_seconds"] + 5
     assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 40
+
+
+def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
+    live: Live, recording: Callable[..., Any]
+) -> None:
+    """The core of the engine is stopped while it records: the window and the end of the run have the role's bound each."""
+    recording(engine_stop_timeout_seconds=2)
+    stepprof.attach(live.engine, role="rollout")
+    (core,) = live.processes()
+    window = stepprof.profile_step(2, role="rollout").start()
+    live.generate(2)
+    os.kill(core.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        window.stop()
+        stepprof.shutdown()
+        assert time.monotonic() - began < 20
+    finally:
+        os.kill(core.pid, signal.SIGCONT)
+    live.generate(2)
 
 
 def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp_path: Path) -> None:
