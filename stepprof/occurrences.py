@@ -37,13 +37,16 @@ class _Unit:
 
 
 def number_fragments(
-    entries: Iterable[Mapping[str, Any]], offset_of: Callable[[Mapping[str, Any]], int] = lambda entry: 0
+    entries: Iterable[Mapping[str, Any]],
+    offset_of: Callable[[Mapping[str, Any]], int] = lambda entry: 0,
+    by_other_clocks: set[str] | None = None,
 ) -> dict[str, int]:
     """Return the number of the occurrence of each fragment: 1, 2, … in the order of time.
 
     Args:
         entries: windows and engines of a step, as `read_step` returns them.
         offset_of: what the clock of an entry is ahead of the common one.
+        by_other_clocks: gets the fragments that were placed by times of other machines.
     """
     targets: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     untimed = []
@@ -58,7 +61,10 @@ def number_fragments(
     numbers: dict[str, int] = {}
     for of in units:
         for place, unit in enumerate(of, 1):
-            number = place if len(of) == most else _nearest(unit, spans, most)
+            seen = all((each, unit.clock) in spans for each in range(1, most + 1))
+            number = place if len(of) == most else _nearest(unit, spans, unit.clock if seen else None, most)
+            if by_other_clocks is not None and len(of) < most and not seen:
+                by_other_clocks |= unit.fragments
             numbers.update(dict.fromkeys(unit.fragments, number))
             for clock in (unit.clock, None) if len(of) == most else ():
                 begin, end = spans.get((number, clock), (unit.begin, unit.end))
@@ -68,11 +74,9 @@ def number_fragments(
     return numbers
 
 
-def _nearest(unit: _Unit, spans: Mapping[tuple[int, str | None], Span], most: int) -> int:
-    """The occurrence that is nearest in time, on the unit's clock where that has seen all of them."""
-    numbers = range(1, most + 1)
-    clock = unit.clock if all((number, unit.clock) in spans for number in numbers) else None
-    return min(numbers, key=lambda number: gap(spans[number, clock], (unit.begin, unit.end)))
+def _nearest(unit: _Unit, spans: Mapping[tuple[int, str | None], Span], clock: str | None, most: int) -> int:
+    """Return the occurrence that is nearest in time, by its times on this clock; None: on all of them."""
+    return min(range(1, most + 1), key=lambda number: gap(spans[number, clock], (unit.begin, unit.end)))
 
 
 def split(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -394,6 +394,18 @@ class TestClocksThatWereNeverCompared:
         assert [len(source.slices.start) for source in sources] == [0, 0]
         assert all("visited it once" in source.findings[0] for source in sources)
 
+    def test_a_capture_of_one_occurrence_alone(self, tmp_path):
+        """Of a host whose clock was never compared it may be of either one, and that is said."""
+        run = make_run(tmp_path)
+        for number, at in enumerate((0, 100), 1):
+            fragment(run, at=at, visit=number)
+        fragment(run, at=7_200, rank=1, host="b")
+        found = find([run.path], output_dir=tmp_path, step=2)
+        assert any("captures of b may be of another occurrence" in problem for _, problem in found.findings)
+        fragment(run, at=7_300, rank=1, host="b", visit=2)
+        found = find([run.path], output_dir=tmp_path, step=2)
+        assert not any("may be of another occurrence" in problem for _, problem in found.findings)
+
     def test_one_visit_of_one_occurrence(self, tmp_path, capsys):
         """It is the usual case: they belong together."""
         run = self.visits(tmp_path, 7_200, recorded=(0,))

@@ -273,6 +273,13 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
     )
     found.occurrence, found.occurrences = of.number, of.count
     found.findings += [(None, sentence) for sentence in told(of.count, of.number, step)]
+    found.findings += [
+        (
+            None,
+            f"captures of {host} may be of another occurrence of step {step}: there are fewer than of other hosts, and its clock was never compared",
+        )
+        for host in of.unsure
+    ]
     for mark, part in zip(marks, parts, strict=True):
         found.manifests.append(of_fragments(part.manifest, partial(of.has, mark=mark)))
         found.findings += [

@@ -45,6 +45,7 @@ class Occurrence:
     Attributes:
         number: of the occurrence, from 1.
         count: how many were recorded.
+        unsure: hosts of captures that were placed by a clock that was never compared.
     """
 
     def __init__(
@@ -61,7 +62,15 @@ class Occurrence:
             for kind in ("windows", "engines")
             for entry in manifest[kind]
         ]
-        self._numbers = number_fragments(entries, self._offset)
+        by_other_clocks: set[str] = set()
+        self._numbers = number_fragments(entries, self._offset, by_other_clocks)
+        self.unsure = sorted(
+            {
+                str(entry["host"])
+                for entry in entries
+                if entry["fragment"] in by_other_clocks and self._alignment(entry).island
+            }
+        )
         self.count = max(self._numbers.values(), default=1)
         self.number = choose(self.count, wanted, step)
         windows: list[list[dict[str, Any]]] = [[] for _ in range(self.count)]
