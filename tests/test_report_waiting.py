@@ -274,6 +274,27 @@ class TestProfiler:
         )
         assert (waited(found), found.by_process["b"].for_profiler.total / MS) == ({"b": 10}, 30)
 
+    def test_a_meeting_in_between_that_could_not_be_matched(self):
+        """There a may have waited for b's profiler already, and b be late by itself later: nobody is named. After the next collective it is over."""
+        between = numbered(20, 15, 1, (0, 9))  # rank 9 was not recorded
+        found = waits(
+            peer("a", 0, between, numbered(40, 30, 1, (0, 1)), numbered(80, 20, 2, (0, 1))),
+            peer("b", 1, numbered(65, 5, 1, (0, 1)), numbered(95, 5, 2, (0, 1))),
+            profiler={"b": held((0, 30))},
+        )
+        assert waited(found) == {"a": 40}
+        assert found.by_process["a"].for_profiler.total == 0
+        assert in_ms(found.by_phase[ACTOR].caused) == {"b": 15}
+
+    def test_a_meeting_before_the_profiler_held_anything(self):
+        """It changes nothing of what comes later."""
+        found = waits(
+            peer("a", 0, numbered(0, 5, 1, (0, 9)), numbered(40, 30, 1, (0, 1))),
+            peer("b", 1, numbered(65, 5, 1, (0, 1))),
+            profiler={"b": held((10, 30))},
+        )
+        assert (waited(found), found.by_process["a"].for_profiler.total / MS) == ({"a": 5}, 20)
+
 
 class TestPhases:
     """A wait is booked on the phase of the waiting rank's own call."""
