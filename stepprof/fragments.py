@@ -64,6 +64,8 @@ _ENGINE: dict[str, Any] = {
     "end_unix_ns": None,
     "start_seconds": None,
     "stop_seconds": None,
+    "overrun_seconds": None,
+    "write_seconds": None,
     "capped_by": None,
     "artifacts": [],
     "capture": None,
@@ -93,6 +95,8 @@ _NUMBERS = frozenset(
         "export_seconds",
         "start_seconds",
         "stop_seconds",
+        "overrun_seconds",
+        "write_seconds",
         "offset_ns",
         "error_ns",
     }

@@ -6,7 +6,7 @@ what acts on them is what lets the recording side, the export job and the log sp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ class Artifact:
     kind: str
     bytes: int
     events: int | None = None
+    ended_ns: int | None = field(default=None, compare=False)
+    """When its recording ended, by the clock of the process that recorded it; None: the file does not say."""
+    written_ns: int | None = field(default=None, compare=False)
+    """When that process had written it, by the clock of the file system."""
 
 
 @dataclass(frozen=True, slots=True)

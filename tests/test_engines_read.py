@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -25,6 +26,39 @@ def run(tmp_path):
     run = make_run(tmp_path / "runs")
     record(run, role="rollout")
     return run
+
+
+@pytest.fixture
+def late(run):
+    """The same with an engine that carried out its stop 10 s late: 22 forward steps in the window of 0.22 s, and 1,000 after it."""
+    steps = [
+        {
+            "name": "step[DECODE bs=8]",
+            "cat": "user_annotation",
+            "ph": "X",
+            "ts": at * 10_000,
+            "dur": 9_000,
+            "pid": 1,
+            "tid": 1,
+        }
+        for at in range(1_022)
+    ]
+    events = {"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": steps}
+    told = {
+        "end_unix_ns": 1_700_000_000_220_000_000,
+        "stop_seconds": 11.0,
+        "overrun_seconds": 10.0,
+        "write_seconds": 1.0,
+    }
+
+    def late(**more):
+        data = gzip.compress(json.dumps(events).encode())
+        tell_engines(
+            run, record_engine(run, data=data, **{"host": "h", **told, **more}), clocks=more.pop("clocks", ())
+        )
+        return run
+
+    return late
 
 
 def problems(run):
@@ -319,3 +353,68 @@ class TestCommands:
     def test_without_engines_nothing_is_said_of_them(self, run):
         """A step of ranks alone looks as it did."""
         assert "health" not in render_step(run.path, 2)
+
+
+class TestLateStop:
+    def test_a_report_is_of_the_window(self, late, capsys):
+        """Its forward steps and its seconds are those of the window, and what was left out is said."""
+        run = late()
+        assert main(["report", str(run.path), "--json"]) == 0
+        [rollout] = (report := json.loads(capsys.readouterr().out))["rollout"]
+        assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.22)
+        assert any("1000 of its 1022 forward steps" in each["problem"] for each in report["findings"])
+
+    def test_a_timeline_is_of_the_window(self, late, tmp_path, capsys):
+        """In both formats; one in JSON gives the same report again. `--from` and `--to` show what is around."""
+        run = late()
+        timeline = tmp_path / "t.json.gz"
+        assert main(["merge", str(run.path), "--format", "json", "--output", str(timeline)]) == 0
+        assert "1000 of its 1022 forward steps" in "".join(capsys.readouterr())
+        assert forward_steps(timeline) == 22
+        assert main(["report", str(timeline), "--json"]) == 0
+        [rollout] = json.loads(capsys.readouterr().out)["rollout"]
+        assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.22)
+        assert main(["merge", str(run.path), "--format", "json", "--output", str(timeline), "--to", "5"]) == 0
+        assert forward_steps(timeline) == 501
+        assert main(["merge", str(run.path)]) == 0
+
+    def test_what_a_step_says_of_it(self, late):
+        """How long it recorded on, and what became of that."""
+        shown = render_step(late().path, 2)
+        assert "late s" in shown
+        assert "carried out its stop late" in shown
+
+    def test_a_clock_that_is_too_coarse_to_cut_by(self, late, capsys):
+        """No figure is made up: the report says why it has none."""
+        clock = {"host": "node-0", "offset_ns": 3, "error_ns": 1_000_000_000, "method": "http-date"}
+        run = late(host="node-0", clocks=[clock])
+        assert main(["report", str(run.path), "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["rollout"] == []
+        assert any("its clock is known within 1 s only" in each["problem"] for each in report["findings"])
+
+    def test_a_window_of_another_step_in_the_same_capture(self, late, run, capsys):
+        """It joined what ran: of the capture it has what lies in its own time."""
+        late()
+        start = 1_700_000_000_000_000_000
+        joined = record_engine(
+            run,
+            data=b"",
+            step=3,
+            host="h",
+            status="joined",
+            capture={"step": 2, "stem": "rollout/replica-0/rank-0"},
+        )
+        times = {"start_unix_ns": start + 1_000_000_000, "end_unix_ns": start + 1_300_000_000}
+        record(run, step=3, role="rollout")
+        tell_engines(run, {**joined, **times, "start_seconds": None, "stop_seconds": None}, step=3)
+        assert main(["report", str(run.path), "--step", "3", "--json"]) == 0
+        [rollout] = json.loads(capsys.readouterr().out)["rollout"]
+        assert rollout["iterations"] == 30
+
+
+def forward_steps(timeline):
+    """How many forward steps are in a timeline in JSON."""
+    with gzip.open(timeline) as file:
+        events = json.load(file)["traceEvents"]
+    return sum(event.get("cat") == "iteration" for event in events)

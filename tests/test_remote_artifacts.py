@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -121,6 +122,18 @@ class TestAdopt:
         trace = content(window, artifact)
         assert next(iter(trace)) == "stepprof"
         assert len(trace["traceEvents"]) == artifact.events == 3
+
+    @pytest.mark.parametrize("base", ['"baseTimeNanoseconds": 1790857026000000000,', ""])
+    def test_when_its_recording_ended(self, tmp_path, window, base):
+        """torch's last event says so, on the clock of the engine; when it was written, the file's time says."""
+        end = '{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 4515854019279.829}'
+        step = '{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}'
+        text = f'{{"schemaVersion": 1, {base} "traceEvents": [{step},\n{end}\n], "traceName": "x"}}'
+        source = written(tmp_path, text)
+        os.utime(source, ns=(5, 7_000_000_000))
+        made = adopt(source, window, "rank-0")
+        assert made.ended_ns == (1790857026000000000 if base else 0) + 4515854019279829
+        assert made.written_ns == 7_000_000_000
 
     def test_several_members_of_gzip(self, tmp_path, window):
         """What was compressed in parts is one trace."""

@@ -494,6 +494,48 @@ class TestTrouble:
         assert time.monotonic() - began < 4
         assert told(session)[0].status == "lost"
 
+    def test_a_stop_that_is_answered_while_the_run_ends_is_complete(self, recording, engine):
+        """Its window had closed: nothing of it is missing, however late the answer."""
+        gate = threading.Event()
+        session = recording(engine_stop_timeout_seconds=0.1)
+        stepprof.attach(engine(hold={"stop": gate}))
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        threading.Timer(0.3, gate.set).start()
+        stepprof.shutdown(20)
+        [entry] = settled(session)
+        assert (entry.status, entry.error) == ("complete", None)
+        assert entry.stop_seconds > 0.1
+        assert len(entry.artifacts) == 1
+
+    def test_a_stop_that_is_unanswered_when_the_run_has_ended_is_told(self, recording, engine):
+        """The window had closed, and when is known; that the stop was answered is not claimed."""
+        session = recording(engine_stop_timeout_seconds=0.1)
+        stepprof.attach(engine(hold={"stop": threading.Event()}))
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        stepprof.shutdown(0.5)
+        session.background.round()
+        [entry] = told(session)
+        assert (entry.status, entry.stop_seconds) == ("lost", None)
+        assert entry.start_unix_ns < entry.end_unix_ns
+        assert "its window has closed, and its stop has not been answered" in entry.error
+        assert "while it recorded" not in entry.error
+
+    def test_when_a_window_closed_is_written_before_its_stop_is_answered(self, recording, engine):
+        """Who looks after the process was killed in the stop sees that nothing of the window is missing in the engine."""
+        gate = threading.Event()
+        session = recording(engine_stop_timeout_seconds=20)
+        stepprof.attach(engine(hold={"stop": gate}))
+        window = stepprof.profile_step(2, role="rollout").start()
+        closing = threading.Thread(target=window.stop)
+        closing.start()
+        [entry] = settled(session, until=lambda entry: entry.end_unix_ns is not None)
+        gate.set()
+        closing.join(20)
+        assert (entry.status, entry.stop_seconds) == ("lost", None)
+        assert entry.end_unix_ns > entry.start_unix_ns
+
 
 class TestAsync:
     """The same from coroutines: never a blocked event loop."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepprof.commands.grouping import FULL_ROWS, RANGES, grouped, one_or_count, spread
@@ -13,26 +13,19 @@ from stepprof.tables import duration, table
 
 __all__ = ["clocks_table", "engine_notes", "engines_table"]
 
+_Entry = Mapping[str, Any]
+_Column = tuple[str, str, Callable[[Sequence[_Entry]], "str | None"]]
+
 _LOCAL = ("local", "same-host")
+LATE_SECONDS = 1.0
+"""An engine that recorded on for longer after its window gets a note."""
+_LATE = "carried out its stop late and recorded what followed the window: merge and report leave that out"
 CLOCKS = 3
 """So many clocks are shown where there are more than a table has rows."""
 
 
-def engines_table(engines: Sequence[Mapping[str, Any]], *, show_all: bool = False) -> str:
-    """Each engine with its outcome and what its calls took, or each group of engines that are alike."""
-    headers = [
-        "engine",
-        "kind",
-        "status",
-        "health",
-        "seconds",
-        "start s",
-        "stop s",
-        "bytes",
-        "events",
-        "host",
-        "name",
-    ]
+def engines_table(engines: Sequence[_Entry], *, show_all: bool = False) -> str:
+    """Return a row per engine with its outcome and what its calls took, or per group of engines that are alike; of the times of its capture those that are known."""
     groups = grouped(
         told_once(engines),
         lambda engine: tuple(engine[key] for key in ("role", "occurrence", "kind", "status", "health")),
@@ -40,25 +33,38 @@ def engines_table(engines: Sequence[Mapping[str, Any]], *, show_all: bool = Fals
         show_all=show_all,
         urgent=lambda engine: engine["status"] not in ("complete", "joined"),
     )
-    rows = [
-        [
-            label_ranges(map(engine_label, row), RANGES),
-            row[0]["kind"],
-            row[0]["status"],
-            row[0]["health"],
-            spread(map(own_seconds, row), duration),
-            spread((engine["start_seconds"] for engine in row), duration),
-            spread((engine["stop_seconds"] for engine in row), duration),
-            bytes_of(row),
-            events_of(row),
-            one_or_count((engine["host"] for engine in row), "host"),
-            one_or_count((engine["name"] for engine in row), "engine"),
-        ]
-        for row in groups.rows
+    columns = [
+        (header, side, cells)
+        for header, side, cell in _COLUMNS
+        for cells in [[cell(row) for row in groups.rows]]
+        if header not in _WHERE_KNOWN or any(cells)
     ]
+    rows = zip(*(cells for _, _, cells in columns), strict=True)
+    shown = table([header for header, _, _ in columns], rows, "".join(side for _, side, _ in columns))
     note = groups.note("engines")
-    shown = table(headers, rows, "llllrrrrrll")
     return shown if note is None else f"{shown}\n({note})"
+
+
+def _took(key: str) -> Callable[[Sequence[_Entry]], str | None]:
+    return lambda row: spread((engine[key] for engine in row), duration)
+
+
+_COLUMNS: tuple[_Column, ...] = (
+    ("engine", "l", lambda row: label_ranges(map(engine_label, row), RANGES)),
+    ("kind", "l", lambda row: row[0]["kind"]),
+    ("status", "l", lambda row: row[0]["status"]),
+    ("health", "l", lambda row: row[0]["health"]),
+    ("seconds", "r", lambda row: spread(map(own_seconds, row), duration)),
+    ("start s", "r", _took("start_seconds")),
+    ("stop s", "r", _took("stop_seconds")),
+    ("late s", "r", _took("overrun_seconds")),
+    ("write s", "r", _took("write_seconds")),
+    ("bytes", "r", bytes_of),
+    ("events", "r", events_of),
+    ("host", "l", lambda row: one_or_count((engine["host"] for engine in row), "host")),
+    ("name", "l", lambda row: one_or_count((engine["name"] for engine in row), "engine")),
+)
+_WHERE_KNOWN = ("late s", "write s")
 
 
 def engine_notes(engines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -69,6 +75,8 @@ def engine_notes(engines: Sequence[Mapping[str, Any]]) -> list[str]:
             said.setdefault(f"{engine['status']}: {engine['error']}", []).append(engine)
         elif engine["status"] not in ("complete", "joined"):
             said.setdefault(engine["status"], []).append(engine)
+        if (engine["overrun_seconds"] or 0.0) > LATE_SECONDS:
+            said.setdefault(_LATE, []).append(engine)
         if engine["capped_by"]:
             said.setdefault(f"ended early, capped by {engine['capped_by']}", []).append(engine)
     return [f"{_which(which)}: {text}" for text, which in said.items()]

@@ -130,7 +130,6 @@ def _write(path: Path, wanted: Wanted, portions: Portions | None, output: Path) 
     require_extra()
     from stepprof.timeline import descriptors, perfetto
     from stepprof.timeline.clocks import describe, never_compared
-    from stepprof.timeline.extent import extent_of
     from stepprof.timeline.load import load
     from stepprof.timeline.merge import places
 
@@ -138,7 +137,7 @@ def _write(path: Path, wanted: Wanted, portions: Portions | None, output: Path) 
     placed = [(_of_name(load(each, args=True), wanted.region), place) for each, place in places(inputs, {})]
     for source, _ in placed:
         source.findings += never_compared(source.origin, source.alignment)
-    extents = [extent for source, _ in placed if (extent := extent_of(source)) is not None]
+    extents = [extent for source, _ in placed if (extent := source.extent) is not None]
     start = min((first for first, _ in extents), default=0)
     title = f"spans of {run_id_of(path)}" + (f", step {wanted.step}" if wanted.step is not None else "")
     data = [descriptors.head(title, describe(source.alignment for source, _ in placed), start)]

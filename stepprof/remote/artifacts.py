@@ -44,6 +44,8 @@ _ENDING = re.compile(
     rb'\]\s*(?:,\s*"\w+"\s*:\s*(?:"(?:[^"\\\n]|\\.)*"|-?[\d.]+|\[[^\[\]]*\]|\{[^{}]*\}|true|false|null)\s*)*\}\s*\Z'
 )
 _LIST_ENDING = re.compile(rb"\]\s*\Z")
+_RECORD_END = re.compile(rb'"Record Window End"[^{}]*?"ts"\s*:\s*"?(\d+)(?:\.(\d+))?')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _TRACE_NAME = re.compile(rb'"traceName"\s*:\s*"[^\n]*?"(?=\s*(?:\}|,\s*"\w+"\s*:|\Z))')
 
 
@@ -59,6 +61,10 @@ class _Rewriting:
     stated: bytes
     events: int = 0
     total: int = 0
+    base_ns: int = 0
+    """What the times of the file are relative to."""
+    ended_ns: int | None = None
+    """When the recording ended."""
 
     def run(self, source: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the new text. Raises _DamagedError as soon as it is seen, at the end at the latest."""
@@ -79,6 +85,7 @@ class _Rewriting:
             yield b"{" + self.stated + b',\n"traceEvents": ' + head
         else:
             sound = sound_head(head)
+            self._find_base(sound)
             brace = sound.index(b"{") + 1
             bare = sound[brace:].strip() == b""
             yield sound[:brace] + b"\n" + self.stated + b"," + (b"\n" if bare else b"") + sound[brace:]
@@ -94,6 +101,8 @@ class _Rewriting:
         cut = max(0, len(held) - _TAIL)
         name = b'"traceName": ' + encoded(self.path)
         tail = _TRACE_NAME.sub(lambda _: name, held[cut:])
+        self._find_base(tail)
+        self._find_end(tail)
         ending = (_LIST_ENDING if is_list else _ENDING).search(tail)
         if ending is None and self.total + len(held) > _PARSED:
             raise _DamagedError(f"breaks off: it ends in {tail[-40:]!r}")
@@ -118,6 +127,17 @@ class _Rewriting:
         if not head:
             raise _DamagedError("is empty")
         raise _DamagedError(f"has no traceEvents in its {len(head)} bytes")
+
+    def _find_base(self, text: bytes) -> None:
+        base = _BASE.search(text)
+        if base is not None:
+            self.base_ns = int(base[1])
+
+    def _find_end(self, tail: bytes) -> None:
+        """Find when the recording ended, which torch writes as the last of its events."""
+        end = _RECORD_END.search(tail)
+        if end is not None:
+            self.ended_ns = self.base_ns + int(end[1]) * 1000 + int((end[2] or b"0")[:3].ljust(3, b"0"))
 
     def _parse(self, text: bytes) -> None:
         try:
@@ -153,6 +173,7 @@ def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Art
                 target.write(compressor.compress(block))
             target.write(compressor.flush())
             size = target.tell()
+        written_ns = source.stat().st_mtime_ns
         placed = publish(hidden, final)
     except FileNotFoundError as error:
         gone = str(error.filename) if error.filename else str(source)
@@ -172,7 +193,8 @@ def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Art
         source.unlink()
     except OSError as error:
         logger.info("engine's own copy stays", path=str(source), reason=str(error))
-    return Artifact(placed.relative_to(window.folder).as_posix(), KIND, size, rewriting.events)
+    path = placed.relative_to(window.folder).as_posix()
+    return Artifact(path, KIND, size, rewriting.events, rewriting.ended_ns, written_ns)
 
 
 def _opened(source: Path) -> IO[bytes]:

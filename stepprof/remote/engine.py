@@ -19,6 +19,7 @@ from stepprof.remote.awaiting import Awaiting
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.entries import LOST, RANKS
 from stepprof.remote.gate import passed
+from stepprof.remote.stopping import LATE_SECONDS, overrun_seconds, write_seconds
 from stepprof.remote.turn import Turn
 
 if TYPE_CHECKING:
@@ -243,6 +244,7 @@ class EngineTarget:
             logger.warning("cap hit", target=self.label, capped_by=capped_by)
         self._commit("stop", window, reason=capped_by)
         recording.entry["end_unix_ns"] = time.time_ns()
+        recording.save()  # that its window has closed is known whatever becomes of the stop
         began = time.perf_counter()
         try:
             stopped = await self.driver.stop(window)
@@ -253,6 +255,10 @@ class EngineTarget:
         entry = recording.entry
         entry.update(health="ok", host=self.driver.host, boot_id=self.boot_id)
         entry["capped_by"] = capped_by or stopped.capped_by
+        entry["write_seconds"] = write_seconds(stopped.artifacts, self.clock)
+        entry["overrun_seconds"] = overrun = overrun_seconds(entry, stopped.artifacts, self.clock)
+        if (overrun or 0.0) > LATE_SECONDS:
+            logger.warning("engine.stopped_late", target=self.label, step=recording.step, seconds=overrun)
         if stopped.later is not None:
             self.awaiting.begin(recording, stopped.later, partial)
         elif stopped.joined is not None:
@@ -300,9 +306,17 @@ class EngineTarget:
         if recording.finished.is_open or recording.entry["status"] in ("failed", "skipped"):
             return
         recording.given_up = True
-        reason = f"its stop has not been answered within {seconds:.3g} s; what it still brings is kept"
         logger.warning("engine stop unanswered", target=self.label, name=self.driver.name, seconds=seconds)
-        recording.tell("lost", reason)
+        self._tell_unanswered(recording)
+
+    def _tell_unanswered(self, recording: Recording) -> None:
+        """Note for how long a stop has not been answered; a capture that has an outcome keeps it."""
+        end = recording.entry["end_unix_ns"]
+        if end is None or recording.entry["status"] != "lost":
+            return
+        waited = (time.time_ns() - end) / 1e9
+        what = "its window has closed, and its stop has not been answered"
+        recording.tell("lost", f"{what} within {waited:.3g} s; what it still brings is kept")
 
     async def leave(self, reason: str, *, answer_seconds: float, timeout: float) -> None:
         """Take no more part: stop a running capture, forget an armed one, close the driver. Never raises.
@@ -318,10 +332,14 @@ class EngineTarget:
         if recording is None:
             self.disarm("detached")
         else:
-            recording.late = recording.late or reason
-            recording.stop.set()
-            if recording.sent or not recording.given_up:  # else the engine has nothing to stop
-                await passed([recording.finished], answer_seconds)
+            if not recording.stop.is_set():  # else its window has closed: only the answer is missing
+                recording.late = reason
+                recording.stop.set()
+            # without a start that was sent, the engine has nothing to stop
+            if (recording.sent or not recording.given_up) and not await passed(
+                [recording.finished], answer_seconds
+            ):
+                self._tell_unanswered(recording)
         await self.awaiting.end(max(began + timeout - time.monotonic(), 0.0))
         close = getattr(self.driver, "close", None)
         if close is None:

@@ -63,6 +63,8 @@ class Entries:
             "end_unix_ns": None,
             "start_seconds": None,
             "stop_seconds": None,
+            "overrun_seconds": None,
+            "write_seconds": None,
             "capped_by": None,
         }
         self.fragment = Fragment(origin, window, post, engines=True)

@@ -28,7 +28,8 @@ class Recording:
 
     def __init__(self, entry: dict[str, Any], save: Callable[[], object], step: int) -> None:
         self.entry = entry
-        self._save = save
+        self.save = save
+        """Has the entry written, soon."""
         self.step = step
         self.capped_by: str | None = None
         """What ended it before its window did."""
@@ -106,7 +107,7 @@ class Recording:
     def tell(self, status: str, error: str | None = None, **fields: object) -> None:
         """Note an outcome, and have it written."""
         self.entry.update(status=status, error=error, **fields)
-        self._save()
+        self.save()
 
     def settle(self) -> None:
         """Nobody has to wait any longer."""

@@ -14,7 +14,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -245,7 +245,7 @@ def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) 
         return [whole]
     stages = [adopt(part, window, f"{name}.{stage}", **states, stage=stage) for stage, part in parts.items()]
     path.unlink()
-    return stages
+    return [replace(stage, written_ns=whole.written_ns) for stage in stages]
 
 
 def _own_copy(path: Path, output: Path) -> Path:

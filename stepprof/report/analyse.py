@@ -13,6 +13,7 @@ from stepprof.report.groups import Communication
 from stepprof.report.placing import place
 from stepprof.report.processes import measurable
 from stepprof.report.schema import Finding, Report
+from stepprof.timeline.capturewindow import cut
 from stepprof.timeline.clocks import never_compared
 from stepprof.timeline.find import Found, Input
 from stepprof.timeline.held import without_held_slices
@@ -99,8 +100,15 @@ def digest_input(
     source = load(wanted, args=keep, assume=assume, flows=False)
     if wanted.piece is not None:
         source = without_held_slices(source)
-    made = digest(source, bounds)
-    return msgspec.structs.replace(made, bytes=wanted.bytes, status=wanted.status)
+    part = cut(source, wanted.window)
+    made = digest(part.source, bounds)
+    return msgspec.structs.replace(
+        made,
+        bytes=wanted.bytes,
+        status=wanted.status,
+        recorded_steps=part.recorded,
+        batches=made.batches if part.is_known else None,
+    )
 
 
 def _bounds_of_processes(found: Found) -> dict[Process, Bounds]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.timeline.model import Counters, Instants, Slices, Source, Times
+from stepprof.timeline.model import Source, Times
 
 __all__ = ["sound", "within"]
 
@@ -19,7 +18,6 @@ LARGEST_VALUE = 2.0**53
 """Of a counter: more is neither a batch nor bytes."""
 
 Flags = npt.NDArray[np.bool_]
-Kind = TypeVar("Kind", bound=np.generic)
 
 
 def sound(source: Source) -> Source:
@@ -41,7 +39,7 @@ def sound(source: Source) -> Source:
 
     # a difference: the sum of two times of a damaged file may not fit
     ends = slices.duration <= high - np.clip(slices.start, low, high)
-    kept = _parts(source, near(slices.start) & ends, near(instants.time), near(counters.time) & usable)
+    kept = source.parts(near(slices.start) & ends, near(instants.time), near(counters.time) & usable)
     left = sum(
         len(before) - len(after)
         for before, after in (
@@ -62,8 +60,7 @@ def within(source: Source, start: int, end: int) -> Source:
     def inside(column: Times) -> Flags:
         return (column >= start) & (column <= end)
 
-    part = _parts(
-        source,
+    part = source.parts(
         (ends >= start) & (slices.start <= end),
         inside(source.instants.time),
         inside(source.counters.time),
@@ -72,33 +69,3 @@ def within(source: Source, start: int, end: int) -> Source:
     part.slices.duration = np.minimum(part.slices.start + part.slices.duration, end) - begin
     part.slices.start = begin
     return part
-
-
-def _parts(source: Source, slices: Flags, instants: Flags, counters: Flags) -> Source:
-    """The chosen slices, instants and counters."""
-    old, moments, values = source.slices, source.instants, source.counters
-    return replace(
-        source,
-        slices=Slices(
-            _chosen(old.start, slices),
-            _chosen(old.duration, slices),
-            _chosen(old.name, slices),
-            _chosen(old.category, slices),
-            _chosen(old.track, slices),
-            None if old.args is None else [old.args[at] for at in np.flatnonzero(slices).tolist()],
-        ),
-        instants=Instants(
-            _chosen(moments.time, instants),
-            _chosen(moments.name, instants),
-            _chosen(moments.category, instants),
-            _chosen(moments.track, instants),
-        ),
-        counters=Counters(
-            _chosen(values.time, counters), _chosen(values.value, counters), _chosen(values.track, counters)
-        ),
-    )
-
-
-def _chosen(column: npt.NDArray[Kind], flags: Flags) -> npt.NDArray[Kind]:
-    """A column that stays whole is not copied."""
-    return column if flags.all() else column[flags]

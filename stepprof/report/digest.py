@@ -108,6 +108,8 @@ class Digest(msgspec.Struct, frozen=True):
     ops: OpTable = OpTable()
     kernels: OpTable = OpTable()
     batches: Batches | None = None
+    recorded_steps: int = 0
+    """Forward steps in the whole capture of an engine, also of those outside of its window."""
     samples: Samples | None = None
     memory: list[MemoryPeak] = []
     findings: list[str] = []

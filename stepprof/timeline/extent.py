@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from stepprof.errors import ConfigError
 from stepprof.timeline.find import Found
 from stepprof.timeline.load import load
-from stepprof.timeline.model import Source
 from stepprof.timeline.recorded import process_of
 
-__all__ = ["extent_of", "role_starts", "start_of"]
+__all__ = ["role_starts", "start_of"]
 
 
 def start_of(found: Found, assume: Mapping[str, int] | None = None) -> int:
@@ -21,7 +20,7 @@ def start_of(found: Found, assume: Mapping[str, int] | None = None) -> int:
     """
     starts = [start for _, start in _windows(found)]
     if not starts:
-        extents = (extent_of(load(each, args=False, assume=assume)) for each in found.inputs)
+        extents = (load(each, args=False, assume=assume).extent for each in found.inputs)
         starts = [extent[0] for extent in extents if extent is not None]
     if not starts:
         raise ConfigError("--from and --to: nothing that was found has a time; leave them out")
@@ -34,18 +33,6 @@ def role_starts(found: Found) -> dict[str | None, int]:
     for role, start in _windows(found):
         starts[role] = min(start, starts.get(role, start))
     return starts
-
-
-def extent_of(source: Source) -> tuple[int, int] | None:
-    """The first and the last moment of a source; None: it has no events."""
-    slices, instants, counters = source.slices, source.instants, source.counters
-    begins = [int(times.min()) for times in (slices.start, instants.time, counters.time) if len(times)]
-    ends = [
-        int(times.max())
-        for times in (slices.start + slices.duration, instants.time, counters.time)
-        if len(times)
-    ]
-    return (min(begins), max(ends)) if begins else None
 
 
 def _windows(found: Found) -> Iterator[tuple[str | None, int]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.timeline.model import Args, Counters, Instants, Slices, Source, Times
+from stepprof.timeline.model import Source, Times
 
 __all__ = ["CPU_OPS", "Filters"]
 
@@ -46,25 +46,7 @@ class Filters:
             kept &= ~np.isin(slices.category, left_out)
         moments = self._within(instants.time, instants.time)
         values = self._within(counters.time, counters.time)
-        return replace(
-            source,
-            slices=Slices(
-                slices.start[kept],
-                slices.duration[kept],
-                slices.name[kept],
-                slices.category[kept],
-                slices.track[kept],
-                _kept(slices.args, kept),
-            ),
-            instants=Instants(
-                instants.time[moments],
-                instants.name[moments],
-                instants.category[moments],
-                instants.track[moments],
-                _kept(instants.args, moments),
-            ),
-            counters=Counters(counters.time[values], counters.value[values], counters.track[values]),
-        )
+        return source.parts(kept, moments, values)
 
     def _within(self, start: Times, end: Times) -> Mask:
         kept = np.ones(len(start), np.bool_)
@@ -73,7 +55,3 @@ class Filters:
         if self.to_ns is not None:
             kept &= start <= self.to_ns
         return kept
-
-
-def _kept(args: list[Args] | None, mask: Mask) -> list[Args] | None:
-    return None if args is None else [args[number] for number in np.flatnonzero(mask).tolist()]

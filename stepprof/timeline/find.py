@@ -295,7 +295,7 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
                 replace(each, alignment=alignment, portion=of.portion(each.origin, alignment))
             )
         elif of.has(fragment):
-            found.inputs.append(replace(each, alignment=alignment))
+            found.inputs.append(_with_window(replace(each, alignment=alignment), clocks, fragment))
     found.inputs = without_superseded(found.inputs, step)
     for mark, manifest in zip(marks, found.manifests, strict=True):
         for window in manifest["windows"]:
@@ -305,6 +305,14 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
             )  # fmt: skip
             found.placed[process_of(window)] = clocks.alignment(origin, f"{mark}{window['fragment']}")
     return clocks
+
+
+def _with_window(each: Input, clocks: Clocks, fragment: str) -> Input:
+    """The input with the window of its capture on the common clock, where it has one."""
+    if each.window is None:
+        return each
+    driver = clocks.alignment(Origin("rank", "", machine=each.driver), fragment)
+    return replace(each, window=each.window.placed(driver, each.alignment))
 
 
 def _absent(runs: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> list[str]:

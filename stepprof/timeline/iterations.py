@@ -11,7 +11,7 @@ from stepprof.timeline.columns import CounterColumns, Interned, SliceColumns
 from stepprof.timeline.model import Indices, Times
 from stepprof.timeline.tracks import Rows
 
-__all__ = ["BATCH_SIZE", "Iterations", "batch_size"]
+__all__ = ["BATCH_SIZE", "Iterations", "batch_size", "lasting"]
 
 BATCH_SIZE = "batch size"
 _VLLM = re.compile(r"execute_(?:context_(\d+)\(\d+\))?_?(?:generation_(\d+)\(\d+\))?")
@@ -33,6 +33,25 @@ def batch_size(name: str) -> int | None:
         return int(match[1] or 0) + int(match[2] or 0)
     match = _SGLANG.fullmatch(name)
     return int(match[1]) if match is not None else None
+
+
+def lasting(start: Times, end: Times) -> Times:
+    """Return until when each of some forward steps lasts: until the next one begins, or where a pause follows until shortly after its own end.
+
+    Args:
+        start: of each, in order.
+        end: of each.
+    """
+    until = np.maximum.accumulate(end) + PAUSE_NS
+    goes_on = ~_pauses(start, end)
+    until[:-1][goes_on] = start[1:][goes_on]
+    return until
+
+
+def _pauses(start: Times, end: Times) -> npt.NDArray[np.bool_]:
+    """Whether a pause follows each forward step but the last one."""
+    gap = start[1:] - np.maximum.accumulate(end)[:-1]
+    return gap > max(PAUSE_NS, PAUSE_STEPS * float(np.median(end - start)))
 
 
 class Iterations:
@@ -91,8 +110,7 @@ class Iterations:
     ) -> None:
         """Each step's batch size from its beginning on; 0 where a pause begins, and after the last."""
         latest = np.maximum.accumulate(end)
-        gap = start[1:] - latest[:-1]
-        pause = gap > max(PAUSE_NS, PAUSE_STEPS * float(np.median(end - start)))
+        pause = _pauses(start, end)
         zeros = np.concatenate((latest[:-1][pause], latest[-1:]))
         times = np.concatenate((start, zeros))
         values = np.concatenate((size, np.zeros(len(zeros))))

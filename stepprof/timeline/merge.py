@@ -21,7 +21,6 @@ from stepprof.errors import ConfigError
 from stepprof.tables import counted
 from stepprof.timeline import chrome, descriptors, ours
 from stepprof.timeline.clocks import describe, worst_error
-from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
 from stepprof.timeline.limits import Limits
@@ -245,7 +244,7 @@ def _first_guess(ordered: list[tuple[Input, Place]], job: Job) -> int:
     smallest = sorted((wanted for wanted, _ in ordered), key=lambda each: each.bytes)
     for limits in (Limits(inflated_bytes=_GUESSED_FROM), None):
         for wanted in smallest:
-            extent = extent_of(load(wanted, args=False, assume=job.assume, limits=limits, flows=False))
+            extent = load(wanted, args=False, assume=job.assume, limits=limits, flows=False).extent
             if extent is not None:
                 return extent[0]
     return 0

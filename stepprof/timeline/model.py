@@ -6,8 +6,8 @@ of absolute microseconds is wrong by a quarter of one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ __all__ = [
 
 Times = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+Kind = TypeVar("Kind", bound=np.generic)
 Args = bytes | None
 """The raw JSON object of an event's arguments, if it has any."""
 
@@ -142,11 +144,16 @@ class Slices:
     def __len__(self) -> int:
         return len(self.start)
 
-    def where(self, kept: npt.NDArray[np.bool_]) -> Slices:
+    def where(self, kept: Flags) -> Slices:
         """Return those that are kept."""
-        args = None if self.args is None else [self.args[at] for at in np.flatnonzero(kept).tolist()]
-        times = self.start[kept], self.duration[kept]
-        return Slices(*times, self.name[kept], self.category[kept], self.track[kept], args)
+        times = _kept(self.start, kept), _kept(self.duration, kept)
+        return Slices(
+            *times,
+            _kept(self.name, kept),
+            _kept(self.category, kept),
+            _kept(self.track, kept),
+            _kept_args(self.args, kept),
+        )
 
 
 @dataclass(slots=True)
@@ -162,6 +169,16 @@ class Instants:
     def __len__(self) -> int:
         return len(self.time)
 
+    def where(self, kept: Flags) -> Instants:
+        """Return those that are kept."""
+        return Instants(
+            _kept(self.time, kept),
+            _kept(self.name, kept),
+            _kept(self.category, kept),
+            _kept(self.track, kept),
+            _kept_args(self.args, kept),
+        )
+
 
 @dataclass(slots=True)
 class Counters:
@@ -173,6 +190,10 @@ class Counters:
 
     def __len__(self) -> int:
         return len(self.time)
+
+    def where(self, kept: Flags) -> Counters:
+        """Return those that are kept."""
+        return Counters(_kept(self.time, kept), _kept(self.value, kept), _kept(self.track, kept))
 
 
 @dataclass(slots=True)
@@ -208,3 +229,29 @@ class Source:
     """Whether all events of the file were read. Where it is damaged, breaks off or holds more than the memory allows, what is absent shows nothing: a trace lies thread by thread in its file, not by time."""
     metadata: dict[str, object] = field(default_factory=dict)
     """What the file states about itself at its top level, without the events: small values only."""
+
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """The first and the last moment of its events; None: it has none."""
+        slices, times = self.slices, (self.instants.time, self.counters.time)
+        begins = [int(column.min()) for column in (slices.start, *times) if len(column)]
+        ends = [int(column.max()) for column in (slices.start + slices.duration, *times) if len(column)]
+        return (min(begins), max(ends)) if begins else None
+
+    def parts(self, slices: Flags, instants: Flags, counters: Flags) -> Source:
+        """Return the source with the chosen slices, instants and counters; flows go with the slices that they join."""
+        return replace(
+            self,
+            slices=self.slices.where(slices),
+            instants=self.instants.where(instants),
+            counters=self.counters.where(counters),
+        )
+
+
+def _kept(column: npt.NDArray[Kind], kept: Flags) -> npt.NDArray[Kind]:
+    """A column that stays whole is not copied."""
+    return column if kept.all() else column[kept]
+
+
+def _kept_args(args: list[Args] | None, kept: Flags) -> list[Args] | None:
+    return None if args is None else [args[at] for at in np.flatnonzero(kept).tolist()]

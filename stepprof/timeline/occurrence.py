@@ -12,7 +12,7 @@ from stepprof.occurrences import choose, number_fragments
 from stepprof.portions import Portion, Portions, other_windows, superseded, windows_in
 from stepprof.timeline.clocks import Clocks
 from stepprof.timeline.model import Alignment, Origin
-from stepprof.timeline.recorded import Input
+from stepprof.timeline.recorded import Input, machine_of
 
 __all__ = ["Occurrence", "without_superseded"]
 
@@ -98,7 +98,7 @@ class Occurrence:
 
     def _alignment(self, entry: Mapping[str, Any]) -> Alignment:
         if "replica" in entry:  # of an engine: by the clock of the process that drives it
-            origin = Origin("rank", "", machine=entry["process"].partition(" ")[0])
+            origin = Origin("rank", "", machine=machine_of(entry))
         else:
             origin = Origin("rank", "", host=entry["host"], machine=entry["boot_id"])
         return self._clocks.alignment(origin, entry["fragment"])

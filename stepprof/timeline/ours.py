@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from stepprof.timeline.capturewindow import CaptureWindow
 from stepprof.timeline.model import Alignment, Origin, Piece
 from stepprof.timeline.raw import read_header
 from stepprof.timeline.recorded import Input
@@ -31,6 +32,7 @@ class _Member(msgspec.Struct):
     origin: Origin
     alignment: Alignment
     status: str | None = None
+    window: CaptureWindow | None = None
 
 
 class Timeline(msgspec.Struct):
@@ -71,6 +73,7 @@ def described(
                 "origin": asdict(each.origin),
                 "alignment": asdict(alignment),
                 "status": each.status,
+                "window": None if each.window is None else asdict(each.window),
             }
         )
         end -= size
@@ -90,7 +93,15 @@ def read_timeline(path: Path) -> tuple[Timeline, list[Input]] | None:
     except msgspec.ValidationError:
         return None
     inputs = [
-        Input(each.origin, (str(path),), each.piece.bytes, each.status, each.alignment, piece=each.piece)
+        Input(
+            each.origin,
+            (str(path),),
+            each.piece.bytes,
+            each.status,
+            each.alignment,
+            window=each.window,
+            piece=each.piece,
+        )
         for each in known.timeline
     ]
     return known, inputs

@@ -10,8 +10,8 @@ from isal import isal_zlib
 
 from stepprof.timeline import chrome, perfetto
 from stepprof.timeline.arguments import Shortened
+from stepprof.timeline.capturewindow import cut
 from stepprof.timeline.clocks import never_compared
-from stepprof.timeline.extent import extent_of
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
 from stepprof.timeline.held import with_held_slices
@@ -72,10 +72,12 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
     """
     keep = Shortened() if job.format == "perfetto" else True
     source = load(wanted, args=keep, assume=job.assume)
+    filters = job.filters
+    if (filters.from_ns, filters.to_ns) == (None, None):
+        source = cut(source, wanted.window).source
     stated = StatedSource(source.metadata, list(source.findings), source.whole)
     source = with_held_slices(source, wanted.held if wanted.piece is None else ())  # a timeline has them
     source.findings += never_compared(source.origin, source.alignment)
-    filters = job.filters
     if wanted.within is not None and (filters.from_ns, filters.to_ns) == (None, None):
         start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
         filters = replace(filters, from_ns=start, to_ns=end)
@@ -83,7 +85,7 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
             "its capture goes over several steps or roles: cut to its windows of what is asked for; --from and --to show what is around"
         )
     source = filters.apply(source)
-    first, last = extent_of(source) or (None, None)
+    first, last = source.extent or (None, None)
     written = 0
     if job.format == "perfetto":
         for piece in perfetto.encode(source, place):

@@ -15,6 +15,7 @@ from stepprof.occurrences import split
 from stepprof.portions import Portion
 from stepprof.rundir import SPANS, step_folder
 from stepprof.summary import SESSIONS, engine_label, told_once
+from stepprof.timeline.capturewindow import CaptureWindow
 from stepprof.timeline.model import Alignment, Origin, Piece
 from stepprof.timeline.names import worker_of
 from stepprof.timeline.spanfiles import span_files
@@ -24,6 +25,7 @@ __all__ = [
     "Input",
     "Process",
     "Recorded",
+    "machine_of",
     "process_of",
     "span_inputs",
     "windows_edges",
@@ -64,6 +66,10 @@ class Input:
     """Of spans: the occurrence of the step that is meant; None: all of them."""
     within: tuple[int, int] | None = None
     """Of a capture that goes over more than what is asked for (several steps, other roles): when its process was in windows of that, by its own clock; None: all of it is meant."""
+    window: CaptureWindow | None = None
+    """Of an engine's capture: when its window was; None: it is not known, or all of it is meant."""
+    driver: str | None = None
+    """Of an engine's capture: the machine of the process that drove it, by whose clock `window` is until it is placed."""
     held: tuple[tuple[str, int, int], ...] = ()
     """When the profiler held its process up, by `stepprof.timeline.held`."""
     piece: Piece | None = None
@@ -137,8 +143,15 @@ class Recorded:
             within = (
                 self._within.get((entry["fragment"], process_of(entry))) if origin.kind == "rank" else None
             )
+            of_engine = origin.kind == "engine"
             found = Input(
-                replace(origin, path=name, rank=rank), (str(file),), size, entry["status"], within=within
+                replace(origin, path=name, rank=rank),
+                (str(file),),
+                size,
+                entry["status"],
+                within=within,
+                window=CaptureWindow.of(entry) if of_engine else None,
+                driver=machine_of(entry) if of_engine else None,
             )
             self.traces.append((found, entry["fragment"]))
         if entry["status"] not in ("complete", "joined"):
@@ -210,6 +223,11 @@ def windows_edges(windows: Iterable[Mapping[str, Any]]) -> dict[Process, tuple[i
         first, last = edges.get(process, (start, end))
         edges[process] = (min(first, start), max(last, end))
     return {process: edge for process, edge in edges.items() if process not in unknown}
+
+
+def machine_of(entry: Mapping[str, Any]) -> str:
+    """Return the machine of the process that wrote an entry, or its host's name."""
+    return str(entry["process"]).partition(" ")[0]
 
 
 def process_of(window: Mapping[str, Any]) -> Process:
