@@ -194,12 +194,12 @@ class TestEngines:
 
     def test_what_is_found(self, run, attachment, engine):
         """The only engine among its attributes; of two, nothing is guessed."""
-        guest = Guest()
+        guest = Guest("token")
         actor = SimpleNamespace(name="x", none=None, llm=engine(), url="http://localhost:1")
         assert guest.arm(actor, attachment(find=None), window(run)).kind == "simulated"
         actor.other = engine()
         with pytest.raises(EngineFailure, match=r"several are engines \(llm, other\)"):
-            Guest().arm(actor, attachment(find=None), window(run, 3))
+            Guest("token").arm(actor, attachment(find=None), window(run, 3))
 
     @pytest.mark.parametrize(
         ("find", "message"),
@@ -220,7 +220,7 @@ class TestEngines:
         """The host and the cure are named."""
         (tmp_path / "file").touch()
         with pytest.raises(EngineFailure, match=r"cannot be made on .*; attach with output_dir"):
-            Guest().arm(
+            Guest("token").arm(
                 SimpleNamespace(engine=engine()), attachment(own_dir=str(tmp_path / "file")), window(run)
             )
 
@@ -264,7 +264,7 @@ class TestSessions:
     def test_refusals(self, run, attachment):
         """A second start, a stop without a start, a step that is not selected there."""
         here = window(run, role="actor", rank=True)
-        guest = Guest()
+        guest = Guest("token")
         guest.arm(None, attachment("rank"), here)
         with pytest.raises(EngineFailure, match="no window of step 2 is open"):
             guest.stop(here)
@@ -279,7 +279,7 @@ class TestSessions:
 
     def test_what_was_asked_for_while_the_job_runs(self, run, attachment):
         """It reaches the actor with the window, wherever the folder of requests lies; one that cannot be met is refused."""
-        here, guest = window(run, 9, role="actor", rank=True), Guest()
+        here, guest = window(run, 9, role="actor", rank=True), Guest("token")
         asked = Request.make(9, role="actor")
         guest.arm(None, attachment("rank", requests=(asked.to_dict(),)), here)
         guest.start(here)
@@ -294,7 +294,7 @@ class TestSessions:
     def test_abort(self, run, attachment):
         """What is open is closed as partial."""
         here = window(run, role="actor", rank=True)
-        guest = Guest()
+        guest = Guest("token")
         guest.arm(None, attachment("rank"), here)
         path = run / "step-000002" / "manifest" / "actor-rank-0.json"
         guest.start(here)
@@ -308,7 +308,7 @@ class TestSessions:
 
     def test_two_attachments(self, run, attachment):
         """They share one session, which ends with the last of them."""
-        one, other = Guest(), Guest()
+        one, other = Guest("token"), Guest("token")
         one.arm(None, attachment("rank"), window(run, role="actor", rank=True))
         other.arm(None, attachment("rank"), window(run, role="ref", rank=True))
         one.leave(5.0)
@@ -321,7 +321,7 @@ class TestSessions:
         session = stepprof.init(
             {"output_dir": run.parent, "steps": [2], "backend": "null"}, rank=0, run_id="job"
         )
-        guest = Guest()
+        guest = Guest("token")
         guest.arm(None, attachment("rank"), window(run, role="actor", rank=True))
         guest.leave(5.0)
         assert cell.session is session
@@ -331,14 +331,14 @@ class TestSessions:
         monkeypatch.setenv("RANK", "5")
         config = {"steps": "2", "ranks": "7", "output_dir": "x"}
         with pytest.raises(EngineFailure, match=r"no session in the actor.*ranks") as caught:
-            Guest().arm(None, attachment("rank", config=config, world_size=6), window(run, rank=True))
+            Guest("token").arm(None, attachment("rank", config=config, world_size=6), window(run, rank=True))
         assert caught.value.health == "unconfigured"
 
     def test_switched_off(self, run, attachment, monkeypatch):
         """STEPPROF=0 here is named."""
         monkeypatch.setenv("STEPPROF", "0")
         with pytest.raises(EngineFailure, match="switched off in the actor \\(STEPPROF = '0'"):
-            Guest().arm(None, attachment("rank"), window(run, rank=True))
+            Guest("token").arm(None, attachment("rank"), window(run, rank=True))
 
     def test_spans(self, ask, run, attachment):
         """Regions carry the step that was announced; nothing is captured."""

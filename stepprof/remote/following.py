@@ -38,8 +38,6 @@ _making = threading.Lock()
 
 Key = tuple[int, "str | None", int]
 
-DETACHED = "the process that drives this one has detached it"
-
 CLOSE_SECONDS = 5.0
 """How long the end of a session waits for another thread that is just stopping its capture."""
 
@@ -135,9 +133,14 @@ class Follower:
         if before is not None:
             before.__exit__(None, None, None)
 
-    def close(self) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether a window of the other process is open here."""
+        return bool(self._open)
+
+    def close(self, reason: str) -> None:
         """End every window, on this thread: also what the session keeps open, if it ends with this attachment."""
-        self.abort(DETACHED)
+        self.abort(reason)
         if self._announced is not None:
             self._announced.__exit__(None, None, None)
             self._announced = None
@@ -147,7 +150,8 @@ class Follower:
         with _making:
             ours = _users.get(session) == {self}
         if ours:
-            session.local.abort(DETACHED, CLOSE_SECONDS)
+            session.local.ask_owner(reason, CLOSE_SECONDS)
+            session.local.abort(reason, CLOSE_SECONDS)
 
     def leave(self, timeout: float) -> list[str]:
         """After `close`: wait for the exports, and end the session if it was made for this. Returns its files of spans."""

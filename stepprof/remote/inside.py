@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import ConfigError
+from stepprof.log import logger
 from stepprof.records import describe_error
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.inside_awaited import Owed
 from stepprof.remote.inside_find import locate, only_engine, same_url, shown
 from stepprof.remote.inside_values import Answer, Attachment, Facts, Inside, Report, Unknown, boot_id
+from stepprof.remote.lease import Watch
 from stepprof.remote.loop import remote_loop
 from stepprof.rundir import step_folder
 
@@ -34,6 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = ["now", "serve"]
 
+DETACHED = "the process that drives this one has detached it"
+GONE = "the process that drives this one has ended"
+
+EXPORT_SECONDS = 120.0
+"""How long the exports of an actor may take after its driver has ended."""
+
 GRACE_SECONDS = 30.0
 """How much longer than its bound an engine's capture runs whose stop never came: the process that started it is gone."""
 
@@ -41,7 +49,8 @@ GRACE_SECONDS = 30.0
 class Guest:
     """One attachment in this process: an engine, or a session that follows the other process's windows."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str) -> None:
+        self.token = token
         self.turn = threading.Lock()
         self.plain = False
         self.owed = Owed()
@@ -54,6 +63,8 @@ class Guest:
         self._visible = True
         self._forgotten: threading.Timer | None = None
         self._closed = False
+        self._recording: EngineWindow | None = None
+        """The window that its engine records."""
 
     # -- the verbs
 
@@ -74,6 +85,7 @@ class Guest:
         if self._follower is not None:
             return self._follower.start(window)
         self._on_loop(self._driver.start, self._local(window))
+        self._recording = window
         self._watch_over(window)
         return None
 
@@ -81,6 +93,7 @@ class Guest:
         """End. What it brought lies on this host."""
         self._known("stop")
         self._unwatch()
+        self._recording = None
         if self._follower is not None:
             fragment, capped_by = self._follower.stop(window)
             return Report(Stopped(capped_by=capped_by), fragment=fragment)
@@ -94,6 +107,7 @@ class Guest:
     def abort(self) -> None:
         """Leave whatever state it is in."""
         self._unwatch()
+        self._recording = None
         if self._follower is not None:
             self._follower.abort("the process that drives this one gave the window up")
         elif self._engine is not None:
@@ -113,12 +127,14 @@ class Guest:
         self._follow(attachment).announce(step, role)
         return facts
 
-    def close(self) -> None:
-        """Take no more windows; end the open ones, on the thread that entered them."""
+    def close(self, reason: str = DETACHED) -> None:
+        """Take no more windows; end the open ones, where possible on the thread that entered them."""
         self._closed = True
-        self.abort()
+        watch.remove(self.token)
         if self._follower is not None:
-            self._follower.close()
+            self._follower.close(reason)
+        else:
+            self.abort()
 
     def leave(self, timeout: float) -> list[str]:
         """After `close`: wait for exports, end the session. Returns the files of spans that the other process does not see."""
@@ -134,7 +150,42 @@ class Guest:
     def _take(self, attachment: Attachment) -> None:
         if self._closed:
             raise EngineFailure("it was detached before the actor came to this call", "ok")
+        _make_room(self, attachment)
         self.attachment = attachment
+        if attachment.lease is not None:
+            watch.add(self.token, attachment.lease, self._is_open, self.end_with_driver)
+
+    # -- the lease
+
+    @property
+    def follows(self) -> bool:
+        """Whether it uses a session of this process."""
+        return self._follower is not None
+
+    def driver_is_gone(self) -> bool:
+        """Whether the process that drives this one has surely ended."""
+        lease = None if self.attachment is None else self.attachment.lease
+        return lease is not None and lease.is_over
+
+    def _is_open(self) -> bool:
+        follower = self._follower
+        return self._recording is not None or (follower is not None and follower.is_open)
+
+    def end_with_driver(self) -> None:
+        """The driver has ended: keep what is recorded as partial, end a session that was made for it, and be free. Raises nothing."""
+        attachment, window = self.attachment, self._recording
+        if window is not None:
+            self._end_forgotten(window)
+        with self.turn:
+            if attachment is None or self._closed:
+                return
+            logger.warning("lease.ended", run_id=attachment.run_id, driver=str(attachment.lease))
+            try:
+                self.close(GONE)
+                self.leave(EXPORT_SECONDS)
+            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; no caller is left to get it
+                logger.warning("lease.not_ended", run_id=attachment.run_id, reason=describe_error(error))
+            _guests.pop(self.token, None)
 
     # -- a session
 
@@ -242,8 +293,6 @@ class Guest:
             self._forgotten = None
 
     def _end_forgotten(self, window: EngineWindow) -> None:
-        from stepprof.log import logger
-
         logger.warning("no stop came", step=window.window.step, role=window.window.role, pid=os.getpid())
         with self.turn:
             try:
@@ -255,6 +304,7 @@ class Guest:
 # -- the entry
 
 _guests: dict[str, Guest] = {}
+watch = Watch()
 _answers: dict[int, Answer | None] = {}
 _numbers = itertools.count(1)
 
@@ -265,7 +315,7 @@ def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
         return _answer(*arguments)
     if verb == "leave":
         return _leave(token, *arguments)
-    guest = _guests.setdefault(token, Guest())
+    guest = _guests.setdefault(token, Guest(token))
     if verb == "collect":
         return Answer(guest.owed.collect(*arguments))
     act = getattr(guest, verb)
@@ -347,6 +397,25 @@ def _answer(ticket: int) -> Answer:
 def _on_main_thread() -> bool:
     """Whether calls run one after the other on the main thread, as in a plain actor."""
     return threading.current_thread() is threading.main_thread()
+
+
+def _make_room(guest: Guest, attachment: Attachment) -> None:
+    """End the attachments of drivers that have ended, and those of an earlier run of this driver. Raises EngineFailure where a living one's session is in the way."""
+    lease = attachment.lease
+    for other in [other for other in _guests.values() if other is not guest]:
+        theirs = other.attachment
+        if theirs is None or lease is None or theirs.lease is None:
+            continue
+        if theirs.lease == lease and theirs.run_id == attachment.run_id:
+            continue
+        if theirs.lease == lease or other.driver_is_gone():
+            other.end_with_driver()
+        elif attachment.kind != "engine" and other.follows:
+            raise EngineFailure(
+                f"the actor follows the windows of run {theirs.run_id}, whose driver lives ({theirs.lease}): "
+                "end that job, or have it detach the actor",
+                "busy",
+            )
 
 
 # -- looking around

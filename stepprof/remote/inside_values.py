@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.lease import Lease
 from stepprof.window import Outcome
 
 __all__ = ["Answer", "Attachment", "Collected", "Facts", "Inside", "Report", "Unknown", "boot_id"]
@@ -39,6 +40,8 @@ class Attachment:
     stop_seconds: float = 60.0
     """The same, for everything else."""
     options: Mapping[str, object] = field(default_factory=dict)
+    lease: Lease | None = None
+    """Who drives the actor; with the end of that process the attachment ends."""
     requests: tuple[Mapping[str, object], ...] = ()
     """What was asked for while the job runs, and holds in this window: the actor may not see the folder where it lies."""
 

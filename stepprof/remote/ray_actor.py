@@ -23,6 +23,7 @@ from stepprof.records import describe_error
 from stepprof.remote import inside, inside_values, ray_calls
 from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.inside_values import Answer, Attachment, Facts, Inside, Report, Unknown
+from stepprof.remote.lease import new_lease
 from stepprof.remote.loop import in_thread
 from stepprof.remote.ray_calls import Agents
 from stepprof.remote.ray_clock import Clocks, ping_pong
@@ -272,6 +273,7 @@ class ActorDriver:
             start_seconds=policy.engine_start_timeout_seconds,
             stop_seconds=policy.engine_stop_timeout_seconds,
             options=self._engine_options,
+            lease=new_lease(),
             requests=() if window is None else _requests(session, window.window),
         )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 from actor_engine import Server
-from driving import until
+from driving import until, workers_path
 
 import stepprof
 from stepprof.current import cell
@@ -123,3 +125,40 @@ class TestShutdown:
         assert seconds_of_shutdown() < BOUND
         ray_here.get(sleeping)
         until(lambda: ray_here.get(handle.run_id.remote()) is None)
+
+
+SCRIPT = """
+import os, signal, sys, time, ray, stepprof
+from test_ray_endings import Rank
+address, output = sys.argv[1:]
+ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+stepprof.init({
+    "output_dir": output, "steps": "2", "ranks": "all", "backend": "null", "engine_start_timeout_seconds": 1,
+    "engine_stop_timeout_seconds": 2,
+}, run_id="job")
+handle = ray.remote(num_cpus=0)(Rank).remote()
+pid = ray.get(handle.pid.remote())
+print(pid, flush=True)
+stepprof.attach(handle, kind="rank")
+stepprof.profile_step(2, role="rollout").start()
+os.kill(pid, signal.SIGSTOP)
+print(time.time(), flush=True)
+"""
+
+
+class TestExit:
+    """The exit of the interpreter, without a `shutdown()`."""
+
+    def test_a_stopped_process(self, cluster, plugin, tmp_path):
+        """The script ends inside a recorded window, and the process soon after it."""
+        env = {**os.environ, "PYTHONPATH": workers_path(plugin)}
+        command = [sys.executable, "-c", SCRIPT, cluster.address, str(tmp_path / "runs")]
+        ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=100, check=False)
+        ended = time.time()
+        pid, began = ran.stdout.split()
+        try:
+            assert ran.returncode == 0, ran.stderr
+            assert ended - float(began) < BOUND + 10
+            assert "shutdown.waiting" in ran.stderr
+        finally:
+            os.kill(int(pid), signal.SIGCONT)
