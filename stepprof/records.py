@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from stepprof.ticket import Ticket
 
 __all__ = ["EXPORTING", "LOST", "Fragment", "Origin", "as_entries", "describe_error", "tell", "window_record"]
+
+_RAY_TASK = "ray.exceptions.RayTaskError"
+_UNPRINTABLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Escape sequences of terminals, and every control character but line feed and tab."""
 
 LOST = "the process ended before the capture was handed over"
 EXPORTING = "the process ended before the capture was exported"
@@ -91,9 +96,17 @@ def window_record(
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception as one line of a manifest."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Return an exception's type and message for a manifest, without control characters. Of a Ray task's error it is the exception that the task raised."""
+    while isinstance(cause := getattr(error, "cause", None), BaseException) and _is_of_ray_task(error):
+        error = cause
+    message = _UNPRINTABLE.sub("", str(error))
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return text if len(text) <= 2000 else text[:2000] + " …"
+
+
+def _is_of_ray_task(error: BaseException) -> bool:
+    """Whether it is Ray's account of another exception: its message is a colored traceback."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" == _RAY_TASK for kind in type(error).__mro__)
 
 
 def as_entries(artifacts: Iterable[Artifact]) -> list[dict[str, object]]:

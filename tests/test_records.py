@@ -107,6 +107,13 @@ class TestValues:
         assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
         assert len(describe_error(ValueError("x" * 10_000))) < 2_010
 
+    def test_control_characters(self):
+        """Colors and what else is for a terminal are left out; lines stay lines."""
+        assert (
+            describe_error(ValueError("\x1b[36mred\x1b[0m\r\n\tand \x07more\x9b"))
+            == "ValueError: red\n\tand more"
+        )
+
     def test_artifacts(self) -> None:
         """As they stand in a manifest."""
         assert as_entries([Artifact("actor/rank-0.json", "faulty", 3)]) == [

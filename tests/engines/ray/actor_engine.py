@@ -59,6 +59,9 @@ class Server:
         time.sleep(seconds)
         return time.time()
 
+    def fail(self):
+        raise ZeroDivisionError("no batch")
+
     def count(self):
         return self.engine.starts, self.engine.aborts, self.engine.recording is not None
 

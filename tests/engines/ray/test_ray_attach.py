@@ -57,6 +57,13 @@ def make(ray_here, start):
     stepprof.shutdown(20)
 
 
+def ask(handle):
+    """A task that fails since another one does."""
+    import ray
+
+    ray.get(handle.fail.remote())
+
+
 def engines(session, step, role="rollout", timeout=10):
     """The entries of the engines of a step, as soon as they are told of; written ahead, they say that they are lost."""
     deadline = time.monotonic() + timeout
@@ -108,6 +115,17 @@ class TestWindows:
         second = f"Server:{handles[1]._actor_id.hex()[:8]}"
         assert names[0][second] == names[1][second] == 1
         assert [entry["status"] for step in (2, 4) for entry in engines(session, step)] == ["complete"] * 4
+
+    def test_a_body_that_raises_what_a_task_raised(self, ray_here, make, session):
+        """The manifest has the exception of the task, not Ray's colored traceback around it; the caller gets Ray's."""
+        handle = make()
+        stepprof.attach(handle, find="engine")
+        outer = ray_here.remote(num_cpus=0)(ask)
+        with pytest.raises(ZeroDivisionError), stepprof.profile_step(2, role="rollout"):
+            ray_here.get(outer.remote(handle))
+        stepprof.shutdown(20)
+        [entry] = engines(session, 2)
+        assert entry["body_error"] == "ZeroDivisionError: no batch"
 
     def test_one_of_three_is_dead(self, ray_here, make, session):
         """The two others record, and the body waits for nobody."""
