@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
@@ -17,6 +18,7 @@ from stepprof.records import describe_error
 from stepprof.remote.engine import EngineTarget
 from stepprof.remote.entries import Entries, remove_folder
 from stepprof.remote.gate import passed
+from stepprof.remote.inner import Inner, entered, exit_all, is_inner
 from stepprof.remote.loop import in_thread, remote_loop
 from stepprof.remote.recording import Recording
 
@@ -62,6 +64,7 @@ class Bracket:
         self._entries = Entries(fleet.origin, window, fleet.post)
         self._recordings: list[tuple[EngineTarget, Recording]] = []
         self._joins: list[tuple[Recording, dict[str, Any]]] = []
+        self._inner: list[Inner] = []
         self._unanswered = 0
         self._closing = False
         self._cap: asyncio.TimerHandle | None = None
@@ -149,6 +152,7 @@ class Bracket:
         if not await passed(waiting, deadline - time.monotonic()):
             for target, recording in self._recordings:
                 target.give_up_start(recording, bound)
+        await entered(self._inner, deadline - time.monotonic())
 
     async def _stop(self, body_error: BaseException | None, partial: str | None) -> None:
         self._closing = True
@@ -158,6 +162,9 @@ class Bracket:
             await asyncio.wrap_future(self._started)
         if body_error is not None:
             self._entries.tell_body_error(describe_error(body_error))
+        bound = self._policy.engine_stop_timeout_seconds
+        deadline = time.monotonic() + bound
+        await exit_all(self._inner, bound)  # before the outer window's stop is sent
         ending = [recording for _, recording in self._recordings]
         for recording, entry in self._joins:
             entry["end_unix_ns"] = time.time_ns()
@@ -171,10 +178,10 @@ class Bracket:
         waiting = [
             recording.finished for recording in ending if recording.stop.is_set() and recording.answered
         ]
-        await passed(waiting, self._policy.engine_stop_timeout_seconds)
+        await passed(waiting, deadline - time.monotonic())
         for target, recording in self._recordings:
             if recording.stop.is_set():
-                target.give_up_stop(recording, self._policy.engine_stop_timeout_seconds)
+                target.give_up_stop(recording, bound)
         self._entries.write_soon(target for target, _ in self._recordings)
         self._forget_if_over()
 
@@ -300,11 +307,15 @@ class Bracket:
         if recording.running:
             capture = recording.window
             place = None if capture is None else {"step": capture.window.step, "stem": capture.stem}
+            if target.is_rank:  # its own manifest says in which capture the window is
+                place = None
             entry = self._entries.add(
                 target, status="joined", error=None, start_unix_ns=time.time_ns(), capture=place
             )
             recording.join(self._window.step, entry, self._entries.save_later)
             self._joins.append((recording, entry))
+            if capture is not None and is_inner(self._window, capture.window):
+                self._inner.append(Inner(target.driver, replace(capture, window=self._window)))
             return False
         verb = "stop" if recording.answered else "start"
         self._entries.add(

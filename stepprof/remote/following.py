@@ -105,6 +105,19 @@ class Follower:
             raise EngineFailure(problem, "busy" if busy else "unconfigured")
         return _fragment_path(ticket)
 
+    def enter(self, window: EngineWindow) -> None:
+        """A role's window inside the one that is recorded begins: regions from here on are the role's."""
+        self._here()
+        key = _key(window)
+        if key not in self._open:
+            inner = profile_step(window.window.step, window.window.role, version=window.window.version)
+            self._open[key] = inner.__enter__()
+
+    def exit(self, window: EngineWindow) -> None:
+        """It ends; one that is not open is none."""
+        if _key(window) in self._open:
+            self._close(_key(window))
+
     def stop(self, window: EngineWindow) -> tuple[str | None, str | None]:
         """The window ends. Returns the path of the fragment that tells of it, and what capped its capture."""
         self._here()

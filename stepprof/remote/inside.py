@@ -104,6 +104,17 @@ class Guest:
         self.owed.begin(window, stopped.later)
         return Report(replace(stopped, later=None), folder=folder, awaited=True)
 
+    def enter(self, window: EngineWindow) -> None:
+        """Enter a role's window inside the one that is recorded."""
+        self._known("enter")
+        if self._follower is not None:
+            self._follower.enter(window)
+
+    def exit(self, window: EngineWindow) -> None:
+        """Leave it."""
+        if self._follower is not None:
+            self._follower.exit(window)
+
     def abort(self) -> None:
         """Leave whatever state it is in."""
         self._unwatch()

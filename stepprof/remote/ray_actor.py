@@ -141,6 +141,14 @@ class ActorDriver:
             return await in_thread(take_over, stopped, source, window.folder)
         return await self._carrier(facts).engine_files(stopped, source, window.folder)
 
+    async def enter(self, window: EngineWindow) -> None:
+        """Have a rank enter a role's window inside the one that it records."""
+        await self._ask("enter", window)
+
+    async def exit(self, window: EngineWindow) -> None:
+        """Have it leave that window."""
+        await self._ask("exit", window)
+
     async def abort(self) -> None:
         """Leave whatever state it is in."""
         try:

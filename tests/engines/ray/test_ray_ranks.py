@@ -13,6 +13,7 @@ from driving import drive, fragments, kill
 
 import stepprof
 from stepprof.remote.base import EngineFailure
+from stepprof.verification import verify_run
 
 without_torch = pytest.mark.parametrize("session", ["null"], indirect=True)
 
@@ -179,6 +180,29 @@ class TestRanks:
         drive(driver.stop(window))
         found = settled(session, 2, "actor-rank-3.json")
         assert [w["status"] for w in found] == ["complete", "joined"]
+
+    @pytest.mark.parametrize("kind", ["plain", "async"])
+    def test_a_role_inside_a_step(self, ray_here, trainers, session, kind):
+        """A role's window inside the step's reaches the rank: its regions are the role's, and `check` is satisfied."""
+        (handle,) = trainers(1, kind)
+        stepprof.attach(handle, role="rollout", kind="rank")
+        with stepprof.profile_step(2):
+            ray_here.get(handle.update.remote())
+            with stepprof.profile_step(2, role="rollout"):
+                ray_here.get(handle.update.remote())
+            ray_here.get(handle.update.remote())
+        stepprof.shutdown(30)
+        roles = [span["role"] for span in spans(session, 0) if span["name"] == "update"]
+        assert roles == [None, "rollout", None]
+        own = settled(session, 2, "step-rank-0.json")
+        assert [(window["role"], window["status"]) for window in own] == [
+            (None, "complete"),
+            ("rollout", "joined"),
+        ]
+        found = fragments(session.path / "step-000002")
+        told = [entry for each in found.values() for entry in each["engines"]]
+        assert sorted(entry["status"] for entry in told) == ["complete", "joined"]
+        assert verify_run(session.path).problems == []
 
     def test_its_own_session(self, ray_here, trainers, connect, session, windows):
         """A session that the actor has made itself is followed, and not ended with the attachment."""
