@@ -115,8 +115,9 @@ def sides_of(
                 named, wait = set(by_rank), call.leave[rank] - call.arrive[rank]
             for other in named - {rank, "driver"}:
                 sides.at_most[int(other)] += wait + error
-            # whom a rank needed in a call with a root is in no trace: it may go unnamed
-            if call.synchronises and len(named) == 1 and rank not in named:
+            # it may go unnamed: whom a rank needed in a call with a root is in no trace, and where the recording held the
+            # last one up, the one that would have been last without that may have come before this rank
+            if call.synchronises and call.needed[rank] and len(named) == 1 and rank not in named:
                 sides.at_least[int(next(iter(named)))] += (
                     max(wait - error, 0) if decided and number in must else 0
                 )

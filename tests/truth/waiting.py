@@ -190,7 +190,8 @@ def compare_collectives(notes: Notes, everyone: Sequence[Known], waited: Sequenc
     must = {number: calls[number] for number in waited[0].must if calls[number].synchronises}
     sure = sides_of(must, everyone, waited[0].must, decided=waited[0].decided)
     for (role, region), by_rank in sure.items():
-        most = max(each.total - each.close for each in by_rank.values()) if waited[0].decided else 0
+        # a wait without a straggler that can be named has no row
+        most = max(sum(each.at_least.values()) for each in by_rank.values())
         if most > LEAST_TO_SAY * seconds and (role, region) not in reported:
             notes.say(f"waits in {(role, region)}", "nothing", most / 1e9)
     for unmatched in notes.report.unmatched:
