@@ -139,12 +139,15 @@ class Session:
 
     def attach(self, engine: Engine) -> None:
         """From the next arm or window on, it takes part. Raises ConfigError where the configuration asks for ranks that it does not have."""
+        from stepprof.remote.latecomer import tell_if_inside
+
         if self.fleet is None:
             from stepprof.remote.fleet import Fleet
 
             self.fleet = Fleet(self._origin, self.background.post, self.publish)
         engine.join(self.fleet, self.selector.policy(engine.role))
         self.fleet.add(engine)
+        tell_if_inside(engine, self.selector)
         self.quiet.clear()
         self.publish()
 

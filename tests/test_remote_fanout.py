@@ -775,6 +775,36 @@ class TestAttach:
         assert entry.status == "failed"
         assert "the router is down" in entry.error
 
+    @pytest.mark.parametrize(
+        ("role", "begins"), [("rollout", "in step 3"), (None, "in step 2"), ("actor", None)]
+    )
+    def test_attached_inside_a_recorded_window(self, recording, engine, log, role, begins):
+        """The log says from which window on it takes part; a window of another role is not its business."""
+        recording()
+        with stepprof.profile_step(2, role=role):
+            stepprof.attach(engine())
+        lines = [line for line in log if line["event"] == "attach.inside_window"]
+        assert [line["takes_part_from"] for line in lines] == (
+            [] if begins is None else [f"the first window of role rollout {begins}"]
+        )
+
+    def test_attached_inside_the_last_recorded_window(self, recording, engine, log):
+        """No window is left for it."""
+        recording(steps="2")
+        with stepprof.profile_step(2, role="rollout"):
+            stepprof.attach(engine())
+        [line] = [line for line in log if line["event"] == "attach.inside_window"]
+        assert line["takes_part_from"] == "no window: no later step is selected"
+
+    def test_attached_between_windows(self, recording, engine, log):
+        """There is nothing to say."""
+        recording()
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        with stepprof.profile_step(7, role="rollout"):
+            stepprof.attach(engine())
+        assert not [line for line in log if line["event"] == "attach.inside_window"]
+
     def test_detached_while_it_records(self, recording, engine):
         """A compensating stop; the next window does not reach it."""
         one, session = engine(), recording()
