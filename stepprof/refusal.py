@@ -79,16 +79,17 @@ class Refusals:
 
     # -- windows left open by start()
 
-    def close_left_open(self, window: Any, role: object, task: int | None) -> None:
-        """The next start() of a role in this thread or task: what the one before left open is closed as partial."""
+    def left_open(self, window: Any, role: object, task: int | None) -> tuple[Any, LeftOpen] | None:
+        """Return the window that the start() before left open in this thread or task, and the error to stop it with; None: it was stopped."""
         if not (role is None or isinstance(role, str)):
-            return
+            return None
         key = (task or threading.get_ident(), role)
         left = self._left_open.get(key)
-        if left is not None and left is not window and left._start:
-            left.stop(LeftOpen("the window was left open, and closed by the next start of its role"))
         self._left_open[key] = window
         window._key = key
+        if left is None or left is window or not left._start:
+            return None
+        return left, LeftOpen("the window was left open, and closed by the next start of its role")
 
     def forget_left_open(self, window: Any) -> None:
         """A window that start() opened was stopped."""

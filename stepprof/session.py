@@ -193,7 +193,7 @@ class Session:
     ) -> None:
         policy = self._select(step, role)
         told = None if self.fleet is None else self.fleet.pass_by(step, role)
-        if told is not None and policy is not None and self.recorder.running_loop() is None:
+        if told is not None and policy is not None:
             concurrent.futures.wait([told], ANNOUNCE_SECONDS)
         if policy is None:
             if not self.calm:
@@ -238,11 +238,11 @@ class Session:
         fleet = self.fleet
         ahead = Ahead()
         try:
+            told = None if fleet is None else fleet.pass_by(number, role)
+            if told is not None:
+                await asyncio.wait([asyncio.wrap_future(told)], timeout=ANNOUNCE_SECONDS)
             if fleet is not None and fleet.follows(role):
                 ahead.window = self.selector.window(number, role, version)
-                told = fleet.pass_by(number, role)
-                if told is not None:
-                    await asyncio.wait([asyncio.wrap_future(told)], timeout=ANNOUNCE_SECONDS)
                 ahead.bracket = fleet.begin(ahead.window, policy)
                 await ahead.bracket.started()
                 self.publish()
@@ -266,7 +266,7 @@ class Session:
         return self.selector.next_selected(step, role)
 
     def exit(self, ticket: Ticket, error: BaseException | None) -> None:
-        """A selected window goes out: the stops of its engines are sent, then ours is done, then theirs are waited for."""
+        """A selected window goes out: the stops of its engines are sent, ours is done, then theirs are waited for, unless a coroutine does."""
         self._guard(lambda: self._exit(ticket, error))
 
     def _exit(self, ticket: Ticket, error: BaseException | None) -> None:
@@ -274,10 +274,14 @@ class Session:
         try:
             if bracket is not None:
                 left_open = isinstance(error, LeftOpen)
-                bracket.send_stops(None if left_open else error, partial=str(error) if left_open else None)
+                bracket.send_stops(
+                    None if left_open else error,
+                    partial=str(error) if left_open else None,
+                    blocked=None if ticket.awaits_engines else self.recorder.running_loop(),
+                )
         finally:
             self.local.exit(ticket, error)
-            if bracket is not None and self.recorder.running_loop() is None:
+            if bracket is not None and not ticket.awaits_engines:
                 bracket.wait_stopped()
 
     def approach(self, step: int, role: str | None) -> None:
@@ -383,7 +387,7 @@ class Session:
         deadline = time.monotonic() + bound
         fleet = self.fleet
         if fleet is not None:
-            fleet.send_stops(reason)
+            fleet.send_stops(reason, self.recorder.running_loop())
         self._guard(lambda: self.local.ask_owner(reason, min(bound / 2, OWNER_SECONDS)))
         if cell.session is self:
             cell.clear()
@@ -391,7 +395,7 @@ class Session:
         self._guard(lambda: self.local.abort(reason, max(bound, 0.1)))
         self._guard(self.local.capturer.exports.submit_all)
         if fleet is not None:
-            fleet.close(reason, max(deadline - time.monotonic(), 0.0))
+            fleet.close(reason, max(deadline - time.monotonic(), 0.0), self.recorder.running_loop())
         if not self.exporter.finish(max(deadline - time.monotonic(), 0.0)):
             logger.warning("exports unfinished", exports=self.exporter.pending(), seconds=bound)
         for role, steps in self.selector.never_came():

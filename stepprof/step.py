@@ -19,6 +19,7 @@ from stepprof.wrapping import decorate, refuse_undecorable
 
 if TYPE_CHECKING:
     from stepprof.ahead import Ahead
+    from stepprof.remote.fanout import Bracket
     from stepprof.session import Session
     from stepprof.ticket import Ticket
 
@@ -178,15 +179,18 @@ class StepWindow(Scope):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         after = self._after if self._start > UNSEEN else None
+        engines = None if after is None else _engines_to_await(after[0])
         self.__exit__(exc_type, exc, traceback)
-        if after is not None and after[0] is not None and after[0].bracket is not None:
-            await after[0].bracket.stopped()
+        if engines is not None:
+            await engines.stopped()
 
     def start(self) -> StepWindow:
         """Come in without a block; `stop` goes out."""
         session = _session()
         if session is not None:
-            session.refusals.close_left_open(self, self.role, session.recorder.task_id())
+            left = session.refusals.left_open(self, self.role, session.recorder.task_id())
+            if left is not None:
+                left[0].stop(left[1])
         return self.__enter__()
 
     def stop(self, error: BaseException | None = None) -> None:
@@ -200,18 +204,21 @@ class StepWindow(Scope):
         self.__exit__(None if error is None else type(error), error, None)
 
     async def astart(self) -> StepWindow:
-        """`start` for a coroutine: never blocks its event loop while another thread hands a capture over."""
+        """`start` for a coroutine: waits for engines, and for another thread's stop, without blocking the event loop."""
         session = _session()
         if session is not None:
-            session.refusals.close_left_open(self, self.role, session.recorder.task_id())
+            left = session.refusals.left_open(self, self.role, session.recorder.task_id())
+            if left is not None:
+                await left[0].astop(left[1])
         return await self.__aenter__()
 
     async def astop(self, error: BaseException | None = None) -> None:
         """`stop` for a coroutine: waits for its engines without blocking the event loop."""
         after = self._after if self._start > UNSEEN else None
+        engines = None if after is None else _engines_to_await(after[0])
         self.stop(error)
-        if after is not None and after[0] is not None and after[0].bracket is not None:
-            await after[0].bracket.stopped()
+        if engines is not None:
+            await engines.stopped()
 
     def __call__(self, function: F) -> F:
         """Decorate a function: each call of it is a window."""
@@ -290,6 +297,15 @@ def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
         return step(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - told by the session, as a step that is none
         return error
+
+
+def _engines_to_await(ticket: Ticket | None) -> Bracket | None:
+    """Return the engines that a coroutine awaits after its window; None: none, or another library's event loop, where the exit itself waits."""
+    recorder = cell.recorder
+    if ticket is None or ticket.bracket is None or recorder is None or recorder.running_loop() is None:
+        return None
+    ticket.awaits_engines = True
+    return ticket.bracket
 
 
 def _session() -> Session | None:

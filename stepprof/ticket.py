@@ -43,6 +43,8 @@ class Ticket:
     refused: bool = False
     bracket: Bracket | None = None
     """The engines that follow the window."""
+    awaits_engines: bool = False
+    """A coroutine leaves the window, and awaits their stops itself."""
 
     def begin(self, now_ns: int) -> None:
         """The body begins, on this thread."""

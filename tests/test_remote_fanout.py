@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from simulated import Listener, Simulated, dead, told
+from simulated import Driver, Listener, Simulated, dead, told
 
 import stepprof
-from stepprof.errors import ConfigError, StateError
+from stepprof.errors import ConfigError
 from stepprof.remote.attach import check_options
 from stepprof.remote.base import EngineFailure
 
@@ -537,6 +537,83 @@ class TestTrouble:
         assert entry.end_unix_ns > entry.start_unix_ns
 
 
+class Blocking(Driver):
+    """A driver whose start keeps stepprof's own loop from everything else, which its contract forbids."""
+
+    async def start(self, window):
+        await super().start(window)
+        time.sleep(1.5)
+
+
+class TestStarts:
+    """When the body begins, and what of the starts is known then."""
+
+    def test_a_start_that_fails_holds_the_body_up_no_longer(self, recording, engine):
+        """The stop that it needs is sent next to the body."""
+        gate, failure = threading.Event(), EngineFailure("it said no", owes_stop=True)
+        one = engine(failing={"start": failure}, hold={"abort": gate})
+        session = recording(engine_start_timeout_seconds=60)
+        stepprof.attach(one)
+        began = time.monotonic()
+        with stepprof.profile_step(2, role="rollout"):
+            assert time.monotonic() - began < 30
+            assert [entry.status for entry in settled(session)] == ["failed"]
+        assert time.monotonic() - began < 30
+        assert one.asked("abort") == 1
+        gate.set()
+
+    def test_the_next_window_waits_for_that_stop(self, recording, engine):
+        """Within its own bound; then it is skipped, and the entry says what is under way."""
+        gate, failure = threading.Event(), EngineFailure("it said no", owes_stop=True)
+        one = engine(failing={"start": failure}, hold={"abort": gate})
+        session = recording(engine_start_timeout_seconds=0.3)
+        stepprof.attach(one)
+        for step in (2, 3):
+            with stepprof.profile_step(step, role="rollout"):
+                pass
+        [entry] = settled(session, 3)
+        assert entry.status == "skipped"
+        assert "start of step 2 has failed" in entry.error
+        gate.set()
+        one.failing.clear()
+        until_idle = time.monotonic() + 5
+        while stepprof.state().engines == {"rollout/0": "unknown"} and time.monotonic() < until_idle:
+            with stepprof.profile_step(4, role="rollout"):
+                pass
+        assert settled(session, 4)[-1].status == "complete"
+
+    def test_a_stop_that_finds_the_engine_dead_says_why_the_start_failed(self, recording, engine):
+        """A killed worker fails the start first, and the engine learns a little later why."""
+        failure = EngineFailure("the call failed", owes_stop=True)
+        one = engine(failing={"start": failure, "abort": dead("a worker was killed")})
+        session = recording()
+        stepprof.attach(one)
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        [entry] = settled(session, until=lambda entry: entry.health == "dead")
+        assert (entry.status, entry.health) == ("failed", "dead")
+        assert "a worker was killed" in entry.error
+
+    @pytest.mark.parametrize("form", ["with", "async with"])
+    def test_a_body_that_began_without_an_answer_is_not_complete(self, recording, engine, form):
+        """Also where stepprof's own loop was held up, so that the bound was noticed too late there."""
+        one, session = engine(), recording(engine_start_timeout_seconds=0.1)
+        stepprof.attach(one).targets[0].driver.__class__ = Blocking
+
+        async def body():
+            async with stepprof.profile_step(2, role="rollout"):
+                await asyncio.sleep(1)
+
+        if form == "with":
+            with stepprof.profile_step(2, role="rollout"):
+                time.sleep(1)
+        else:
+            asyncio.run(body())
+        [entry] = settled(session)
+        assert entry.status == "partial"
+        assert "begins late" in entry.error
+
+
 class TestAsync:
     """The same from coroutines: never a blocked event loop."""
 
@@ -582,41 +659,6 @@ class TestAsync:
         async with stepprof.profile_step(2, role="rollout"):
             assert seen == [loop]
         assert settled(session)[0].status == "complete"
-
-    async def test_a_synchronous_block_on_the_engines_own_loop_is_refused(self, recording, engine):
-        """Before anything is sent; the message says what to write instead."""
-        one = engine(loop=asyncio.get_running_loop())
-        session = recording()
-        stepprof.attach(one)
-        with stepprof.profile_step(2, role="rollout"):
-            pass
-        await asyncio.sleep(0.1)
-        [entry] = settled(session)
-        assert (entry.status, one.asked("start")) == ("skipped", 0)
-        assert "async with" in entry.error
-
-    async def test_strict_raises_for_it(self, recording, engine):
-        """A test of the job finds it."""
-        one = engine(loop=asyncio.get_running_loop())
-        recording(strict=True)
-        stepprof.attach(one)
-        with pytest.raises(StateError, match="async with"), stepprof.profile_step(2, role="rollout"):
-            pass
-        assert one.calls == []
-
-    async def test_a_synchronous_block_on_another_loop_does_not_wait(self, recording, engine):
-        """The starts and stops are sent, in order; nobody's event loop is blocked for them."""
-        one, session = engine(delays={"start": 1.5, "stop": 0.3}), recording()
-        stepprof.attach(one)
-        began = time.monotonic()
-        with stepprof.profile_step(2, role="rollout"):
-            pass
-        assert time.monotonic() - began < 1.4
-        deadline = time.monotonic() + 5
-        while not one.asked("stop") and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        [entry] = settled(session, until=lambda entry: entry.status in ("complete", "partial", "skipped"))
-        assert entry.status in ("complete", "partial")
 
     async def test_a_coroutine_cancelled_while_it_comes_in_stops_what_started(self, recording, engine):
         """It gets no exit; the compensating stop is sent all the same."""

@@ -216,4 +216,5 @@ class TestServers:
         server.routes["POST /start_profile"] = lost
         done = recorded(server)
         assert (done.entry.status, done.entry.health) == ("failed", "unknown")
+        stepprof.shutdown()  # waits for that stop; the window did not
         assert server.posts() == ["/start_profile", "/stop_profile"]

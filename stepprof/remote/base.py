@@ -46,6 +46,9 @@ class EngineFailure(EngineError):
         owes_stop: the engine may have begun although the call failed (a lost connection): a stop is sent.
     """
 
+    lost = False
+    """Whether the process that recorded has ended, although another one answers in its place."""
+
     def __init__(self, message: str, health: Health = "unknown", *, owes_stop: bool = False) -> None:
         super().__init__(message)
         self.health: Health = health
@@ -166,7 +169,7 @@ class EngineDriver(Protocol):
         """End the capture. Returns when the files are there and looked at."""
 
     async def abort(self) -> None:
-        """Leave whatever state the engine is in, throwing away what it has. Idempotent; stopped is no failure."""
+        """Leave whatever state the engine is in, throwing away what it has. Idempotent; stopped is no failure, dead is one."""
 
     async def clock(self) -> Clock | None:
         """Compare its clock with ours; None: that cannot be done."""

@@ -223,10 +223,9 @@ class EngineTarget:
         began = time.perf_counter()
         try:
             await self.driver.start(window)
-        except EngineFailure as error:
-            if error.owes_stop:
-                await self._stop_for_sure()
-            raise
+        except Exception as error:  # noqa: BLE001 - a driver may raise anything; the manifest and the log say it
+            await self._start_failed(recording, error)
+            return
         recording.answered_at = asyncio.get_running_loop().time()
         entry = recording.entry
         entry.update(start_seconds=round(time.perf_counter() - began, 6), start_unix_ns=time.time_ns())
@@ -270,11 +269,21 @@ class EngineTarget:
         self._note(None)
         self._commit("done", window)
 
-    async def _stop_for_sure(self) -> None:
-        """A start failed that may have arrived all the same."""
+    async def _start_failed(self, recording: Recording, error: Exception) -> None:
+        """Let the window begin at once; then stop the engine, where the start may have arrived all the same."""
+        self._fail(recording, error)
+        recording.refuse()
+        if isinstance(error, EngineFailure) and error.owes_stop:
+            await self._stop_for_sure(recording)
+
+    async def _stop_for_sure(self, recording: Recording) -> None:
+        """Send the stop that a failed start needs. If it finds the engine dead, that is why the start failed."""
         try:
             await self.driver.abort()
-        except Exception as error:  # noqa: BLE001 - the start's own failure is what is told
+        except Exception as error:  # noqa: BLE001 - the start's own failure is in the manifest
+            if isinstance(error, EngineFailure) and error.health == "dead":
+                self._fail(recording, error)
+                return
             logger.warning(
                 "compensating stop failed",
                 target=self.label,
@@ -282,8 +291,8 @@ class EngineTarget:
                 reason=describe_error(error),
             )
 
-    def give_up_start(self, recording: Recording, seconds: float) -> None:
-        """Nobody waits for the start any longer; should it still come, it is stopped at once and kept as partial."""
+    def give_up_start(self, recording: Recording, seconds: float, hint: str | None = None) -> None:
+        """No window waits for the start any longer; should it still come, it is stopped at once and kept as partial. `hint`: what else to do."""
         if recording.started.is_open or recording.late is not None:
             return
         recording.given_up = True
@@ -293,13 +302,20 @@ class EngineTarget:
             cure = "a late start is stopped at once, and its files are kept"
         else:
             what = f"was not ready within {seconds:.3g} s"
-            cure = "nothing was sent to it; raise engine_start_timeout_seconds, or look why it hangs"
+            cure = "nothing was sent to it; raise engine_start_timeout_seconds, or find out what keeps it from answering"
         waiting = getattr(self.driver, "waiting", None)
         if waiting:
             what = f"{what}: {waiting}"
-        recording.late = f"its start was answered after more than {seconds:.3g} s: what it has begins late"
-        recording.tell("failed", f"the engine {what}; {cure}", health=self.health)
+        self.note_late(recording, seconds)
+        error = "; ".join(filter(None, [f"the engine {what}", cure, hint]))
+        recording.tell("failed", error, health=self.health)
         recording.stop.set()
+
+    @staticmethod
+    def note_late(recording: Recording, seconds: float) -> None:
+        """The window began without it."""
+        late = f"its start was answered after more than {seconds:.3g} s: what it has begins late"
+        recording.late = recording.late or late
 
     def give_up_stop(self, recording: Recording, seconds: float) -> None:
         """Nobody waits for the stop any longer; its files are kept when they come."""
@@ -357,7 +373,8 @@ class EngineTarget:
     def _fail(self, recording: Recording, error: Exception) -> None:
         self._note(error)
         entry = recording.entry
-        lost = self.machine.state == "flushing" and self.health == "dead"
+        gone = self.health == "dead" or (isinstance(error, EngineFailure) and error.lost)
+        lost = self.machine.state == "flushing" and gone
         if entry["end_unix_ns"] is None and recording.sent:
             entry["end_unix_ns"] = time.time_ns()
         recording.fail("lost" if lost else "failed", describe_error(error), self.health)

@@ -19,7 +19,8 @@ from stepprof.remote.engine import EngineTarget
 from stepprof.remote.entries import Entries, remove_folder
 from stepprof.remote.gate import passed
 from stepprof.remote.inner import Inner, entered, exit_all, is_inner
-from stepprof.remote.loop import in_thread, remote_loop
+from stepprof.remote.loop import awaited, in_thread, remote_loop, waited
+from stepprof.remote.ownloop import HINT, NOT_STARTED, STOPPED_LATE, lives_on
 from stepprof.remote.recording import Recording
 
 if TYPE_CHECKING:
@@ -28,12 +29,7 @@ if TYPE_CHECKING:
     from stepprof.remote.fleet import Fleet
     from stepprof.window import Window
 
-__all__ = ["OWN_LOOP", "Bracket"]
-
-OWN_LOOP = (
-    "a synchronous block on the event loop that the engine lives on would wait for itself; "
-    'write "async with stepprof.profile_step(…)" there'
-)
+__all__ = ["Bracket"]
 
 SLACK_SECONDS = 1.0
 """What a wait is longer than the bound it waits for: the bound itself is kept on the loop."""
@@ -46,7 +42,7 @@ class Bracket:
         fleet: the engines that are attached.
         window: the window.
         policy: what holds for its role.
-        refuse: the running loop of a synchronous caller: engines that live on it could not answer while it waits, so that nothing is
+        blocked: the event loop that the caller blocks while it waits: engines that live on it could not answer, so that nothing is
             sent to them.
     """
 
@@ -55,18 +51,19 @@ class Bracket:
         fleet: Fleet,
         window: Window,
         policy: Policy,
-        refuse: asyncio.AbstractEventLoop | None = None,
+        blocked: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._fleet = fleet
         self._window = window
         self._policy = policy
-        self._refuse = refuse
+        self._blocked = blocked
         self._entries = Entries(fleet.origin, window, fleet.post)
         self._recordings: list[tuple[EngineTarget, Recording]] = []
-        self._joins: list[tuple[Recording, dict[str, Any]]] = []
+        self._joins: list[tuple[EngineTarget, Recording, dict[str, Any]]] = []
         self._inner: list[Inner] = []
         self._unanswered = 0
         self._closing = False
+        self._body_began = False
         self._cap: asyncio.TimerHandle | None = None
         self._started: concurrent.futures.Future[None] | None = None
         self._stopped: concurrent.futures.Future[None] | None = None
@@ -79,28 +76,42 @@ class Bracket:
 
     def wait_started(self) -> None:
         """Wait until each engine has started or failed, or the bound is over."""
-        _wait(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS)
+        if not waited(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS):
+            remote_loop().call(self._begin_without, time.monotonic())
 
     async def started(self) -> None:
         """`wait_started` for a coroutine."""
-        await _await(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS)
+        if not await awaited(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS):
+            remote_loop().call(self._begin_without, time.monotonic())
 
-    def send_stops(self, body_error: BaseException | None, *, partial: str | None = None) -> None:
-        """Have the stops sent, once; also those of engines whose start has not been answered."""
+    def send_stops(
+        self,
+        body_error: BaseException | None,
+        *,
+        partial: str | None = None,
+        blocked: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Have the stops sent, once; also those of engines whose start has not been answered.
+
+        Args:
+            body_error: what the window's body raised.
+            partial: why the captures lack something.
+            blocked: the event loop that the caller blocks while it waits: engines that live on it answer later, and are not waited for.
+        """
         if self._stopped is None:
-            self._stopped = remote_loop().submit(self._guarded(self._stop(body_error, partial)))
+            self._stopped = remote_loop().submit(self._guarded(self._stop(body_error, partial, blocked)))
 
     def wait_stopped(self) -> None:
         """Wait until each engine has stopped, or the bound is over."""
-        _wait(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
+        waited(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
 
     async def stopped(self) -> None:
         """`wait_stopped` for a coroutine."""
-        await _await(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
+        await awaited(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
 
     async def ended(self, timeout: float) -> None:
         """`stopped` at the end of the run, for ``timeout`` seconds at most."""
-        await _await(self._stopped, min(timeout, self._policy.engine_stop_timeout_seconds))
+        await awaited(self._stopped, min(timeout, self._policy.engine_stop_timeout_seconds))
 
     # -- on the loop
 
@@ -131,7 +142,7 @@ class Bracket:
         deadline = time.monotonic() + bound
         targets = await self._targets(bound)
         for target in await self._driven_here(list(filter(self._may_start, targets))):
-            if target.recording is None or await self._is_free(target, deadline):
+            if await self._is_free(target, deadline):
                 self._claim(target)
         claimed = list(self._recordings)
         try:
@@ -140,6 +151,8 @@ class Bracket:
             for target, recording in claimed:
                 target.release(recording)
             raise
+        if self._body_began:
+            self._give_up_starts()
         for (target, recording), window in zip(claimed, windows, strict=True):
             recording.finished.then(self._answered)
             self._unanswered += 1
@@ -150,11 +163,28 @@ class Bracket:
             self._cap = loop.call_later(self._policy.max_seconds, self._look_at_caps)
         waiting = [recording.started for _, recording in self._recordings]
         if not await passed(waiting, deadline - time.monotonic()):
-            for target, recording in self._recordings:
-                target.give_up_start(recording, bound)
+            self._give_up_starts()
         await entered(self._inner, deadline - time.monotonic())
 
-    async def _stop(self, body_error: BaseException | None, partial: str | None) -> None:
+    def _begin_without(self, now: float) -> None:
+        """The caller waits no longer, since ``now`` of the monotonic clock: what is answered later begins after the body."""
+        self._body_began = True
+        for target, recording in self._recordings:
+            if recording.answered_at is not None and recording.answered_at > now:
+                target.note_late(recording, self._policy.engine_start_timeout_seconds)
+        self._give_up_starts()
+
+    def _give_up_starts(self) -> None:
+        hint = None if self._blocked is None else HINT
+        for target, recording in self._recordings:
+            target.give_up_start(recording, self._policy.engine_start_timeout_seconds, hint)
+
+    async def _stop(
+        self,
+        body_error: BaseException | None,
+        partial: str | None,
+        blocked: asyncio.AbstractEventLoop | None,
+    ) -> None:
         self._closing = True
         for _, recording in self._recordings:
             recording.closing = True
@@ -165,25 +195,34 @@ class Bracket:
         bound = self._policy.engine_stop_timeout_seconds
         deadline = time.monotonic() + bound
         await exit_all(self._inner, bound)  # before the outer window's stop is sent
-        ending = [recording for _, recording in self._recordings]
-        for recording, entry in self._joins:
+        ending = list(self._recordings)
+        for target, recording, entry in self._joins:
             entry["end_unix_ns"] = time.time_ns()
             if recording.stop.is_set():
                 entry.update(status="partial", error="the window outlived the capture that it joined")
             elif self._window.step == recording.step:
-                ending.append(recording)
-        for recording in ending:
+                ending.append((target, recording))
+        for _, recording in ending:
             recording.late = recording.late or partial
             recording.leave()
-        waiting = [
-            recording.finished for recording in ending if recording.stop.is_set() and recording.answered
-        ]
+        stopping = [each for each in ending if each[1].stop.is_set() and each[1].answered]
+        unable = [each for each in stopping if lives_on(each[0], blocked)]
+        self._stop_later(unable)
+        waiting = [each[1].finished for each in stopping if each not in unable]
         await passed(waiting, deadline - time.monotonic())
         for target, recording in self._recordings:
-            if recording.stop.is_set():
+            if recording.stop.is_set() and (target, recording) not in unable:
                 target.give_up_stop(recording, bound)
         self._entries.write_soon(target for target, _ in self._recordings)
         self._forget_if_over()
+
+    def _stop_later(self, unable: list[tuple[EngineTarget, Recording]]) -> None:
+        """The stops of engines on the loop that the caller blocks are answered once it is free: their time begins now all the same."""
+        bound = self._policy.engine_stop_timeout_seconds
+        for target, recording in unable:
+            recording.late = recording.late or STOPPED_LATE
+            asyncio.get_running_loop().call_later(bound, target.give_up_stop, recording, bound)
+        self._fleet.own_loop.warn_stopped_late([target for target, _ in unable])
 
     def _look_at_caps(self) -> None:
         """End what has recorded for as long as it may: one timer for all, since a thousand engines are answered one after the other."""
@@ -261,10 +300,6 @@ class Bracket:
             reason = "its worker is this very process: its work is in this process's own capture"
             self._entries.add(target, status="joined", error=reason)
             return False
-        if self._refuse is not None and target.driver.loop is self._refuse:
-            logger.warning("engine not started", target=target.label, reason=OWN_LOOP)
-            self._entries.add(target, status="skipped", error=OWN_LOOP)
-            return False
         return True
 
     async def _driven_here(self, targets: list[EngineTarget]) -> list[EngineTarget]:
@@ -294,45 +329,43 @@ class Bracket:
         self._recordings.append((target, recording))
 
     async def _is_free(self, target: EngineTarget, deadline: float) -> bool:
-        """Whether it can record. It joins what runs and waits for a hand-over; else it is skipped, and the manifest says why."""
-        while (
-            (recording := target.recording) is not None and not recording.running and not recording.given_up
-        ):
-            # its start, or its stop, is under way
-            left = max(deadline - time.monotonic(), 0.0)
-            if not await passed([recording.awaited], left):
-                break
-        if recording is None:
+        """Whether it can record. It joins what runs and waits for a start or stop under way; else it is skipped, and the manifest says why."""
+        blocked = lives_on(target, self._blocked)
+        if not blocked:
+            await self._settled(target, deadline)
+        recording = target.recording
+        if recording is not None and recording.running:
+            self._join(target, recording)
+        elif blocked:
+            self._fleet.own_loop.warn_not_started(target)
+            self._entries.add(target, status="skipped", error=NOT_STARTED)
+        elif recording is None:
             return True
-        if recording.running:
-            capture = recording.window
-            place = None if capture is None else {"step": capture.window.step, "stem": capture.stem}
-            if target.is_rank:  # its own manifest says in which capture the window is
-                place = None
-            entry = self._entries.add(
-                target, status="joined", error=None, start_unix_ns=time.time_ns(), capture=place
-            )
-            recording.join(self._window.step, entry, self._entries.save_later)
-            self._joins.append((recording, entry))
-            if capture is not None and is_inner(self._window, capture.window):
-                self._inner.append(Inner(target.driver, replace(capture, window=self._window)))
-            return False
-        verb = "stop" if recording.answered else "start"
-        self._entries.add(
-            target,
-            status="skipped",
-            error=f"still {target.machine.state}: its {verb} of step {recording.step} has not been answered",
-        )
+        else:
+            why = f"still {target.machine.state}: {recording.unanswered}"
+            self._entries.add(target, status="skipped", error=why)
         return False
 
+    @staticmethod
+    async def _settled(target: EngineTarget, deadline: float) -> None:
+        """Wait while the engine's start or stop for an earlier window is under way."""
+        while (recording := target.recording) is not None and not (recording.running or recording.given_up):
+            left = max(deadline - time.monotonic(), 0.0)
+            if not await passed([recording.awaited], left):
+                return
 
-def _wait(future: concurrent.futures.Future[None] | None, timeout: float) -> None:
-    """Wait on a thread."""
-    if future is not None:
-        concurrent.futures.wait([future], timeout=timeout)
-
-
-async def _await(future: concurrent.futures.Future[None] | None, timeout: float) -> None:
-    """Wait in a coroutine: that the caller is cancelled never reaches the work."""
-    if future is not None:
-        await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout)
+    def _join(self, target: EngineTarget, recording: Recording) -> None:
+        """Take part in the capture that runs."""
+        capture = recording.window
+        place = None
+        if (
+            capture is not None and not target.is_rank
+        ):  # a rank's own manifest says in which capture the window is
+            place = {"step": capture.window.step, "stem": capture.stem}
+        entry = self._entries.add(
+            target, status="joined", error=None, start_unix_ns=time.time_ns(), capture=place
+        )
+        recording.join(self._window.step, entry, self._entries.save_later)
+        self._joins.append((target, recording, entry))
+        if capture is not None and is_inner(self._window, capture.window):
+            self._inner.append(Inner(target.driver, replace(capture, window=self._window)))

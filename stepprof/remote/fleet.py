@@ -13,8 +13,9 @@ from stepprof.errors import StateError
 from stepprof.log import logger
 from stepprof.records import Origin, describe_error
 from stepprof.remote.entries import remove_folder
-from stepprof.remote.fanout import OWN_LOOP, Bracket
+from stepprof.remote.fanout import Bracket
 from stepprof.remote.loop import in_thread, remote_loop
+from stepprof.remote.ownloop import NOT_STARTED, OwnLoop, lives_on
 from stepprof.window import Window
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Fleet:
         self._publish = changed
         self.placing = asyncio.Lock()
         """Held while a window's folders are made: an arming and a start of the same window share them."""
+        self.own_loop = OwnLoop()
+        """Logs what engines on the event loop of synchronous code missed."""
         self._publishing = False
         self._version = object()
         self._statuses: tuple[object, dict[str, str], tuple[str, ...]] = None, {}, ()
@@ -70,7 +73,7 @@ class Fleet:
         self._told: tuple[int, str | None] | None = None
         self.engines: tuple[Engine, ...] = ()
         self._brackets: set[Bracket] = set()
-        self._leaving: set[concurrent.futures.Future[None]] = set()
+        self._leaving: dict[concurrent.futures.Future[None], Engine] = {}
         self._armed: dict[str | None, int] = {}
 
     # -- what is attached
@@ -155,8 +158,8 @@ class Fleet:
         self._look_who_listens()
         reason = "the engine was detached while it recorded"
         leaving = remote_loop().submit(_leave([engine], reason, EXPORT_SECONDS))
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        self._leaving[leaving] = engine
+        leaving.add_done_callback(lambda done: self._leaving.pop(done, None))
         self.changed()
 
     def changed(self) -> None:
@@ -237,38 +240,42 @@ class Fleet:
     def enter(
         self, window: Window, policy: Policy, loop: asyncio.AbstractEventLoop | None, *, strict: bool
     ) -> Bracket:
-        """A window of synchronous code: its starts are sent, and waited for where that blocks nobody's event loop.
+        """Enter a window of synchronous code: send its starts and block until they are answered, within the bound.
 
         Args:
             window: the window.
             policy: what holds for its role.
-            loop: the event loop that the caller blocks; engines that live on it cannot answer, and are skipped.
+            loop: the event loop that the caller blocks meanwhile; engines that live on it cannot answer, and are skipped.
             strict: raise for such an engine.
 
         Raises:
             StateError: an engine lives on ``loop``, and ``strict``.
         """
-        if loop is not None and strict:
-            for engine in self.engines:
-                for target in engine.targets if engine.follows(window.role) else ():
-                    if target.driver.loop is loop:
-                        raise StateError(f"{target.label}: {OWN_LOOP}")
-        bracket = self.begin(window, policy, refuse=loop)
+        if strict:
+            self._refuse_those_on(loop, window.role)
+        bracket = self.begin(window, policy, blocked=loop)
         try:
-            if loop is None:
-                bracket.wait_started()
+            bracket.wait_started()
         except BaseException:
             bracket.send_stops(None, partial="interrupted while the window came in")
             raise
         self._publish()
         return bracket
 
+    def _refuse_those_on(self, loop: asyncio.AbstractEventLoop | None, role: str | None) -> None:
+        """Raise StateError where an engine of the role lives on this loop, unless it records already."""
+        for engine in self.engines:
+            for target in engine.targets if engine.follows(role) else ():
+                recording = target.recording
+                if lives_on(target, loop) and (recording is None or not recording.running):
+                    raise StateError(f"{target.label}: {NOT_STARTED}")
+
     def begin(
-        self, window: Window, policy: Policy, *, refuse: asyncio.AbstractEventLoop | None = None
+        self, window: Window, policy: Policy, *, blocked: asyncio.AbstractEventLoop | None = None
     ) -> Bracket:
-        """Send the starts of a window, and return at once."""
+        """Send the starts of a window, and return at once. ``blocked``: the event loop that the caller will block until they are answered."""
         self._armed.pop(window.role, None)
-        bracket = Bracket(self, window, policy, refuse)
+        bracket = Bracket(self, window, policy, blocked)
         self._brackets.add(bracket)
         bracket.send_starts()
         return bracket
@@ -278,22 +285,23 @@ class Fleet:
         self._brackets.discard(bracket)
         self.changed()
 
-    def send_stops(self, reason: str) -> None:
-        """At the end: stop what records, and keep it as partial."""
+    def send_stops(self, reason: str, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Stop at the end what records, and keep it as partial. ``loop``: the event loop that the caller blocks meanwhile."""
         for bracket in list(self._brackets):
-            bracket.send_stops(None, partial=reason)
+            bracket.send_stops(None, partial=reason, blocked=loop)
 
-    def close(self, reason: str, timeout: float) -> None:
+    def close(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
         """After `send_stops`: wait for the answers, and forget what is armed.
 
         Args:
             reason: why a capture that still runs is partial.
             timeout: seconds for exports that run in actors. An engine that does not answer is waited for as long as its role's
                 ``engine_stop_timeout_seconds`` says, if that is less.
+            loop: the event loop that the caller blocks meanwhile. An engine that lives on it cannot answer, and is not waited for.
         """
         if not (self.engines or self._brackets or self._leaving):
             return
-        ending = remote_loop().submit(self._end(reason, timeout))
+        ending = remote_loop().submit(self._end(reason, timeout, loop))
         if not concurrent.futures.wait([ending], timeout=min(TELL_SECONDS, timeout)).done:
             self._tell_waiting(timeout)
             left = max(timeout - TELL_SECONDS, 0.0)
@@ -312,14 +320,18 @@ class Fleet:
             export_seconds=timeout,
         )
 
-    async def _end(self, reason: str, timeout: float) -> None:
+    async def _end(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
         began = time.monotonic()
         await asyncio.gather(*(bracket.ended(timeout) for bracket in self._brackets))
-        leaving = [asyncio.wrap_future(each) for each in self._leaving]
+        leaving = [
+            asyncio.wrap_future(each)
+            for each, engine in list(self._leaving.items())
+            if not any(lives_on(target, loop) for target in engine.targets)
+        ]
         if leaving:
             await asyncio.wait(leaving, timeout=max(began + timeout - time.monotonic(), 0.0))
         spent = time.monotonic() - began
-        await _leave(self.engines, reason, timeout, spent)
+        await _leave(self.engines, reason, timeout, spent, loop)
         self._show()  # what was still being gathered
 
 
@@ -349,9 +361,19 @@ def _tell(changes: list[HealthChange]) -> None:
         say(event, target=change.label, name=change.name, before=change.before, health=change.after, reason=change.reason)  # fmt: skip
 
 
-async def _leave(engines: Iterable[Engine], reason: str, timeout: float, spent: float = 0.0) -> None:
-    """Have engines leave; `spent` seconds of their time to answer are over."""
-    leaving = [(target, engine.stop_seconds) for engine in engines for target in engine.targets]
+async def _leave(
+    engines: Iterable[Engine],
+    reason: str,
+    timeout: float,
+    spent: float = 0.0,
+    blocked: asyncio.AbstractEventLoop | None = None,
+) -> None:
+    """Have engines leave; `spent` seconds of their time to answer are over, and those that live on `blocked` cannot answer."""
+    leaving = [
+        (target, 0.0 if lives_on(target, blocked) else engine.stop_seconds)
+        for engine in engines
+        for target in engine.targets
+    ]
     armed = [target.armed for target, _ in leaving if target.armed is not None]
     left = max(timeout - spent, 0.0)
     await asyncio.gather(

@@ -267,7 +267,7 @@ class Guest:
     def _known(self, verb: str) -> Attachment:
         if self.attachment is None:
             raise Unknown(
-                f"the actor's process (pid {os.getpid()}) was not prepared: it has been restarted", "dead"
+                f"the actor's process (pid {os.getpid()}) was not prepared: it has been restarted", "unknown"
             )
         return self.attachment
 

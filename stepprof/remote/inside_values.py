@@ -98,6 +98,8 @@ class Answer:
 class Unknown(EngineFailure):
     """This process has not been armed: it is another one than was."""
 
+    lost = True
+
 
 class Inside(EngineFailure):
     """The engine's worker is the actor's own process."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 
-__all__ = ["RemoteLoop", "in_thread", "on_loop", "remote_loop"]
+__all__ = ["RemoteLoop", "awaited", "in_thread", "on_loop", "remote_loop", "waited"]
 
 T = TypeVar("T")
 
@@ -74,6 +74,19 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def waited(future: concurrent.futures.Future[T] | None, timeout: float) -> bool:
+    """Block the calling thread until work on the loop has ended; return whether it has within ``timeout`` seconds."""
+    return future is None or bool(concurrent.futures.wait([future], timeout=timeout).done)
+
+
+async def awaited(future: concurrent.futures.Future[T] | None, timeout: float) -> bool:
+    """`waited` for a coroutine. That the caller is cancelled never reaches the work."""
+    if future is None:
+        return True
+    done, _ = await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout)
+    return bool(done)
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Awaitable[T]]) -> T:

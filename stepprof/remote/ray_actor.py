@@ -150,12 +150,8 @@ class ActorDriver:
         await self._ask("exit", window)
 
     async def abort(self) -> None:
-        """Leave whatever state it is in."""
-        try:
-            await self._ask("abort")
-        except EngineFailure as failure:
-            if failure.health != "dead":
-                raise
+        """Leave whatever state it is in. Raises EngineFailure where the actor is dead, or refuses."""
+        await self._ask("abort")
 
     async def clock(self) -> Clock | None:
         """The actor's clock; on the machine of this process it is ours."""
@@ -373,17 +369,16 @@ def _requests(session: Session, window: Window) -> tuple[Mapping[str, object], .
     )
 
 
-def _why_waiting(facts: Facts | None) -> str | None:
-    if facts is not None and facts.plain:
+def _why_waiting(facts: Facts | None) -> str:
+    """Return why a call may have no answer yet. From outside, an actor that is busy looks like one that hangs."""
+    if facts is None:
+        return "the actor has not answered: it is starting, is inside a method, or hangs"
+    if facts.plain:
         return (
-            "the actor runs one call at a time and is inside a method, behind which this call waits "
+            "the actor runs one call at a time: it is inside a method, behind which this call waits, or its process hangs "
             "(an actor with max_concurrency > 1, or an async one, would answer)"
         )
-    return (
-        "the actor has not answered: it starts, is inside a method, or hangs"
-        if facts is None
-        else "the actor hangs"
-    )
+    return "the actor has not answered: all its threads are inside methods, it blocks its event loop, or it hangs"
 
 
 def _class_name(handle: Any) -> str:

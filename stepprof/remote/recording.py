@@ -47,6 +47,8 @@ class Recording:
         """The start has left: a stop is owed."""
         self.answered_at: float | None = None
         """When the start was answered well, by the loop's clock."""
+        self.refused = False
+        """The start has failed."""
         self.closing = False
         """The window that opened it is going out, or was given up while it came in."""
         self.given_up = False
@@ -74,6 +76,19 @@ class Recording:
     def awaited(self) -> Gate:
         """What comes before another window can join it, or have the engine to itself."""
         return self.finished if self.ending else self.started
+
+    @property
+    def unanswered(self) -> str:
+        """Which call of it is under way."""
+        if self.refused:
+            return f"its start of step {self.step} has failed, and the stop that this needs has not been answered"
+        return f"its {'stop' if self.answered else 'start'} of step {self.step} has not been answered"
+
+    def refuse(self) -> None:
+        """The start has failed: no window waits for it; a stop may be under way before the engine is free."""
+        self.refused = True
+        self.stop.set()
+        self.started.open()
 
     def join(self, step: int, entry: dict[str, Any], save: Callable[[], object]) -> None:
         """Another window came in while it runs; one of the same step keeps it open. `save` has its entry written."""

@@ -127,12 +127,12 @@ class VllmEngine:
             self._forget()
         if place is None:
             self._part = await NsysPart.begin(
-                window, this_process(window), lambda: self._call("start_profile", **given)
+                window, this_process(window), lambda: self._answered("start_profile", given)
             )
             return
         session = await in_thread(place.begin, window)
         try:
-            await self._call("start_profile", **given)
+            await self._answered("start_profile", given)
         except EngineFailure:
             await in_thread(place.end, session)
             raise
@@ -166,13 +166,16 @@ class VllmEngine:
         return outcome(window, brought, workers, early=early, asleep=asleep, name=self.name)
 
     async def abort(self) -> None:
-        """Stop whatever runs; what it wrote of a capture of ours is thrown away. A dead engine has nothing to stop."""
-        if not self._object.dead:
+        """Stop whatever runs; what it wrote of a capture of ours is thrown away. Raises EngineFailure where it is dead or refuses."""
+        dead = self._object.dead
+        if not dead:
             await self._leave()
         place, session = self._place, self._session
         self._forget()
         if place is not None and session is not None:
             await in_thread(place.discard, session, self._prefix)
+        if dead:
+            self._refuse_dead()
 
     async def clock(self) -> Clock | None:
         """The clock of this host."""
@@ -185,16 +188,22 @@ class VllmEngine:
         return start_arguments(window, settings, self._object.start_parameters, self._prefix)
 
     async def _call(self, method: str, **given: object) -> None:
-        """Make a call, and wait for its answer or the engine's death. Raises EngineFailure."""
+        """`_answered`; a call that failed looks for some seconds whether the engine is about to be dead."""
+        try:
+            await self._answered(method, given)
+        except EngineFailure as failure:
+            if failure.health == "unknown" and await self._dies():
+                raise EngineFailure(died(self.name), "dead") from failure
+            raise
+
+    async def _answered(self, method: str, given: dict[str, object]) -> None:
+        """Make a call, and wait for its answer or the engine's death. Raises EngineFailure as soon as it has failed."""
         try:
             await self._unless_dead(self._send(method, given))
         except EngineFailure:
             raise
         except Exception as error:
-            failure = _as_failure(error, method, self.name)
-            if failure.health == "unknown" and await self._dies():
-                failure = EngineFailure(died(self.name), "dead")
-            raise failure from error
+            raise _as_failure(error, method, self.name) from error
 
     async def _dies(self) -> bool:
         """Whether the engine is about to be dead: a killed worker fails the call first, and vLLM finds out why a little later."""

@@ -94,7 +94,7 @@ def main():
     for verb in (driver.arm, driver.start):
         error = refusal(verb(make_window(here, 5)))
         assert error.health == "dead", error
-    on_remote(driver.abort())
+    assert refusal(driver.abort()).health == "dead"
     print("training goes on")
 
 if __name__ == "__main__":

@@ -1,0 +1,229 @@
+"""Synchronous windows where an event loop runs, and actors that are busy or were restarted: what is recorded, and what is said of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import time
+
+import pytest
+from actor_engine import AsyncServer, Server
+from driving import fragments, until
+
+import stepprof
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+MATRICES = 200
+
+
+class Rank:
+    """A trainer: its work is counted in its trace."""
+
+    def update(self, count=MATRICES):
+        import torch
+
+        with stepprof.region("update"):
+            for _ in range(count):
+                torch.ones(8, 8) @ torch.ones(8, 8)
+        return os.getpid()
+
+
+class AsyncRank:
+    """The same on an event loop."""
+
+    async def update(self, count=MATRICES):
+        return Rank.update(self, count)
+
+
+class Driver:
+    """A driver that is an asynchronous actor: all its methods run on its event loop."""
+
+    def __init__(self, output_dir, servers, ranks):
+        self.servers, self.ranks = servers, ranks
+        config = {"output_dir": output_dir, "steps": "2, 4, 6", "ranks": "all", "backend": "torch"}
+        self.session = stepprof.init(config, run_id="job")
+        stepprof.attach(servers, find="engine")
+        stepprof.attach(ranks, role="actor", kind="rank")
+
+    async def coroutine(self, step):
+        """Run a step in synchronous windows of a coroutine."""
+        with stepprof.profile_step(step, role="rollout"):
+            await asyncio.gather(*(handle.generate.remote(step) for handle in self.servers))
+        with stepprof.profile_step(step, role="actor"):
+            await asyncio.gather(*(handle.update.remote() for handle in self.ranks))
+
+    def method(self, step):
+        """Run a step in a synchronous method, in the windows of callbacks."""
+        import ray
+
+        assert asyncio.get_running_loop().is_running()
+        window = stepprof.profile_step(step, role="rollout").start()
+        ray.get([handle.generate.remote(step) for handle in self.servers])
+        window.stop()
+        window = stepprof.profile_step(step, role="actor").start()
+        ray.get([handle.update.remote() for handle in self.ranks])
+        window.stop()
+
+    async def decorated(self, step):
+        """Run a step through decorated functions."""
+        rollout = stepprof.profile_step(step, role="rollout")(self.generate)
+        await asyncio.gather(*rollout(step))
+        update = stepprof.profile_step(step, role="actor")(self.update)
+        update()
+
+    def generate(self, step):
+        """Have the engines generate, and wait for it."""
+        import ray
+
+        asked = [handle.generate.remote(step) for handle in self.servers]
+        ray.wait(asked, num_returns=len(asked))
+        return asked
+
+    def update(self):
+        """Have the ranks train, and wait for it."""
+        import ray
+
+        ray.get([handle.update.remote() for handle in self.ranks])
+
+    async def end(self):
+        """Shut down on the running loop."""
+        stepprof.shutdown(30)
+
+
+def steps_of(path, steps, engines, ranks):
+    """For each step the outcomes of its engines with the events of their traces, and those of its ranks with their matrix products."""
+    found = {}
+    for step in steps:
+        folder = path / f"step-{step:06d}"
+        told = fragments(folder)
+        by_engine = next(told[name]["engines"] for name in told if name.startswith("rollout-engines-"))
+        windows = [told[f"actor-rank-{rank}.json"]["windows"][0] for rank in range(ranks)]
+        asked = next(told[name]["engines"] for name in told if name.startswith("actor-engines-"))
+        assert [entry["status"] for entry in asked] == ["complete"] * ranks, asked
+        assert len(by_engine) == engines
+        found[step] = (
+            [(entry["status"], entry["artifacts"][0]["events"]) for entry in by_engine],
+            [(window["status"], products(folder, window)) for window in windows],
+        )
+    return found
+
+
+def products(folder, window):
+    """How many matrix products are in a rank's trace."""
+    content = json.loads(gzip.decompress((folder / window["artifacts"][0]["path"]).read_bytes()))
+    return sum(event.get("name") == "aten::mm" for event in content["traceEvents"])
+
+
+@pytest.fixture
+def make(ray_here, start):
+    """Makes actors that are up; the session ends before they do."""
+
+    def make(cls, actor_options=None, **options):
+        handle = start(cls, actor_options, **options)
+        ray_here.get(handle.__ray_ready__.remote())
+        return handle
+
+    yield make
+    stepprof.shutdown(20)
+
+
+@pytest.mark.torch
+class TestRunningLoop:
+    @pytest.fixture
+    def targets(self, ray_here, make):
+        """Engines and ranks, plain and asynchronous, that have worked before."""
+        servers, ranks = [make(Server), make(AsyncServer)], [make(Rank), make(AsyncRank)]
+        ray_here.get([handle.generate.remote("warm") for handle in servers])
+        ray_here.get([handle.update.remote(1) for handle in ranks])
+        return servers, ranks
+
+    def test_from_a_coroutine_of_the_program(self, targets, session):
+        """Every call of the body is in the traces, and none of what is around it."""
+        servers, ranks = targets
+        stepprof.attach(servers, find="engine")
+        stepprof.attach(ranks, role="actor", kind="rank")
+
+        async def loop():
+            for step in range(1, 6):
+                with stepprof.profile_step(step, role="rollout"):
+                    await asyncio.gather(*(handle.generate.remote(step) for handle in servers))
+                with stepprof.profile_step(step, role="actor"):
+                    await asyncio.gather(*(handle.update.remote() for handle in ranks))
+
+        asyncio.run(loop())
+        stepprof.shutdown(30)
+        expected = [("complete", 2)] * 2, [("complete", MATRICES)] * 2
+        assert steps_of(session.path, (2, 4), 2, 2) == {2: expected, 4: expected}
+
+    def test_from_an_asynchronous_actor(self, ray_here, targets, start, tmp_path):
+        """The driver is one itself: a coroutine, a synchronous method and decorated functions of it."""
+        driver = start(Driver, output_dir=str(tmp_path), servers=targets[0], ranks=targets[1])
+        for step, method in ((2, driver.coroutine), (4, driver.method), (6, driver.decorated)):
+            ray_here.get(driver.coroutine.remote(step - 1), timeout=120)
+            ray_here.get(method.remote(step), timeout=120)
+        ray_here.get(driver.end.remote(), timeout=60)
+        expected = [("complete", 2)] * 2, [("complete", MATRICES)] * 2
+        assert steps_of(tmp_path / "job", (2, 4, 6), 2, 2) == dict.fromkeys((2, 4, 6), expected)
+
+
+class Threads(Server):
+    """An actor with two threads for its methods."""
+
+
+class TestHealth:
+    def test_a_busy_actor_is_not_called_hung(self, ray_here, make, session):
+        """From outside, one whose threads are all busy cannot be told from one that hangs: the entry names both."""
+        handle = make(Threads, {"max_concurrency": 2})
+        ray_here.get(handle.generate.remote("warm"))
+        stepprof.attach(handle, find="engine")
+        with stepprof.profile_step(1, role="rollout"):
+            pass
+        until(lambda: stepprof.state().engines == {"rollout/0": "armed"})
+        busy = [handle.sleep.remote(6) for _ in range(2)]
+        with stepprof.profile_step(2, role="rollout"):
+            until(lambda: "all its threads are inside methods" in error_of(session))
+        until(lambda: stepprof.state().engines == {"rollout/0": "unknown"})
+        ray_here.get(busy)
+
+    @pytest.mark.torch
+    def test_a_restarted_rank_is_not_dead(self, ray_here, make, session):
+        """What it recorded is lost; it answers again, and records the next selected step."""
+        handle = make(Rank, {"max_restarts": 2})
+        pid = ray_here.get(handle.update.remote(1))
+        stepprof.attach(handle, role="actor", kind="rank", rank=0)
+        with stepprof.profile_step(2, role="actor"):
+            os.kill(pid, 9)
+            until(lambda: alive(ray_here, handle))
+        assert ray_here.get(handle.update.remote(1)) != pid
+        until(lambda: stepprof.state().engines == {"actor/0": "unknown"})
+        with stepprof.profile_step(3, role="actor"):
+            pass
+        until(lambda: stepprof.state().engines == {"actor/0": "armed"})
+        with stepprof.profile_step(4, role="actor"):
+            ray_here.get(handle.update.remote())
+        stepprof.shutdown(30)
+        (entry,) = fragments(session.path / "step-000002")["actor-engines-rank-driver.json"]["engines"]
+        assert (entry["status"], entry["health"]) == ("lost", "unknown")
+        assert "restarted" in entry["error"]
+        folder = session.path / "step-000004"
+        (window,) = fragments(folder)["actor-rank-0.json"]["windows"]
+        assert (window["status"], products(folder, window)) == ("complete", MATRICES)
+
+
+def error_of(session):
+    """Return the error of the only engine of step 2."""
+    told = fragments(session.path / "step-000002").get("rollout-engines-rank-driver.json")
+    return "" if told is None else str(told["engines"][0]["error"])
+
+
+def alive(ray, handle):
+    """Whether an actor answers."""
+    try:
+        ray.get(handle.update.remote(1), timeout=30)
+    except ray.exceptions.RayActorError:
+        time.sleep(0.2)
+        return False
+    return True

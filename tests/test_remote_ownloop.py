@@ -1,0 +1,310 @@
+"""Synchronous windows on a thread whose event loop runs: they block that loop and record, except for engines that live on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from simulated import Driver, Listener, told
+
+import stepprof
+from stepprof.errors import StateError
+from stepprof.remote.loop import on_loop
+
+CALL_SECONDS = 0.2
+"""How long a call to an engine takes here: long enough to be missed by a window that does not wait for it."""
+
+
+class Hopping(Driver):
+    """An engine whose calls are answered on the event loop that it lives on."""
+
+    async def start(self, window):
+        await on_loop(self.loop, _answer)
+        await super().start(window)
+
+    async def stop(self, window):
+        await on_loop(self.loop, _answer)
+        return await super().stop(window)
+
+
+async def _answer():
+    await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def recording(start):
+    """Return a function that starts a session that records rollouts with all their replicas; nothing else."""
+
+    def recording(**config):
+        roles = {"rollout": {"ranks": "all"}}
+        return start(**{"steps": "2-5", "backend": "null", "roles": roles, **config})
+
+    return recording
+
+
+@pytest.fixture
+def slow(engine):
+    """Return a function that makes an engine whose start and stop take a while."""
+    return lambda **settings: engine(delays={"start": CALL_SECONDS, "stop": CALL_SECONDS}, **settings)
+
+
+def attach_hopping(one):
+    """Attach an engine whose calls are answered on its loop."""
+    attached = stepprof.attach(one)
+    attached.targets[0].driver.__class__ = Hopping
+    return attached
+
+
+async def settled(session, step=2, count=1, seconds=10.0):
+    """The entries of a step, once none of them is as it was written ahead; the loop turns meanwhile."""
+    deadline = time.monotonic() + seconds
+    while True:
+        await asyncio.sleep(0.02)
+        session.background.round()
+        entries = told(session, step)
+        if len(entries) >= count and all(entry.status != "lost" for entry in entries):
+            return entries
+        assert time.monotonic() < deadline, entries
+
+
+def block(body):
+    with stepprof.profile_step(2, role="rollout"):
+        body()
+
+
+def start_and_stop(body):
+    window = stepprof.profile_step(2, role="rollout").start()
+    body()
+    window.stop()
+
+
+def decorator(body):
+    stepprof.profile_step(2, role="rollout")(body)()
+
+
+def generator(body):
+    @stepprof.profile_step(2, role="rollout")
+    def steps():
+        yield body()
+
+    list(steps())
+
+
+def left_open(body):
+    stepprof.profile_step(2, role="rollout").start()
+    body()
+    stepprof.profile_step(6, role="rollout").start().stop()
+
+
+class TestElsewhere:
+    """Engines that do not live on the loop that the window blocks."""
+
+    @pytest.mark.parametrize("form", [block, start_and_stop, decorator, generator, left_open])
+    async def test_start_and_stop_are_answered_around_the_body(self, recording, slow, form):
+        """In every form of a window: the start before the body begins, the stop before the window has ended."""
+        one, session = slow(), recording()
+        stepprof.attach(one)
+        seen = []
+
+        def body():
+            seen.append((len(one.windows), one.asked("stop"), time.time_ns()))
+
+        form(body)
+        assert one.asked("stop") == 1
+        [(started, stops, now)] = seen
+        assert (started, stops) == (1, 0)
+        [entry] = await settled(session)
+        assert entry.status == ("partial" if form is left_open else "complete")
+        assert entry.start_unix_ns <= now <= entry.end_unix_ns
+        assert entry.stop_seconds >= CALL_SECONDS
+
+    async def test_an_engine_that_lives_on_another_loop(self, recording, engine, other_loop):
+        """Its own loop answers, whatever the caller blocks."""
+        one, session = engine(loop=other_loop), recording()
+        attach_hopping(one)
+        with stepprof.profile_step(2, role="rollout"):
+            assert len(one.windows) == 1
+        assert [entry.status for entry in await settled(session)] == ["complete"]
+
+    async def test_a_body_that_awaits(self, recording, slow):
+        """A synchronous block in a coroutine: the loop turns in the body, and is blocked at both ends only."""
+        one, session = slow(), recording()
+        stepprof.attach(one)
+        with stepprof.profile_step(2, role="rollout"):
+            await asyncio.sleep(0.05)
+            assert one.asked("stop") == 0
+        assert one.asked("stop") == 1
+        assert [entry.status for entry in await settled(session)] == ["complete"]
+
+    async def test_two_windows_in_a_row(self, recording, slow):
+        """Nothing of the second is in the first one's capture."""
+        one, session = slow(), recording()
+        stepprof.attach(one)
+        for step in (2, 3):
+            with stepprof.profile_step(step, role="rollout"):
+                pass
+        [first], [second] = await settled(session, 2), await settled(session, 3)
+        assert [first.status, second.status] == ["complete", "complete"]
+        assert first.end_unix_ns < second.start_unix_ns
+
+    async def test_a_hung_engine_costs_the_bounds(self, recording, engine):
+        """Not more; the entry says what to write, should it be this loop that the engine needs."""
+        gate = threading.Event()
+        one = engine(hold={"start": gate})
+        session = recording(engine_start_timeout_seconds=0.3, engine_stop_timeout_seconds=0.3)
+        stepprof.attach(one)
+        began = time.monotonic()
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        assert time.monotonic() - began < 15
+        [entry] = await settled(session)
+        assert entry.status == "failed"
+        assert "async with" in entry.error
+        gate.set()
+        assert (await settled(session))[0].status in ("failed", "partial")
+
+    async def test_sessions_elsewhere_hear_of_the_step_before_the_body(self, recording, engine):
+        """What is sent to them in the body carries its step."""
+        one = engine(cls=Listener, kind="spans")
+        recording()
+        stepprof.attach(one)
+        with stepprof.profile_step(2, role="rollout"):
+            assert (2, "rollout") in one.calls
+
+
+class TestOnThisLoop:
+    """Engines that live on the loop that the window blocks."""
+
+    async def test_nothing_is_sent(self, recording, engine):
+        """The entry is `skipped` and says what to write instead."""
+        one, session = engine(loop=asyncio.get_running_loop()), recording()
+        stepprof.attach(one)
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        [entry] = await settled(session)
+        assert (entry.status, one.asked("start")) == ("skipped", 0)
+        assert "async with" in entry.error
+
+    async def test_the_others_record_and_one_warning_is_logged(self, recording, engine, slow, log):
+        """However many steps are recorded, and however many engines live there."""
+        loop = asyncio.get_running_loop()
+        elsewhere, session = slow(), recording()
+        stepprof.attach([engine(loop=loop), elsewhere, engine(loop=loop)])
+        for step in (2, 3):
+            with stepprof.profile_step(step, role="rollout"):
+                assert len(elsewhere.windows) == step - 1
+        for step in (2, 3):
+            entries = await settled(session, step, 3)
+            assert [entry.status for entry in entries] == ["skipped", "complete", "skipped"]
+        warnings = [line for line in log if line["event"] == "engine not started"]
+        assert len(warnings) == 1
+        assert "async with" in warnings[0]["reason"]
+
+    async def test_strict_raises_for_it(self, recording, engine):
+        """A test of the job finds it."""
+        one = engine(loop=asyncio.get_running_loop())
+        recording(strict=True)
+        stepprof.attach(one)
+        with pytest.raises(StateError, match="async with"), stepprof.profile_step(2, role="rollout"):
+            pass
+        assert one.calls == []
+
+    @pytest.mark.parametrize("strict", [False, True])
+    async def test_a_window_inside_an_asynchronous_one_joins(self, recording, engine, strict):
+        """Nothing has to be sent for it."""
+        one, session = engine(loop=asyncio.get_running_loop()), recording(strict=strict)
+        attach_hopping(one)
+        async with stepprof.profile_step(2, role="rollout"):
+            with stepprof.profile_step(2, role="rollout"):
+                pass
+            assert one.asked("stop") == 0
+        assert one.asked("start") == one.asked("stop") == 1
+        assert [entry.status for entry in await settled(session, count=2)] == ["complete", "joined"]
+
+    async def test_a_synchronous_stop_after_an_asynchronous_start(self, recording, engine, log):
+        """The stop is answered once the loop is free; the window does not wait for it, and the entry is `partial`."""
+        one, session = engine(loop=asyncio.get_running_loop()), recording()
+        attach_hopping(one)
+        for step in (2, 3):
+            window = await stepprof.profile_step(step, role="rollout").astart()
+            began = time.monotonic()
+            window.stop()
+            assert time.monotonic() - began < 30  # the bound is 60
+            assert one.asked("stop") == step - 2
+            [entry] = await settled(session, step)
+            assert entry.status == "partial"
+            assert "astop" in entry.error
+            assert len(entry.artifacts) == 1
+        assert [line["event"] for line in log].count("engine stopped late") == 1
+
+    async def test_an_unanswered_stop_is_reported_at_its_bound(self, recording, engine):
+        """Also where the window did not wait for it."""
+        gate = threading.Event()
+        one = engine(loop=asyncio.get_running_loop(), hold={"stop": gate})
+        session = recording(engine_stop_timeout_seconds=0.2)
+        stepprof.attach(one)
+        (await stepprof.profile_step(2, role="rollout").astart()).stop()
+        deadline = time.monotonic() + 10
+        while not any("not been answered" in str(entry.error) for entry in told(session)):
+            assert time.monotonic() < deadline, told(session)
+            await asyncio.sleep(0.02)
+            session.background.round()
+        gate.set()
+        assert [entry.status for entry in await settled(session)] == ["partial"]
+
+    async def test_a_shutdown_does_not_wait_for_itself(self, recording, engine, log):
+        """The stop is sent, answered once the loop is free, and kept as `partial`."""
+        one, session = engine(loop=asyncio.get_running_loop()), recording()
+        attach_hopping(one)
+        await stepprof.profile_step(2, role="rollout").astart()
+        began = time.monotonic()
+        stepprof.shutdown()
+        assert time.monotonic() - began < 30  # it waits for 120 s at most
+        assert one.asked("stop") == 0
+        assert [line["event"] for line in log].count("engine stopped late") == 1
+        [entry] = await settled(session)
+        assert (entry.status, len(entry.artifacts)) == ("partial", 1)
+
+    async def test_a_shutdown_on_another_thread_waits(self, recording, engine):
+        """The loop is free meanwhile."""
+        one, session = engine(loop=asyncio.get_running_loop()), recording()
+        attach_hopping(one)
+        await stepprof.profile_step(2, role="rollout").astart()
+        await asyncio.to_thread(stepprof.shutdown)
+        assert one.asked("stop") == 1
+        [entry] = told(session)
+        assert (entry.status, len(entry.artifacts)) == ("partial", 1)
+
+    @pytest.mark.parametrize("then_shutdown", [False, True])
+    async def test_a_detach_does_not_wait(self, recording, engine, then_shutdown):
+        """What it records is stopped once the loop is free, also where the run ends right after."""
+        one, session = engine(loop=asyncio.get_running_loop()), recording()
+        attached = attach_hopping(one)
+        window = await stepprof.profile_step(2, role="rollout").astart()
+        stepprof.detach(attached)
+        if then_shutdown:
+            began = time.monotonic()
+            stepprof.shutdown()
+            assert time.monotonic() - began < 30
+        [entry] = await settled(session)
+        assert (entry.status, one.asked("stop")) == ("partial", 1)
+        await window.astop()
+
+
+class TestCoroutines:
+    """Asynchronous windows block no loop."""
+
+    async def test_closing_a_window_that_was_left_open(self, recording, engine):
+        """The loop turns, and an engine on it answers, while the next `astart` closes it."""
+        one, session = engine(loop=asyncio.get_running_loop()), recording()
+        attach_hopping(one)
+        await stepprof.profile_step(2, role="rollout").astart()
+        following = await stepprof.profile_step(3, role="rollout").astart()
+        assert one.asked("stop") == 1
+        await following.astop()
+        [entry] = await settled(session)
+        assert (entry.status, len(entry.artifacts)) == ("partial", 1)
+        assert "left open" in entry.error
+        assert [entry.status for entry in await settled(session, 3)] == ["complete"]
