@@ -197,7 +197,9 @@ class TestWindows:
             pass
         (entry,) = engines(session, 2)
         assert (entry["status"], entry["health"]) == ("failed", "unconfigured")
-        assert 'Server has no attribute "llm" (it has: count, engine, generate, sleep)' in entry["error"]
+        assert (
+            'Server has no attribute "llm" (it has: count, engine, fail, generate, sleep)' in entry["error"]
+        )
 
     @pytest.mark.parametrize("session", ["null"], indirect=True)
     def test_both_in_one(self, ray_here, make, session):

@@ -38,13 +38,23 @@ class AsyncRank:
         return Rank.update(self, count)
 
 
+def configuration(output_dir):
+    """A session whose ranks may take their time to load torch's profiler."""
+    return {
+        "output_dir": str(output_dir),
+        "steps": "2, 4, 6",
+        "ranks": "all",
+        "backend": "torch",
+        "engine_start_timeout_seconds": 60,
+    }
+
+
 class Driver:
     """A driver that is an asynchronous actor: all its methods run on its event loop."""
 
     def __init__(self, output_dir, servers, ranks):
         self.servers, self.ranks = servers, ranks
-        config = {"output_dir": output_dir, "steps": "2, 4, 6", "ranks": "all", "backend": "torch"}
-        self.session = stepprof.init(config, run_id="job")
+        stepprof.init(configuration(output_dir), run_id="job")
         stepprof.attach(servers, find="engine")
         stepprof.attach(ranks, role="actor", kind="rank")
 
@@ -140,9 +150,10 @@ class TestRunningLoop:
         ray_here.get([handle.update.remote(1) for handle in ranks])
         return servers, ranks
 
-    def test_from_a_coroutine_of_the_program(self, targets, session):
+    def test_from_a_coroutine_of_the_program(self, targets, tmp_path):
         """Every call of the body is in the traces, and none of what is around it."""
         servers, ranks = targets
+        session = stepprof.init(configuration(tmp_path), run_id="job")
         stepprof.attach(servers, find="engine")
         stepprof.attach(ranks, role="actor", kind="rank")
 
