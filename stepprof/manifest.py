@@ -174,7 +174,7 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
         for key, read in (("windows", read_window), ("engines", read_engine)):
             for entry in _entries(content, key, told):
                 known, problems = read(entry, content.get("writer"))
-                manifest[key].append({**known, "fragment": file.name})
+                manifest[key].append({**known, **_of_job(content), "fragment": file.name})
                 for problem in problems:
                     told(problem)
         for key in AFTER:
@@ -267,6 +267,15 @@ def read_spans(
             _note(findings, file.name, f"cannot be read: {error.strerror}")
         if damaged:
             _note(findings, file.name, f"{damaged} damaged line{'s' * (damaged > 1)} passed over")
+
+
+def _of_job(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Of which job a fragment is, and which process of another job wrote as the same rank while both lived."""
+    job, rival = content.get("job"), content.get("rival")
+    return {
+        "job": job if isinstance(job, str) else None,
+        "rival": rival if isinstance(rival, dict) else None,
+    }
 
 
 def _by_name(files: Iterable[Path]) -> list[Path]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepprof.errors import ConfigError
+from stepprof.rival import jobs_apart
 
 __all__ = ["Span", "choose", "gap", "number_fragments", "of_fragments", "split", "told"]
 
@@ -48,13 +49,40 @@ def number_fragments(
         offset_of: what the clock of an entry is ahead of the common one.
         by_other_clocks: gets the fragments that were placed by times of other machines.
     """
+    entries = list(entries)
+    timed: dict[str, list[tuple[Span, Mapping[str, Any]]]] = defaultdict(list)
+    for entry in entries:
+        if entry["start_unix_ns"] is not None:
+            timed[_target(entry)].append((_times(entry, offset_of(entry)), entry))
+    groups = jobs_apart(timed.values())
+    groups[-1] |= {entry.get("job") for entry in entries}.difference(*groups)
+    numbers: dict[str, int] = {}
+    for jobs in groups:
+        of_jobs = [entry for entry in entries if entry.get("job") in jobs]
+        before = max(numbers.values(), default=0)
+        found = _number_jobs(of_jobs, offset_of, by_other_clocks)
+        numbers.update({fragment: before + number for fragment, number in found.items()})
+    return numbers
+
+
+def _target(entry: Mapping[str, Any]) -> str:
+    """Return what an entry is of: a rank in a role, or the engines of one driver."""
+    return _NUMBER.sub("", str(entry["fragment"]).rpartition("/")[2])
+
+
+def _number_jobs(
+    entries: Iterable[Mapping[str, Any]],
+    offset_of: Callable[[Mapping[str, Any]], int],
+    by_other_clocks: set[str] | None,
+) -> dict[str, int]:
+    """Number the fragments of jobs that did not run at once."""
     targets: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     untimed = []
     for entry in entries:
         if entry["start_unix_ns"] is None:
             untimed.append(entry)
         else:
-            targets[_NUMBER.sub("", entry["fragment"].rpartition("/")[2])].append(entry)
+            targets[_target(entry)].append(entry)
     units = sorted((list(_units(of, offset_of)) for of in targets.values()), key=len, reverse=True)
     most = len(units[0]) if units else 1
     spans: dict[tuple[int, str | None], Span] = {}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.clock import Anchor
 from stepprof.lastword import is_awaited
 from stepprof.log import logger
+from stepprof.rival import rival_in
 from stepprof.rundir import Claim, RunDir, writer_identity
 from stepprof.timing import Timing
 from stepprof.window import Artifact, Outcome, Window
@@ -45,6 +46,9 @@ class Origin:
         self.pid = os.getpid()
         self.writer = writer_identity()
         self.anchor = Anchor.take()
+        self.job: str | None = None
+        """Of which job it is; None: not known."""
+        self.told_of_rival = False
         self.told: Callable[[Fragment], object] | None = None
         """Gets each fragment when a version of it was written."""
 
@@ -143,6 +147,8 @@ class Fragment:
         self.engines: list[dict[str, Any]] = []
         self.clocks: list[dict[str, Any]] = []
         self.uploads: list[dict[str, Any]] = []
+        self.rival: dict[str, Any] | None = None
+        """A living process of another job that has written as this rank."""
 
     @property
     def awaited(self) -> bool:
@@ -172,7 +178,28 @@ class Fragment:
                 self._content(),
                 engines=self._of_engines,
             )
+            self._look_for_rival(self.claim)
         return self.claim
+
+    def _look_for_rival(self, claim: Claim) -> None:
+        """See whether the place was taken by a process of another job that lives. It stands in the next version, and is logged once."""
+        origin = self.origin
+        if claim.before is None or self._of_engines or not isinstance(origin.rank, int):
+            return
+        self.rival = rival_in(claim.before, origin.writer, origin.job)
+        if self.rival is None:
+            return
+        self.save()
+        if not origin.told_of_rival:
+            origin.told_of_rival = True
+            logger.warning(
+                "run.shared",
+                run_id=origin.run.run_id,
+                rank=origin.rank,
+                other_pid=self.rival.get("pid"),
+                other_host=self.rival.get("host"),
+                advice="another job records under this run id: give each job a STEPPROF_RUN_ID of its own",
+            )
 
     def save(self) -> None:
         """Write it soon, on another thread; what changes until then is written with it."""
@@ -214,6 +241,8 @@ class Fragment:
             "step": self._window.step,
             "version": self._window.version,
             "writer": origin.writer,
+            "job": origin.job,
+            **({"rival": self.rival} if self.rival is not None else {}),
             "windows": [dict(record) for record in self.windows],
             "engines": [dict(entry) for entry in list(self.engines)],
             **({"uploads": [dict(entry) for entry in self.uploads]} if self.uploads else {}),

@@ -209,7 +209,8 @@ class RunDir:
             tmp.unlink(missing_ok=True)
             raise
         ending = "" if number == 1 else f".{number}"
-        return Claim(folder, f"{artifacts}/{target}{ending}", suffixed(wanted, number))
+        before = None if number == 1 else suffixed(wanted, number - 1)
+        return Claim(folder, f"{artifacts}/{target}{ending}", suffixed(wanted, number), before)
 
     def engine_folder(self, step: int, role: str, replica: int) -> tuple[Path, str]:
         """A new and empty folder for the files of one engine: the step's folder, and the path below it (`rollout/replica-0`, then `replica-0.2`).
@@ -280,12 +281,16 @@ class RunDir:
 
 
 class Claim:
-    """One target's place in a step: `folder` is the step's, `stem` the artifacts' path below it without a suffix, `fragment` its part of the manifest."""
+    """One target's place in a step: `folder` is the step's, `stem` the artifacts' path below it without a suffix, `fragment` its part of the manifest.
 
-    def __init__(self, folder: Path, stem: str, fragment: Path) -> None:
+    `before` is the fragment that has the same name and the number before it, if any.
+    """
+
+    def __init__(self, folder: Path, stem: str, fragment: Path, before: Path | None = None) -> None:
         self.folder = folder
         self.stem = stem
         self.fragment = fragment
+        self.before = before
 
     def __repr__(self) -> str:
         return f"Claim({str(self.fragment)!r})"

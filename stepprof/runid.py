@@ -23,11 +23,12 @@ from stepprof.claims import (
     run_of_parent,
 )
 from stepprof.errors import ConfigError
+from stepprof.writer import writer_identity
 
 if TYPE_CHECKING:
     from stepprof.jobstore import JobStore
 
-__all__ = ["Agreement", "agree_on_run", "safe_name"]
+__all__ = ["Agreement", "agree_on_run", "job_key", "safe_name"]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST = 100
@@ -89,6 +90,26 @@ def agree_on_run(
     return claimed
 
 
+def job_key(environ: Mapping[str, str], world_size: int | None) -> str | None:
+    """Return the same text in every process of a job and another one in every other job, whatever the run is called; None where that is not known."""
+    launched = _ray_job(environ) or _elastic_run(environ)
+    if launched:
+        return launched
+    key = _rendezvous(environ, world_size)
+    if key is not None:
+        return f"{key} {current_launcher(own=_starts_ranks(environ)).host}" if _is_loopback(environ) else key
+    step = _slurm_step(environ)
+    if step is not None or (world_size or 1) > 1:
+        return step
+    alone = writer_identity()
+    return f"process {alone['boot_id'] or alone['host']} {alone['pid_namespace']} {alone['pid']} {alone['pid_start']}"
+
+
+def _is_loopback(environ: Mapping[str, str]) -> bool:
+    """Whether the address of the rendezvous names another machine on every machine."""
+    return bool(_LOOPBACK.fullmatch(environ["MASTER_ADDR"]))
+
+
 def _claimed(output_dir: Path, world_size: int | None, environ: Mapping[str, str]) -> Agreement:
     """What the file system says: the run of the parent or of the launcher, or one of this process alone."""
     parents = run_of_parent(output_dir) if _is_started_by_rank(environ) else None
@@ -98,8 +119,8 @@ def _claimed(output_dir: Path, world_size: int | None, environ: Mapping[str, str
     if key is None:
         return Agreement(claim_for_process(output_dir), "process")
     launcher = current_launcher(own=_starts_ranks(environ))
-    if _LOOPBACK.fullmatch(environ["MASTER_ADDR"]):
-        key = f"{key} {launcher.host}"  # the address names another machine on every machine
+    if _is_loopback(environ):
+        key = f"{key} {launcher.host}"
     return Agreement(claim_for_launcher(output_dir, key, launcher, world_size), "launcher")
 
 

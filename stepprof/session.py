@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from stepprof.readers import readers_of
 from stepprof.records import Origin, describe_error
 from stepprof.refusal import Refusals
 from stepprof.rundir import RunDir
+from stepprof.runid import job_key
 from stepprof.selecting import Selector
 from stepprof.spans import Recorder, SpanFile
 from stepprof.status import State
@@ -88,6 +90,7 @@ class Session:
         self.exporter = Exporter()
         header = {"run_id": run.run_id, "rank": identity.rank, "world_size": identity.world_size}
         origin = Origin(run, identity.rank, identity.world_size)
+        origin.job = job_key(os.environ, identity.world_size)
         self._span_files: list[Path] = []
         self._spans = SpanFile(
             lambda: self._new_span_file(run),
@@ -113,6 +116,15 @@ class Session:
     def rank(self) -> int | str:
         """The global rank of this process, or what a process without one is called."""
         return self._identity.rank if self.path is None else self.selector.identity.rank
+
+    @property
+    def job(self) -> str | None:
+        """The job that this process is of; the same text in each of its processes. None: not known."""
+        return self._origin.job
+
+    def follow_job(self, job: str | None) -> None:
+        """Record as a process of the job that this one follows."""
+        self._origin.job = job
 
     def __repr__(self) -> str:
         return f"<stepprof.Session run={self.run_id} rank={self.rank} path={str(self.path)!r}>"

@@ -15,6 +15,7 @@ from stepprof.aftermath import after_notes, pruned_paths
 from stepprof.artifactcheck import Checked, check_artifact
 from stepprof.manifest import read_run, read_spans, read_step, steps
 from stepprof.occurrences import split
+from stepprof.rival import sentences
 from stepprof.rundir import MANIFEST, RUN_FILE, step_folder
 from stepprof.summary import SESSIONS, absent_ranks, engine_label, told_once, untold
 from stepprof.timeline.workers import each_in_worker
@@ -146,6 +147,7 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
         result.problems.append(
             Problem(step, who, f"is left to another process, and none tells of it: {engine['error']}")
         )
+    result.notes += [Problem(step, folder.name, sentence) for sentence in sentences(windows)]
     for part in split(manifest):
         result.problems += [Problem(step, folder.name, sentence) for sentence in absent_ranks(path, part)]
     if not any(window["status"] in _WELL_ENDED for window in windows):

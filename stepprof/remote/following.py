@@ -205,6 +205,7 @@ class Follower:
                 if session.path is not None:
                     _users[session] = set()
                     session.lent = True
+                    session.follow_job(attachment.job)
             if session in _users:
                 _users[session].add(self)
             self._session = session

@@ -40,6 +40,8 @@ class Attachment:
     stop_seconds: float = 60.0
     """The same, for everything else."""
     options: Mapping[str, object] = field(default_factory=dict)
+    job: str | None = None
+    """The other process's job."""
     lease: Lease | None = None
     """Who drives the actor; with the end of that process the attachment ends."""
     requests: tuple[Mapping[str, object], ...] = ()

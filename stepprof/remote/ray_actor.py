@@ -277,6 +277,7 @@ class ActorDriver:
             start_seconds=policy.engine_start_timeout_seconds,
             stop_seconds=policy.engine_stop_timeout_seconds,
             options=self._engine_options,
+            job=session.job,
             lease=new_lease(),
             requests=() if window is None else _requests(session, window.window),
         )

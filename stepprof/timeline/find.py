@@ -17,6 +17,7 @@ from stepprof.manifest import find_run, find_step, is_run, read_clocks, read_ste
 from stepprof.npufolder import is_database
 from stepprof.occurrences import of_fragments, told
 from stepprof.onerun import evidence_of, parts_of_one_run, why_apart
+from stepprof.rival import sentences
 from stepprof.rundir import step_folder, step_number
 from stepprof.selection import Ranks
 from stepprof.summary import absent_ranks
@@ -273,6 +274,7 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
     )
     found.occurrence, found.occurrences = of.number, of.count
     found.findings += [(None, sentence) for sentence in told(of.count, of.number, step)]
+    found.findings += [(None, sentence) for sentence in sentences(windows)]
     found.findings += [
         (
             None,
