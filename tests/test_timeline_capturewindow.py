@@ -151,34 +151,40 @@ class TestEvents:
 
 class TestClocks:
     def test_a_clock_that_may_be_wrong_by_more_than_the_window_lasts(self):
-        """Nothing is cut, and it is said that nothing can be told."""
+        """Nothing is cut, and it is said what is not known."""
         made = cut(engine(0, *STEPS), window(0, 146, sent=-5, answered=1500, unsure=1000))
         assert (made.is_known, len(kept(made))) == (False, 20)
         assert (made.least, made.most) == (0, 15)
         [finding] = made.source.findings
-        assert "known within 1 s only" in finding
-        assert "0.146 s" in finding
+        assert "known within 1 s only: 0 to 15 of its 20 forward steps" in finding
 
-    def test_an_error_that_leaves_two_steps_unclear(self):
-        """They are counted by the best guess, and how many may be wrong is said."""
-        made = cut(engine(0, *STEPS), window(0, 98, sent=-50, answered=500, unsure=9))
-        assert made.is_known
-        assert (made.least, made.most) == (9, 10)
-        assert "9 to 10 of its forward steps" in made.source.findings[-1]
+    def test_steps_that_are_certainly_outside_are_left_out_only_if_it_is_known_which(self):
+        """One that may be on either side makes the count unknown."""
+        unclear = cut(engine(0, *STEPS), window(0, 98, sent=-50, answered=500, unsure=9))
+        assert (unclear.is_known, unclear.least, unclear.most) == (False, 9, 10)
+        assert "9 to 10 of its 20 forward steps" in unclear.source.findings[-1]
+        clear = cut(engine(0, *STEPS), window(-5, 95, sent=-50, answered=500, unsure=4))
+        assert (clear.is_known, clear.most, len(kept(clear))) == (True, 10, 10)
 
-    def test_an_error_that_changes_nothing(self):
-        """Where the capture ended with the window, no clock can be wrong enough: it lies between the start and the stop."""
-        made = cut(engine(0, *STEPS), window(-1, 199, answered=200, unsure=1000))
-        assert (made.is_known, made.least, made.most) == (True, 20, 20)
+    def test_as_many_but_which_of_them(self):
+        """Every shift has ten steps in the window, and none says which ten."""
+        made = cut(engine(0, *STEPS), window(40, 140, sent=-50, answered=500, unsure=30))
+        assert (made.is_known, made.least, made.most) == (False, 10, 10)
+        assert ": 10 of its 20 forward steps" in made.source.findings[-1]
+
+    def test_a_capture_that_may_lie_in_the_window_as_a_whole(self):
+        """Nothing is known to lie outside of it: all is kept, and nothing is said."""
+        made = cut(engine(0, *STEPS), window(15, 250, sent=-50, answered=500, unsure=40))
+        assert (made.is_known, made.most, len(kept(made))) == (True, 20, 20)
         assert made.source.findings == []
 
     def test_clocks_that_were_never_compared(self):
-        """The calls alone bound when the capture was."""
-        unsure = cut(engine(0, *STEPS), window(0, 100, sent=-1, answered=400, unsure=None))
-        assert not unsure.is_known
-        assert "was never compared" in unsure.source.findings[-1]
-        sure = cut(engine(0, *STEPS), window(-1, 199, answered=200, unsure=None))
-        assert (sure.is_known, sure.most) == (True, 20)
+        """What is longer than the window cannot lie in it."""
+        late = cut(engine(0, *STEPS), window(0, 100, sent=-1, answered=400, unsure=None))
+        assert not late.is_known
+        assert "was never compared" in late.source.findings[-1]
+        whole = cut(engine(0, *STEPS), window(5_000, 5_300, sent=4_990, unsure=None))
+        assert (whole.is_known, whole.most, len(kept(whole))) == (True, 20, 20)
 
     @pytest.mark.parametrize("moved", [-100_000, 100_000])
     def test_times_that_cannot_be_right(self, moved):

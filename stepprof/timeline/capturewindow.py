@@ -20,10 +20,6 @@ from stepprof.timeline.tracks import DEVICE_ANNOTATIONS
 
 __all__ = ["CaptureWindow", "Cut", "cut"]
 
-COARSE = 0.1
-"""The share of forward steps that may be of the window or not, up to which their number is stated."""
-AT_EDGES = 2
-"""So many may be unclear in any case: one at each edge."""
 LONGEST_SECONDS = 1e6
 """11 days: a manifest that says that a call took longer is damaged."""
 _FAR_NS = 2**61
@@ -118,6 +114,12 @@ class _Steps:
         first, last = np.searchsorted(self.begin[self.works], (start, end))
         return int(last - first)
 
+    def changes(self, window: CaptureWindow, low: int, high: int) -> bool:
+        """Whether it depends on the shift, between two, which of them begin in the window."""
+        shifted = ((window.start - shift, window.end - shift) for shift in (low, high))
+        one, other = (np.searchsorted(self.begin, edges) for edges in shifted)
+        return not np.array_equal(one, other)
+
     def edges(self, start: int, end: int) -> tuple[int, int]:
         """From where to where those last that begin between two times, with what of that time is before and after them."""
         first, last = (int(at) for at in np.searchsorted(self.begin, (start, end)))
@@ -143,22 +145,24 @@ def cut(source: Source, window: CaptureWindow | None) -> Cut:
     shifts = window.shifts(*extent)
     if shifts is None:
         return Cut(_with_finding(source, _WRONG), recorded, 0, recorded, is_known=False)
-    low, high = shifts
-    least, most = _bounds(schedulers, window, low, high)
-    if most - least > max(AT_EDGES, COARSE * most):
-        return Cut(_with_finding(source, _unknown(window, recorded)), recorded, least, most, is_known=False)
-    shift = min(max(0, low), high)
+    least, most = _bounds(schedulers, window, *shifts)
+    if shifts[0] < shifts[1]:
+        if most == recorded:  # nothing is known to lie outside
+            return Cut(source, recorded, recorded, recorded)
+        if any(steps.changes(window, *shifts) for steps in schedulers):
+            return Cut(
+                _with_finding(source, _unknown(window, least, most, recorded)),
+                recorded,
+                least,
+                most,
+                is_known=False,
+            )
+    shift = min(max(0, shifts[0]), shifts[1])
     part = _part(source, schedulers, window.start - shift, window.end - shift)
-    left = recorded - sum(steps.count(window.start - shift, window.end - shift) for steps in schedulers)
-    if left:
-        part = _with_finding(
-            part, f"{left} of its {recorded} forward steps began outside of the window: they are left out"
-        )
-    if most > least:
-        part = _with_finding(
-            part, f"{least} to {most} of its forward steps are of the window: its clock is not known better"
-        )
-    return Cut(part, recorded, least, most)
+    if least < recorded:
+        finding = f"{recorded - least} of its {recorded} forward steps began outside of the window: they are left out"
+        part = _with_finding(part, finding)
+    return Cut(part, recorded, least, least)
 
 
 def _bounds(schedulers: Sequence[_Steps], window: CaptureWindow, low: int, high: int) -> tuple[int, int]:
@@ -183,13 +187,14 @@ _WRONG = (
 )
 
 
-def _unknown(window: CaptureWindow, recorded: int) -> str:
+def _unknown(window: CaptureWindow, least: int, most: int, recorded: int) -> str:
     known = (
         "was never compared" if window.unsure is None else f"is known within {window.unsure / 1e9:.3g} s only"
     )
+    count = f"{least}" if least == most else f"{least} to {most}"
     return (
-        f"its clock {known}, and its window lasted {(window.end - window.start) / 1e9:.3g} s: which of its {recorded} forward steps are of the window "
-        "cannot be told; all of them are shown, and no figure is taken from them"
+        f"its clock {known}: {count} of its {recorded} forward steps began in the window, and which cannot be told. No figure is taken from them; "
+        "its operators and kernels are those of the whole capture"
     )
 
 
