@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,14 +15,16 @@ import pytest
 import stepprof
 from stepprof.current import cell
 from stepprof.options import EngineOptions
-from stepprof.remote import inside
+from stepprof.remote import inside, lease
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.inside import Guest, serve
 from stepprof.remote.inside_find import locate
 from stepprof.remote.inside_values import Attachment, Inside, Unknown
+from stepprof.remote.lease import Lease, new_lease
 from stepprof.requests import Request
 from stepprof.rundir import step_folder
 from stepprof.window import Window
+from stepprof.writer import writer_identity
 
 
 @pytest.fixture
@@ -356,3 +361,73 @@ class TestSessions:
         found = [(span["name"], span["step"], span["role"]) for span in spans if span["kind"] == "region"]
         assert found == [("score", 2, "rollout"), ("score", 3, "rollout"), ("own", 3, "reward")]
         assert not (run / "step-000002").exists()
+
+
+class TestLeases:
+    """What ends with the process that drives this one."""
+
+    @pytest.fixture
+    def driver(self, monkeypatch):
+        """A process that lives until it is killed; the actor looks more often than in a job."""
+        monkeypatch.setattr(lease, "LOOK_SECONDS", 0.02)
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        yield process
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+    def kill(self, process):
+        """End it, and give the actor time to see it."""
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 10
+        while inside.watch._leases and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
+
+    @pytest.mark.parametrize("left", [True, False])
+    def test_an_idle_engine_is_left_alone(self, ask, run, attachment, engine, driver, left):
+        """Whether its driver has detached it or was killed: another run may be recording it by now."""
+        actor = SimpleNamespace(engine=engine())
+        ask(actor, "arm", attachment(lease=Lease(writer_identity(driver.pid))), window(run))
+        if left:
+            ask(actor, "leave", 5.0)
+        self.kill(driver)
+        assert actor.engine.calls == ["arm"]
+
+    def test_a_recording_engine_is_stopped(self, ask, run, attachment, engine, driver):
+        """Its capture does not outlive its driver."""
+        actor, here = SimpleNamespace(engine=engine()), window(run)
+        ask(actor, "arm", attachment(lease=Lease(writer_identity(driver.pid))), here)
+        ask(actor, "start", here)
+        self.kill(driver)
+        assert actor.engine.calls == ["arm", "start", "stop"]
+
+    def test_the_session_ends(self, ask, run, attachment, driver):
+        """The window is partial, and there is no session any more."""
+        here = window(run, rank=True)
+        ask(None, "arm", attachment("rank", lease=Lease(writer_identity(driver.pid))), here)
+        fragment = ask(None, "start", here)
+        self.kill(driver)
+        deadline = time.monotonic() + 10
+        while cell.session is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        [told] = json.loads(Path(fragment).read_text())["windows"]
+        assert (told["status"], told["error"]) == ("partial", "the process that drives this one has ended")
+
+    def test_a_run_after_another_of_one_driver(self, ask, run, attachment, driver):
+        """A process has one run at a time: with the next one, what is left of the one before ends."""
+        held = Lease(writer_identity(driver.pid))
+        ask(None, "join", attachment("spans", lease=held), token="before")
+        facts = ask(None, "join", attachment("spans", lease=held, run_id="next", marker=""), token="after")
+        assert facts.rank is not None
+        assert cell.session.run_id == "next"
+        ask(None, "leave", 5.0, token="after")
+
+    def test_another_driver_that_lives(self, ask, run, attachment, driver):
+        """Its session is not taken away; the message says whose it is."""
+        ask(None, "join", attachment("spans", lease=Lease(writer_identity(driver.pid))), token="before")
+        with pytest.raises(EngineFailure, match=f"run job, whose driver lives .pid {driver.pid}") as caught:
+            ask(None, "join", attachment("spans", lease=new_lease(), run_id="next"), token="after")
+        assert caught.value.health == "busy"
+        ask(None, "leave", 5.0, token="before")

@@ -316,8 +316,8 @@ class Fleet:
         logger.warning(
             "shutdown.waiting",
             targets=", ".join(silent[:TOLD]) + (", …" if len(silent) > TOLD else ""),
-            answer_seconds=min(bound, timeout),
-            export_seconds=timeout,
+            answer_seconds=round(min(bound, timeout), 3),
+            export_seconds=round(timeout, 3),
         )
 
     async def _end(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:

@@ -142,10 +142,8 @@ class Guest:
         """Take no more windows; end the open ones, where possible on the thread that entered them."""
         self._closed = True
         watch.remove(self.token)
-        if self._follower is not None:
+        if self._follower is not None:  # an engine may be recorded for another attachment by now
             self._follower.close(reason)
-        else:
-            self.abort()
 
     def leave(self, timeout: float) -> list[str]:
         """After `close`: wait for exports, end the session. Returns the files of spans that the other process does not see."""
@@ -389,6 +387,7 @@ def _leave(token: str, timeout: float) -> Answer:
     Exports are waited for on another thread: while the caller asks for the answer, it sees that this process lives.
     """
     guest = _guests.pop(token, None)
+    watch.remove(token)
     if guest is None or (guest.attachment is not None and guest.attachment.kind == "engine"):
         return Answer([])
     if not _on_main_thread():
