@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stepprof.errors import ConfigError
 from stepprof.log import logger
-from stepprof.requests import WITHDRAWN, Request, own_uid, read_own, read_request
+from stepprof.ownfiles import own_uid, read_own
+from stepprof.requests import WITHDRAWN, Request, read_request
 from stepprof.rundir import REQUESTS
 from stepprof.selection import Steps
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepprof.log import logger
+from stepprof.plainname import is_plain_name
 
 __all__ = ["JobStore"]
 
@@ -41,9 +42,14 @@ class JobStore:
         return bool(distributed.get_world_size() > 1)
 
     def agree(self, run_id: str) -> str | None:
-        """The run of the job: this one, unless another rank came first; None where the store does not answer."""
+        """Return the run of the job: this one, unless another rank came first; None where the store does not answer, or answers with no plain name."""
         answer: str | None = _bounded(lambda store: store.compare_set(self._key, "", run_id).decode())
-        return answer
+        if answer is None or is_plain_name(answer):
+            return answer
+        logger.warning(
+            "store.unreachable", reason=f"the run of the other ranks is no plain name: {answer[:200]!r}"
+        )
+        return None
 
     def is_first_to_complain(self) -> bool:
         """Whether no other rank has logged that the ranks do not agree."""

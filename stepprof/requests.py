@@ -9,14 +9,12 @@ half-written or hostile one is told and left alone.
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import json
 import os
 import re
 import secrets
 import socket
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,16 +24,14 @@ from typing import Any
 from stepprof.checks import keys_of, nearest, role_name, under, whole
 from stepprof.errors import ConfigError
 from stepprof.files import write_exclusively
+from stepprof.ownfiles import read_own
 from stepprof.policy import Policy, RolePolicy, arguments, resolve
 from stepprof.rundir import REQUESTS
 from stepprof.selection import Ranks, Steps
 
-__all__ = ["WITHDRAWN", "Request", "own_uid", "place_request", "read_own", "read_request", "withdraw_request"]
+__all__ = ["WITHDRAWN", "Request", "place_request", "read_request", "withdraw_request"]
 
 WITHDRAWN = ".withdrawn"
-
-MAX_BYTES = 65_536
-"""A request is some hundred bytes; what is longer is none."""
 
 MAX_COUNT = 10_000
 MAX_STEP = 10**18
@@ -207,44 +203,6 @@ def read_request(path: Path, uid: int | None) -> Request:
     if request.name != path.stem:
         raise ConfigError.at("name", request.name, f'expected that of its file, "{path.stem}"')
     return request
-
-
-def read_own(path: Path, uid: int | None) -> bytes:
-    """A small plain file of this user's. Raises ConfigError where it is none, and OSError."""
-    # neither through a link that somebody laid nor into a pipe that nobody fills
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path.name}: no plain file")
-        if uid is not None and status.st_uid != uid:
-            raise ConfigError(
-                f"{path.name}: made by user {status.st_uid}; only user {uid}, whose job this is, may ask"
-            )
-        if status.st_size > MAX_BYTES:
-            raise ConfigError(f"{path.name}: {status.st_size} bytes; a request has no more than {MAX_BYTES}")
-        return file.read(MAX_BYTES)
-
-
-def own_uid(folder: Path) -> int | None:
-    """Whose a file is that this process makes in a folder; None where the system has no such thing.
-
-    Not always the user that it runs as: a network file system may give every file to one user (root that is squashed, a volume of a pod).
-    """
-    if not hasattr(os, "getuid"):
-        return None
-    path = folder / f".owner-{secrets.token_hex(8)}"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:  # nothing can be made there: then nothing tells otherwise
-        return os.getuid()
-    try:
-        return os.fstat(descriptor).st_uid
-    finally:
-        os.close(descriptor)
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def _is_name(name: object) -> bool:

@@ -37,7 +37,8 @@ from stepprof.files import (
     write_exclusively,
     write_temporary,
 )
-from stepprof.runid import agree_on_run, safe_name
+from stepprof.plainname import safe_name
+from stepprof.runid import agree_on_run
 from stepprof.writer import is_alive, writer_identity
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ def open_run(
         }
         # written by every rank and kept of the first: the others have shown that they can write here
         write_exclusively(path / RUN_FILE, _dump(content))
+    except ConfigError:
+        raise
+    except ValueError as error:  # a NUL in the path, or what the file system's encoding lacks
+        raise ConfigError.at("output_dir", str(output_dir), f"no path: {error}") from error
     except OSError as error:
         raise ConfigError(
             f'output_dir = "{output_dir}": cannot be made or written: {error.filename or root}: {error.strerror or error}; '
@@ -164,7 +169,7 @@ class RunDir:
         path = self.path / RUN_FILE
         try:
             content = json.loads(read_plain(path))
-        except (OSError, ValueError):  # removed or damaged: what is left says nothing wrong
+        except (OSError, ValueError, RecursionError):  # removed or damaged: what is left says nothing wrong
             return
         if isinstance(content, dict) and content.get("writer") == writer_identity():
             write_atomically(path, _dump({**content, "rank": rank, "world_size": world_size}))
@@ -251,6 +256,7 @@ class RunDir:
             except (
                 OSError,
                 ValueError,
+                RecursionError,
             ):  # being written, or on a file system that shows it late: somebody has it
                 return {}
             if not isinstance(holder, dict) or is_alive(holder) is not False:

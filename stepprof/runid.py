@@ -7,7 +7,6 @@ process is a job of its own. Where torch.distributed is initialised already, its
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import sys
@@ -23,15 +22,14 @@ from stepprof.claims import (
     run_of_parent,
 )
 from stepprof.errors import ConfigError
+from stepprof.plainname import LONGEST_NAME, is_plain_name, safe_name
 from stepprof.writer import writer_identity
 
 if TYPE_CHECKING:
     from stepprof.jobstore import JobStore
 
-__all__ = ["Agreement", "agree_on_run", "job_key", "safe_name"]
+__all__ = ["Agreement", "agree_on_run", "job_key"]
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_LONGEST = 100
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|\[::1\]|0\.0\.0\.0")
 
 
@@ -65,9 +63,9 @@ def agree_on_run(
         OSError: a claim cannot be written to `output_dir`.
     """
     if run_id is not None:
-        if not run_id or safe_name(run_id) != run_id:
+        if not is_plain_name(run_id):
             raise ConfigError(
-                f'run_id = "{run_id}": not a plain name; use letters, digits, ".", "_" and "-", at most {_LONGEST}, not beginning with "." (nearest: "{safe_name(run_id) or "run"}")'
+                f'run_id = "{run_id}": not a plain name; use letters, digits, ".", "_" and "-", at most {LONGEST_NAME}, not beginning with "." (nearest: "{safe_name(run_id) or "run"}")'
             )
         return Agreement(run_id, "run_id")
     for source, name in (
@@ -122,20 +120,6 @@ def _claimed(output_dir: Path, world_size: int | None, environ: Mapping[str, str
     if _is_loopback(environ):
         key = f"{key} {launcher.host}"
     return Agreement(claim_for_launcher(output_dir, key, launcher, world_size), "launcher")
-
-
-def safe_name(text: str) -> str:
-    """`text` as the name of a folder; where characters had to go, a digest keeps different texts different.
-
-    >>> safe_name("grpo-7b")
-    'grpo-7b'
-    >>> safe_name("grpo/7b"), safe_name("grpo:7b")
-    ('grpo-7b-a30caa', 'grpo-7b-8187bd')
-    """
-    name = _UNSAFE.sub("-", text).strip(".-")[:_LONGEST]
-    if name == text or not name:
-        return name
-    return f"{name[: _LONGEST - 7]}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:6]}"
 
 
 def _slurm_step(environ: Mapping[str, str]) -> str | None:

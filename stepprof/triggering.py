@@ -16,8 +16,9 @@ from stepprof.checks import nearest
 from stepprof.config import Config
 from stepprof.current import cell
 from stepprof.errors import ConfigError
+from stepprof.ownfiles import own_uid
 from stepprof.reaching import reachable_step
-from stepprof.requests import Request, own_uid, place_request, withdraw_request
+from stepprof.requests import Request, place_request, withdraw_request
 from stepprof.statuses import LIVE, read_statuses
 
 __all__ = ["NEXT", "answers", "ask", "trigger", "wait_for_answers", "withdraw"]

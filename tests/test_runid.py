@@ -14,8 +14,9 @@ import pytest
 from stepprof import claims
 from stepprof.claims import Launcher, claim_for_launcher, claim_for_process, current_launcher
 from stepprof.errors import ConfigError
+from stepprof.plainname import safe_name
 from stepprof.rundir import open_run
-from stepprof.runid import agree_on_run, safe_name
+from stepprof.runid import agree_on_run
 
 WORKER = """
 import os, sys, pathlib, time

@@ -29,7 +29,7 @@ from stepprof.config import Config, load
 from stepprof.errors import ConfigError
 from stepprof.manifest import read_spans, read_step
 from stepprof.manifest import steps as recorded_steps
-from stepprof.runid import safe_name
+from stepprof.plainname import safe_name
 from stepprof.selection import Ranks, Steps
 from stepprof.summary import held_seconds
 from stepprof.verification import verify_run

@@ -1,0 +1,35 @@
+"""Names of runs and of their files: what a folder may be called, whatever the launcher or the user wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+__all__ = ["LONGEST_NAME", "is_plain_name", "safe_name"]
+
+LONGEST_NAME = 100
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def safe_name(text: str) -> str:
+    """Return `text` as the name of a folder; where characters had to go, a digest keeps different texts different.
+
+    >>> safe_name("grpo-7b")
+    'grpo-7b'
+    >>> safe_name("grpo/7b"), safe_name("grpo:7b")
+    ('grpo-7b-a30caa', 'grpo-7b-8187bd')
+    """
+    name = _UNSAFE.sub("-", text).strip(".-")[:LONGEST_NAME]
+    if name == text or not name:
+        return name
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:6]
+    return f"{name[: LONGEST_NAME - 7]}-{digest}"
+
+
+def is_plain_name(name: object) -> bool:
+    """Return whether this is a name that stays in its folder: letters, digits, ".", "_" and "-", and not too long.
+
+    >>> is_plain_name("grpo-7b"), is_plain_name("../grpo"), is_plain_name("/tmp/grpo"), is_plain_name(7)
+    (True, False, False, False)
+    """
+    return isinstance(name, str) and bool(name) and safe_name(name) == name
