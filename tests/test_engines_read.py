@@ -361,7 +361,7 @@ class TestLateStop:
         run = late()
         assert main(["report", str(run.path), "--json"]) == 0
         [rollout] = (report := json.loads(capsys.readouterr().out))["rollout"]
-        assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.22)
+        assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.219)
         assert any("1000 of its 1022 forward steps" in each["problem"] for each in report["findings"])
 
     def test_a_timeline_is_of_the_window(self, late, tmp_path, capsys):
@@ -373,7 +373,7 @@ class TestLateStop:
         assert forward_steps(timeline) == 22
         assert main(["report", str(timeline), "--json"]) == 0
         [rollout] = json.loads(capsys.readouterr().out)["rollout"]
-        assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.22)
+        assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.219)
         assert main(["merge", str(run.path), "--format", "json", "--output", str(timeline), "--to", "5"]) == 0
         assert forward_steps(timeline) == 501
         assert main(["merge", str(run.path)]) == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from digested import MS, T0, engine, engine_entry, source
 
-from stepprof.timeline.capturewindow import CaptureWindow, cut
+from stepprof.timeline.capturewindow import CaptureWindow
+from stepprof.timeline.cutting import cut
 from stepprof.timeline.model import Alignment, Origin
 
 STEPS = [(at * 10, 8, 4) for at in range(20)]
@@ -44,6 +47,14 @@ def batches(made):
     ]
 
 
+def by_track(made):
+    """The batch sizes of each scheduler."""
+    counters, found = made.source.counters, {}
+    for (at, value), track in zip(batches(made), counters.track, strict=True):
+        found.setdefault(made.source.tracks[track].name, []).append((at, value))
+    return found
+
+
 class TestForwardSteps:
     def test_those_that_began_in_the_window(self):
         """A stop that was carried out 100 ms late brought ten steps too many."""
@@ -56,7 +67,7 @@ class TestForwardSteps:
         """It began in the window."""
         made = cut(engine(0, *STEPS), window(0, 95))
         assert kept(made)[-1] == (90.0, 8.0)
-        assert batches(made)[-1] == (100.0, 0.0)
+        assert batches(made)[-1] == (98.0, 0.0)
 
     def test_one_that_reaches_over_the_begin_is_left_out(self):
         """It belongs to the window before: two windows that meet share no step, and lose none."""
@@ -66,13 +77,13 @@ class TestForwardSteps:
     def test_the_batch_size_ends_with_the_last_one(self):
         """Nothing of it is drawn beyond, and no value is kept that belongs to a later step."""
         made = cut(engine(0, *STEPS), window(0, 100))
-        assert batches(made) == [*((at * 10.0, 4.0) for at in range(10)), (100.0, 0.0)]
+        assert batches(made) == [*((at * 10.0, 4.0) for at in range(10)), (98.0, 0.0)]
 
     def test_before_a_pause_it_ends_with_the_step(self):
         """What lies in the pause is of no step."""
         late = [*STEPS[:10], (500, 8, 4), (510, 8, 4)]
         made = cut(engine(0, *late), window(0, 95))
-        assert batches(made)[-1][0] <= 98.0
+        assert batches(made)[-1] == (98.0, 0.0)
         assert len(kept(made)) == 10
 
     def test_all_of_it(self):
@@ -91,6 +102,30 @@ class TestForwardSteps:
         """vLLM has such."""
         made = cut(engine(0, (0, 8, 4), (10, 8, 0), (20, 8, 4)), window(0, 15))
         assert (len(kept(made)), made.recorded, made.most) == (2, 2, 1)
+
+    def test_each_scheduler_of_a_file_for_itself(self):
+        """Two data-parallel engines in one trace go steps of their own."""
+        steps = [
+            ((kind, name), "iteration", "step[DECODE bs=4]", at + shift, 8)
+            for kind, name, shift in (("iterations", "a", 0), ("iterations", "b", 5))
+            for at, _, _ in STEPS
+        ]
+        both = source(
+            ENGINE,
+            *steps,
+            counters=[
+                (f"{pid}: batch size", at + shift, 4)
+                for pid, shift in (("a", 0), ("b", 5))
+                for at, _, _ in STEPS
+            ],
+        )
+        both.tracks = [
+            replace(track, key=(track.kind, track.name.partition(":")[0])) for track in both.tracks
+        ]
+        made = cut(both, window(0, 102))
+        ends = {name: max(at for at, value in values) for name, values in by_track(made).items()}
+        assert ends == {"a: batch size": 108.0, "b: batch size": 103.0}
+        assert made.most == 11 + 10
 
     def test_it_can_be_cut_again(self):
         """A timeline in JSON was cut when it was merged, and is read as any other source."""

@@ -13,8 +13,8 @@ from stepprof.report.groups import Communication
 from stepprof.report.placing import place
 from stepprof.report.processes import measurable
 from stepprof.report.schema import Finding, Report
-from stepprof.timeline.capturewindow import cut
 from stepprof.timeline.clocks import never_compared
+from stepprof.timeline.cutting import cut
 from stepprof.timeline.find import Found, Input
 from stepprof.timeline.held import without_held_slices
 from stepprof.timeline.load import load
@@ -107,7 +107,7 @@ def digest_input(
         bytes=wanted.bytes,
         status=wanted.status,
         recorded_steps=part.recorded,
-        batches=made.batches if part.is_known else None,
+        unclear=not part.is_known,
     )
 
 

@@ -110,6 +110,8 @@ class Digest(msgspec.Struct, frozen=True):
     batches: Batches | None = None
     recorded_steps: int = 0
     """Forward steps in the whole capture of an engine, also of those outside of its window."""
+    unclear: bool = False
+    """Which of these forward steps are of the engine's window is not known."""
     samples: Samples | None = None
     memory: list[MemoryPeak] = []
     findings: list[str] = []

@@ -10,8 +10,8 @@ from isal import isal_zlib
 
 from stepprof.timeline import chrome, perfetto
 from stepprof.timeline.arguments import Shortened
-from stepprof.timeline.capturewindow import cut
 from stepprof.timeline.clocks import never_compared
+from stepprof.timeline.cutting import cut
 from stepprof.timeline.filters import Filters
 from stepprof.timeline.find import Input
 from stepprof.timeline.held import with_held_slices

@@ -75,6 +75,8 @@ def draw_shape(drawn: random.Random) -> Shape:
         spans=spans,
         driver=driver,
         engines=tuple(engines),
+        late=_seldom(drawn)
+        and machines == 1,  # else the clocks may not tell which forward steps are of the window
         nested=_seldom(drawn),
         jitter=_seldom(drawn),
         overlap=_seldom(drawn) and profiler == "none",

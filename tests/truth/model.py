@@ -56,6 +56,8 @@ class Shape:
     """(data parallel, tensor parallel) of each."""
     again: str = "no"
     """``epoch``: the loop counts from 0 again, so that the step's number comes twice. ``restart``: the job was started again under its run id."""
+    late: bool = False
+    """Engines carry out their stops late, and record forward steps that are of no window."""
     nested: bool = False
     """A region lies inside itself."""
     jitter: bool = False
@@ -226,6 +228,8 @@ class Scheduler:
     group: int
     workers: int
     steps: list[tuple[int, int, int]]
+    beyond: list[tuple[int, int, int]] = field(default_factory=list)
+    """Those that were recorded after the window had ended."""
 
 
 @dataclass

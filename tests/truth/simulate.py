@@ -387,9 +387,12 @@ class _Simulation:
                 Scheduler(group, tensor, self._generate(start + self._some(0, 5))) for group in range(data)
             ]
             end = max(steps[-1][1] for steps in (each.steps for each in schedulers)) + self._some(1, 10)
-            engine = Engine(
-                replica, machine, "rollout", start, end, self._some(1, 10), self._some(1, 50), schedulers
-            )
+            stop = self._some(1, 50)
+            if shape.late:
+                for scheduler in schedulers:
+                    scheduler.beyond = self._generate(end + self._some(1, 5))
+                stop += max(each.beyond[-1][1] for each in schedulers) - end
+            engine = Engine(replica, machine, "rollout", start, end, self._some(1, 10), stop, schedulers)
             self.truth.engines.append(engine)
             ends = max(ends, end + engine.stop)
         if shape.driver != "none":

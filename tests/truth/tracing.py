@@ -248,7 +248,7 @@ def engine_trace(
     base = engine.machine.own(engine.start) // GRID * GRID
     pid = 5000 + 100 * engine.replica + 10 * scheduler.group + worker
     events: list[dict[str, object]] = []
-    for start, end, size in scheduler.steps:
+    for start, end, size in (*scheduler.steps, *scheduler.beyond):
         own = engine.machine.own(start) - base
         events.append(
             {
