@@ -263,6 +263,22 @@ class TestTrouble:
         late = next(entry for entry in entries if entry.name == "slow")
         assert (late.status, slow.asked("stop"), len(late.artifacts)) == ("partial", 1, 1)
 
+    def test_what_a_late_start_recorded_is_of_the_window_from_when_that_began(self, recording, engine):
+        """The answer came late, not the capture: what lies between the body's begin and end is kept by its times."""
+        gate = threading.Event()
+        session = recording(engine_start_timeout_seconds=0.1)
+        stepprof.attach(engine(hold={"start": gate}))
+        window = stepprof.profile_step(2, role="rollout").start()
+        began = time.time_ns()
+        time.sleep(0.1)
+        window.stop()
+        ended = time.time_ns()
+        time.sleep(0.1)
+        gate.set()
+        [entry] = settled(session, until=lambda entry: entry.status == "partial")
+        assert entry.status == "partial"
+        assert entry.start_unix_ns <= began < entry.end_unix_ns <= ended
+
     def test_a_hung_engine_is_skipped_until_it_answers(self, recording, engine):
         """The next window is not delayed by it, and says why it is not recorded."""
         gate = threading.Event()

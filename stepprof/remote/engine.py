@@ -228,7 +228,10 @@ class EngineTarget:
             return
         recording.answered_at = asyncio.get_running_loop().time()
         entry = recording.entry
-        entry.update(start_seconds=round(time.perf_counter() - began, 6), start_unix_ns=time.time_ns())
+        entry.update(
+            start_seconds=round(time.perf_counter() - began, 6),
+            start_unix_ns=recording.begun_ns or time.time_ns(),
+        )
         if recording.late is None:
             # as it was written ahead, and so not written again: nothing has to be put right if the process dies now
             entry.update(status="lost", error=LOST)
@@ -242,7 +245,7 @@ class EngineTarget:
         if capped_by is not None:
             logger.warning("cap hit", target=self.label, capped_by=capped_by)
         self._commit("stop", window, reason=capped_by)
-        recording.entry["end_unix_ns"] = time.time_ns()
+        recording.entry["end_unix_ns"] = recording.ended_ns or time.time_ns()
         recording.save()  # that its window has closed is known whatever becomes of the stop
         began = time.perf_counter()
         try:
@@ -314,6 +317,7 @@ class EngineTarget:
     @staticmethod
     def note_late(recording: Recording, seconds: float) -> None:
         """The window began without it."""
+        recording.begun_ns = recording.begun_ns or time.time_ns()
         late = f"its start was answered after more than {seconds:.3g} s: what it has begins late"
         recording.late = recording.late or late
 

@@ -6,6 +6,7 @@ It holds the window's entry in the manifest and knows no driver: what is asked o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,10 @@ class Recording:
         """When the start was answered well, by the loop's clock."""
         self.refused = False
         """The start has failed."""
+        self.begun_ns: int | None = None
+        """When its window began without it, since the Unix epoch."""
+        self.ended_ns: int | None = None
+        """When its last window ended: a start that is answered later is stopped later."""
         self.closing = False
         """The window that opened it is going out, or was given up while it came in."""
         self.given_up = False
@@ -99,6 +104,7 @@ class Recording:
         """A window of its step went out; the last one takes the capture with it."""
         self._open -= 1
         if self._open <= 0:
+            self.ended_ns = time.time_ns()
             self.stop.set()
 
     def cap(self, by: str) -> None:
