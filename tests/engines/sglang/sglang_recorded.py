@@ -67,6 +67,44 @@ def in_coroutines(engine: Any, folder: Path) -> Plain:
     return {"seconds": seconds}
 
 
+def on_another_loop(engine: Any, folder: Path) -> None:
+    """Synchronous windows in a coroutine, whose loop is not the engine's."""
+    begin(folder)
+    stepprof.attach(engine, role="rollout")
+
+    async def loop() -> None:
+        for step in range(1, 5):
+            with stepprof.profile_step(step, role="rollout"):
+                await asyncio.to_thread(generate, engine, step + 2)
+            await asyncio.to_thread(generate, engine, 1)
+
+    asyncio.run(loop())
+    stepprof.shutdown()
+
+
+def left_synchronously(engine: Any, folder: Path) -> Plain:
+    """A synchronous exit on the engine's loop, and an asynchronous window after it."""
+    begin(folder)
+    stepprof.attach(engine.tokenizer_manager, role="rollout")
+
+    async def one(tokens: int) -> None:
+        await engine.async_generate("abc", {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True})
+
+    async def loop() -> float:
+        window = await stepprof.profile_step(2, role="rollout").astart()
+        await one(4)
+        began = time.monotonic()
+        window.stop()
+        seconds = time.monotonic() - began
+        async with stepprof.profile_step(3, role="rollout"):
+            await one(3)
+        return seconds
+
+    seconds = engine.loop.run_until_complete(loop())
+    stepprof.shutdown()
+    return {"seconds": seconds}
+
+
 def body_that_raises(engine: Any, folder: Path) -> Plain:
     """The exception of the body, as it reaches the caller."""
     begin(folder)

@@ -51,6 +51,24 @@ class TestSessions:
         assert "async with stepprof.profile_step" in entry["error"]
         assert brought["seconds"] < 30
 
+    def test_synchronous_windows_on_another_loop(self, host: Host, tmp_path: Path) -> None:
+        """They block a loop that the engine does not need: each trace has its window's forward steps, and none of what is around it."""
+        host.run(sglang_recorded.on_another_loop, tmp_path)
+        for step in (2, 3):
+            (entry,) = told(tmp_path, step)
+            assert (entry["status"], entry["error"]) == ("complete", None)
+            assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(step + 2)
+
+    def test_a_synchronous_exit_on_the_engines_loop(self, host: Host, tmp_path: Path) -> None:
+        """The stop is answered once the loop is free: the window does not wait for it, and is `partial`; the next one records."""
+        assert host.run(sglang_recorded.left_synchronously, tmp_path)["seconds"] < 40  # the bound is 60
+        (entry,) = told(tmp_path, 2)
+        assert entry["status"] == "partial"
+        assert "astop" in entry["error"]
+        assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) >= len(forward_steps(4))
+        (entry,) = told(tmp_path, 3)
+        assert (entry["status"], entry["error"]) == ("complete", None)
+
     def test_body_that_raises(self, host: Host, tmp_path: Path) -> None:
         """The exception reaches the caller unchanged; the engine is stopped, and the manifest tells both."""
         assert host.run(sglang_recorded.body_that_raises, tmp_path) == {"unchanged": True, "stopped": True}

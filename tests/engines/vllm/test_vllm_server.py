@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -97,6 +98,26 @@ def test_its_folder_is_asked_for_in_development_mode(
     window = make_window(tmp_path)
     (artifact,) = record(driver, window, lambda: server.generate(3)).artifacts
     assert len(Trace.of(window, artifact).forward) == 3
+
+
+def test_synchronous_windows_of_a_coroutine(server: Serving, tmp_path: Path) -> None:
+    """A server needs nothing of the loop that they block: each trace has its window's forward steps, and none of what is around it."""
+    begin(tmp_path)
+    stepprof.attach(server.url, role="rollout", api_key=KEY)
+
+    async def loop() -> None:
+        for step in range(1, 5):
+            with stepprof.profile_step(step, role="rollout"):
+                await asyncio.to_thread(server.generate, step + 2)
+            await asyncio.to_thread(server.generate, 2)
+
+    asyncio.run(loop())
+    stepprof.shutdown()
+    for step in (2, 3):
+        (entry,) = told(tmp_path, step)
+        assert (entry["status"], entry["error"]) == ("complete", None)
+        trace = Trace.named(tmp_path, entry["artifacts"][0], step)
+        assert trace.forward == [(3, 0), *[(0, 1)] * (step + 1)]
 
 
 def test_bounds_go_with_the_start(server: Serving, driver: VllmServer, traces: Path, tmp_path: Path) -> None:
