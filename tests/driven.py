@@ -8,17 +8,25 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import stepprof
 from stepprof.options import EngineOptions
 from stepprof.remote.base import EngineDriver, EngineWindow, Stopped
+from stepprof.remote.inside import serve
+from stepprof.remote.inside_values import Attachment
+from stepprof.remote.lease import Lease
 from stepprof.remote.loop import remote_loop
 from stepprof.window import Window
+from stepprof.writer import writer_identity
 
 T = TypeVar("T", bound="EngineTrace")
 
@@ -136,3 +144,78 @@ def unmeasured() -> Iterator[None]:
         yield
     finally:
         os.environ.update(kept)
+
+
+class Inside:
+    """An actor's entry, asked as another process asks it, with the job's driver in a process of its own that can be killed.
+
+    Args:
+        engine: what the actor holds.
+        folder: where its run lies.
+    """
+
+    def __init__(self, engine: Any, folder: Path) -> None:
+        self._actor = SimpleNamespace(engine=engine)
+        self._folder = folder
+        (folder / "run").mkdir(parents=True, exist_ok=True)
+        (folder / "run" / ".seen").touch()
+        self.driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def window(self, step: int) -> EngineWindow:
+        """Return the window of a step of the driver."""
+        return make_window(self._folder / "run", step)
+
+    def arm(self, window: EngineWindow) -> Any:
+        """Have the engine found and armed on behalf of the driver."""
+        attachment = Attachment(
+            kind="engine", find="engine", rank=None, position=0, world_size=None, config={}, run_id="run",
+            output_dir=str(self._folder), marker=".seen", lease=Lease(writer_identity(self.driver.pid)),
+        )  # fmt: skip
+        return self.ask("arm", attachment, window)
+
+    def ask(self, verb: str, *arguments: object) -> Any:
+        """Return the answer. Raises EngineFailure."""
+        answer = serve(self._actor, f"driver {self.driver.pid}", verb, *arguments)
+        while answer.ticket is not None:
+            time.sleep(0.01)
+            answer = serve(self._actor, "", "answer", answer.ticket)
+        if answer.failure is not None:
+            raise answer.failure
+        return answer.value
+
+    def kill(self) -> None:
+        """Kill the driver."""
+        self.driver.kill()
+        self.driver.wait()
+        assert self.driver.stdin is not None
+        self.driver.stdin.close()
+
+
+def outlive_a_driver(engine: Any, folder: Path, generate: Callable[[int], object]) -> Stopped:
+    """Record an engine in an actor for a job whose driver is killed inside its window, and then for another one.
+
+    Returns:
+        What the window of the second job brought.
+    """
+    first = Inside(engine, folder / "first")
+    second = Inside(engine, folder / "second")
+    try:
+        window = first.window(2)
+        first.arm(window)
+        first.ask("start", window)
+        generate(3)
+        first.kill()
+        deadline = time.monotonic() + 60
+        while not list(window.output.glob("rank-0.trace.json.gz")):
+            assert time.monotonic() < deadline, "the engine was not stopped"
+            generate(1)
+            time.sleep(0.1)
+        window = second.window(2)
+        second.arm(window)
+        second.ask("start", window)
+        generate(4)
+        stopped: Stopped = second.ask("stop", window).stopped
+        return stopped
+    finally:
+        first.driver.kill()
+        second.kill()

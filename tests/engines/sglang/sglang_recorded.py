@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
-from driven import begin
+from driven import begin, outlive_a_driver
 from sglang_scenarios import generate
 
 import stepprof
@@ -179,6 +180,12 @@ def scheduler_stopped(engine: Any, folder: Path) -> Plain:
         generate(engine, 2)
         time.sleep(0.05)
     return {"seconds": seconds, "status": attached.status}
+
+
+def driver_killed(engine: Any, folder: Path) -> list[str]:
+    """An actor that holds the engine outlives the driver of its job; returns the artifacts of the next one."""
+    stopped = outlive_a_driver(engine, folder, functools.partial(generate, engine))
+    return [artifact.path for artifact in stopped.artifacts]
 
 
 def scheduler_killed(engine: Any, folder: Path) -> Plain:

@@ -196,6 +196,14 @@ class TestTwoReplicasInOneEngine:
             pair.run(sglang_recorded.raw_unwritable_stop, tmp_path)
 
 
+class TestDriver:
+    def test_an_actor_outlives_the_driver_of_its_job(self, host: Host, tmp_path: Path) -> None:
+        """The driver is killed inside its window: the capture ends with it, its trace is kept, and the next job records all of its own."""
+        assert host.run(sglang_recorded.driver_killed, tmp_path) == ["rollout/replica-0/rank-0.trace.json.gz"]
+        trace = Trace.read(tmp_path / "second/run/step-000002/rollout/replica-0/rank-0.trace.json.gz")
+        assert trace.forward == forward_steps(4)
+
+
 class TestStopped:
     def test_the_run_waits_no_longer_than_its_stop_may_take(self, host: Host, tmp_path: Path) -> None:
         """The scheduler's process is stopped while it records: the window and the end of the run have the role's bound each."""

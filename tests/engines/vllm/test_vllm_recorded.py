@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driven import MATRIX, begin, name_of, told
+from driven import MATRIX, begin, make_window, name_of, outlive_a_driver, told
 from vllm_driven import Trace
 
 import stepprof
@@ -194,6 +194,14 @@ def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
     finally:
         os.kill(core.pid, signal.SIGCONT)
     live.generate(2)
+
+
+def test_an_actor_outlives_the_driver_of_its_job(live: Live, tmp_path: Path) -> None:
+    """The driver is killed inside its window: the capture ends with it, its trace is kept, and the next job records all of its own."""
+    stopped = outlive_a_driver(live.engine, tmp_path, live.generate)
+    (artifact,) = stopped.artifacts
+    trace = Trace.of(make_window(tmp_path / "second" / "run"), artifact)
+    assert len(trace.forward) == 4
 
 
 def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp_path: Path) -> None:
