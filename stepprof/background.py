@@ -53,6 +53,8 @@ class Background:
         self._chores = chores
         self._posted: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._round = threading.Lock()
+        self._acting: int | None = None
+        """The thread that does what is posted."""
         self._ending = self._ended = False
         self._watchful = False
         self._thread = _Thread(target=self._run, name="stepprof", daemon=True)
@@ -64,8 +66,9 @@ class Background:
     def post(self, work: Work) -> None:
         """Have it done soon, on the thread; at once where the thread has ended."""
         self._posted.put(work)
-        if self._ended:
-            self.round()
+        if self._ended and self._acting != threading.get_ident():
+            with self._round:
+                self._do_posted()
 
     def watch(self, on: bool) -> None:
         """Have rounds often, as long as caps have to be looked at."""
@@ -93,13 +96,21 @@ class Background:
             return False
         try:
             self._try(first)
-            while not self._posted.empty():
-                self._try(self._posted.get_nowait())
+            self._do_posted()
             for chore in self._chores:
                 self._try(chore)
         finally:
             self._round.release()
         return True
+
+    def _do_posted(self) -> None:
+        """Do what is posted, and what that posts; by the thread that holds the round."""
+        self._acting = threading.get_ident()
+        try:
+            while not self._posted.empty():
+                self._try(self._posted.get_nowait())
+        finally:
+            self._acting = None
 
     @staticmethod
     def _try(work: Work) -> None:

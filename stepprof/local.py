@@ -63,6 +63,8 @@ class LocalTarget:
         self.watch = RegionWatch(self.capturer)
         self._hook = RegionHook(self.capturer, self.watch)
         recorder.late = self._hook.late
+        self.over = False
+        """The run has ended: nothing is opened any more. Set before `abort`, which leaves no capture behind then."""
 
     @property
     def calm(self) -> bool:
@@ -129,6 +131,9 @@ class LocalTarget:
     def _admit(self, ticket: Ticket) -> BaseException | None:
         """What becomes of a selected window, on this thread's turn."""
         capture, window, policy = self.capturer.capture, ticket.window, ticket.policy
+        if self.over:
+            self._skip(ticket, "the run ended while the window came in")
+            return None
         if capture is not None and capture.held and not capture.awaits(window.step):
             self.capturer.finish_and_post(capture, Ending("complete"))
             capture = self.capturer.capture

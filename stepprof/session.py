@@ -404,6 +404,7 @@ class Session:
         if cell.session is self:
             cell.clear()
         self._guard(self.out_of_memory.end)
+        self.local.over = True
         self._guard(lambda: self.local.abort(reason, max(bound, 0.1)))
         self._guard(self.local.capturer.exports.submit_all)
         if fleet is not None:

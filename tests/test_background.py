@@ -118,3 +118,17 @@ class TestBackground:
 
         one.post(end)
         assert ended.wait(5)
+
+    def test_work_that_posts_work_after_the_end_is_done(self, background) -> None:
+        """By the same thread, which does not wait for itself; chores are over."""
+        done = []
+        one = background(lambda: done.append("chore"))
+        one.start()
+        one.stop(5)
+        done.clear()
+        thread = threading.Thread(
+            target=one.post, args=(lambda: one.post(lambda: done.append("posted")),), daemon=True
+        )
+        thread.start()
+        thread.join(5)
+        assert done == ["posted"]

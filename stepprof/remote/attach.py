@@ -231,7 +231,9 @@ class Engine:
                 )
             if target is not None:
                 taken.append(target)
-        self.targets = tuple(taken)
+        before, self.targets = self.targets, tuple(taken)
+        if self._fleet is not None and before != self.targets:
+            self._fleet.changed()
 
     def _others(self) -> list[EngineTarget]:
         """Targets that other attachments of this role have."""

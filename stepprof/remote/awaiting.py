@@ -14,7 +14,6 @@ from stepprof.backends.base import ExportError
 from stepprof.lastword import AWAITED
 from stepprof.log import logger
 from stepprof.records import as_entries, describe_error
-from stepprof.remote.entries import SAVE_SECONDS
 
 if TYPE_CHECKING:
     from stepprof.remote.base import Later, Stopped
@@ -37,6 +36,7 @@ class Awaiting:
     def __init__(self, label: str, changed: Callable[[], object]) -> None:
         self._label = label
         self._changed = changed
+        self._over = False
         self._pending: dict[asyncio.Task[None], tuple[str, Later]] = {}
 
     @property
@@ -58,7 +58,9 @@ class Awaiting:
         except ExportError as error:
             recording.disown(error.outcome, str(error))
             logger.warning("engine's report", target=self._label, step=recording.step, reason=str(error))
-        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the manifest says it
+        except BaseException as error:  # noqa: BLE001 - a plug-in may raise anything; the manifest says it
+            if self._over:  # cancelled: what was written ahead holds
+                return
             recording.disown("lost", describe_error(error))
         else:
             self._keep(recording, stopped, partial)
@@ -79,6 +81,6 @@ class Awaiting:
         for _, later in self._pending.values():
             later.hurry(until)
         _, late = await asyncio.wait(self._pending.copy(), timeout=timeout)
+        self._over = True
         for task in late:
             task.cancel()
-        await asyncio.sleep(2 * SAVE_SECONDS)

@@ -17,6 +17,7 @@ from stepprof.machine import TargetMachine
 from stepprof.records import as_entries, describe_error
 from stepprof.remote.awaiting import Awaiting
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.closing import close
 from stepprof.remote.entries import LOST, RANKS
 from stepprof.remote.gate import passed
 from stepprof.remote.stopping import LATE_SECONDS, overrun_seconds, write_seconds
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from stepprof.window import Window
 
 __all__ = ["EngineTarget", "HealthChange"]
-
-CLOSE_SECONDS = 0.5
-"""The least time for the answer to a driver's close, also where the stop before it took all the time there was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,9 @@ class Observer(Protocol):
 
     def tell_health(self, change: HealthChange) -> None:
         """A change of the health."""
+
+    def unused(self, target: EngineTarget, window: EngineWindow) -> None:
+        """A folder that was made for nothing, unless the target uses it again by now."""
 
 
 class EngineTarget:
@@ -137,6 +138,11 @@ class EngineTarget:
                     return place
         return None
 
+    def uses(self, window: EngineWindow) -> bool:
+        """Whether the folder of this window is one that it is armed for, is being armed for, or records into."""
+        used = (self.armed, self._arming, None if self.recording is None else self.recording.window)
+        return any(place is not None and place.is_at(window) for place in used)
+
     async def _arm(self, window: EngineWindow) -> None:
         if self.armed is not None and self.armed.is_at(window):
             return
@@ -145,18 +151,22 @@ class EngineTarget:
             await self._compare_clocks()
             if not self.is_rank:
                 self._turn.announce(window)
-        except Exception as error:
+        except BaseException as error:
             self.disarm(describe_error(error))
             self._note(error)
             raise
         if self.machine.state == "idle":
             self._commit("arm", window)
+        if self.armed is not None:  # for a step that has not come
+            self._fleet.unused(self, self.armed)
         self.armed = window
         self._note(None)
 
     def disarm(self, reason: str) -> None:
         """Forget what was prepared."""
         armed, self.armed = self.armed, None
+        if armed is not None:
+            self._fleet.unused(self, armed)
         if self.machine.state == "armed":
             self._commit("abort", armed, reason=reason)
 
@@ -170,7 +180,7 @@ class EngineTarget:
         """Keep the better of two comparisons: clocks drift less within a step than one reading may be wrong."""
         try:
             clock = await self.driver.clock()
-        except Exception as error:  # noqa: BLE001 - without it the timeline is less exact, the capture is not
+        except BaseException as error:  # noqa: BLE001 - without it the timeline is less exact, the capture is not
             logger.info("clock not compared", target=self.label, reason=describe_error(error))
             return
         if clock is not None and (self.clock is None or clock.error_ns <= self.clock.error_ns):
@@ -180,11 +190,10 @@ class EngineTarget:
 
     async def record(self, recording: Recording, window: EngineWindow) -> None:
         """Take part in a window, from its start to the last answer; `recording` is the one it was claimed with. Never raises."""
-        recording.window = window
         try:
             async with self._acting:
                 await self._record(recording, window)
-        except Exception as error:  # noqa: BLE001 - a driver may raise anything; the manifest and the log say it
+        except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the manifest and the log say it
             self._fail(recording, error)
         finally:
             self._turn.give()
@@ -223,7 +232,7 @@ class EngineTarget:
         began = time.perf_counter()
         try:
             await self.driver.start(window)
-        except Exception as error:  # noqa: BLE001 - a driver may raise anything; the manifest and the log say it
+        except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the manifest and the log say it
             await self._start_failed(recording, error)
             return
         recording.answered_at = asyncio.get_running_loop().time()
@@ -272,18 +281,19 @@ class EngineTarget:
         self._note(None)
         self._commit("done", window)
 
-    async def _start_failed(self, recording: Recording, error: Exception) -> None:
+    async def _start_failed(self, recording: Recording, error: BaseException) -> None:
         """Let the window begin at once; then stop the engine, where the start may have arrived all the same."""
         self._fail(recording, error)
         recording.refuse()
-        if isinstance(error, EngineFailure) and error.owes_stop:
+        # what says nothing of the engine does not say that it has not begun either
+        if not isinstance(error, EngineFailure) or error.owes_stop:
             await self._stop_for_sure(recording)
 
     async def _stop_for_sure(self, recording: Recording) -> None:
         """Send the stop that a failed start needs. If it finds the engine dead, that is why the start failed."""
         try:
             await self.driver.abort()
-        except Exception as error:  # noqa: BLE001 - the start's own failure is in the manifest
+        except BaseException as error:  # noqa: BLE001 - the start's own failure is in the manifest
             if isinstance(error, EngineFailure) and error.health == "dead":
                 self._fail(recording, error)
                 return
@@ -349,6 +359,9 @@ class EngineTarget:
         self._left = True
         began = time.monotonic()
         recording = self.recording
+        arming, self._arming = self._arming, None
+        if arming is not None:
+            self._fleet.unused(self, arming)
         if recording is None:
             self.disarm("detached")
         else:
@@ -361,20 +374,12 @@ class EngineTarget:
             ):
                 self._tell_unanswered(recording)
         await self.awaiting.end(max(began + timeout - time.monotonic(), 0.0))
-        close = getattr(self.driver, "close", None)
-        if close is None:
-            return
         spent = time.monotonic() - began
-        try:
-            await close(max(timeout - spent, 0.0), max(answer_seconds - spent, CLOSE_SECONDS))
-        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; it is over anyway
-            logger.warning(
-                "engine not closed", target=self.label, name=self.driver.name, reason=describe_error(error)
-            )
+        await close(self.driver, self.label, answer_seconds=answer_seconds - spent, timeout=timeout - spent)
 
     # -- state and health
 
-    def _fail(self, recording: Recording, error: Exception) -> None:
+    def _fail(self, recording: Recording, error: BaseException) -> None:
         self._note(error)
         entry = recording.entry
         gone = self.health == "dead" or (isinstance(error, EngineFailure) and error.lost)
@@ -383,7 +388,7 @@ class EngineTarget:
             entry["end_unix_ns"] = time.time_ns()
         recording.fail("lost" if lost else "failed", describe_error(error), self.health)
 
-    def _note(self, error: Exception | None) -> None:
+    def _note(self, error: BaseException | None) -> None:
         if error is None:
             self._set_health("ok", None)
         else:
@@ -398,7 +403,7 @@ class EngineTarget:
             self._fleet.changed()
 
     def _to_idle(self, reason: str) -> None:
-        self.armed = None
+        self.disarm(reason)
         if self.machine.state != "idle":
             self._commit("done" if self.machine.state == "flushing" else "abort", None, reason=reason)
 

@@ -18,6 +18,8 @@ from stepprof.rundir import MANIFEST
 from stepprof.window import WHOLE_STEP, Window
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepprof.config import Policy
     from stepprof.remote.base import Clock
     from stepprof.remote.engine import EngineTarget
@@ -40,12 +42,19 @@ class Entries:
         origin: who writes.
         window: the window.
         post: has the writing done on another thread.
+        unsaved: those of all windows that are about to be written.
     """
 
-    def __init__(self, origin: Origin, window: Window, post: Callable[[Callable[[], object]], None]) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        window: Window,
+        post: Callable[[Callable[[], object]], None],
+        unsaved: set[Entries],
+    ) -> None:
         self._origin = origin
         self._window = window
-        self._waiting = False
+        self._unsaved = unsaved
         self._blank: dict[str, Any] = {
             "role": window.role,
             "occurrence": window.occurrence,
@@ -106,13 +115,15 @@ class Entries:
 
     def save_later(self) -> None:
         """Have it written in a moment: an engine's answer is one of many, and writing holds up those that are being worked off."""
-        if not self._waiting:
-            self._waiting = True
-            asyncio.get_running_loop().call_later(SAVE_SECONDS, self._save)
+        if self not in self._unsaved:
+            self._unsaved.add(self)
+            asyncio.get_running_loop().call_later(SAVE_SECONDS, self.save)
 
-    def _save(self) -> None:
-        self._waiting = False
-        self.fragment.save()
+    def save(self) -> None:
+        """Have it written, if it is about to be."""
+        if self in self._unsaved:
+            self._unsaved.discard(self)
+            self.fragment.save()
 
     def now(self, target: EngineTarget, place: EngineWindow, policy: Policy) -> EngineWindow:
         """What a driver is given for a place: with all that is known of the window by now."""
@@ -182,12 +193,24 @@ def remove_folder(window: EngineWindow) -> None:
         return
     step = window.folder
     claimed = (step / MANIFEST).exists()  # then other files may be about to come into the role's folder
+    above = window.output.parent
     try:
         window.output.rmdir()
-        for folder in () if claimed else (window.output.parent, step):
-            folder.rmdir()
+        if not claimed:
+            above.rmdir()
+            _remove_step(step, above)
     except OSError as error:
         logger.debug("folder stays", path=str(window.output), reason=str(error))
+
+
+def _remove_step(step: Path, above: Path) -> None:
+    """Remove a step's folder; one in which a process has claimed a place meanwhile gets back the role's folder, where it may be about to write."""
+    try:
+        step.rmdir()
+    except OSError:
+        if (step / MANIFEST).exists():
+            above.mkdir(exist_ok=True)
+        raise
 
 
 def _clocks(targets: Iterable[EngineTarget]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.log import logger
 from stepprof.records import describe_error
 from stepprof.remote.engine import EngineTarget
-from stepprof.remote.entries import Entries, remove_folder
+from stepprof.remote.entries import Entries
 from stepprof.remote.gate import passed
 from stepprof.remote.inner import Inner, entered, exit_all, is_inner
 from stepprof.remote.loop import awaited, in_thread, remote_loop, waited
@@ -57,7 +57,7 @@ class Bracket:
         self._window = window
         self._policy = policy
         self._blocked = blocked
-        self._entries = Entries(fleet.origin, window, fleet.post)
+        self._entries = Entries(fleet.origin, window, fleet.post, fleet.unsaved)
         self._recordings: list[tuple[EngineTarget, Recording]] = []
         self._joins: list[tuple[EngineTarget, Recording, dict[str, Any]]] = []
         self._inner: list[Inner] = []
@@ -124,17 +124,16 @@ class Bracket:
             and not target.driver.inside
             and target.prepared_for(self._window) is None
         ]
-        windows = await self._places(free, reserve=True)
+        windows = await self._places([] if self._fleet.over else free, reserve=True)
         results = await asyncio.gather(
             *(target.prepare(window) for target, window in zip(free, windows, strict=True)),
             return_exceptions=True,
         )
         for target, window, result in zip(free, windows, results, strict=True):
             if isinstance(result, BaseException):
-                recording = target.recording
-                if recording is None or recording.window is None or not recording.window.is_at(window):
-                    remove_folder(window)
                 logger.debug("arm refused", target=target.label, reason=str(result))
+            if not target.uses(window):
+                self._fleet.unused(target, window)
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -154,6 +153,7 @@ class Bracket:
         if self._body_began:
             self._give_up_starts()
         for (target, recording), window in zip(claimed, windows, strict=True):
+            recording.window = window
             recording.finished.then(self._answered)
             self._unanswered += 1
             recording.task = loop.create_task(target.record(recording, window))
@@ -200,7 +200,10 @@ class Bracket:
             entry["end_unix_ns"] = time.time_ns()
             if recording.stop.is_set():
                 entry.update(status="partial", error="the window outlived the capture that it joined")
-            elif self._window.step == recording.step:
+                continue
+            if partial is not None:
+                entry.update(status="partial", error=partial)
+            if self._window.step == recording.step:
                 ending.append((target, recording))
         for _, recording in ending:
             recording.late = recording.late or partial
@@ -253,7 +256,7 @@ class Bracket:
         """The training loop goes on whatever happens here: a folder that cannot be made, a callable that raises."""
         try:
             await work
-        except Exception as error:  # noqa: BLE001 - told in the log and in the manifest
+        except BaseException as error:  # noqa: BLE001 - told in the log and in the manifest; CancelledError may come from a user's callable
             logger.warning("engines not recorded", role=self._window.role, reason=describe_error(error))
             self._entries.add(None, status="failed", error=describe_error(error))
             self._entries.write_soon()
@@ -270,8 +273,10 @@ class Bracket:
             for asking, engine in asked.items():
                 if asking in pending:
                     problem = f"{engine.name}: who the engines are was not answered within {bound:.3g} s"
-                elif asking.exception() is not None:
-                    problem = f"{engine.name}: {describe_error(asking.exception() or EOFError())}"
+                elif asking.cancelled():
+                    problem = f"{engine.name}: the call that says who the engines are was cancelled"
+                elif (error := asking.exception()) is not None:
+                    problem = f"{engine.name}: {describe_error(error)}"
                 else:
                     continue
                 logger.warning("engines not known", role=role, reason=problem)

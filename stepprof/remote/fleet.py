@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepprof.remote.attach import Engine
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.engine import EngineTarget, HealthChange
+    from stepprof.remote.entries import Entries
 
 __all__ = ["Fleet"]
 
@@ -64,6 +65,13 @@ class Fleet:
         """Held while a window's folders are made: an arming and a start of the same window share them."""
         self.own_loop = OwnLoop()
         """Logs what engines on the event loop of synchronous code missed."""
+        self.unsaved: set[Entries] = set()
+        """Entries of windows whose answers are gathered, and will be written in a moment."""
+        self._unused: list[tuple[EngineTarget, EngineWindow]] = []
+        self._ending: str | None = None
+        """Why a window that another thread enters now is stopped at once."""
+        self.over = False
+        """The run has ended: nothing is armed any more."""
         self._publishing = False
         self._version = object()
         self._statuses: tuple[object, dict[str, str], tuple[str, ...]] = None, {}, ()
@@ -190,6 +198,19 @@ class Fleet:
         for health in dict.fromkeys(change.after for change in changes):
             _tell([change for change in changes if change.after == health])
 
+    def unused(self, target: EngineTarget, window: EngineWindow) -> None:
+        """A folder was made for a window that never used it: it is removed soon, with others."""
+        self._unused.append((target, window))
+        if len(self._unused) == 1:
+            remote_loop().submit(self._remove_unused())
+
+    async def _remove_unused(self) -> None:
+        async with self.placing:
+            found, self._unused = self._unused, []
+            windows = [window for target, window in found if not target.uses(window)]
+            if windows:
+                await in_thread(_remove_folders, windows)
+
     def _look_who_listens(self) -> None:
         """Sessions elsewhere that want to know which step runs: their drivers have a method ``announce``."""
         self._listeners = [
@@ -234,7 +255,6 @@ class Fleet:
         for engine in self.engines:
             for target in engine.targets if engine.follows(role) else ():
                 if target.armed is not None and target.armed.window.step <= step:
-                    self.post(partial(remove_folder, target.armed))
                     target.disarm(f"step {step} never came")
 
     def enter(
@@ -278,6 +298,8 @@ class Fleet:
         bracket = Bracket(self, window, policy, blocked)
         self._brackets.add(bracket)
         bracket.send_starts()
+        if self._ending is not None:
+            bracket.send_stops(None, partial=self._ending, blocked=blocked)
         return bracket
 
     def forget(self, bracket: Bracket) -> None:
@@ -287,6 +309,7 @@ class Fleet:
 
     def send_stops(self, reason: str, loop: asyncio.AbstractEventLoop | None) -> None:
         """Stop at the end what records, and keep it as partial. ``loop``: the event loop that the caller blocks meanwhile."""
+        self._ending = reason
         for bracket in list(self._brackets):
             bracket.send_stops(None, partial=reason, blocked=loop)
 
@@ -299,8 +322,6 @@ class Fleet:
                 ``engine_stop_timeout_seconds`` says, if that is less.
             loop: the event loop that the caller blocks meanwhile. An engine that lives on it cannot answer, and is not waited for.
         """
-        if not (self.engines or self._brackets or self._leaving):
-            return
         ending = remote_loop().submit(self._end(reason, timeout, loop))
         if not concurrent.futures.wait([ending], timeout=min(TELL_SECONDS, timeout)).done:
             self._tell_waiting(timeout)
@@ -321,6 +342,15 @@ class Fleet:
         )
 
     async def _end(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.over = True
+        ending = asyncio.ensure_future(self._end_all(reason, timeout, loop))
+        await asyncio.wait([ending], timeout=timeout)
+        # what was still being gathered
+        for entries in list(self.unsaved):
+            entries.save()
+        self._show()
+
+    async def _end_all(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
         began = time.monotonic()
         await asyncio.gather(*(bracket.ended(timeout) for bracket in self._brackets))
         leaving = [
@@ -331,8 +361,15 @@ class Fleet:
         if leaving:
             await asyncio.wait(leaving, timeout=max(began + timeout - time.monotonic(), 0.0))
         spent = time.monotonic() - began
+        async with self.placing:  # folders that are being made are known then
+            pass
         await _leave(self.engines, reason, timeout, spent, loop)
-        self._show()  # what was still being gathered
+        await self._remove_unused()
+
+
+def _remove_folders(windows: Iterable[EngineWindow]) -> None:
+    for window in windows:
+        remove_folder(window)
 
 
 async def _announce(listeners: list[Callable[..., Any]], step: int, role: str | None) -> None:
@@ -374,7 +411,6 @@ async def _leave(
         for engine in engines
         for target in engine.targets
     ]
-    armed = [target.armed for target, _ in leaving if target.armed is not None]
     left = max(timeout - spent, 0.0)
     await asyncio.gather(
         *(
@@ -382,10 +418,3 @@ async def _leave(
             for target, seconds in leaving
         )
     )
-    if armed:
-        await in_thread(_remove_folders, armed)
-
-
-def _remove_folders(windows: Iterable[EngineWindow]) -> None:
-    for window in windows:
-        remove_folder(window)

@@ -115,13 +115,14 @@ class Recording:
 
     def fail(self, status: str, error: str, health: str) -> None:
         """It came to nothing; every window that relied on it says so."""
-        self.entry["health"] = health
+        for entry in (self.entry, *(entry for entry, _ in self._joined)):
+            entry["health"] = health
         self.disown(status, error)
 
     def disown(self, status: str, error: str) -> None:
         """The same of an engine that is well."""
         for entry, save in self._joined:
-            entry.update(status=status, error=error)
+            entry.update(status=status, error=error, stop_seconds=self.entry["stop_seconds"])
             save()
         self.tell(status, error)
 
