@@ -1,6 +1,6 @@
 """What is checked, as sessions: `nox -l` lists them, `.ci/run` runs them.
 
-`lint`, `tests`, `truth`, `ray`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
+`lint`, `tests`, `truth`, `faults`, `ray`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
 wheel and test what is in it, in clean environments without torch, on every Python that is supported.
 """
 
@@ -51,7 +51,9 @@ def core(session: nox.Session) -> None:
             shutil.copy(path, elsewhere)
     session.chdir(elsewhere)
     session.env["COVERAGE_FILE"] = str(ROOT / ".coverage")
-    session.env.setdefault("TRUTH_STEPS", "100")  # the main command compares all of them
+    # the main command runs all of them
+    session.env.setdefault("TRUTH_STEPS", "100")
+    session.env.setdefault("FAULTS_RUNS", "60")
     session.run(
         "python",
         "-c",
@@ -83,6 +85,16 @@ def truth(session: nox.Session) -> None:
     session.log(f"{steps} random steps, seed {seed}: nox -s truth -- {steps} {seed}")
     session.env.update(TRUTH_STEPS=steps, TRUTH_SEED=seed)
     python(session, "pytest", "-n", "2", "tests/truth")
+
+
+@nox.session(venv_backend="none")
+def faults(session: nox.Session) -> None:
+    """Run 5,000 random jobs over engines that hang, fail and die, or as many as are named: `nox -s faults -- 500 [SEED]`."""
+    runs, *seeds = session.posargs or ["5000"]
+    seed = seeds[0] if seeds else str(secrets.randbelow(2**32))
+    session.log(f"{runs} random jobs, seed {seed}: nox -s faults -- {runs} {seed}")
+    session.env.update(FAULTS_RUNS=runs, FAULTS_SEED=seed)
+    python(session, "pytest", "-n", "0", "tests/faults/test_faults.py")
 
 
 @nox.session(venv_backend="none")

@@ -1,0 +1,32 @@
+"""Plays a plan and says what is not as it must be."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from faults.judge import broken, slow
+from faults.plan import Plan
+from faults.play import play
+
+__all__ = ["TRIES", "problems"]
+
+TRIES = 3
+"""So often something has to take too long before it is stepprof that does."""
+
+
+def problems(plan: Plan, seen: Counter[str] | None = None) -> list[str]:
+    """What is wrong in a run of this plan, with all that was seen of it; nothing: []. Counts the outcomes of its engines."""
+    for _ in range(TRIES):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            facts = play(plan, Path(folder))
+        if seen is not None:
+            seen.update(entry["status"] for each in facts.fragments for entry in each["engines"])
+        wrong = broken(facts)
+        if wrong:
+            return [*wrong, str(facts)]
+        late = slow(facts)
+        if not late:
+            return []
+    return [*late, str(facts)]

@@ -1,0 +1,469 @@
+"""Plays a plan against the real stepprof: a job with windows over simulated engines, and what was seen of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+import stepprof
+from faults.engines import SimEngine
+from faults.plan import FIRST, LAST, Act, Block, Fork, Plan
+from stepprof.remote.loop import remote_loop
+
+__all__ = ["START_SECONDS", "STOP_SECONDS", "Facts", "WindowFact", "play"]
+
+START_SECONDS, STOP_SECONDS = 0.025, 0.03
+SHUTDOWN_SECONDS, CLOSE_SECONDS = 0.15, 0.5
+"""What the end of a run grants each driver to close, at least."""
+PAUSE_SECONDS = 0.003
+SETTLE_SECONDS = 10.0
+
+
+_cancellable: contextvars.ContextVar[bool] = contextvars.ContextVar("cancellable", default=False)
+"""Whether the task in which a window runs is cancelled some time."""
+
+
+class Boom(Exception):
+    """What a body raises."""
+
+
+@dataclass(eq=False)
+class WindowFact:
+    """One window as the job saw it. Times by ``perf_counter_ns``."""
+
+    number: int
+    block: Block
+    session: int
+    cancellable: bool
+    bodies: int = 0
+    entered: int = 0
+    began: int = 0
+    ended: int = 0
+    left: int = 0
+    wrong: list[str] = field(default_factory=list)
+    """What reached the job that is not its own."""
+
+    @property
+    def enter_seconds(self) -> float:
+        return (self.began - self.entered) / 1e9 if self.began else 0.0
+
+    @property
+    def exit_seconds(self) -> float:
+        return (self.left - self.ended) / 1e9 if self.ended and self.left else 0.0
+
+
+@dataclass
+class Facts:
+    """What was seen of a run."""
+
+    plan: Plan
+    engines: list[SimEngine]
+    windows: list[WindowFact] = field(default_factory=list)
+    seconds: list[tuple[str, float, float]] = field(default_factory=list)
+    """Of each detach and shutdown: what, how long it took, its bound."""
+    fragments: list[dict[str, Any]] = field(default_factory=list)
+    """The manifests at the end of their session."""
+    files: list[tuple[str, int]] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    pending: set[str] = field(default_factory=set)
+    """Engines that had not answered a call when their session ended."""
+    machines: dict[str, str] = field(default_factory=dict)
+    """Each target's state when everything had been answered."""
+    shown: list[str] = field(default_factory=list)
+    """Where `stepprof.state` did not agree with the targets."""
+    untold: set[str] = field(default_factory=set)
+    """Files of engines whose call then failed: nothing was said of them."""
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """All of it in lines, by the time since the first window."""
+        zero = min((window.entered for window in self.windows), default=0)
+
+        def ms(*times: int | None) -> str:
+            return ", ".join("-" if not each else f"{(each - zero) / 1e6:.1f}" for each in times)
+
+        lines = [repr(self.plan)]
+        for w in self.windows:
+            lines.append(
+                f"window {w.number} {w.block} entered, began, ended, left: {ms(w.entered, w.began, w.ended, w.left)}"
+            )
+        for engine in self.engines:
+            for call in engine.calls:
+                lines.append(
+                    f"{engine.name} {call.verb} of {call.window}: {ms(call.sent, call.answered)} {call.failed or ''}"
+                )
+            for capture in engine.captures:
+                lines.append(f"{engine.name} recorded {ms(capture.began, capture.ended)} {capture.cause}")
+        for fragment in self.fragments:
+            lines += [f"{fragment['folder']} {fragment['version']} {entry}" for entry in fragment["engines"]]
+        return "\n".join([*lines, *map(str, self.files), *map(str, self.lines)])
+
+
+class Job:
+    """Carries out a plan."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.sessions = 0
+        self.attached: dict[int, Any] = {}
+        self.ever: list[Any] = []
+        home = asyncio.get_running_loop() if plan.coroutine else None
+        self.facts = Facts(plan, [SimEngine(each, f"e{n}", home) for n, each in enumerate(plan.engines)])
+        self._left_open: list[Any] = []
+        self._lock = threading.Lock()
+        self._attaching = threading.Lock()
+
+    # -- sessions
+
+    def begin(self) -> None:
+        roles = {role: {"ranks": "all"} for role in ("rollout", "reward")}
+        self.sessions += 1
+        self.session = stepprof.init(
+            {
+                "steps": f"{FIRST}-{LAST}",
+                "ranks": "all",
+                "backend": "null",
+                "output_dir": str(self.folder),
+                "min_free_memory": "none",
+                "engine_start_timeout_seconds": START_SECONDS,
+                "engine_stop_timeout_seconds": STOP_SECONDS,
+                "max_seconds": self.plan.max_seconds or "none",
+                "roles": roles,
+            },
+            run_id=f"run{self.sessions}",
+        )
+        for index in range(len(self.facts.engines)):
+            self.attach(index)
+
+    def end(self) -> None:
+        """End the session, and note at once what it left on disk."""
+        began = time.perf_counter()
+        told = self.plan.shutdown
+        if any(
+            fault.what == "hang"
+            for e in self.plan.engines
+            for verb, faults in e.faults
+            for fault in faults
+            if verb == "wait"
+        ):
+            told = SHUTDOWN_SECONDS  # reports that never come are waited for as long as exports
+        stepprof.shutdown(told)
+        bound = STOP_SECONDS + CLOSE_SECONDS if told is None else told
+        self.facts.seconds.append(("shutdown", time.perf_counter() - began, bound))
+        if stepprof.state().status != "idle":
+            self.facts.shown.append(f"state() is {stepprof.state()} after the end")
+        self.attached.clear()
+        self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        facts, run = self.facts, self.session.path
+        facts.pending |= {e.name for e in facts.engines if any(c.answered is None for c in list(e.calls))}
+        paths = sorted(run.rglob("*"))
+        facts.files += [
+            (str(path.relative_to(self.folder)), path.stat().st_size) for path in paths if path.is_file()
+        ]
+        facts.folders += [str(path.relative_to(self.folder)) for path in paths if path.is_dir()]
+        facts.pending |= {e.name for e in facts.engines if any(c.answered is None for c in list(e.calls))}
+        for path in sorted(run.glob("step-*/manifest/*.json")):
+            content = json.loads(path.read_text())
+            facts.fragments.append(
+                {
+                    "session": self.sessions,
+                    "folder": str(path.parent.parent.relative_to(self.folder)),
+                    **content,
+                }
+            )
+
+    def attach(self, index: int) -> None:
+        engine = self.facts.engines[index]
+        target = (lambda: [engine] if engine.alive else []) if engine.plan.how == "callable" else engine
+        with self._attaching:
+            if index not in self.attached:
+                self.attached[index] = stepprof.attach(target, role=engine.plan.role)
+                self.ever.append(self.attached[index])
+
+    def detach(self, index: int) -> None:
+        with self._attaching:
+            attached = self.attached.pop(index, None)
+        if attached is not None:
+            began = time.perf_counter()
+            stepprof.detach(attached)
+            self.facts.seconds.append(("detach", time.perf_counter() - began, 0.0))
+
+    # -- what the job does
+
+    def act(self, act: Act) -> None:
+        index = act.engine % len(self.facts.engines)
+        engine = self.facts.engines[index]
+        {
+            "die": engine.die,
+            "restart": engine.restart,
+            "steal": engine.steal,
+            "give back": engine.give_back,
+            "release": engine.released.set,
+            "detach": lambda: self.detach(index),
+            "attach": lambda: self.attach(index),
+            "pause": lambda: None,
+        }[act.what]()
+
+    def window(self, block: Block) -> tuple[WindowFact, Any]:
+        with self._lock:
+            fact = WindowFact(len(self.facts.windows) + 1, block, self.sessions, _cancellable.get())
+            self.facts.windows.append(fact)
+        return fact, stepprof.profile_step(block.step, role=block.role, version=fact.number)
+
+    @contextlib.contextmanager
+    def body(self, fact: WindowFact) -> Iterator[None]:
+        fact.bodies += 1
+        fact.began = time.perf_counter_ns()
+        try:
+            yield
+            if fact.block.raises:
+                raise Boom(fact.number)
+        finally:
+            fact.ended = time.perf_counter_ns()
+
+    @contextlib.contextmanager
+    def outside(self, fact: WindowFact) -> Iterator[None]:
+        """Around a window: what comes out of it is the body's own exception, or nothing."""
+        fact.entered = time.perf_counter_ns()
+        try:
+            yield
+        except Boom as error:
+            if error.args != (fact.number,):
+                fact.wrong.append(f"another body's {error!r}")
+        except asyncio.CancelledError:
+            if not fact.cancellable:
+                fact.wrong.append("CancelledError")
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it should not be here
+            fact.wrong.append(repr(error))
+        else:
+            if fact.block.raises and fact.ended:
+                fact.wrong.append("the body's exception was lost")
+        finally:
+            fact.left = time.perf_counter_ns()
+
+    # synchronous code
+
+    def run(self, ops) -> None:
+        for op in ops:
+            if isinstance(op, Block):
+                self._block(op)
+            elif isinstance(op, Fork):
+                threads = [threading.Thread(target=self.run, args=(part,)) for part in (op.left, op.right)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            else:
+                self.act(op)
+                time.sleep(PAUSE_SECONDS)
+
+    def _block(self, block: Block) -> None:
+        if block.form == "thread":
+            thread = threading.Thread(target=self._plain, args=(block,))
+            thread.start()
+            thread.join()
+        elif block.form in ("start", "left open"):
+            self._started(block)
+        else:
+            self._plain(block)
+
+    def _plain(self, block: Block) -> None:
+        fact, window = self.window(block)
+
+        def body() -> None:
+            with self.body(fact):
+                self.run(block.ops)
+
+        with self.outside(fact):
+            if block.form == "decorated":
+                window(body)()
+            else:
+                with window:
+                    body()
+
+    def _started(self, block: Block) -> None:
+        fact, window = self.window(block)
+        with self.outside(fact):
+            window.start()
+            error: Boom | None = None
+            try:
+                with self.body(fact):
+                    self.run(block.ops)
+            except Boom as raised:
+                error = raised
+            if block.form == "start":
+                window.stop(error)
+            else:
+                fact.ended = 0  # it goes on
+            if error is not None:
+                raise error
+
+    # coroutines
+
+    async def arun(self, ops) -> None:
+        for op in ops:
+            if isinstance(op, Block):
+                await self._ablock(op)
+            elif isinstance(op, Fork):
+                await asyncio.gather(self.arun(op.left), self.arun(op.right))
+            else:
+                self.act(op)
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _ablock(self, block: Block) -> None:
+        if block.form == "thread":
+            await asyncio.to_thread(self._plain, block)
+        elif block.form == "sync":
+            fact, window = self.window(block)
+            with self.outside(fact), window, self.body(fact):
+                await self.arun(block.ops)
+        elif block.form in ("start", "left open"):
+            await self._astarted(block)
+        elif block.form == "cancelled":
+            await self._cancelled(block)
+        else:
+            await self._aplain(block)
+
+    async def _cancelled(self, block: Block) -> None:
+        around = _cancellable.set(True)
+        task = asyncio.ensure_future(self._aplain(block))
+        _cancellable.reset(around)
+        await asyncio.sleep(PAUSE_SECONDS)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def _aplain(self, block: Block) -> None:
+        fact, window = self.window(block)
+
+        async def body() -> None:
+            with self.body(fact):
+                await self.arun(block.ops)
+
+        with self.outside(fact):
+            if block.form == "decorated":
+                await window(body)()
+            else:
+                async with window:
+                    await body()
+
+    async def _astarted(self, block: Block) -> None:
+        fact, window = self.window(block)
+        with self.outside(fact):
+            await window.astart()
+            error: Boom | None = None
+            try:
+                with self.body(fact):
+                    await self.arun(block.ops)
+            except Boom as raised:
+                error = raised
+            if block.form == "start":
+                await window.astop(error)
+            else:
+                fact.ended = 0
+            if error is not None:
+                raise error
+
+    # -- the end
+
+    def settle(self) -> None:
+        """Every engine answers now: wait until nothing is under way any more, and note the states."""
+        for engine in self.facts.engines:
+            engine.released.set()
+        targets = [target for attached in self.ever for target in attached.targets]
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            answered = all(c.answered for e in self.facts.engines for c in list(e.calls))
+            if answered and all(t.machine.state == "idle" and t.recording is None for t in targets):
+                break
+            time.sleep(0.002)
+        remote_loop().submit(_nothing()).result(5)
+        for target in targets:
+            self.facts.machines[f"{target.driver.name} {id(target)}"] = target.machine.state
+
+    def look_at_state(self) -> None:
+        """What `stepprof.state` shows while the session lives, once it has settled."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            targets = [t for attached in self.attached.values() for t in attached.targets]
+            there = {t.label: t.machine.state if t.health == "ok" else t.health for t in targets}
+            shown = dict(stepprof.state().engines)
+            if shown == there:
+                return
+            if time.monotonic() > deadline:
+                self.facts.shown.append(f"state() shows {shown}, the engines are {there}")
+                return
+            time.sleep(0.003)
+
+
+async def _nothing() -> None:
+    return None
+
+
+class Noted(logging.Handler):
+    """What asyncio complains about: a task whose exception nobody took, a call-back that raised."""
+
+    def __init__(self, lines: list[dict[str, Any]]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append({"event": "asyncio", "reason": record.getMessage(), "exc": record.exc_info})
+
+
+def play(plan: Plan, folder: Path) -> Facts:
+    """Run the plan in this process; its runs lie below the folder."""
+    handler = Noted([])
+    log = logging.getLogger("asyncio")
+    log.addHandler(handler)
+    try:
+        with structlog.testing.capture_logs() as lines:
+            handler._lines = lines
+            facts = asyncio.run(_aplay(plan, folder)) if plan.coroutine else _play(plan, folder)
+            facts.lines = list(lines)
+    finally:
+        log.removeHandler(handler)
+        structlog.reset_defaults()
+        stepprof.shutdown(0.1)
+    facts.untold = {
+        str(path.relative_to(folder))
+        for engine in facts.engines
+        for path, call in engine.written
+        if call.failed
+    }
+    return facts
+
+
+def _play(plan: Plan, folder: Path) -> Facts:
+    job = Job(plan, folder)
+    for ops in filter(None, (plan.ops, plan.again)):
+        job.begin()
+        job.run(ops)
+        job.look_at_state()
+        job.end()
+    job.settle()
+    return job.facts
+
+
+async def _aplay(plan: Plan, folder: Path) -> Facts:
+    job = Job(plan, folder)
+    for ops in filter(None, (plan.ops, plan.again)):
+        job.begin()
+        await job.arun(ops)
+        await asyncio.to_thread(job.look_at_state)
+        await asyncio.to_thread(job.end)
+    await asyncio.to_thread(job.settle)
+    return job.facts

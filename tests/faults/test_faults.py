@@ -1,0 +1,46 @@
+"""A campaign of faults: random jobs over engines that are late, hang, raise, die, restart or are taken by another driver.
+
+`FAULTS_RUNS` and `FAULTS_SEED` in the environment make it more runs, or others: `nox -s faults` does both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+
+from faults.checking import problems
+from faults.draw import plans
+from faults.plan import Plan
+
+RUNS = int(os.environ.get("FAULTS_RUNS", "280"))
+SEED = int(os.environ.get("FAULTS_SEED", "0"))
+ENOUGH = 100
+"""In so many runs engines are recorded, and are not."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)  # as many runs as are asked for
+@pytest.mark.parametrize("coroutine", [False, True], ids=["threads", "coroutines"])
+def test_what_must_hold_holds_whatever_engines_do(coroutine: bool) -> None:
+    """No wait is longer than its bound, `complete` is true, each file is in a manifest, no engine is left recording, and the job runs as without stepprof."""
+    seen: Counter[str] = Counter()
+
+    @seed(SEED + coroutine)
+    @settings(
+        max_examples=-(-RUNS // 2),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(plans())
+    def check(plan: Plan) -> None:
+        found = problems(dataclasses.replace(plan, coroutine=coroutine), seen)
+        assert not found, "\n".join(found)
+
+    check()
+    assert RUNS < ENOUGH or {"complete", "joined", "partial", "failed"} <= set(seen)
