@@ -378,12 +378,16 @@ class TestLeases:
 
     def kill(self, process):
         """End it, and give the actor time to see it."""
-        process.kill()
-        process.wait()
+        self.kill_only(process)
         deadline = time.monotonic() + 10
         while inside.watch._leases and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.2)
+
+    def kill_only(self, process):
+        """End it."""
+        process.kill()
+        process.wait()
 
     @pytest.mark.parametrize("left", [True, False])
     def test_an_idle_engine_is_left_alone(self, ask, run, attachment, engine, driver, left):
@@ -423,6 +427,19 @@ class TestLeases:
         assert facts.rank is not None
         assert cell.session.run_id == "next"
         ask(None, "leave", 5.0, token="after")
+
+    def test_two_drivers_of_one_run(self, ask, run, attachment, driver):
+        """They share the session; it ends with the last of them."""
+        ask(None, "join", attachment("spans", lease=Lease(writer_identity(driver.pid))), token="one")
+        ask(None, "join", attachment("spans", lease=new_lease()), token="other")
+        session = cell.session
+        self.kill_only(driver)
+        deadline = time.monotonic() + 10
+        while "one" in inside._guests and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert cell.session is session
+        ask(None, "leave", 5.0, token="other")
+        assert cell.session is None
 
     def test_another_driver_that_lives(self, ask, run, attachment, driver):
         """Its session is not taken away; the message says whose it is."""

@@ -416,11 +416,12 @@ def _make_room(guest: Guest, attachment: Attachment) -> None:
         theirs = other.attachment
         if theirs is None or lease is None or theirs.lease is None:
             continue
-        if theirs.lease == lease and theirs.run_id == attachment.run_id:
+        same_run = theirs.run_id == attachment.run_id
+        if theirs.lease == lease and same_run:
             continue
         if theirs.lease == lease or other.driver_is_gone():
             other.end_with_driver()
-        elif attachment.kind != "engine" and other.follows:
+        elif attachment.kind != "engine" and other.follows and not same_run:
             raise EngineFailure(
                 f"the actor follows the windows of run {theirs.run_id}, whose driver lives ({theirs.lease}): "
                 "end that job, or have it detach the actor",
