@@ -22,6 +22,7 @@ from stepprof.hostmemory import available_and_total
 from stepprof.log import logger
 from stepprof.machine import TargetMachine, Turn
 from stepprof.records import Origin, describe_error, tell
+from stepprof.redaction import redacted
 from stepprof.ticket import Ticket
 from stepprof.window import WHOLE_STEP
 
@@ -99,12 +100,12 @@ class Capturer:
             return
         self._unavailable[key] = reason
         self.health = "unconfigured"
-        self.last_error = f"{'+'.join(policy.backend)} cannot record here: {reason}"
+        self.last_error = redacted(f"{'+'.join(policy.backend)} cannot record here: {reason}")
         logger.warning("backend unavailable", backend="+".join(policy.backend), reason=reason)
 
     def note(self, reason: str, window: Window | None = None) -> None:
         """Something was not recorded: the log and ``state()`` say so."""
-        self.last_error = reason
+        self.last_error = redacted(reason)
         where = {} if window is None else {"step": window.step, "role": window.role}
         logger.warning("not recorded", **where, rank=self.origin.rank, reason=reason)
         self.changed()

@@ -18,6 +18,7 @@ from typing import Any
 from stepprof.childprocess import run_bounded
 from stepprof.files import suffixed, write_atomically, write_exclusively
 from stepprof.log import logger
+from stepprof.redaction import redacted
 from stepprof.rundir import AFTER, MANIFEST, ON_COMPLETE, step_folder
 from stepprof.wholesteps import OUTCOMES, Step
 
@@ -132,11 +133,11 @@ class Completer:
         try:
             ended = run_bounded(self._argv, env, self._timeout_seconds, self._stop, AT_THE_END)
         except (OSError, ValueError) as error:
-            return {"status": "failed", "error": f"it cannot be started: {error}", "seconds": 0.0}
+            return {"status": "failed", "error": redacted(f"it cannot be started: {error}"), "seconds": 0.0}
         outcome: dict[str, Any] = {
             "exit_status": ended.status,
             "seconds": round(ended.seconds, 3),
-            "output": ended.output,
+            "output": "\n".join(map(redacted, ended.output.split("\n"))),
         }
         if ended.killed is not None:
             return {**outcome, "status": "failed", "error": f"killed: {ended.killed}"}
@@ -156,7 +157,7 @@ class Completer:
         return known if self._uploaded_to is None else {**known, "STEPPROF_UPLOADED_TO": self._uploaded_to}
 
     def _note(self, reason: str, where: Mapping[str, object], **fields: object) -> None:
-        self.last_error = f"on_complete: {reason}"
+        self.last_error = redacted(f"on_complete: {reason}")
         logger.warning("on_complete failed", **where, reason=reason, **fields)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import structlog
 
+from stepprof.redaction import redacted
+
 __all__ = ["logger"]
 
 
@@ -46,7 +48,7 @@ class _Logger:
         if not self.tells(level):
             return
         try:  # noqa: SIM105 - contextlib would be one more frame below a signal handler
-            getattr(self._target(), level)(event, **fields)
+            getattr(self._target(), level)(event, **{key: redacted(value) for key, value in fields.items()})
         except Exception:  # noqa: BLE001, S110 - the application's own processor or stream refuses the line: there is nowhere to tell it, and it must not end a training loop
             pass
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from stepprof.clock import Anchor
+from stepprof.errors import StepprofError
 from stepprof.lastword import is_awaited
 from stepprof.log import logger
+from stepprof.redaction import MOST, quoted, redacted
 from stepprof.rival import rival_in
 from stepprof.rundir import Claim, RunDir, writer_identity
 from stepprof.timing import Timing
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["EXPORTING", "LOST", "Fragment", "Origin", "as_entries", "describe_error", "tell", "window_record"]
 
 _RAY_TASK = "ray.exceptions.RayTaskError"
-_UNPRINTABLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Escape sequences of terminals, and every control character but line feed and tab."""
 
 LOST = "the process ended before the capture was handed over"
@@ -100,12 +100,17 @@ def window_record(
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception's type and message for a manifest, without control characters. Of a Ray task's error it is the exception that the task raised."""
+    """Return an exception as one line of a manifest: without colors, secrets masked, control characters visible, length bounded.
+
+    Of a Ray task's error it is the exception that the task raised.
+    """
     while isinstance(cause := getattr(error, "cause", None), BaseException) and _is_of_ray_task(error):
         error = cause
-    message = _UNPRINTABLE.sub("", str(error))
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return text if len(text) <= 2000 else text[:2000] + " …"
+    if isinstance(error, StepprofError):
+        message = redacted(str(error))
+    else:
+        message = quoted(error, MOST - len(type(error).__name__))
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def _is_of_ray_task(error: BaseException) -> bool:
@@ -243,14 +248,22 @@ class Fragment:
             "writer": origin.writer,
             "job": origin.job,
             **({"rival": self.rival} if self.rival is not None else {}),
-            "windows": [dict(record) for record in self.windows],
-            "engines": [dict(entry) for entry in list(self.engines)],
-            **({"uploads": [dict(entry) for entry in self.uploads]} if self.uploads else {}),
+            "windows": [_shown(record) for record in self.windows],
+            "engines": [_shown(entry) for entry in list(self.engines)],
+            **({"uploads": [_shown(entry) for entry in self.uploads]} if self.uploads else {}),
             "clocks": [
                 {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"},
                 *self.clocks,
             ],
         }
+
+
+_QUOTING = ("error", "body_error", "name", "url")
+"""What may quote a text from outside."""
+
+
+def _shown(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, **{key: redacted(entry[key]) for key in _QUOTING if entry.get(key)}}
 
 
 def tell(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof import childprocess
 from stepprof.log import logger
 from stepprof.records import describe_error
+from stepprof.redaction import redacted
 from stepprof.rundir import RUN_FILE, RunDir
 from stepprof.uploadprogram import Program
 
@@ -235,5 +236,5 @@ class Uploader:
 
     def _fail(self, reason: str) -> None:
         self.failures += 1
-        self.last_error = f"upload: {reason}"
+        self.last_error = redacted(f"upload: {reason}")
         logger.warning("not uploaded", url=self.url, reason=reason)

@@ -59,6 +59,13 @@ def clean_log() -> Iterator[None]:
         structlog.reset_defaults()
 
 
+@pytest.fixture(autouse=True)
+def clean_secrets() -> None:
+    """Forget the keys of other tests."""
+    if (redaction := sys.modules.get("stepprof.redaction")) is not None:
+        redaction._secrets.clear()
+
+
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., Ran]:
     """Return a function that runs the text of a script in a process of its own, with the test's folder as its working directory."""

@@ -9,6 +9,7 @@ from runs import make_run
 
 from stepprof.config import Config
 from stepprof.records import Fragment, Origin, as_entries, describe_error, tell, window_record
+from stepprof.redaction import hide
 from stepprof.ticket import Ticket
 from stepprof.timing import Timing
 from stepprof.window import Artifact, Window
@@ -45,6 +46,25 @@ class TestFragment:
         assert content["clocks"] == [
             {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"}
         ]
+
+    def test_an_error_in_a_manifest_shows_no_secret(self, origin) -> None:
+        """Whatever wrote it into the entry: what may quote text from outside is masked when the fragment is written."""
+        hide("canary-0123")
+        fragment = Fragment(origin, WINDOW, at_once)
+        for entries in (fragment.windows, fragment.engines, fragment.uploads):
+            entries.append(
+                {
+                    "error": "no canary-0123\n",
+                    "url": "s3://me:secret@b/a",
+                    "status": "failed",
+                    "artifacts": [],
+                }
+            )
+        fragment.write()
+        text = json.dumps(read(fragment))
+        assert "canary" not in text
+        assert "secret" not in text
+        assert read(fragment)["windows"][0]["error"] == "no …\\n"
 
     def test_the_last_version_stands(self, origin) -> None:
         """In one file, which is replaced as a whole."""
@@ -108,10 +128,10 @@ class TestValues:
         assert len(describe_error(ValueError("x" * 10_000))) < 2_010
 
     def test_control_characters(self):
-        """Colors and what else is for a terminal are left out; lines stay lines."""
+        """Colors are left out, what else is for a terminal is shown as an escape: it is one line."""
         assert (
             describe_error(ValueError("\x1b[36mred\x1b[0m\r\n\tand \x07more\x9b"))
-            == "ValueError: red\n\tand more"
+            == r"ValueError: red\r\n\tand \x07more\x9b"
         )
 
     def test_artifacts(self) -> None:

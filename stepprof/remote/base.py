@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from stepprof.errors import EngineError
 from stepprof.npuoptions import NpuOptions
 from stepprof.nsysoptions import NsysOptions
+from stepprof.redaction import redacted
 from stepprof.window import Artifact, Window
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class EngineFailure(EngineError):
     """A call of a driver came to nothing.
 
     Args:
-        message: what happened, to what, and what to do about it: it stands in the manifest and in the log.
+        message: what happened, to what, and what to do about it: it stands in the manifest and in the log, as `stepprof.redaction.redacted` has it.
         health: what that says of the engine.
         owes_stop: the engine may have begun although the call failed (a lost connection): a stop is sent.
     """
@@ -50,7 +51,7 @@ class EngineFailure(EngineError):
     """Whether the process that recorded has ended, although another one answers in its place."""
 
     def __init__(self, message: str, health: Health = "unknown", *, owes_stop: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(redacted(message))
         self.health: Health = health
         self.owes_stop = owes_stop
 

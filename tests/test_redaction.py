@@ -1,0 +1,166 @@
+"""Text from outside on its way into a message: nothing secret, no control characters, no more than so much."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepprof
+from stepprof import redaction
+from stepprof.log import logger
+from stepprof.records import describe_error
+from stepprof.redaction import MOST, hide, masked, quoted, redacted
+from stepprof.remote.base import EngineFailure
+
+KEY = "sk-Canary/+= 7f3a\"b'9&c"
+PACKAGE = Path(stepprof.__file__).parent
+
+
+class TestMasked:
+    @pytest.mark.parametrize(
+        "form",
+        [
+            KEY,
+            KEY.upper(),
+            quote(KEY, safe=""),
+            quote(KEY, safe="").lower(),
+            quote(KEY),
+            base64.b64encode(KEY.encode()).decode(),
+            json.dumps(KEY),
+            repr(KEY),
+            KEY.replace("&", "&amp;"),
+        ],
+    )
+    def test_every_form_of_a_secret(self, form):
+        """As it was given, encoded for a URL, for Basic, for JSON, for Python, for HTML."""
+        hide(KEY)
+        shown = masked(f"before {form} after")
+        assert "7f3a" not in shown.lower()
+        assert shown.startswith("before ")
+        assert shown.endswith(" after")
+
+    def test_a_short_key_is_masked_as_a_word(self):
+        """`EMPTY` is what servers without keys are given: it does not make other words unreadable."""
+        hide("EMPTY", "k")
+        assert masked("key EMPTY, k: backend empty NONEMPTY") == "key …, …: backend empty NONEMPTY"
+
+    def test_a_color_inside_a_secret(self):
+        """It is left out before the secret is looked for."""
+        hide("canary-0123")
+        assert quoted("cana\x1b[0mry-0123") == "…"
+        assert redacted("cana\x1b[1;31mry-0123") == "…"
+
+    def test_our_own_words_are_no_short_keys(self):
+        """A server's key may be `key`: what it says is masked, what stepprof says stays readable."""
+        hide("key")
+        assert str(EngineFailure(f"it wants another key: {quoted('no key')}")) == "it wants another key: no …"
+
+    def test_without_secrets_nothing_changes(self):
+        """Neither None nor an empty string is a secret."""
+        hide(None, "")
+        assert masked("a text") == "a text"
+
+    def test_secrets_are_bounded(self):
+        """A job that renews its keys for ever does not fill the memory."""
+        hide(*(f"secret-{number}" for number in range(3000)))
+        assert len(redaction._secrets) == redaction.MOST_SECRETS
+        assert masked("secret-2999") == "…"
+
+
+class TestQuoted:
+    @given(st.text(max_size=400))
+    def test_it_is_one_printable_line_of_bounded_length(self, text):
+        """Whatever it is."""
+        shown = quoted(text, most=100)
+        assert shown.isprintable()
+        assert len(shown) <= 101
+
+    @given(st.integers(0, 400), st.integers(1, 60))
+    def test_a_secret_at_the_cut(self, before, most):
+        """It is masked before the text is cut, so that no part of it is left over."""
+        hide("canary-0123456789")
+        shown = quoted("x" * before + "canary-0123456789" * 2, most=most)
+        assert not set(shown) - {"x", "…"}
+
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ("two\r\nlines\t\x1b[31mred\x1b[0m\x1b[2J\x00", "two\\r\\nlines\\tred\\x1b[2J\\x00"),
+            ("a\u202eb\u2028c\udc80", "a\\u202eb\\u2028c\\udc80"),
+            ("http://me:pw@node/a?x=1&api_key=abc&y=2", "http://…@node/a?x=1&api_key=…&y=2"),
+            ("Authorization: Basic bWU6cHc=, so", "Authorization: Basic …, so"),
+            ("max_tokens=5, basic settings", "max_tokens=5, basic settings"),
+        ],
+    )
+    def test_what_is_shown(self, text, shown):
+        """Control characters are visible; what is secret by its place is masked although nobody named it."""
+        assert quoted(text) == shown
+
+    def test_an_exception_that_cannot_be_shown(self):
+        """Its type is."""
+
+        class Odd(Exception):
+            def __str__(self):
+                raise RuntimeError
+
+        assert quoted(Odd()) == "Odd"
+
+    @pytest.mark.parametrize("unit", ["a", "://", "?key", "authorization ", "\x1b", "?" + "k" * 39])
+    def test_no_text_is_slow(self, unit):
+        """Four million characters, in less than two seconds on a busy machine."""
+        hide(KEY)
+        began = time.perf_counter()
+        quoted(unit * (4_000_000 // len(unit)))
+        assert time.perf_counter() - began < 2
+
+
+class TestSinks:
+    """Everything that is logged, written or raised passes, wherever it came from."""
+
+    def test_a_log_line(self, log):
+        """Its fields are masked and one line each, also inside lists."""
+        hide(KEY)
+        logger.warning("area.verb", reason=f"\n[forged] {KEY}", names=[KEY, 3], step=2)
+        [line] = log
+        assert line["reason"] == "\\n[forged] …"
+        assert (line["names"], line["step"]) == (["…", 3], 2)
+
+    def test_a_failure_of_an_engine(self):
+        """Its message is masked when it is made."""
+        hide(KEY)
+        assert str(EngineFailure(f"it said\n{KEY}{'x' * 5000}")).startswith("it said\\n…xxx")
+        assert len(str(EngineFailure("x" * 5000))) == MOST + 1
+
+    def test_an_exception_in_a_manifest(self):
+        """Of any library."""
+        hide(KEY)
+        assert describe_error(OSError(f"no\n{KEY}")) == "OSError: no\\n…"
+
+    def test_a_mapping(self):
+        """Keys are ours and stay."""
+        hide(KEY)
+        assert redacted({"error": KEY, "bytes": 3, "more": [{"a": KEY}]}) == {
+            "error": "…",
+            "bytes": 3,
+            "more": [{"a": "…"}],
+        }
+
+    def test_there_is_no_other_way_into_the_log(self):
+        """No module but `log` speaks to a logger or to structlog (`timeline.onray` quiets Ray's)."""
+        found = {
+            path.relative_to(PACKAGE).as_posix()
+            for path in PACKAGE.rglob("*.py")
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import)
+            for alias in node.names
+            if alias.name.split(".")[0] in ("logging", "structlog")
+        }
+        assert found == {"log.py", "timeline/onray.py"}
