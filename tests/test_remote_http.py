@@ -19,8 +19,8 @@ from stepprof.options import EngineOptions
 from stepprof.remote import http
 from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.http import Client, HttpKind, clock, expand, identify
-from stepprof.remote.httpclient import Reply
 from stepprof.remote.httpclock import SECOND, Bounds
+from stepprof.remote.reply import Reply
 from stepprof.window import Window
 
 VLLM = {"/version": {"version": "0.32.0"}}

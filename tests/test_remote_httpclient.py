@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import ssl
 import threading
 import time
 import traceback
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from serving import serving
@@ -273,7 +275,7 @@ class TestFailures:
 
     async def test_an_answer_without_end(self, monkeypatch):
         """No server fills our memory."""
-        monkeypatch.setattr("stepprof.remote.httpclient._MOST_BYTES", 100_000)
+        monkeypatch.setattr("stepprof.remote.reply.MOST_BYTES", 100_000)
         with serving({"/start_profile": "x" * 1_000_000}) as server:
             error = await self.failed(Client(server.url))
         assert "more than 100000 bytes" in str(error)
@@ -304,6 +306,188 @@ class TestFailures:
             replies = await asyncio.gather(*(client.request("GET", "/a") for _ in range(30)))
         assert all(reply.ok for reply in replies)
         assert 1 < max(most) <= 5
+
+
+def endless(first, again, pause=0.02):
+    """An answer that goes on until nobody listens any more."""
+
+    def answer(handler):
+        handler.connection.settimeout(10)
+        handler.close_connection = True
+        try:
+            handler.wfile.write(first)
+            while True:
+                handler.wfile.write(again)
+                time.sleep(pause)
+        except OSError:
+            return
+
+    return answer
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+class TestDeadline:
+    """One for all of it, whatever the server sends; then the thread and the place among the requests are free again."""
+
+    @pytest.fixture(autouse=True)
+    def one_at_a_time(self, monkeypatch):
+        monkeypatch.setattr("stepprof.remote.httpclient.AT_ONCE", 1)
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+            endless(b"", b"H", 0.1),
+            endless(OK, b"X-A: b\r\n", 0.1),
+            endless(OK + b"X-", b"a", 0.1),
+            endless(CHUNKED, b"1\r\nx\r\n", 0.1),
+            endless(CHUNKED, b"0", 0.1),
+            endless(CHUNKED + b"1;", b"x", 0.1),
+            endless(CHUNKED + b"0\r\n", b"X-A: b\r\n", 0.1),
+            endless(OK + b"\r\n", b" ", 0.1),
+        ],
+        ids=["interim", "status", "headers", "header", "chunks", "size", "extension", "trailers", "body"],
+    )
+    async def test_an_answer_that_never_ends(self, answer):
+        """The request ends when its time is over, and so does its thread; the next one gets its turn."""
+        with serving({"/start_profile": answer, "/a": {}}) as server:
+            client, began = Client(server.url), time.perf_counter()
+            with pytest.raises(
+                EngineFailure, match=r"did not answer POST /start_profile within 0\.5 s"
+            ) as failure:
+                await client.request("POST", "/start_profile", timeout=0.5)
+            assert time.perf_counter() - began < 10
+            assert (failure.value.health, failure.value.owes_stop) == ("unknown", True)
+            assert (await client.request("GET", "/a")).ok
+        assert "stepprof-call" not in {thread.name for thread in threading.enumerate()}
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100, 0),
+            endless(OK, b"X-A: b\r\n" * 100, 0),
+            endless(OK + b"X-", b"a" * 1000, 0),
+            endless(CHUNKED + b"0\r\n", b"X-A: b\r\n" * 1000, 0),
+            endless(OK + b"\r\n", b" " * 10_000, 0),
+        ],
+        ids=["interim", "headers", "header", "trailers", "body"],
+    )
+    async def test_an_answer_without_bounds(self, answer):
+        """What comes faster than the time runs out is bounded by its size."""
+        with serving({"/start_profile": answer}) as server:
+            began = time.perf_counter()
+            with pytest.raises(EngineFailure, match="broke off while it answered"):
+                await Client(server.url).request("POST", "/start_profile", timeout=60)
+            assert time.perf_counter() - began < 30
+
+    async def test_a_name_that_is_not_looked_up(self, monkeypatch):
+        """A resolver that hangs is asked by one thread, and waited for no longer than for an answer."""
+        asked, done, real = [], threading.Event(), socket.getaddrinfo
+
+        def hangs(host, *args, flags=0, **kwargs):
+            if flags & socket.AI_NUMERICHOST:
+                return real(host, *args, flags=flags, **kwargs)
+            asked.append(host)
+            done.wait(20)
+            return real("127.0.0.1", *args, flags=flags, **kwargs)
+
+        monkeypatch.setattr(socket, "getaddrinfo", hangs)
+        with serving({"/a": {}}) as server:
+            client = Client(f"http://node-3:{server.port}")
+            for _ in range(3):
+                with pytest.raises(
+                    EngineFailure, match=r'"node-3" was not looked up within 0\.2 s'
+                ) as failure:
+                    await client.request("POST", "/a", timeout=0.2)
+                assert (failure.value.health, failure.value.owes_stop) == ("unreachable", False)
+            assert asked == ["node-3"]
+            done.set()
+            assert (await client.request("GET", "/a")).ok
+
+    async def test_a_handshake_that_never_ends(self):
+        """TLS counts too: nothing was sent."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            with pytest.raises(EngineFailure, match=r"no connection within 0\.3 s") as failure:
+                await Client(f"https://127.0.0.1:{port}").request("POST", "/a", timeout=0.3)
+        assert (failure.value.health, failure.value.owes_stop) == ("unreachable", False)
+
+    @pytest.mark.parametrize("length", ["9" * 5000, "-" + "9" * 5000, "\uff19", "1e3", "0x10"])
+    async def test_a_length_that_is_none(self, length):
+        """It is no reason to fall over: too long a body is missing, and another one ends with the connection."""
+
+        def answer(handler):
+            handler.wfile.write(OK + f"Content-Length: {length}\r\n\r\n{{}}".encode())
+            handler.close_connection = True
+
+        with serving({"/a": answer}) as server:
+            try:
+                reply = await Client(server.url).request("GET", "/a")
+            except EngineFailure as failure:
+                assert "IncompleteRead" in str(failure)  # noqa: PT017
+            else:
+                assert reply.json() == {}
+
+
+KEY = "sk-canary/7f3a+"
+
+
+class TestKeysInAnswers:
+    """What a server repeats of a key is shown nowhere, wherever it puts it and however it writes it."""
+
+    def raw(self, data):
+        def answer(handler):
+            handler.wfile.write(data)
+            handler.close_connection = True
+
+        return answer
+
+    async def said(self, client, answer):
+        with serving({"/a": answer}) as server:
+            client = client(server.url)
+            try:
+                text = client.failure(await client.request("GET", "/a"), "GET /a")
+            except EngineFailure as failure:
+                text = failure
+            return "".join(traceback.format_exception(text))
+
+    @pytest.mark.parametrize(
+        "form", [KEY, quote(KEY, safe=""), base64.b64encode(b"me:" + KEY.encode()).decode()]
+    )
+    async def test_where_a_server_may_put_it(self, form):
+        """In its status line, a header, the path and the query of a redirect, the size of a chunk, the body, and where that is cut."""
+        line = form.encode()
+        answers = [
+            self.raw(b"HTTP/9 " + line + b"\r\n\r\n"),
+            self.raw(line * 100 + b"\r\n\r\n"),
+            self.raw(b"HTTP/1.1 " + line + b" OK\r\n\r\n"),
+            self.raw(OK + line + b"\r\n\r\n"),
+            self.raw(CHUNKED + line + b"\r\n"),
+            (307, "", {"Location": f"http://other/{form}/x?key={form}#{form}"}),
+            (307, "", {"Location": f"/{form}"}),
+            (307, "", {"Location": f"//{form}@host:99/{form}"}),
+            (500, f"no such key: {form}"),
+            *((500, " " * 5000 + "x" * (300 - cut) + form) for cut in range(1, 20)),
+        ]
+        for answer in answers:
+            for make in (
+                lambda url: Client(url, KEY),
+                lambda url: Client(url.replace("//", f"//me:{quote(KEY, safe='')}@")),
+            ):
+                text = await self.said(make, answer)
+                assert "canary" not in text
+                assert base64.b64encode(b"me:sk-canary").decode()[:10] not in text
+                assert "7f3a" not in text
+
+    async def test_escape_sequences(self):
+        """Neither a body nor a status line moves a terminal's cursor or begins a line of the log."""
+        for answer in (self.raw(b"HTTP/9 \x1b[2J\x07\r\n\r\n"), (500, "a\x1b[2J\x9b\nWARNING forged")):
+            text = str(await self.said(Client, answer)).splitlines()[-1]
+            assert text.isprintable()
+            assert "\\x1b[2J" in text
 
 
 class TestTls:

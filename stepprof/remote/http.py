@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, cast
 from stepprof.errors import ConfigError
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.httpclient import Client, Reply
+from stepprof.remote.httpclient import Client
 from stepprof.remote.httpclock import clock
+from stepprof.remote.reply import Reply
 
 if TYPE_CHECKING:
     from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Stopped

@@ -16,25 +16,26 @@ import socket
 import ssl
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 from stepprof.errors import ConfigError
-from stepprof.remote.address import PORTS, Address, joined
+from stepprof.redaction import hide, quoted
+from stepprof.remote.address import PORTS, Address
 from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.httpclock import Bounds
 from stepprof.remote.loop import in_thread
+from stepprof.remote.reply import MOST_BYTES, Reply, read_body
+from stepprof.remote.wire import HEAD_BYTES, Place, Wire, addresses, dial
 
-__all__ = ["Address", "Client", "Reply"]
+__all__ = ["Address", "Client"]
 
 TIMEOUT_SECONDS = 10.0
 AT_ONCE = 256
 """Requests under way at a time: each has a thread and a socket. A server that hangs keeps one of them until its time is out."""
-_MOST_BYTES = 1 << 26
-_TALK = 300
+_SHOWN = 300
 
 
 _under_way: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
@@ -43,40 +44,19 @@ _under_way: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semapho
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What a server answered, and when, by our clock."""
+class _Asked:
+    """A request, and until when it has to be answered."""
 
-    status: int
-    body: bytes
-    headers: Mapping[str, str]
-    """Names in small letters."""
-    sent_unix_ns: int
-    received_unix_ns: int
-    same_host: bool
-    """Both ends of the connection have one address; a tunnel may deceive."""
-    secrets: Sequence[str] = field(default=(), repr=False)
-    """What is not to be shown even if the server says it."""
+    method: str
+    target: str
+    content: object
+    timeout: float
+    deadline: float
 
     @property
-    def ok(self) -> bool:
-        """Whether the server did what it was asked to."""
-        return 200 <= self.status < 300
-
-    @property
-    def text(self) -> str:
-        """The beginning of the body, fit for a message."""
-        text = " ".join(self.body[: 8 * _TALK].decode("utf-8", "replace").split())
-        for secret in self.secrets:
-            text = text.replace(secret, "…")
-        shown = "".join(c if c.isprintable() else "?" for c in text)
-        return shown if len(shown) <= _TALK else f"{shown[:_TALK]}…"
-
-    def json(self) -> Any:
-        """The body as JSON; None where it is none."""
-        try:
-            return json.loads(self.body)
-        except (ValueError, RecursionError):
-            return None
+    def changes(self) -> bool:
+        """Whether it asks for more than information."""
+        return self.method != "GET"
 
 
 class Client:
@@ -101,6 +81,8 @@ class Client:
         self._api_key = _checked_key("api_key", api_key)
         self._admin_key = _checked_key("admin_key", admin_key)
         self._ca_file = ca_file
+        password = (self.address.credentials or "").partition(":")[2]
+        hide(self._api_key, self._admin_key, password, self.address.credentials)
         self.same_host: bool | None = None
         """Whether the server is on this host; None before the first answer."""
         self.bounds = Bounds()
@@ -143,7 +125,7 @@ class Client:
             method: ``GET`` or ``POST``.
             path: what follows the server's address: ``/start_profile``.
             json: the body.
-            timeout: seconds until the connection stands, and then until the answer is whole.
+            timeout: seconds for all of it: the look-up of the name, the connection, TLS, the request, and the whole answer.
 
         Returns:
             Whatever the server answered, errors included.
@@ -153,7 +135,9 @@ class Client:
                 `owes_stop` where a POST left and was not answered.
         """
         async with _turns():
-            reply = await in_thread(self._request, method, path, json, timeout)
+            asked = _Asked(method, self.address.path + path, json, timeout, time.monotonic() + timeout)
+            places = await self._places(asked)
+            reply = await in_thread(self._request, asked, places)
         if self.same_host is None:
             self.same_host = reply.same_host
         self.bounds.note_date(reply)
@@ -169,78 +153,89 @@ class Client:
             )
         return EngineFailure(f"{self.name} answered {reply.status} to {doing}: {reply.text}", health)
 
-    def _request(self, method: str, path: str, content: object, timeout: float) -> Reply:
-        target = self.address.path + path
-        reply = self._exchange(method, target, content, timeout)
-        if 300 <= reply.status < 400:
-            raise EngineFailure(
-                f"{self.name} answered {method} {target} with a redirect{_aim(reply)}; it is not followed, since a key would go with it: "
-                "attach the engine's own address",
-                "unreachable",
-            )
+    async def _places(self, asked: _Asked) -> list[Place]:
+        try:
+            return await addresses(self.address.host, self.address.port, asked.timeout)
+        except TimeoutError:
+            reason = f'the name "{self.address.host}" was not looked up within {asked.timeout:.3g} s'
+        except (OSError, UnicodeError) as error:
+            reason = self._unreachable(error, asked)
+        raise EngineFailure(f"{self.name} cannot be reached: {reason}", "unreachable")
+
+    def _request(self, asked: _Asked, places: Sequence[Place]) -> Reply:
+        """One request and its answer, on this thread, which is free again at the deadline."""
+        failure: EngineFailure | None = None
+        with self._dial(places, asked) as sock:
+            try:
+                reply = self._exchange(asked, sock)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                failure = self._lost(asked, error)
+        if failure is None and 300 <= reply.status < 400:
+            failure = self._redirected(asked, reply)
+        if failure is not None:
+            raise failure  # outside of the block: a traceback would show what the server said
         return reply
 
-    def _exchange(self, method: str, target: str, content: object, timeout: float) -> Reply:
-        connection = self._connection(timeout)
-        try:
-            self._connect(connection, timeout)
-            sock = connection.sock
-            same_host = sock.getsockname()[0] == sock.getpeername()[0]
-            deadline = time.monotonic() + timeout
-            sent = time.time_ns()
-            try:
-                body = None if content is None else json.dumps(content).encode()
-                connection.request(method, target, body, self._headers(method, content is not None))
-                response = connection.getresponse()
-                received = time.time_ns()
-                with response:
-                    data = _body(response, sock, deadline)
-            except (OSError, http.client.HTTPException) as error:
-                self._lost(method, target, timeout, error)
-        finally:
-            connection.close()
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        password = (self.address.credentials or "").partition(":")[2]
-        secrets = [secret for secret in (self._api_key, self._admin_key, password) if secret]
-        return Reply(response.status, data, headers, sent, received, same_host, secrets)
+    def _exchange(self, asked: _Asked, sock: socket.socket) -> Reply:
+        same_host = sock.getsockname()[0] == sock.getpeername()[0]
+        wire = Wire(sock, asked.deadline)
+        connection = self._spoken(wire)
+        sent = time.time_ns()
+        body = None if asked.content is None else json.dumps(asked.content).encode()
+        headers = self._headers(asked, has_body=body is not None)
+        connection.request(asked.method, asked.target, body, headers)
+        with closing(connection.getresponse()) as response:
+            received = time.time_ns()
+            wire.allowance = 2 * MOST_BYTES + HEAD_BYTES  # also the sizes of chunks, and trailers
+            data = read_body(response)
+        said = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, data, said, sent, received, same_host)
 
-    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+    def _spoken(self, wire: Wire) -> http.client.HTTPConnection:
+        """HTTP over a connection that stands."""
         address = self.address
-        if address.scheme == "http":
-            return http.client.HTTPConnection(address.host, address.port, timeout=timeout)
-        try:
-            changed = None if self._ca_file is None else Path(self._ca_file).stat().st_mtime_ns
-            context = _trusted(self._ca_file, changed)
-        except (OSError, ssl.SSLError) as error:
-            raise EngineFailure(
-                f'ca_file = "{self._ca_file}" cannot be used: {error}', "unreachable"
-            ) from error
-        return http.client.HTTPSConnection(address.host, address.port, timeout=timeout, context=context)
+        connection = http.client.HTTPConnection(address.host, address.port)
+        connection.default_port = PORTS[address.scheme]
+        connection.sock = wire
+        return connection
 
-    def _connect(self, connection: http.client.HTTPConnection, timeout: float) -> None:
+    def _dial(self, places: Sequence[Place], asked: _Asked) -> socket.socket:
         try:
-            connection.connect()
-        except socket.gaierror as error:
-            reason = f'the name "{self.address.host}" is not known here ({error.strerror})'
-        except ConnectionRefusedError:
-            reason = f"nothing listens on port {self.address.port} there; is the server up?"
-        except TimeoutError:
-            reason = f"no connection within {timeout:.3g} s"
+            return dial(places, self.address.host, self._context(), asked.deadline)
         except ssl.SSLCertVerificationError as error:
             reason = f"its certificate is not trusted ({error.verify_message}); name the one to trust: attach(…, ca_file=…)"
         except ssl.SSLError as error:
             reason = f"it does not speak TLS ({error.reason or error}); did you mean http://?"
         except (OSError, UnicodeError) as error:
-            reason = str(error)
-        else:
-            return
+            reason = self._unreachable(error, asked)
         raise EngineFailure(f"{self.name} cannot be reached: {reason}", "unreachable")
 
-    def _headers(self, method: str, has_body: bool) -> dict[str, str]:
+    def _unreachable(self, error: Exception, asked: _Asked) -> str:
+        """Why no connection stands, in words."""
+        if isinstance(error, TimeoutError):
+            return f"no connection within {asked.timeout:.3g} s"
+        if isinstance(error, socket.gaierror):
+            return f'the name "{self.address.host}" is not known here ({error.strerror})'
+        if isinstance(error, ConnectionRefusedError):
+            return f"nothing listens on port {self.address.port} there; is the server up?"
+        return str(error)
+
+    def _context(self) -> ssl.SSLContext | None:
+        if self.address.scheme == "http":
+            return None
+        try:
+            changed = None if self._ca_file is None else Path(self._ca_file).stat().st_mtime_ns
+            return _trusted(self._ca_file, changed)
+        except (OSError, ssl.SSLError) as error:
+            raise EngineFailure(
+                f'ca_file = "{self._ca_file}" cannot be used: {error}', "unreachable"
+            ) from error
+
+    def _headers(self, asked: _Asked, *, has_body: bool) -> dict[str, str]:
         headers = {"Accept": "application/json", "User-Agent": "stepprof"}
         if has_body:
             headers["Content-Type"] = "application/json"
-        key = (self._admin_key if method == "POST" else None) or self._api_key
+        key = (self._admin_key if asked.changes else None) or self._api_key
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
         elif self.address.credentials is not None:
@@ -248,16 +243,22 @@ class Client:
             headers["Authorization"] = f"Basic {basic}"
         return headers
 
-    def _lost(self, method: str, target: str, timeout: float, error: Exception) -> NoReturn:
+    def _lost(self, asked: _Asked, error: Exception) -> EngineFailure:
         """The request left, and no whole answer came back: what was to be begun may have begun."""
-        asked = method != "GET"
+        what = f"{asked.method} {asked.target}"
         if isinstance(error, TimeoutError):
-            what = f"did not answer {method} {target} within {timeout:.3g} s"
+            problem = f"did not answer {what} within {asked.timeout:.3g} s"
         else:
-            what = f"broke off while it answered {method} {target} ({type(error).__name__}: {error})"
-        raise EngineFailure(
-            f"{self.name} {what}", "unknown" if asked else "unreachable", owes_stop=asked
-        ) from error
+            problem = f"broke off while it answered {what} ({type(error).__name__}: {quoted(error, _SHOWN)})"
+        health: Health = "unknown" if asked.changes else "unreachable"
+        return EngineFailure(f"{self.name} {problem}", health, owes_stop=asked.changes)
+
+    def _redirected(self, asked: _Asked, reply: Reply) -> EngineFailure:
+        return EngineFailure(
+            f"{self.name} answered {asked.method} {asked.target} with a redirect{reply.target and f' to {reply.target}'}; it is not followed, since a key "
+            "would go with it: attach the engine's own address",
+            "unreachable",
+        )
 
 
 def _turns() -> asyncio.Semaphore:
@@ -288,37 +289,3 @@ def _checked_key(name: str, key: object) -> str | None:
             f"{name}: holds characters that no HTTP header can carry; was it read from the right file?"
         )
     return key.strip()
-
-
-def _body(response: http.client.HTTPResponse, sock: socket.socket, deadline: float) -> bytes:
-    """The body, in the time that is left: a server that sends a byte now and then keeps no thread for ever."""
-    data = bytearray()
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if not response.isclosed():
-            sock.settimeout(left)
-        block = response.read1(1 << 16)
-        if not block:
-            break
-        data += block
-        if len(data) > _MOST_BYTES:
-            raise http.client.HTTPException(f"more than {_MOST_BYTES} bytes")
-    expected = response.getheader("content-length")
-    if expected is not None and expected.isdecimal() and len(data) < int(expected):
-        raise http.client.IncompleteRead(bytes(data[:0]), int(expected) - len(data))
-    return bytes(data)
-
-
-def _aim(reply: Reply) -> str:
-    """Where a redirect points to, without what may be secret in it."""
-    try:
-        parts = urlsplit(reply.headers.get("location", ""))
-        return (
-            f" to {joined(parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme, 80), parts.path)}"
-            if parts.hostname
-            else f" to {parts.path}"
-        )
-    except ValueError:
-        return ""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from stepprof.remote.base import Clock, EngineFailure
 
 if TYPE_CHECKING:
-    from stepprof.remote.httpclient import Client, Reply
+    from stepprof.remote.httpclient import Client
+    from stepprof.remote.reply import Reply
 
 __all__ = ["Bounds", "clock"]
 

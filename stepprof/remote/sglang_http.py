@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from stepprof.remote.base import EngineWindow
-    from stepprof.remote.httpclient import Client, Reply
+    from stepprof.remote.httpclient import Client
+    from stepprof.remote.reply import Reply
 
 __all__ = ["SglangServer"]
 

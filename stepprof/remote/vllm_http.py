@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from stepprof.remote.base import Clock, EngineWindow
-    from stepprof.remote.httpclient import Client, Reply
+    from stepprof.remote.httpclient import Client
+    from stepprof.remote.reply import Reply
 
 __all__ = ["VllmServer"]
 

@@ -1,0 +1,153 @@
+"""A connection to a server with one deadline for everything on it, and a bound on what comes from it.
+
+`http.client` bounds neither: it skips interim responses for ever, waits anew for each byte of a header, and reads trailers without end. So it is given this in the place of a
+socket: before each read the time that is left becomes the socket's time-out, and each byte that comes is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import socket
+import time
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepprof.remote.loop import in_thread
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["HEAD_BYTES", "Wire", "addresses", "dial"]
+
+HEAD_BYTES = 1 << 18
+"""What may come before a body: interim responses, the status and the headers."""
+
+Place = tuple[Any, ...]
+"""One of the answers of `socket.getaddrinfo`."""
+
+_looking: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[tuple[str, int], asyncio.Future[list[Place]]]
+] = weakref.WeakKeyDictionary()
+
+
+async def addresses(host: str, port: int, timeout: float) -> list[Place]:
+    """Return where a host is, as `socket.getaddrinfo` does.
+
+    A resolver cannot be interrupted; a name that it hangs on is asked for by one thread, however many wait for it.
+
+    Raises:
+        OSError: the name is not known; TimeoutError: the resolver has not answered within `timeout` seconds.
+        UnicodeError: no name can be like this.
+    """
+    try:
+        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
+    except (socket.gaierror, UnicodeError):
+        pass  # it is a name
+    asked = _looking.setdefault(asyncio.get_running_loop(), {})
+    looking = asked.get((host, port))
+    if looking is None:
+        looking = asyncio.ensure_future(in_thread(_look_up, host, port))
+        asked[host, port] = looking
+        looking.add_done_callback(
+            lambda done: (asked.pop((host, port)), done.cancelled() or done.exception())
+        )
+    await asyncio.wait({looking}, timeout=timeout)
+    if not looking.done():
+        raise TimeoutError
+    return looking.result()
+
+
+def _look_up(host: str, port: int) -> list[Place]:
+    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+
+
+def dial(
+    places: Sequence[Place], host: str, context: ssl.SSLContext | None, deadline: float
+) -> socket.socket:
+    """Return a connection to the first place that answers, with TLS where there is a `context`.
+
+    Args:
+        places: where the host is; each gets an equal part of the time that is left.
+        host: its name, as its certificate has it.
+        context: of TLS; None: none.
+        deadline: by `time.monotonic`.
+
+    Raises:
+        OSError: of the last one that was tried; TimeoutError: the time is over.
+    """
+    failed: OSError = ConnectionError("the name has no address")
+    for number, (family, kind, protocol, _, address) in enumerate(places):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(_left(deadline) / (len(places) - number))
+            sock.connect(address)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is None:
+                return sock
+            sock.settimeout(_left(deadline))  # holds for the whole handshake
+            return context.wrap_socket(sock, server_hostname=host)
+        except OSError as error:
+            failed = error
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+    raise failed
+
+
+class Wire:
+    """What `http.client` takes for a socket.
+
+    Args:
+        sock: connected; it is closed by the caller.
+        deadline: until when everything has to be over, by `time.monotonic`.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+        self.allowance = HEAD_BYTES
+        """How many bytes may still come."""
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of it. Raises TimeoutError."""
+        self._sock.settimeout(_left(self._deadline))
+        self._sock.sendall(data)
+
+    def receive_into(self, buffer: Any) -> int:
+        """Receive what is there. Raises TimeoutError, or HTTPException for more than is allowed."""
+        self._sock.settimeout(_left(self._deadline))
+        count = self._sock.recv_into(buffer)
+        self.allowance -= count
+        if self.allowance < 0:
+            raise http.client.HTTPException("it sent more than an answer may have")
+        return count
+
+    def makefile(self, *_: object) -> io.BufferedReader:
+        """Return what `http.client` reads from."""
+        return io.BufferedReader(_Reading(self))
+
+    def close(self) -> None:
+        """Do nothing: whoever dialled closes the socket."""
+
+
+class _Reading(io.RawIOBase):
+    def __init__(self, wire: Wire) -> None:
+        super().__init__()
+        self._wire = wire
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._wire.receive_into(buffer)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
