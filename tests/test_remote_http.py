@@ -16,7 +16,7 @@ from simulated import told
 import stepprof
 from stepprof.errors import ConfigError
 from stepprof.options import EngineOptions
-from stepprof.remote import http
+from stepprof.remote import http, workers
 from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.http import Client, HttpKind, clock, expand, identify
 from stepprof.remote.httpclock import SECOND, Bounds
@@ -286,6 +286,70 @@ class TestServer:
             assert await driver.expand() == [driver]
             with pytest.raises(EngineFailure, match="router without a worker"):
                 await driver.arm(window)
+
+    async def test_workers_elsewhere_are_not_followed(self, recorders, window, log):
+        """A router names hosts and paths as it likes: only those near it get its key, and each other one is logged once."""
+        with serving({**VLLM, "/health": 200}) as one, serving(VLLM) as two:
+            listed = [
+                {"url": "http://169.254.169.254/latest"},
+                "http://[::1",
+                7,
+                {"url": None},
+                None,
+                f"{two.url}/other/path",
+                "http://198.51.100.7:8000",
+                {"url": one.url},
+                "http://evil.example\n[forged]",
+                [[]],
+            ]
+            with serving({"/workers": {"workers": listed}}) as server:
+                driver = HttpKind().connect(server.url, api_key="canary-0123")
+                for _ in range(2):
+                    [first] = await driver.expand()
+                    assert first.name == one.url
+                await first.arm(window)
+            assert not two.asked
+            assert {asked.headers["authorization"] for asked in one.asked} == {"Bearer canary-0123"}
+        refused = [line for line in log if line["event"] == "worker.refused"]
+        assert len(refused) == len({line["worker"] for line in refused}) == 8
+        [elsewhere] = [line for line in refused if "198.51" in line["worker"]]
+        assert 'workers=["198.51.100.7"]' in elsewhere["reason"]
+
+    async def test_workers_that_were_named(self, recorders):
+        """The option stands in the place of the router's network."""
+        with serving(VLLM) as one, serving(router(one.url)) as server:
+            [worker] = await HttpKind().connect(server.url, workers=["127.0.0.0/8"]).expand()
+            assert worker.name == one.url
+            driver = HttpKind().connect(server.url, workers="node-*")
+            assert await driver.expand() == [driver]
+
+    async def test_no_worker_may_be_followed(self, recorders, window):
+        """The failure says what to write."""
+        with serving(router("http://198.51.100.7:8000")) as server:
+            driver = HttpKind().connect(server.url)
+            await driver.expand()
+            with pytest.raises(EngineFailure, match=r'workers=\["198\.51\.100\.7"\]') as failure:
+                await driver.arm(window)
+            assert failure.value.health == "unconfigured"
+
+    async def test_a_router_behind_a_router(self, recorders):
+        """Its list is not read: a chain of them would never end."""
+        asked = []
+        with serving(router("http://127.0.0.1:1")) as inner, serving(router(inner.url)) as outer:
+            [worker] = await HttpKind().connect(outer.url).expand()
+            assert (worker.name, worker.kind) == (inner.url, "sglang-router")
+            asked = [each.path for each in inner.asked]
+        assert asked == ["/version", "/workers"]
+
+    async def test_a_router_with_too_many_workers(self, recorders, monkeypatch, log):
+        """So many are followed, and the others are told of."""
+        monkeypatch.setattr(workers, "MOST_WORKERS", 3)
+        with serving(router(*(f"http://127.0.0.1:{port}" for port in range(1, 100)))) as server:
+            driver = HttpKind().connect(server.url)
+            assert len(await driver.expand()) == 3
+        refused = [line for line in log if line["event"] == "worker.refused"]
+        assert len(refused) == http.TOLD
+        assert {line["refused"] for line in refused} == {96}
 
     async def test_a_router_that_hangs(self, recorders, monkeypatch):
         """Its workers are those of before, after a moment; its late answer is known the next time."""

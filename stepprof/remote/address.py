@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stepprof.errors import ConfigError
+from stepprof.redaction import quoted
 
 __all__ = ["PORTS", "Address", "joined"]
 
 PORTS = {"http": 80, "https": 443}
+_NO_HOST = re.compile(r"[\x00-\x20\x7f/?#@\\]")
 _UNFIT = re.compile(r"[^\x21-\x7e]")
 
 
@@ -38,11 +40,11 @@ class Address:
             host = unquote(parts.hostname or "")
         except ValueError as error:
             raise ConfigError(
-                f"a server's URL cannot be read ({error}); expected something like http://host:8000"
+                f"a server's URL cannot be read ({quoted(error, 200)}); expected something like http://host:8000"
             ) from error
-        if parts.scheme not in PORTS or not host:
+        if parts.scheme not in PORTS or not host or _NO_HOST.search(host):
             raise ConfigError(
-                f'a server\'s URL with scheme "{parts.scheme}" and host "{host}"; expected something like http://host:8000'
+                f'a server\'s URL with scheme "{parts.scheme}" and host "{quoted(host, 100)}"; expected something like http://host:8000'
             )
         shown = joined(parts.scheme, host, port or PORTS[parts.scheme], parts.path.rstrip("/"))
         if _UNFIT.search(parts.path):

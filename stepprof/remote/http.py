@@ -20,6 +20,7 @@ from stepprof.remote.base import EngineFailure
 from stepprof.remote.httpclient import Client
 from stepprof.remote.httpclock import clock
 from stepprof.remote.reply import Reply
+from stepprof.remote.workers import Choice, Hosts, Neighbourhood
 
 if TYPE_CHECKING:
     from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Stopped
@@ -29,9 +30,11 @@ __all__ = ["Client", "HttpKind", "HttpServer", "Reply", "clock", "expand", "iden
 ROUTER = "sglang-router"
 SERVERS = {"vllm": "stepprof.remote.vllm:VllmServer", "sglang": "stepprof.remote.sglang:SglangServer"}
 KINDS = (*SERVERS, ROUTER)
-OWN_OPTIONS = ("api_key", "admin_key", "ca_file")
+OWN_OPTIONS = ("api_key", "admin_key", "ca_file", "workers")
 PROBE_SECONDS = 3.0
 EXPAND_SECONDS = 1.0
+TOLD = 8
+"""Refused workers of one router that are logged one by one."""
 
 _ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE)
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
@@ -65,8 +68,9 @@ class HttpKind:
         if options:
             known = (*OWN_OPTIONS, *(name for kind in SERVERS for name in _options_of(kind)))
             check_options(dict.fromkeys(options, "…"), known, "a server")  # what is misspelt may be a key
+        hosts = Hosts.parse(own.pop("workers")) if "workers" in own else None
         stated = str(kind) if kind in KINDS else None
-        server = HttpServer(Client(url, **own), stated, None if name is None else str(name), options)
+        server = HttpServer(Client(url, **own), stated, None if name is None else str(name), options, hosts)
         return cast("EngineDriver", server)
 
 
@@ -78,6 +82,7 @@ class HttpServer:
         kind: what it is; None: it is asked.
         name: what it is called; None: its URL, without what is secret.
         options: for the driver of its kind.
+        hosts: where workers of a router may be; None: on its host and in its network.
     """
 
     loop: asyncio.AbstractEventLoop | None = None
@@ -89,12 +94,16 @@ class HttpServer:
         kind: str | None = None,
         name: str | None = None,
         options: Mapping[str, object] | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         self._client = client
         self._stated = kind
         self._options = dict(options or {})
         self._driver: EngineDriver | None = None
+        self._hosts = hosts
         self._workers: dict[str, HttpServer] = {}
+        self._refused: Mapping[str, str] = {}
+        self._told: set[str] = set()
         self._asking: asyncio.Future[None] | None = None
         self._doubted = False
         self.name = name or client.name
@@ -133,28 +142,59 @@ class HttpServer:
         """Who it is; of a router, who its workers are, and of which kind. They stay as they were where that cannot be told."""
         try:
             kind = await self._identified()
-            urls = await expand(self._client) if kind == ROUTER else []
+            choice = await self._chosen() if kind == ROUTER else Choice()
         except EngineFailure as error:
             logger.debug("server not asked", name=self.name, reason=str(error))
             return
         before = self._workers
         self._workers = {
             url: before.get(url) or HttpServer(self._client.beside(url), options=self._options)
-            for url in urls
+            for url in choice.urls
         }
-        await asyncio.gather(*(worker._look() for worker in self._workers.values() if worker.kind == "http"))
+        self._tell_refused(choice.refused)
+        new = [worker for worker in self._workers.values() if worker.kind == "http"]
+        await asyncio.gather(*(worker._look_itself() for worker in new))
+
+    async def _chosen(self) -> Choice:
+        """The workers that a router lists and that may be followed. Raises EngineFailure."""
+        listed = await expand(self._client)
+        return Choice.among(listed, self._hosts or await Neighbourhood.of(self._client, PROBE_SECONDS))
+
+    async def _look_itself(self) -> None:
+        """Of which kind a worker is. One that is a router is not followed further."""
+        try:
+            await self._identified()
+        except EngineFailure as error:
+            logger.debug("server not asked", name=self.name, reason=str(error))
+
+    def _tell_refused(self, refused: Mapping[str, str]) -> None:
+        """Log each worker that is not followed once, and no more than a few."""
+        self._refused = refused
+        new = [url for url in refused if url not in self._told][: TOLD - len(self._told)]
+        self._told.update(new)
+        for url in new:
+            logger.warning(
+                "worker.refused", name=self.name, worker=url, reason=refused[url], refused=len(refused)
+            )
 
     async def arm(self, window: EngineWindow) -> None:
         """Find out what it is where that is not known, then have its kind's driver arm."""
         kind = await self._identified()
         if kind == ROUTER:
-            raise EngineFailure(
-                f"{self.name} is a router without a worker: {len(self._workers)} are known of it; attach the engines' own addresses",
-                "unreachable",
-            )
+            raise self._without_workers()
         self._doubted = True  # until it has armed: whatever was restarted there may be something else
         await self._as(kind).arm(window)
         self._doubted = False
+
+    def _without_workers(self) -> EngineFailure:
+        for url, reason in self._refused.items():
+            return EngineFailure(
+                f"{self.name} is a router, and none of its workers is followed ({len(self._refused)} refused). {url}: {reason}",
+                "unconfigured",
+            )
+        return EngineFailure(
+            f"{self.name} is a router without a worker: attach the engines' own addresses", "unreachable"
+        )
 
     async def start(self, window: EngineWindow) -> None:
         """Begin the capture."""
@@ -222,8 +262,8 @@ async def identify(client: Client) -> str:
     raise EngineFailure(f'{answered}; if it is one, say which: attach(…, kind="vllm")', "unconfigured")
 
 
-async def expand(client: Client) -> list[str]:
-    """The URLs of a router's workers, each once; those that it speaks to by gRPC cannot be asked to record and are left out.
+async def expand(client: Client) -> list[object]:
+    """What a router lists as the URLs of its workers, each engine once; those that it speaks to by gRPC cannot be asked to record and are left out.
 
     Raises:
         EngineFailure: it cannot be reached, or does not tell.
@@ -234,17 +274,19 @@ async def expand(client: Client) -> list[str]:
             raise client.failure(reply, f"GET {path}")
         content = reply.json() if reply.ok else None
         if isinstance(content, dict) and _as_router(content):
-            return list(dict.fromkeys(_urls(content)))
+            return _urls(content)
     raise client.failure(reply, "GET /workers")
 
 
-def _urls(content: Mapping[str, Any]) -> list[str]:
+def _urls(content: Mapping[str, Any]) -> list[object]:
     listed = content.get("workers", content.get("urls"))
-    urls = [entry.get("url") if isinstance(entry, dict) else entry for entry in listed or ()]
+    urls = (entry.get("url") if isinstance(entry, dict) else entry for entry in listed or ())
     # a router that knows of data parallelism lists one URL for each rank of an engine
-    return [
-        _WITH_RANK.sub("", url).rstrip("/") for url in urls if isinstance(url, str) and _ADDRESS.match(url)
-    ]
+    plain = (
+        _WITH_RANK.sub("", url).rstrip("/") if isinstance(url, str) else f"<{type(url).__name__}>"
+        for url in urls
+    )
+    return [url for url in dict.fromkeys(plain) if not url.lower().startswith("grpc")]
 
 
 def _as_vllm(content: Mapping[str, Any]) -> str | None:
