@@ -157,7 +157,19 @@ class TestWhatIsNot:
         (viewer / "late").symlink_to(viewer.parent / "secret")
         assert ask(server, "/late")[0] == 404
 
-    @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "["])
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "evil.example",
+            "evil.example:80",
+            "127.0.0.1.evil.example",
+            "127.0.0.1@evil.example",
+            "127.0.0.1:80@evil.example",
+            "127.0.0.1:x",
+            "",
+            "[",
+        ],
+    )
     def test_another_sites_page_reads_nothing(self, server, host) -> None:
         """A name that was made to point here (DNS rebinding) is refused."""
         status, _, body = ask(server, trace_path(server), Host=host)

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import mimetypes
 import os
+import re
 import shutil
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -23,7 +24,7 @@ from stepprof.errors import ConfigError
 __all__ = ["TimelineServer", "bundled_viewer"]
 
 HOST = "127.0.0.1"
-_HOSTS = {HOST, "localhost"}
+_HOSTS = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?")
 # a group of tracks is drawn blank while it is folded; samples are many, and stay so
 _UNFOLD = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^(?!samples$|System$)"]}]
 _SERVICE_WORKER = (
@@ -122,7 +123,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         # another site's page whose name was made to point here must not read the trace
-        if self.headers.get("Host", "").partition(":")[0] not in _HOSTS:
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not _HOSTS.fullmatch(hosts[0]):
             self.send_error(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
             return
         file = self.server.files.get(unquote(urlsplit(self.path).path))
