@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,13 @@ def as_stranger(script: str, *arguments: object) -> str:
         stdout=subprocess.PIPE,
     )
     return ran.stdout
+
+
+def python_of_stranger(modules: str, script: str, *arguments: object) -> str:
+    """Run a script of Python as another user, after these modules were imported, and return what it prints."""
+    become = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+    command = [sys.executable, "-c", f"import os, {modules}\n{become}\n{script}", *map(str, arguments)]
+    return subprocess.run(command, check=True, timeout=60, text=True, stdout=subprocess.PIPE).stdout
 
 
 def plant(path: Path, content: str) -> None:

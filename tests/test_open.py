@@ -5,10 +5,13 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import stat
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from runs import make_run, record
@@ -114,7 +117,7 @@ class TestServing:
         assert (process.returncode, errors) == (0, "")
 
     def test_the_browser_gets_the_address(self, command, tmp_path) -> None:
-        """Without --no-browser, the browser that $BROWSER names is started with it."""
+        """Without --no-browser, $BROWSER opens a page that leads to it. Every user can read the arguments of a process: they hold no address, and only this user can read the page."""
         seen = tmp_path / "seen"
         os.mkfifo(seen)
         browser = tmp_path / "browser"
@@ -124,7 +127,11 @@ class TestServing:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
             assert process.stdout is not None
             printed = [process.stdout.readline().strip() for _ in range(2)]
-            opened = seen.read_text().strip()
+            opened = Path(url2pathname(urlsplit(seen.read_text().strip()).path))
+            leads_to = unescape(opened.read_text().partition("url=")[2].rpartition('">')[0])
+            modes = [stat.S_IMODE(path.stat().st_mode) for path in (opened, opened.parent)]
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
-        assert opened == printed[1]
+        assert leads_to == printed[1]
+        assert modes == [0o600, 0o700]
+        assert not opened.exists()

@@ -8,9 +8,10 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
+from stranger import needs_root, python_of_stranger
 
 from stepprof.errors import ConfigError
 from stepprof.timeline.serve import TimelineServer, bundled_viewer
@@ -64,6 +65,11 @@ def ask(server: TimelineServer, path: str, method: str = "GET", **headers: str):
         connection.close()
 
 
+def home(server: TimelineServer) -> str:
+    """The path that every other one begins with, up to its last slash."""
+    return urlsplit(server.url.partition("#")[0]).path.rstrip("/")
+
+
 def trace_path(server: TimelineServer) -> str:
     """Where the page fetches the timeline."""
     return urlsplit(unquote(server.url.partition("url=")[2].partition("&")[0])).path
@@ -75,7 +81,7 @@ class TestWhatIsServed:
         page, _, fragment = server.url.partition("#")
         assert ask(server, urlsplit(page).path)[2] == b"<!doctype html>viewer"
         url, _, commands = fragment.removeprefix("!/?url=").partition("&startupCommands=")
-        assert unquote(url) == f"{server.origin}/trace/r-step-000002-timeline.pftrace"
+        assert unquote(url) == f"{server.origin}{home(server)}/trace/r-step-000002-timeline.pftrace"
         assert [each["id"] for each in json.loads(unquote(commands))] == ["dev.perfetto.ExpandTracksByRegex"]
         status, headers, body = ask(server, trace_path(server))
         assert (status, body) == (200, TRACE)
@@ -90,7 +96,7 @@ class TestWhatIsServed:
         """It is 404 with the reason, and the server goes on."""
         server.timeline.unlink()
         assert ask(server, trace_path(server))[0] == 404
-        assert ask(server, "/")[0] == 200
+        assert ask(server, home(server) + "/")[0] == 200
 
     @pytest.mark.parametrize(
         ("path", "kind"),
@@ -104,7 +110,7 @@ class TestWhatIsServed:
     )
     def test_the_viewers_files_have_their_types(self, server, path, kind) -> None:
         """A browser compiles WebAssembly and runs modules by their type alone."""
-        status, headers, _ = ask(server, path)
+        status, headers, _ = ask(server, home(server) + path)
         assert (status, headers["Content-Type"]) == (200, kind)
 
     def test_head_is_get_without_the_file(self, server) -> None:
@@ -115,7 +121,7 @@ class TestWhatIsServed:
     def test_many_requests_at_once(self, server) -> None:
         """Whoever keeps a connection open and says nothing holds nobody up."""
         with socket.create_connection(server.server_address[:2]):
-            assert ask(server, "/")[0] == 200
+            assert ask(server, home(server) + "/")[0] == 200
 
 
 class TestWhatIsNot:
@@ -148,14 +154,15 @@ class TestWhatIsNot:
     )
     def test_no_path_leaves_the_table(self, server, path) -> None:
         """Whatever the path, a file that is not the viewer's own is never answered, nor a listing; and the worker that would stay in the browser is not."""
-        status, _, body = ask(server, path)
-        assert status == 404
-        assert SECRET not in body
+        for given in (path, home(server) + path):
+            status, _, body = ask(server, given)
+            assert status == 404
+            assert SECRET not in body
 
     def test_a_link_in_the_viewers_folder_that_appears_later_is_not_followed(self, server, viewer) -> None:
         """The table is made at the start."""
         (viewer / "late").symlink_to(viewer.parent / "secret")
-        assert ask(server, "/late")[0] == 404
+        assert ask(server, home(server) + "/late")[0] == 404
 
     @pytest.mark.parametrize(
         "host",
@@ -179,7 +186,7 @@ class TestWhatIsNot:
     @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "localhost"])
     def test_a_forwarded_port_is_no_other_site(self, server, host) -> None:
         """Through ssh -L the browser's port may differ."""
-        assert ask(server, "/", Host=host)[0] == 200
+        assert ask(server, home(server) + "/", Host=host)[0] == 200
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
     def test_only_reading(self, server, method) -> None:
@@ -190,7 +197,7 @@ class TestWhatIsNot:
 
     def test_the_page_may_talk_to_this_server_only(self, server) -> None:
         """The policy names no other host: no analytics, no fonts from elsewhere; and nothing is kept."""
-        _, headers, _ = ask(server, "/")
+        _, headers, _ = ask(server, home(server) + "/")
         assert "default-src 'self'" in headers["Content-Security-Policy"]
         assert "http" not in headers["Content-Security-Policy"]
         assert headers["Cache-Control"] == "no-store"
@@ -199,6 +206,59 @@ class TestWhatIsNot:
     def test_it_listens_on_this_machine_only(self, server) -> None:
         """The socket is bound to the loopback address."""
         assert server.socket.getsockname()[0] == "127.0.0.1"
+
+
+class TestOtherUsers:
+    def guesses(self, server: TimelineServer) -> list[str]:
+        token = home(server)
+        return [
+            "",
+            "/",
+            "/x",
+            token[:-1],
+            token + "x",
+            token.swapcase(),
+            "/%00",
+            "/é",
+            "/" + "x" * 4000,
+        ]
+
+    def test_without_the_token_there_is_nothing(self, server) -> None:
+        """Every user of the machine reaches the port: without the token each path is 404, and the answer says nothing of what is served."""
+        name = trace_path(server).removeprefix(home(server))
+        answers = set()
+        for guess in self.guesses(server):
+            for path in ("/", "/index.html", name, "/trace/", ""):
+                status, _, body = ask(server, quote(guess + path) or "/")
+                assert status == 404
+                answers.add(body)
+        assert len(answers) == 1
+        assert b"r-step-000002" not in answers.pop()
+
+    def test_the_token_alone_lists_nothing(self, server) -> None:
+        """A folder has no listing, with the token either."""
+        for path in ("", "/trace", "/trace/", "/v1"):
+            assert ask(server, home(server) + path)[0] == 404
+
+    def test_each_server_has_another_token(self, server, viewer) -> None:
+        """It cannot be known from another server, and has 24 random bytes."""
+        with TimelineServer(server.timeline, viewer) as other:
+            assert home(other) != home(server)
+        assert len(home(server)) > 30
+
+    @needs_root
+    def test_another_user_reads_nothing(self, server) -> None:
+        """A process of another user connects, and gets neither the timeline nor the viewer."""
+        script = (
+            "connection = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]), timeout=10)\n"
+            "connection.request('GET', sys.argv[2])\n"
+            "print(connection.getresponse().status)\n"
+        )
+        port, name = server.server_address[1], trace_path(server).removeprefix(home(server))
+        answers = [
+            python_of_stranger("encodings.idna, http.client, sys", script, port, path) for path in ("/", name)
+        ]
+        assert answers == ["404\n", "404\n"]
 
 
 class TestPort:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import html
+import os
+import tempfile
 import threading
 import webbrowser
 from pathlib import Path
@@ -50,12 +53,24 @@ def run(args: argparse.Namespace) -> int:
     try:
         with TimelineServer(timeline, viewer, args.port) as server:
             print(f"{timeline}\n{server.url}\nCtrl-C ends it", flush=True)
-            if not args.no_browser:  # in a thread: a browser of the terminal returns when it is left
-                threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
-            server.serve_forever()
+            with tempfile.TemporaryDirectory(prefix="stepprof-open-") as private:
+                if not args.no_browser:  # in a thread: a browser of the terminal returns when it is left
+                    page = _redirect(Path(private), server.url)
+                    threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
+                server.serve_forever()
     except KeyboardInterrupt:
         print()
     return 0
+
+
+def _redirect(folder: Path, url: str) -> str:
+    """Write a page for this user alone that leads to `url`, and return its address: every user of the machine can read the arguments of a browser."""
+    page = folder / "timeline.html"
+    with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(
+            f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={html.escape(url)}">'
+        )
+    return page.as_uri()
 
 
 def _timeline(args: argparse.Namespace) -> Path:

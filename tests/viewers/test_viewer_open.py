@@ -64,7 +64,7 @@ def test_the_viewer_shows_the_slices_and_asks_nobody_else(tmp_path: Path) -> Non
         page.goto(url)
         assert page.wait_for(SLICES) == len(events)
         title = page.wait_for("document.title.includes('steps') && document.title")
-        origin = url.partition("/#")[0]
+        origin = url.partition("/#")[0].rpartition("/")[0]
         answered = set(page.answered)
     assert "steps.json.gz" in title
     assert {address for address in answered if not address.startswith((origin, "data:", "blob:"))} == set()
