@@ -45,6 +45,7 @@ _ENDING = re.compile(
 )
 _LIST_ENDING = re.compile(rb"\]\s*\Z")
 _RECORD_END = re.compile(rb'"Record Window End"[^{}]*?"ts"\s*:\s*"?(\d+)(?:\.(\d+))?')
+_WHOLE = re.compile(rb'"cat"\s*:\s*"Trace"[^{}]*?"ts"\s*:\s*"?(\d+)(?:\.(\d+))?')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _TRACE_NAME = re.compile(rb'"traceName"\s*:\s*"[^\n]*?"(?=\s*(?:\}|,\s*"\w+"\s*:|\Z))')
 
@@ -63,6 +64,8 @@ class _Rewriting:
     total: int = 0
     base_ns: int = 0
     """What the times of the file are relative to."""
+    began_ns: int | None = None
+    """When the recording began."""
     ended_ns: int | None = None
     """When the recording ended."""
 
@@ -102,7 +105,7 @@ class _Rewriting:
         name = b'"traceName": ' + encoded(self.path)
         tail = _TRACE_NAME.sub(lambda _: name, held[cut:])
         self._find_base(tail)
-        self._find_end(tail)
+        self._find_ends(tail)
         ending = (_LIST_ENDING if is_list else _ENDING).search(tail)
         if ending is None and self.total + len(held) > _PARSED:
             raise _DamagedError(f"breaks off: it ends in {tail[-40:]!r}")
@@ -133,11 +136,14 @@ class _Rewriting:
         if base is not None:
             self.base_ns = int(base[1])
 
-    def _find_end(self, tail: bytes) -> None:
-        """Find when the recording ended, which torch writes as the last of its events."""
-        end = _RECORD_END.search(tail)
-        if end is not None:
-            self.ended_ns = self.base_ns + int(end[1]) * 1000 + int((end[2] or b"0")[:3].ljust(3, b"0"))
+    def _find_ends(self, tail: bytes) -> None:
+        """Find when the recording began and ended, which torch writes as the last of its events."""
+        self.began_ns, self.ended_ns = self._time(_WHOLE.search(tail)), self._time(_RECORD_END.search(tail))
+
+    def _time(self, found: re.Match[bytes] | None) -> int | None:
+        if found is None:
+            return None
+        return self.base_ns + int(found[1]) * 1000 + int((found[2] or b"0")[:3].ljust(3, b"0"))
 
     def _parse(self, text: bytes) -> None:
         try:
@@ -194,7 +200,7 @@ def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Art
     except OSError as error:
         logger.info("engine's own copy stays", path=str(source), reason=str(error))
     path = placed.relative_to(window.folder).as_posix()
-    return Artifact(path, KIND, size, rewriting.events, rewriting.ended_ns, written_ns)
+    return Artifact(path, KIND, size, rewriting.events, rewriting.began_ns, rewriting.ended_ns, written_ns)
 
 
 def _opened(source: Path) -> IO[bytes]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepprof.log import logger
 from stepprof.machine import TargetMachine
@@ -18,15 +18,17 @@ from stepprof.records import as_entries, describe_error
 from stepprof.remote.awaiting import Awaiting
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.closing import close
+from stepprof.remote.covering import shortfall
 from stepprof.remote.entries import LOST, RANKS
 from stepprof.remote.gate import passed
 from stepprof.remote.stopping import LATE_SECONDS, overrun_seconds, write_seconds
 from stepprof.remote.turn import Turn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Health
+    from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Health, Stopped
     from stepprof.remote.recording import Recording
     from stepprof.window import Window
 
@@ -262,8 +264,8 @@ class EngineTarget:
         finally:
             recording.entry["stop_seconds"] = round(time.perf_counter() - began, 6)
         await self._compare_clocks()
-        partial = recording.late or stopped.partial
         entry = recording.entry
+        partial = recording.late or stopped.partial or self._shortfall(window, entry, stopped)
         entry.update(health="ok", host=self.driver.host, boot_id=self.boot_id)
         entry["capped_by"] = capped_by or stopped.capped_by
         entry["write_seconds"] = write_seconds(stopped.artifacts, self.clock)
@@ -280,6 +282,16 @@ class EngineTarget:
             recording.tell(outcome, partial, artifacts=as_entries(stopped.artifacts))
         self._note(None)
         self._commit("done", window)
+
+    def _shortfall(self, window: EngineWindow, entry: Mapping[str, Any], stopped: Stopped) -> str | None:
+        """Return what the traces lack of the window, by the times that they state."""
+        options = window.options
+        if self.is_rank or options.by_stage:
+            return None
+        begun = None if options.delay_iterations else entry["start_unix_ns"]
+        capped = stopped.capped_by is not None
+        ended = entry["start_unix_ns" if capped else "end_unix_ns"]
+        return shortfall(stopped.artifacts, begun, ended, self.clock)
 
     async def _start_failed(self, recording: Recording, error: BaseException) -> None:
         """Let the window begin at once; then stop the engine, where the start may have arrived all the same."""

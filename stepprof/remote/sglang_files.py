@@ -245,7 +245,10 @@ def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) 
         return [whole]
     stages = [adopt(part, window, f"{name}.{stage}", **states, stage=stage) for stage, part in parts.items()]
     path.unlink()
-    return [replace(stage, written_ns=whole.written_ns) for stage in stages]
+    return [
+        replace(stage, began_ns=whole.began_ns, ended_ns=whole.ended_ns, written_ns=whole.written_ns)
+        for stage in stages
+    ]
 
 
 def _own_copy(path: Path, output: Path) -> Path:
