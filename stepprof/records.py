@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,21 @@ from stepprof.timing import Timing
 from stepprof.window import Artifact, Outcome, Window
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepprof.ticket import Ticket
 
-__all__ = ["EXPORTING", "LOST", "Fragment", "Origin", "as_entries", "describe_error", "tell", "window_record"]
+__all__ = [
+    "EXPORTING",
+    "LOST",
+    "Fragment",
+    "Origin",
+    "as_entries",
+    "describe_error",
+    "living_fragment",
+    "tell",
+    "window_record",
+]
 
 _RAY_TASK = "ray.exceptions.RayTaskError"
 """Escape sequences of terminals, and every control character but line feed and tab."""
@@ -154,6 +167,7 @@ class Fragment:
         self.uploads: list[dict[str, Any]] = []
         self.rival: dict[str, Any] | None = None
         """A living process of another job that has written as this rank."""
+        _fragments.add(self)
 
     @property
     def awaited(self) -> bool:
@@ -264,6 +278,17 @@ _QUOTING = ("error", "body_error", "name", "url")
 
 def _shown(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, **{key: redacted(entry[key]) for key in _QUOTING if entry.get(key)}}
+
+
+_fragments: weakref.WeakSet[Fragment] = weakref.WeakSet()
+
+
+def living_fragment(path: Path) -> Fragment | None:
+    """Return the fragment of this process that is written to a file: what is to change in the file has to change in it."""
+    for fragment in tuple(_fragments):
+        if fragment.claim is not None and fragment.claim.fragment == path:
+            return fragment
+    return None
 
 
 def tell(

@@ -50,12 +50,12 @@ class Artifact:
     kind: str
     bytes: int
     events: int | None = None
-    began_ns: int | None = field(default=None, compare=False)
-    """When its recording began, by the clock of the process that recorded it; None: the file does not say."""
     ended_ns: int | None = field(default=None, compare=False)
     """When its recording ended, by the clock of the process that recorded it; None: the file does not say."""
     written_ns: int | None = field(default=None, compare=False)
     """When that process had written it, by the clock of the file system."""
+    began_ns: int | None = field(default=None, compare=False)
+    """When its recording began, by the clock of the process that recorded it; None: the file does not say."""
 
 
 @dataclass(frozen=True, slots=True)

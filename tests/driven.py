@@ -94,6 +94,31 @@ def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda entry: entry["replica"])
 
 
+@contextmanager
+def running(
+    script: str, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a job that has printed its first line, and end it with the block."""
+    given = {**os.environ, **(env or {})}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        cwd=cwd,
+        env={
+            **given,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), given.get("PYTHONPATH", "")]),
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline()
+            yield job
+        finally:
+            job.kill()
+
+
 @dataclass(frozen=True)
 class EngineTrace:
     """What is in a trace of an engine; which events its forward steps are, each kind of engine says."""

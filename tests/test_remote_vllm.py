@@ -35,16 +35,17 @@ STAMP = "1795182684740183604"
 
 
 def make_window(folder: Path, workers: frozenset[int] | None = None, **options: Any) -> EngineWindow:
-    """The window of step 2."""
-    trace_dir = options.pop("trace_dir", None)
-    (folder / "step-000002" / "rollout" / "replica-0").mkdir(parents=True, exist_ok=True)
+    """The window of a step."""
+    trace_dir, step = options.pop("trace_dir", None), options.pop("step", 2)
+    place = folder / f"step-{step:06d}"
+    (place / "rollout" / "replica-0").mkdir(parents=True, exist_ok=True)
     return EngineWindow(
-        window=Window(2, "rollout"),
+        window=Window(step, "rollout"),
         replica=0,
-        folder=folder / "step-000002",
+        folder=place,
         stem="rollout/replica-0",
         options=EngineOptions(**options),
-        metadata={"step": 2},
+        metadata={"step": step},
         workers=workers,
         trace_dir=trace_dir,
     )
@@ -82,6 +83,7 @@ def brought_as(
     place.prepare()
     made = make_window(folder, asked)
     session = place.begin(made)
+    place.lead(session)
     for name, what in names.items():
         write_trace(link / name, **what)
     brought = bring(place, session, made, "stepprof-mine", workers or Workers())
@@ -219,6 +221,7 @@ class TestFolder:
         place.prepare()
         window = make_window(tmp_path)
         session = place.begin(window)
+        place.lead(session)
         prefix, other = new_prefix(), new_prefix()
         write_trace(plain / f"{prefix}_rank0.{STAMP}.pt.trace.json.gz")
         write_trace(plain / f"{other}_rank0.{STAMP}.pt.trace.json.gz")
@@ -264,6 +267,7 @@ class TestFolder:
         place.prepare()
         window = make_window(tmp_path)
         session = place.begin(window)
+        place.lead(session)
         write_trace(link / f"rank0.{STAMP}.pt.trace.json.gz")
         (link / f"rank1.{STAMP}.pt.trace.json.gz").write_bytes(b"\x1f\x8b\x08\x00cut off")
         (link / "rank0.profiler_out.txt").write_text("a table")

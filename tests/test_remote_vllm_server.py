@@ -5,6 +5,8 @@ The real server is recorded in `tests/engines/vllm/test_vllm_server.py`.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +52,13 @@ def refusal(work: Any) -> EngineFailure:
     with pytest.raises(EngineFailure) as caught:
         run(work)
     return caught.value
+
+
+def entries(window: EngineWindow) -> list[dict[str, Any]]:
+    """What the manifest says of a window's engines."""
+    (path,) = (window.folder / "manifest").iterdir()
+    told: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return told
 
 
 def posts(server: SimpleNamespace) -> list[str]:
@@ -140,17 +149,61 @@ class TestArm:
 
 
 class TestStart:
-    def test_a_capture_that_a_dead_job_left_is_stopped_first(
-        self, shared: Callable[..., EngineWindow]
-    ) -> None:
-        """The link still leads to its folder."""
+    def test_another_living_driver_has_it(self, shared: Callable[..., EngineWindow]) -> None:
+        """Busy, with the driver's window and process: nothing is sent, and its capture is whole. Then the engine is free."""
         with vllm() as (server, driver):
             run(driver.arm(shared()))
             run(driver.start(shared()))
+            again, window = VllmServer(Client(server.url)), shared(step=3)
+            run(again.arm(window))
+            error = refusal(again.start(window))
+            assert error.health == "busy"
+            assert f"step 2, rollout (process {os.getpid()} on" in str(error)
+            assert posts(server) == ["/start_profile"]
+            run(driver.abort())
+            run(again.start(window))
+            run(again.abort())
+            assert posts(server) == ["/start_profile", "/stop_profile"] * 2
+
+    def test_a_capture_of_a_driver_that_is_gone_is_stopped_first(
+        self, shared: Callable[..., EngineWindow]
+    ) -> None:
+        """When the next one arms, before its start has to be quick. The files are kept under the step that they belong to."""
+        with vllm() as (server, driver):
+            window = shared()
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert window.trace_dir is not None
+            write_trace(window.trace_dir / "current" / f"rank0.{STAMP}.pt.trace.json.gz")
+            driver.retire()
             again = VllmServer(Client(server.url))
-            run(again.arm(shared()))
-            run(again.start(shared()))
-            assert posts(server) == ["/start_profile", "/stop_profile", "/start_profile"]
+            run(again.arm(shared(step=3)))
+            assert posts(server) == ["/start_profile"]  # its files are there: another stop has ended it
+            (entry,) = entries(window)
+            assert (entry["status"], entry["artifacts"][0]["path"]) == (
+                "partial",
+                "rollout/replica-0/rank-0.trace.json.gz",
+            )
+            run(again.start(shared(step=3)))
+            run(again.abort())
+            assert posts(server) == ["/start_profile", "/start_profile", "/stop_profile"]
+
+    @pytest.mark.parametrize("folder", [True, False])
+    def test_a_driver_that_is_gone_and_left_nothing(
+        self, shared: Callable[..., EngineWindow], window: EngineWindow, folder: bool
+    ) -> None:
+        """The engine is stopped. Its window stays lost, with the reason; where its files cannot be seen, the reason says where they are."""
+        with vllm() as (server, driver):
+            made = shared() if folder else window
+            run(driver.arm(made))
+            run(driver.start(made))
+            driver.retire()
+            again = VllmServer(Client(server.url))
+            run(again.arm(made))
+            assert posts(server) == ["/start_profile", "/stop_profile"]
+            (entry,) = entries(made)
+            assert entry["status"] == "lost"
+            assert ("left no trace" if folder else "its traces are on") in entry["error"]
 
     @pytest.mark.parametrize(
         ("answer", "health", "owes", "words"),
@@ -227,10 +280,17 @@ class TestStop:
 
     def test_an_abort_that_is_refused_says_so(self, window: EngineWindow) -> None:
         """A route that is not there has nothing to end; a server that fails has."""
-        with vllm(POST_stop_profile=404) as (_, driver):
-            run(driver.abort())
-        with vllm(POST_stop_profile=(500, "boom")) as (_, driver):
-            assert "boom" in str(refusal(driver.abort()))
+        for answer in (404, (500, "boom")):
+            with vllm(POST_stop_profile=answer) as (server, driver):
+                run(driver.abort())
+                assert not posts(server)  # nothing was begun here
+                run(driver.arm(window))
+                run(driver.start(window))
+                if answer == 404:
+                    run(driver.abort())
+                else:
+                    assert "boom" in str(refusal(driver.abort()))
+                driver.retire()
 
     def test_its_clock_is_this_hosts(self, window: EngineWindow) -> None:
         """Both ends of the connection are here."""

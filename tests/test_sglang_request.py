@@ -28,6 +28,7 @@ from stepprof.remote.sglang import SglangEngine, SglangKind
 from stepprof.remote.sglang_capture import STAGES_SECONDS, SglangCapture
 from stepprof.remote.sglang_files import bring, discard
 from stepprof.remote.sglang_request import BY_STAGE_ITERATIONS, Facts, Request
+from stepprof.remote.slots import MemorySlot
 from stepprof.window import Window
 
 # `TokenizerManager.start_profile` in the wheels of these versions on PyPI; from 0.5.15 on it takes a request object.
@@ -61,10 +62,17 @@ class Manager:
         ]
         signature = inspect.Signature(parameters)
         self.calls: list[tuple[str, Any]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.records = False
         self.server_args = SimpleNamespace(device="cpu", sleep_on_idle=True, tp_size=1, **args)
 
         async def start_profile(**given: Any) -> None:
             signature.bind(**given)
+            if given.get("start_step"):  # begins nothing, and is refused while it records
+                self.asked.append(given)
+                if self.records:
+                    raise RuntimeError("in other words")
+                return
             self.calls.append(("start", given))
 
         start_profile.__signature__ = signature  # type: ignore[attr-defined]
@@ -154,6 +162,27 @@ class TestVersions:
             **({} if bound is None else {"num_steps": bound + 1}),
         }
         assert manager.calls == [("start", expected), ("stop", None)]
+        assert [asked["start_step"] > 2**40 for asked in manager.asked] == [True] * (
+            "start_step" in SIGNATURES[version]
+        )
+
+    def test_one_that_records_is_left_alone(
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Asked with a start that begins nothing, it refuses: busy, whatever the words. When it is free, the same driver records."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
+        manager = Manager("0.5.14")
+        manager.event_loop, manager.records = other_loop, True
+        driver = SglangEngine(manager)
+        window = make_window(tmp_path, EngineOptions())
+        remote_loop().submit(driver.arm(window)).result(10)
+        with pytest.raises(EngineFailure, match="it is left alone") as caught:
+            remote_loop().submit(driver.start(window)).result(10)
+        assert (caught.value.health, caught.value.owes_stop, manager.calls) == ("busy", False, [])
+        manager.records = False
+        remote_loop().submit(driver.start(window)).result(10)
+        remote_loop().submit(driver.abort()).result(10)
+        assert [verb for verb, _ in manager.calls] == ["start", "stop"]
 
     def test_stage_that_did_not_come_is_not_left_armed(
         self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
@@ -404,6 +433,12 @@ class NsysLink:
     async def nsys(self, window: EngineWindow) -> Started:
         return this_process(window)
 
+    def slot(self, window: EngineWindow) -> MemorySlot:
+        return MemorySlot(f"object:{id(self)}")
+
+    async def records(self, fields: Any) -> None:
+        return None
+
     async def start(self, fields: Any) -> None:
         self.calls.append(f"start {fields['activities']}")
 
@@ -431,7 +466,7 @@ class TestNsys:
         """One window."""
         window = make_window(tmp_path / "step-000002", EngineOptions(backend="nsys", **options))
         window.output.mkdir(parents=True, exist_ok=True)
-        capture = SglangCapture(link)
+        capture = SglangCapture(link, "engine")
 
         async def run() -> Stopped:
             await capture.arm(window)
@@ -480,7 +515,7 @@ class TestNsys:
     def test_an_aborted_one(self, tmp_path: Path) -> None:
         """Its range is ended, and counts: the next window has the second."""
         link, window = NsysLink(), make_window(tmp_path / "aborted", EngineOptions(backend="nsys"))
-        capture = SglangCapture(link)
+        capture = SglangCapture(link, "engine")
 
         async def run() -> None:
             await capture.arm(window)
@@ -587,7 +622,7 @@ class TestObjects:
             await driver.abort()
 
         remote_loop().submit(begin()).result(10)
-        assert [verb for verb, _ in manager.calls] == ["start", "stop"]
+        assert (len(manager.asked), [verb for verb, _ in manager.calls]) == (1, ["start", "stop"])
         assert not manager.event_loop.is_running()
         manager.event_loop.run_until_complete(asyncio.sleep(0))
         manager.event_loop.close()

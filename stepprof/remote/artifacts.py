@@ -200,7 +200,7 @@ def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Art
     except OSError as error:
         logger.info("engine's own copy stays", path=str(source), reason=str(error))
     path = placed.relative_to(window.folder).as_posix()
-    return Artifact(path, KIND, size, rewriting.events, rewriting.began_ns, rewriting.ended_ns, written_ns)
+    return Artifact(path, KIND, size, rewriting.events, rewriting.ended_ns, written_ns, rewriting.began_ns)
 
 
 def _opened(source: Path) -> IO[bytes]:

@@ -96,6 +96,8 @@ class EngineWindow:
     """Where the processes of this host agree on who records a device, and how long one waits for it."""
     nsys: NsysOptions = field(default_factory=NsysOptions)
     """Where the reports of nsys are looked for, if the engine records with it, and for how long."""
+    owner: Mapping[str, object] = field(default_factory=dict)
+    """The process whose window it is (`stepprof.writer.writer_identity`); empty: this one."""
 
     def is_at(self, other: EngineWindow) -> bool:
         """Whether it is the same window with the same folder; what it is called may have become known only later."""

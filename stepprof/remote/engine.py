@@ -21,6 +21,8 @@ from stepprof.remote.closing import close
 from stepprof.remote.covering import shortfall
 from stepprof.remote.entries import LOST, RANKS
 from stepprof.remote.gate import passed
+from stepprof.remote.inheriting import left_there
+from stepprof.remote.loop import in_thread
 from stepprof.remote.stopping import LATE_SECONDS, overrun_seconds, write_seconds
 from stepprof.remote.turn import Turn
 
@@ -197,6 +199,8 @@ class EngineTarget:
                 await self._record(recording, window)
         except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the manifest and the log say it
             self._fail(recording, error)
+            if recording.sent and not self.is_rank:
+                await self._name_files(recording, window)
         finally:
             self._turn.give()
             self._to_idle("the window is over")
@@ -244,8 +248,7 @@ class EngineTarget:
             start_unix_ns=recording.begun_ns or time.time_ns(),
         )
         if recording.late is None:
-            # as it was written ahead, and so not written again: nothing has to be put right if the process dies now
-            entry.update(status="lost", error=LOST)
+            recording.tell("lost", f"{LOST}{self._where()}")
         self._note(None)
         recording.started.open()
         await recording.stop.wait()
@@ -390,6 +393,20 @@ class EngineTarget:
         await close(self.driver, self.label, answer_seconds=answer_seconds - spent, timeout=timeout - spent)
 
     # -- state and health
+
+    def _where(self) -> str:
+        """Return where the files of a capture come to that nothing may bring into the run; nothing, if its driver does not tell."""
+        place = getattr(self.driver, "writes_to", None)
+        return "" if place is None else f"; what it writes comes to {place}"
+
+    async def _name_files(self, recording: Recording, window: EngineWindow) -> None:
+        """Have the entry of a capture that failed name the files that it left, or the place that they come to."""
+        where = self._where()
+        left = await in_thread(left_there, window)
+        more = f"; it left {', '.join(left)}" if left else where
+        entry = recording.entry
+        if more and entry["status"] in ("failed", "lost"):
+            recording.tell(entry["status"], f"{entry['error']}{more}")
 
     def _fail(self, recording: Recording, error: BaseException) -> None:
         self._note(error)

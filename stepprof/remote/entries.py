@@ -154,6 +154,7 @@ class Entries:
             stop_seconds=policy.engine_stop_timeout_seconds,
             npu=policy.npu,
             nsys=policy.nsys,
+            owner=self._origin.writer,
         )
 
     # blocking: called on a thread

@@ -23,7 +23,11 @@ from stepprof.remote.reply import Reply
 from stepprof.remote.workers import Choice, Hosts, Neighbourhood
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Stopped
+    from stepprof.remote.sglang_http import SglangServer
+    from stepprof.remote.vllm_http import VllmServer
 
 __all__ = ["Client", "HttpKind", "HttpServer", "Reply", "clock", "expand", "identify"]
 
@@ -99,7 +103,7 @@ class HttpServer:
         self._client = client
         self._stated = kind
         self._options = dict(options or {})
-        self._driver: EngineDriver | None = None
+        self._driver: VllmServer | SglangServer | None = None
         self._hosts = hosts
         self._workers: dict[str, HttpServer] = {}
         self._refused: Mapping[str, str] = {}
@@ -209,6 +213,21 @@ class HttpServer:
         if self._driver is not None:
             await self._driver.abort()
 
+    @property
+    def writes_to(self) -> Path | None:
+        """Where the capture that runs is written."""
+        return None if self._driver is None else self._driver.writes_to
+
+    async def close(self, timeout: float) -> None:
+        """Stop what is still open, and keep it as partial."""
+        if self._driver is not None:
+            await self._driver.close(timeout)
+
+    def retire(self) -> None:
+        """Take no more part; what is still open is left to the next driver."""
+        if self._driver is not None:
+            self._driver.retire()
+
     async def clock(self) -> Clock | None:
         """Compare its clock with ours."""
         return await (clock(self._client) if self._driver is None else self._driver.clock())
@@ -218,7 +237,7 @@ class HttpServer:
             _known[self.key] = await identify(self._client)
         return self.kind
 
-    def _as(self, kind: str) -> EngineDriver:
+    def _as(self, kind: str) -> VllmServer | SglangServer:
         """The driver of that kind. Raises EngineFailure where an option is of another kind."""
         if self._driver is None or self._driver.kind != kind:
             foreign = sorted(set(self._options) - set(_options_of(kind)))
@@ -227,7 +246,7 @@ class HttpServer:
                     f"{self.name} is a server of {kind}, which has no option {', '.join(foreign)}",
                     "unconfigured",
                 )
-            self._driver = cast("EngineDriver", _class_of(kind)(self._client, **self._options))
+            self._driver = cast("VllmServer | SglangServer", _class_of(kind)(self._client, **self._options))
         return self._driver
 
 

@@ -23,6 +23,7 @@ from stepprof.errors import ConfigError
 from stepprof.log import logger
 from stepprof.records import describe_error
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
+from stepprof.remote.inheriting import keep
 from stepprof.remote.inside_awaited import Owed
 from stepprof.remote.inside_find import locate, only_engine, same_url, shown
 from stepprof.remote.inside_values import Answer, Attachment, Facts, Inside, Report, Unknown, boot_id
@@ -41,6 +42,8 @@ GONE = "the process that drives this one has ended"
 
 EXPORT_SECONDS = 120.0
 """How long the exports of an actor may take after its driver has ended."""
+
+NO_STOP = "the process that drives the actor did not stop it: that process is gone, or max_seconds were over"
 
 GRACE_SECONDS = 30.0
 """How much longer than its bound an engine's capture runs whose stop never came: the process that started it is gone."""
@@ -301,11 +304,18 @@ class Guest:
             self._forgotten.cancel()
             self._forgotten = None
 
+    def retire(self) -> None:
+        """Leave an engine to the next attachment, which ends what is still open."""
+        retire = getattr(self._engine, "retire", None)
+        if retire is not None:
+            retire()
+
     def _end_forgotten(self, window: EngineWindow) -> None:
         logger.warning("no stop came", step=window.window.step, role=window.window.role, pid=os.getpid())
         with self.turn:
             try:
-                self.stop(window)
+                report = self.stop(window)
+                keep(self._local(window), report.stopped, NO_STOP, window.owner)
             except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; nobody waits for it
                 logger.warning("not stopped", step=window.window.step, reason=describe_error(error))
 
@@ -388,7 +398,10 @@ def _leave(token: str, timeout: float) -> Answer:
     """
     guest = _guests.pop(token, None)
     watch.remove(token)
-    if guest is None or (guest.attachment is not None and guest.attachment.kind == "engine"):
+    if guest is None:
+        return Answer([])
+    if guest.attachment is not None and guest.attachment.kind == "engine":
+        guest.retire()
         return Answer([])
     if not _on_main_thread():
         return _elsewhere(guest, guest.close_and_leave, (timeout,), 0.0)

@@ -18,6 +18,8 @@ from stepprof.remote.sglang_http import SglangServer
 from stepprof.remote.sglang_link import ObjectLink
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepprof.remote.base import EngineDriver, EngineWindow
 
 __all__ = ["SglangEngine", "SglangKind", "SglangServer"]
@@ -65,7 +67,7 @@ class SglangEngine:
         self.key = f"object:{id(engine)}"
         self.host: str | None = socket.gethostname()
         self._link = ObjectLink(engine, self.name)
-        self._capture = SglangCapture(self._link)
+        self._capture = SglangCapture(self._link, self.name)
         self._attached_on = _running_loop()
 
     @property
@@ -101,6 +103,19 @@ class SglangEngine:
     async def abort(self) -> None:
         """Stop whatever was begun, and throw it away."""
         await self._capture.abort()
+
+    @property
+    def writes_to(self) -> Path | None:
+        """Where the capture that runs is written."""
+        return self._capture.writes_to
+
+    async def close(self, timeout: float) -> None:
+        """Stop what is still open, and keep it as partial."""
+        await self._capture.close(timeout)
+
+    def retire(self) -> None:
+        """Take no more part; what is still open is left to the next driver."""
+        self._capture.retire()
 
     async def clock(self) -> Clock | None:
         """It runs on this host."""

@@ -1,10 +1,10 @@
 """One SGLang engine's captures, from arm to stop, whatever the way it is spoken to.
 
-What only this module knows: the state of an engine that cannot be asked for it. SGLang answers a second start with success, throws the
+What only this module knows: how to find out whether an engine records. SGLang answers a second start with success, throws the
 first capture away and writes into the first one's folder (and, since a range of its scheduler's is open then, into memory that torch has
-given back: see `stepprof.remote.sglang_stages`); it keeps a request armed whose steps did not come; a stop that it owes
-nobody is an error, and also what follows a capture that has ended by itself. So what was sent and not stopped is kept here, and a
-start that would come on top is refused before it leaves.
+given back: see `stepprof.remote.sglang_stages`); it keeps a request armed whose steps did not come; a stop without a capture is an
+error, and also what follows a capture that has ended by itself. But it refuses a start for a later forward step while it records, and
+changes nothing then. So such a start is sent first, for a step that never comes, and the real one only after it was accepted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepprof.log import logger
+from stepprof.records import describe_error
 from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.holding import Hold
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import NsysPart, Started
 from stepprof.remote.sglang_files import bring, discard, find, folder_of, is_whole, require_writable
@@ -25,6 +27,7 @@ from stepprof.remote.sglang_request import Facts, Request
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
+    from stepprof.remote.slots import Finisher, Held, Slot
 
 __all__ = ["Link", "SglangCapture"]
 
@@ -47,6 +50,12 @@ class Link(Protocol):
 
     async def nsys(self, window: EngineWindow) -> Started:
         """How its process was started under nsys."""
+
+    def slot(self, window: EngineWindow) -> Slot:
+        """Where the drivers of this engine note which of them records."""
+
+    async def records(self, fields: Mapping[str, Any]) -> str | None:
+        """Send a start for a step that never comes. Return how it was refused, as it is while the engine records; None: it was not."""
 
     async def start(self, fields: Mapping[str, Any]) -> None:
         """Send a start."""
@@ -74,8 +83,10 @@ class _Sent:
 class SglangCapture:
     """Arm, start, stop and abort, over a link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, name: str) -> None:
         self._link = link
+        self._name = name
+        self._hold = Hold(name)
         self._facts: Facts | None = None
         self._sent: _Sent | None = None
 
@@ -91,7 +102,9 @@ class SglangCapture:
         folder = folder_of(window)
         Request.of(window, self._facts, folder)
         await in_thread(require_writable, folder, "started")
-        await self._settle_doubts()
+        if self._hold.held is None:
+            self._hold.slot = self._link.slot(window)
+        await self._hold.settle(self._finisher)
 
     async def start(self, window: EngineWindow) -> None:
         """Send the start: once it has left, it is kept until its stop has been answered."""
@@ -102,8 +115,11 @@ class SglangCapture:
         folder = folder_of(window)
         request = Request.of(window, self._facts, folder)
         await in_thread(require_writable, folder, "started")
+        await self._hold.settle(self._finisher)
+        await self._hold.take(window, driver=self, state={"folder": str(folder), **request.noted})
         self._sent = sent = _Sent(window, request, folder)
         try:
+            await self._refuse_others(self._facts, folder)
             if "nsys" in request.backends:
                 started = await self._link.nsys(window)
                 sent.part = await NsysPart.begin(window, started, lambda: self._link.start(request.fields))
@@ -111,13 +127,79 @@ class SglangCapture:
                 await self._link.start(request.fields)
         except Exception as error:
             if isinstance(error, EngineFailure) and not error.owes_stop:
-                self._sent = None
+                await self._free()
             else:  # it may have arrived
                 sent.doubtful = True
             raise
 
+    async def _refuse_others(self, facts: Facts, folder: Path) -> None:
+        """Refuse an engine that records for someone else. Raises EngineFailure: nothing was begun."""
+        if "start_step" not in facts.fields:
+            return
+        try:
+            refusal = await self._link.records(Request.of_a_step_that_never_comes(facts, folder).fields)
+        except EngineFailure as error:
+            error.owes_stop = False
+            raise
+        except Exception as error:
+            raise EngineFailure(
+                f"{self._name} did not say whether it records: {describe_error(error)}"
+            ) from error
+        if refusal is not None:
+            raise EngineFailure(
+                f"{self._name} records already, and not for a job that is known here; it is left alone ({refusal}). If no process waits for that "
+                "capture (a job that died may have left it), call its stop_profile once (a server: POST /stop_profile)",
+                "busy",
+            )
+
     async def stop(self, window: EngineWindow) -> Stopped:
         """End the capture, and bring its files to the run."""
+        if await self._hold.is_taken():
+            self._sent = None
+            return await self._hold.taken_over(window)
+        return await self._end(send=True)
+
+    async def finish(self, window: EngineWindow) -> Stopped:
+        """End a capture whose stop failed, or never came; it is left alone where another stop has ended it."""
+        sent = self._sent
+        over = sent is not None and not sent.request.by_stage and bool(await in_thread(find, sent.folder))
+        return await self._end(send=not over)
+
+    @property
+    def writes_to(self) -> Path | None:
+        """Where the capture that runs is written."""
+        return None if self._sent is None else self._sent.folder
+
+    async def close(self, timeout: float) -> None:
+        """Stop what is still open, and keep it as partial; another driver may have the engine then."""
+        await self._hold.close(self._finisher, timeout)
+
+    def retire(self) -> None:
+        """Take no more part; what is still open is left to the next driver."""
+        self._hold.retire()
+
+    def _finisher(self, held: Held) -> Finisher:
+        """Return what can end a capture: this driver its own, another one that of a driver that is gone."""
+        if held is self._hold.held:
+            return self
+        made = SglangCapture(self._link, self._name)
+        made._facts = self._facts
+        made._sent = _Sent(held.window, Request.from_noted(held.state), Path(held.state["folder"]))
+        made._hold = Hold.of(self._name, self._hold.slot, held)
+        return made
+
+    async def _free(self) -> None:
+        self._sent = None
+        await self._hold.give()
+
+    async def _end(self, *, send: bool) -> Stopped:
+        try:
+            return await self._ended(send=send)
+        finally:
+            if self._sent is None:
+                await self._hold.give()
+
+    async def _ended(self, *, send: bool) -> Stopped:
         sent, facts = self._sent, self._facts
         if sent is None or facts is None:
             raise EngineFailure("stop without start: nothing was sent to the engine", "ok")
@@ -131,7 +213,10 @@ class SglangCapture:
             )
         if sent.part is not None:
             return await self._end_range(sent, sent.part)
-        recorded = await self._send_stop(sent)
+        recorded: bool | None = False
+        if send:
+            recorded = await self._send_stop(sent)
+        self._sent = None
         if not facts.answers and sent.request.writes_traces:
             await _until_whole(sent.folder, facts.workers, UNANSWERED_SECONDS)
         elif facts.ranks > facts.tp:  # only the first stage of a pipeline is waited for
@@ -176,7 +261,7 @@ class SglangCapture:
             await self._send_stop(sent)
             if sent.request.by_stage:
                 await self._clear(sent, facts)
-        self._sent = None
+        await self._free()
         if part is not None:
             part.abandon()
         await in_thread(discard, sent.folder)
@@ -189,18 +274,10 @@ class SglangCapture:
         except Exception as error:
             sent.doubtful = True
             if isinstance(error, EngineFailure) and error.health in ("dead", "unreachable"):
-                self._sent = None  # whoever answers there next has nothing of ours
+                await self._free()  # what answers there next has nothing of ours
             raise
         self._sent = None
         return recorded
-
-    async def _settle_doubts(self) -> None:
-        """An earlier stop came to nothing: the engine may still record, and would take a start for a restart."""
-        if self._sent is not None:
-            logger.warning(
-                "earlier capture ended", name=self._name, reason=f"step {self._sent.window.window.step}"
-            )
-            await self.abort()
 
     async def _clear(self, sent: _Sent, facts: Facts) -> None:
         """Take back what a request left armed: a stage that did not come would be captured whenever it comes."""
@@ -221,10 +298,6 @@ class SglangCapture:
                 f"{self._name} records step {sent.window.window.step} already; it was not {what}: SGLang would throw the first capture away",
                 "busy",
             )
-
-    @property
-    def _name(self) -> str:
-        return "the engine" if self._facts is None else self._facts.name
 
 
 def _bring(sent: _Sent, facts: Facts) -> Any:

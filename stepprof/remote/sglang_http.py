@@ -17,6 +17,7 @@ from stepprof.remote.nsys import Started
 from stepprof.remote.nsys_server import NsysServer
 from stepprof.remote.sglang_capture import SglangCapture
 from stepprof.remote.sglang_request import Facts
+from stepprof.remote.slots import FileSlot, beside_runs, digest
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.httpclient import Client
     from stepprof.remote.reply import Reply
+    from stepprof.remote.slots import Slot
 
 __all__ = ["SglangServer"]
 
@@ -47,7 +49,7 @@ class SglangServer:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._capture = SglangCapture(_ServerLink(client))
+        self._capture = SglangCapture(_ServerLink(client), client.name)
         self.name = client.name
         self.key = client.key
         self.host: str | None = client.host
@@ -74,6 +76,19 @@ class SglangServer:
     async def abort(self) -> None:
         """Stop whatever was begun, and throw it away."""
         await self._capture.abort()
+
+    @property
+    def writes_to(self) -> Path | None:
+        """Where the capture that runs is written."""
+        return self._capture.writes_to
+
+    async def close(self, timeout: float) -> None:
+        """Stop what is still open, and keep it as partial."""
+        await self._capture.close(timeout)
+
+    def retire(self) -> None:
+        """Take no more part; what is still open is left to the next driver."""
+        self._capture.retire()
 
     async def clock(self) -> Clock | None:
         """Compare its clock with ours by what HTTP tells of it."""
@@ -110,6 +125,19 @@ class _ServerLink:
     async def nsys(self, window: EngineWindow) -> Started:
         """How the process that listens there was started under nsys."""
         return await self._nsys.started(window)
+
+    def slot(self, window: EngineWindow) -> Slot:
+        """Return a file in the folder that is shared with the engine's host; without one, next to the runs."""
+        if window.trace_dir is None:
+            return beside_runs(window, self._client.key)
+        return FileSlot(window.trace_dir / f".stepprof-{digest(self._client.key)}.json")
+
+    async def records(self, fields: Mapping[str, Any]) -> str | None:
+        """Return how a start for a step that never comes is refused: with a 500."""
+        reply = await self._client.request("POST", "/start_profile", json=dict(fields), timeout=START_SECONDS)
+        if not reply.ok and reply.status != 500:
+            raise self._refused(reply, "start")
+        return None if reply.ok else f"it answered 500 to such a start: {reply.text}"
 
     async def start(self, fields: Mapping[str, Any]) -> None:
         """``POST /start_profile``: answered when it records."""

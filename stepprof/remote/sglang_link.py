@@ -28,9 +28,11 @@ from stepprof.remote.base import EngineFailure
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import Started, this_process
 from stepprof.remote.sglang_request import Facts, refuse_environment
+from stepprof.remote.slots import MemorySlot
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
+    from stepprof.remote.slots import Slot
 
 __all__ = ["ObjectLink"]
 
@@ -116,6 +118,22 @@ class ObjectLink:
     async def nsys(self, window: EngineWindow) -> Started:
         """How this process was started under nsys: its schedulers are children of it."""
         return this_process(window)
+
+    def slot(self, window: EngineWindow) -> Slot:
+        """Return the slot of an engine of this process."""
+        return MemorySlot(f"object:{id(self._manager)}")
+
+    async def records(self, fields: Mapping[str, Any]) -> str | None:
+        """Return how a start for a step that never comes is refused. An engine that was never used records nothing."""
+        if self.home() is None:
+            return None
+        try:
+            await self._call(lambda: _start(self._manager, fields), self.patience[0])
+        except EngineFailure:
+            raise
+        except RuntimeError as error:  # an answer without success: such a request is refused for one reason
+            return str(error)
+        return None
 
     async def start(self, fields: Mapping[str, Any]) -> None:
         """Start it, or see that it is started with its first use."""

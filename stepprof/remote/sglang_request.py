@@ -35,6 +35,9 @@ DEADLY_STAGES_SINCE = (0, 5, 14)
 EXACT_SINCE = (0, 5, 16)
 """Before this version, a bound of N steps recorded N - 1 of them."""
 
+NEVER = 1 << 62
+"""A forward step that no engine comes to."""
+
 _OWN = ("output_dir", "num_steps", "activities")
 """What every version since 0.4.6 takes."""
 
@@ -115,6 +118,21 @@ class Request:
     """What it records with."""
 
     @property
+    def noted(self) -> dict[str, Any]:
+        """What another process needs to find its files: JSON-able."""
+        return {
+            "by_stage": self.by_stage,
+            "cut": self.cut,
+            "bound": self.bound,
+            "backends": list(self.backends),
+        }
+
+    @classmethod
+    def from_noted(cls, noted: Mapping[str, Any]) -> Request:
+        """Return what was asked for by another process."""
+        return cls({}, noted["by_stage"], noted["cut"], noted["bound"], tuple(noted["backends"]))
+
+    @property
     def writes_traces(self) -> bool:
         """Whether each of its processes leaves a trace."""
         return "torch" in self.backends or "npu" in self.backends
@@ -165,6 +183,12 @@ class Request:
             "profile_by_stage": False,
         }
         return cls({key: value for key, value in fields.items() if key in facts.fields})
+
+    @classmethod
+    def of_a_step_that_never_comes(cls, facts: Facts, folder: Path) -> Request:
+        """Return a request that begins nothing: SGLang refuses it while it records, and notes it otherwise. The next stop removes the note."""
+        smallest = cls.clearing(facts, folder).fields
+        return cls({**smallest, "start_step": NEVER})
 
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stepprof.log import logger
 from stepprof.remote.base import Clock, EngineFailure, Stopped
+from stepprof.remote.holding import Hold
 from stepprof.remote.loop import in_thread, on_loop
 from stepprof.remote.nsys import NsysPart, this_process
 from stepprof.remote.profilers import by_nsys, refuse_backends
+from stepprof.remote.slots import MemorySlot
 from stepprof.remote.vllm_args import Settings, engine_args, environment, serve_args
 from stepprof.remote.vllm_files import bring
 from stepprof.remote.vllm_folder import Session, TraceFolder, new_prefix
 from stepprof.remote.vllm_http import VllmServer
 from stepprof.remote.vllm_object import EngineObject
-from stepprof.remote.vllm_words import died, differences, outcome, start_arguments
+from stepprof.remote.vllm_words import bound_of, died, differences, outcome, start_arguments
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineDriver, EngineWindow, Health
+    from stepprof.remote.slots import Finisher, Held
 
 __all__ = ["VllmEngine", "VllmKind", "VllmServer", "engine_args", "environment", "serve_args"]
 
@@ -79,6 +82,7 @@ class VllmEngine:
         self._part: NsysPart | None = None
         self._told: set[str] = set()
         self.key = f"object:{id(engine)}"
+        self._hold = Hold(f"the vLLM engine ({self.name})", MemorySlot(self.key))
         self.host: str | None = socket.gethostname()
         processes = self._object.processes()
         self.workers = processes.width * max(processes.groups, 1)
@@ -106,76 +110,127 @@ class VllmEngine:
         self._tell_what_it_cannot(window, settings)
         if by_nsys(window.options):
             self._place = None
-            return
-        # whatever trace_dir says: this host is the engine's, and its workers write where it was told to
-        place = TraceFolder(Path(str(settings.folder)), self.key, lambda: not self._object.dead)
-        await in_thread(place.prepare)
-        self._place = place
+        else:
+            # whatever trace_dir says: this host is the engine's, and its workers write where it was told to
+            place = TraceFolder(Path(str(settings.folder)), self.key, lambda: not self._object.dead)
+            await in_thread(place.prepare)
+            self._place = place
+        await self._hold.settle(self._finisher)
 
     async def start(self, window: EngineWindow) -> None:
         """Lead its folder to this window, and start it."""
         self._refuse_dead()
-        place = self._place
-        if place is None and not by_nsys(window.options):
+        if self._place is None and not by_nsys(window.options):
             raise EngineFailure("start without arm: nothing was sent to the engine", "ok")
         given = self._arguments(window, self._object.settings(window.options))
-        if self._open or (place is not None and await in_thread(lambda: place.left_open)):
-            logger.warning(
-                "capture left open", name=self.name, reason="begun for an earlier window and never stopped"
-            )
-            await self._leave()
-            self._forget()
+        await self._hold.settle(self._finisher)
+        await self._hold.take(window, driver=self)
+        try:
+            await self._begin(window, given)
+        except BaseException as error:
+            if not getattr(error, "owes_stop", True):
+                await self._hold.give()
+            raise
+
+    async def _begin(self, window: EngineWindow, given: dict[str, object]) -> None:
+        place = self._place
         if place is None:
             self._part = await NsysPart.begin(
                 window, this_process(window), lambda: self._answered("start_profile", given)
             )
             return
         session = await in_thread(place.begin, window)
+        await in_thread(place.lead, session)
         try:
             await self._answered("start_profile", given)
-        except EngineFailure:
-            await in_thread(place.end, session)
+        except EngineFailure as error:
+            if error.owes_stop:
+                self._session = session
+            else:
+                await in_thread(place.end, session)
             raise
         self._session = session
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """Stop it, and take what it wrote."""
-        place, session = self._place, self._session
+        if await self._hold.is_taken():
+            self._forget()
+            return await self._hold.taken_over(window)
         if self._part is not None:
             stopped = await self._part.end(lambda: self._call("stop_profile"))
             self._part = None
+            await self._hold.give()
             return stopped
+        return await self._end(window, send=True)
+
+    async def finish(self, window: EngineWindow) -> Stopped:
+        """End a capture whose stop failed, or never came; it is left alone where another stop has ended it."""
+        if self._part is not None:
+            await self._leave()
+            self._forget()
+            await self._hold.give()
+            return Stopped()
+        place, session = self._place, self._session
+        over = (
+            place is not None
+            and session is not None
+            and await in_thread(place.is_over, session, window, self._prefix)
+        )
+        return await self._end(window, send=not over)
+
+    async def _end(self, window: EngineWindow, *, send: bool) -> Stopped:
+        place, session = self._place, self._session
         if place is None or session is None:
             raise EngineFailure("stop without start: nothing was sent to the engine", "ok")
         early = bool(await in_thread(place.traces, session, self._prefix))
         sent_ns = time.time_ns()
         try:
-            await self._call("stop_profile")
+            if send:
+                await self._call("stop_profile")
         except EngineFailure as error:
-            if self._object.dead:
-                self._session = None  # else it may still be open: the next start stops it first
-            brought = await in_thread(bring, place, session, window, self._prefix, self._object.processes())
+            dead, workers = self._object.dead, self._object.processes()
+            if dead:
+                await self._free()  # else it may still be open: the next start stops it first
+            brought = await in_thread(lambda: bring(place, session, window, self._prefix, workers, over=dead))
             if brought.artifacts:  # what a bound of its own had ended before
                 return Stopped(tuple(brought.artifacts), partial=str(error))
             raise
-        self._session = None
+        await self._free()
         workers = self._object.processes()
         brought = await in_thread(bring, place, session, window, self._prefix, workers)
         early = early or any(written < sent_ns for written in brought.written_ns)
         asleep = brought.steps == 0 and await self._is_asleep()
-        return outcome(window, brought, workers, early=early, asleep=asleep, name=self.name)
+        settings = self._object.settings(window.options)
+        bound = bound_of(window, settings, self._object.start_parameters)
+        return outcome(window, brought, workers, early=early, asleep=asleep, name=self.name, bound=bound)
 
     async def abort(self) -> None:
-        """Stop whatever runs; what it wrote of a capture of ours is thrown away. Raises EngineFailure where it is dead or refuses."""
+        """Stop what was begun here, and throw it away; another driver's capture goes on. Raises EngineFailure where it is dead or refuses."""
+        if self._hold.held is None:
+            return
         dead = self._object.dead
-        if not dead:
+        if not dead and not await self._hold.is_taken():
             await self._leave()
         place, session = self._place, self._session
         self._forget()
+        await self._hold.give()
         if place is not None and session is not None:
             await in_thread(place.discard, session, self._prefix)
         if dead:
             self._refuse_dead()
+
+    @property
+    def writes_to(self) -> Path | None:
+        """Where the capture that runs is written."""
+        return None if self._session is None else self._session.folder
+
+    async def close(self, timeout: float) -> None:
+        """Stop what is still open, and keep it as partial; another driver may have the engine then."""
+        await self._hold.close(self._finisher, timeout)
+
+    def retire(self) -> None:
+        """Take no more part; what is still open is left to the next driver."""
+        self._hold.retire()
 
     async def clock(self) -> Clock | None:
         """The clock of this host."""
@@ -244,9 +299,12 @@ class VllmEngine:
                     raise EngineFailure(died(self.name), "dead")
         return answer.result()
 
-    @property
-    def _open(self) -> bool:
-        return self._session is not None or self._part is not None
+    def _finisher(self, held: Held) -> Finisher:
+        return held.driver or self
+
+    async def _free(self) -> None:
+        self._session = None
+        await self._hold.give()
 
     def _forget(self) -> None:
         part, self._part, self._session = self._part, None, None

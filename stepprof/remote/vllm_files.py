@@ -37,6 +37,7 @@ _STATED_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(
 _STEP = re.compile(rb'"name"\s*:\s*"execute_')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]*)"')
 _TITLE = re.compile(rb"EngineCore_DP(\d+)")
+AGAIN = "another process stopped the engine's profiler while it recorded, and started it again; both traces are kept"
 _HEAD = 1 << 18
 _SMALL = 4 << 20
 
@@ -77,7 +78,13 @@ class _Found:
 
 
 def bring(
-    folder: TraceFolder, session: Session, window: EngineWindow, prefix: str, workers: Workers
+    folder: TraceFolder,
+    session: Session,
+    window: EngineWindow,
+    prefix: str,
+    workers: Workers,
+    *,
+    over: bool = True,
 ) -> Brought:
     """Make the capture's traces artifacts of the run; those of workers that nobody asked for are removed.
 
@@ -87,11 +94,16 @@ def bring(
         window: whose they are.
         prefix: what the names of this engine's files may begin with.
         workers: which there are, as far as that is known.
+        over: the capture has ended; False: its stop failed, and more files may come to the same place.
     """
     brought = Brought()
-    found = [_look(path) for path in folder.traces(session, prefix)]
+    found, repeated = _once_each([_look(path) for path in folder.traces(session, prefix)])
     brought.found, brought.steps = len(found), 0
     numbered = _numbered(found, workers)
+    if repeated:
+        brought.problems.append(AGAIN)
+        of = {each.path: (rank, group) for each, rank, group in numbered}
+        numbered += [(each, *of[first.path]) for each, first in repeated]
     width = workers.width if workers.groups else max((rank for _, rank, _ in numbered), default=0) + 1
     for each, rank, group in numbered:
         if window.workers is not None and (group or 0) * width + rank not in window.workers:
@@ -109,8 +121,27 @@ def bring(
             brought.artifacts.append(adopt(each.path, window, name, **facts))
         except EngineFailure as error:
             brought.problems.append(str(error))
-    folder.end(session)
+    if over:
+        folder.end(session)
     return brought
+
+
+def _once_each(found: Sequence[_Found]) -> tuple[list[_Found], list[tuple[_Found, _Found]]]:
+    """Return the first trace of each worker, and each later one of the same worker with the first."""
+    firsts: dict[tuple[object, ...], _Found] = {}
+    repeated = []
+    for each in sorted(found, key=_written):
+        worker = (each.host, each.pid, each.rank)
+        first = firsts.setdefault(worker, each) if each.pid is not None else each
+        if first is not each:
+            repeated.append((each, first))
+    later = {each.path for each, _ in repeated}
+    return [each for each in found if each.path not in later], repeated
+
+
+def _written(found: _Found) -> int:
+    stamp = _WRITTEN.search(found.path.name)
+    return int(stamp[1]) if stamp else 0
 
 
 def _numbered(found: Sequence[_Found], workers: Workers) -> list[tuple[_Found, int, int | None]]:

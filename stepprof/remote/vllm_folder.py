@@ -1,8 +1,8 @@
 """The folder that a vLLM engine writes its traces to, and how it is retargeted while the engine lives.
 
 vLLM cannot be told another folder once it runs, so that its folder is a link (`stepprof.remote.vllm_args` makes it): led to a place of its own for each
-window, and to an idle one between them. One engine alone may do that, by a lock that the kernel releases with its process. Everything blocks: it is called
-on a thread.
+window, and to an idle one between them. It is one engine's alone, by a lock that the kernel releases with its process; which of a server's drivers records is noted
+in a file next to it (`stepprof.remote.holding`). Everything blocks: it is called on a thread.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.slots import FileSlot, digest
 from stepprof.remote.vllm_args import IDLE, LINK
 
 if TYPE_CHECKING:
@@ -49,13 +50,15 @@ class TraceFolder:
         path: the engine's ``torch_profiler_dir``, or the folder of it that both hosts share.
         owner: which engine it is; only one may retarget a link.
         alive: whether the engine still is; what a dead one has claimed is free again.
+        shared: other processes may drive the engine too (a server).
     """
 
-    def __init__(self, path: Path, owner: str, alive: Callable[[], bool]) -> None:
+    def __init__(self, path: Path, owner: str, alive: Callable[[], bool], *, shared: bool = False) -> None:
         link = path / LINK
         self.path = link if link.is_symlink() else path
         self._owner = owner
         self._alive = alive
+        self._shared = shared
 
     @property
     def link(self) -> Path | None:
@@ -69,7 +72,7 @@ class TraceFolder:
                 self._make()
             elif self.link is not None:
                 (self.path.parent / IDLE).mkdir(exist_ok=True)
-                _claim(self.path, self._owner, self._alive)
+                _claim(self.path, self._owner, self._alive, shared=self._shared)
             if not os.access(self.path.parent if self.link else self.path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "not writable")
         except OSError as error:
@@ -84,17 +87,20 @@ class TraceFolder:
         if self.path.name == LINK:
             (self.path.parent / IDLE).mkdir(parents=True, exist_ok=True)
             self.path.symlink_to(IDLE)
-            _claim(self.path, self._owner, self._alive)
+            _claim(self.path, self._owner, self._alive, shared=self._shared)
         else:
             self.path.mkdir(parents=True)
 
     @property
-    def left_open(self) -> bool:
-        """Whether a capture of ours was begun and never ended, by this process or one that died: the link still leads to its folder."""
-        return self.link is not None and self.path.readlink().name != IDLE
+    def slot(self) -> FileSlot:
+        """Where the drivers of a server that writes here note which of them records."""
+        link = self.link
+        if link is not None:
+            return FileSlot(link.parent / ".capture.json")
+        return FileSlot(self.path / f".stepprof-{digest(self._owner)}.json")
 
     def begin(self, window: EngineWindow) -> Session:
-        """Have what is written from now on come to a place that is this window's alone, as far as the folder allows."""
+        """Make a place for a window's files that is its alone, as far as the folder allows."""
         link = self.link
         if link is None:
             return Session(self.path, frozenset(_names(self.path)))
@@ -105,8 +111,17 @@ class TraceFolder:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
-        _retarget(link, folder.name)
         return Session(folder, link=link)
+
+    def lead(self, session: Session) -> None:
+        """Have what is written from now on come to the place of a capture."""
+        if session.link is not None:
+            _retarget(session.link, session.folder.name)
+
+    def again(self, name: str, before: Iterable[str]) -> Session:
+        """Return a capture that another process has begun, by the name of its folder and what lay there before."""
+        link = self.link
+        return Session(self.path if link is None else link.parent / name, frozenset(before), link)
 
     def end(self, session: Session) -> None:
         """After its files were taken: the link leads to the idle folder again; what the engine left besides traces goes."""
@@ -133,9 +148,13 @@ class TraceFolder:
             for name in _names(session.folder)
             if name not in session.before and _TRACE.search(name) and "async_llm" not in name
         ]
-        own = [name for name in names if name.startswith(prefix)]
+        own = [name for name in names if session.link is not None or name.startswith(prefix)]
         chosen = own or [name for name in names if not name.startswith(PREFIX)]
         return [session.folder / name for name in sorted(chosen)]
+
+    def is_over(self, session: Session, window: EngineWindow, prefix: str) -> bool:
+        """Return whether a capture that has no bound has left its files: another stop has ended it."""
+        return window.options.max_iterations is None and bool(self.traces(session, prefix))
 
 
 def new_prefix() -> str:
@@ -162,8 +181,8 @@ _claims: dict[Path, tuple[int, str, Callable[[], bool]]] = {}
 _claiming = threading.Lock()
 
 
-def _claim(link: Path, owner: str, alive: Callable[[], bool]) -> None:
-    """Be the only one to retarget a link, until this process ends. Raises EngineFailure: another living engine has it."""
+def _claim(link: Path, owner: str, alive: Callable[[], bool], *, shared: bool) -> None:
+    """Claim a link for one engine, until this process ends. Raises EngineFailure: another living engine has it."""
     with _claiming:
         held = _claims.get(link)
         if held is not None:
@@ -174,7 +193,7 @@ def _claim(link: Path, owner: str, alive: Callable[[], bool]) -> None:
             return
         descriptor = os.open(link.parent / ".owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             raise EngineFailure(_shared(link), "unconfigured") from None

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.holding import Hold
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import NsysPart
 from stepprof.remote.nsys_server import NsysServer
 from stepprof.remote.profilers import by_nsys, refuse_backends
+from stepprof.remote.slots import beside_runs
 from stepprof.remote.vllm_args import Settings
 from stepprof.remote.vllm_files import Workers, bring
 from stepprof.remote.vllm_folder import Session, TraceFolder, new_prefix
-from stepprof.remote.vllm_words import differences, outcome, start_arguments
+from stepprof.remote.vllm_words import bound_of, differences, outcome, start_arguments
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from stepprof.remote.base import Clock, EngineWindow
     from stepprof.remote.httpclient import Client
     from stepprof.remote.reply import Reply
+    from stepprof.remote.slots import Finisher, Held
 
 __all__ = ["VllmServer"]
 
@@ -75,6 +78,7 @@ class VllmServer:
         self.key = client.key
         self.host: str | None = client.host
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._hold = Hold(f"the server {self.name}")
 
     async def arm(self, window: EngineWindow) -> None:
         """See that it answers, was started with a profiler, takes the bounds, and that its folder can be used."""
@@ -94,92 +98,159 @@ class VllmServer:
         start_arguments(window, self._settings, self._known, self._prefix)
         for line in differences(window, self._settings):
             self._tell("engine records as it was built", line)
+        self._place = await self._find_place(window)
+        if self._hold.held is None:
+            self._hold.slot = beside_runs(window, self.key) if self._place is None else self._place.slot
+        await self._hold.settle(self._finisher)
+
+    async def _find_place(self, window: EngineWindow) -> TraceFolder | None:
+        """Return the folder of its traces; None: it cannot be seen from here, or holds none. Raises EngineFailure."""
         if by_nsys(window.options):
-            self._place = None
-            return
+            return None
         folder = self._folder(window)
         if folder is None:
-            self._place = None
             self._tell("engine's traces stay where they are", self._elsewhere())
-            return
-        place = TraceFolder(folder, self.key, lambda: True)
+            return None
+        place = TraceFolder(folder, self.key, lambda: True, shared=True)
         await in_thread(place.prepare)
-        self._place = place
         if self._settings.profiler is None and place.link is None:
             self._tell("front-end profiler of vLLM not seen", _FRONT_END)
+        return place
 
     async def start(self, window: EngineWindow) -> None:
         """Lead its folder to this window, and start it."""
         place = self._place
         given = start_arguments(window, self._settings, self._known, self._prefix)
-        if self._open or (place is not None and await in_thread(lambda: place.left_open)):
-            logger.warning(
-                "capture left open", name=self.name, reason="begun for an earlier window and never stopped"
-            )
-            await self._leave()
-            self._forget()
+        await self._hold.settle(self._finisher)
+        session = Session(Path()) if place is None else await in_thread(place.begin, window)
+        noted = {"folder": session.folder.name, "before": sorted(session.before), "prefix": self._prefix}
+        try:
+            await self._hold.take(window, state=noted)
+            await self._begin(window, session, given)
+        except BaseException as error:
+            if not getattr(error, "owes_stop", True):
+                await self._hold.give()
+                if place is not None:
+                    await in_thread(place.end, session)
+            raise
+
+    async def _begin(self, window: EngineWindow, session: Session, given: Mapping[str, object]) -> None:
         if by_nsys(window.options):
             started = await self._nsys.started(window)
             self._part = await NsysPart.begin(window, started, lambda: self._send_start(given))
             return
-        session = Session(Path()) if place is None else await in_thread(place.begin, window)
+        if self._place is not None:
+            await in_thread(self._place.lead, session)
         try:
             await self._send_start(given)
         except EngineFailure as error:
-            if place is not None and not error.owes_stop:
-                await in_thread(place.end, session)
-            elif error.owes_stop:
+            if error.owes_stop:
                 self._session = session
             raise
         self._session = session
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """Stop it, and take what it wrote, where that can be seen from here."""
+        if await self._hold.is_taken():
+            self._forget()
+            return await self._hold.taken_over(window)
         if self._part is not None:
             stopped = await self._part.end(self._send_stop)
             self._part = None
+            await self._hold.give()
             return stopped
+        return await self._end(window, send=True)
+
+    async def finish(self, window: EngineWindow) -> Stopped:
+        """End a capture whose stop failed, or never came; it is left alone where another stop has ended it."""
+        place, session = self._place, self._session
+        if by_nsys(window.options):
+            await self._leave()
+            self._forget()
+            await self._hold.give()
+            return Stopped()
+        over = (
+            place is not None
+            and session is not None
+            and await in_thread(place.is_over, session, window, self._prefix)
+        )
+        return await self._end(window, send=not over)
+
+    async def _end(self, window: EngineWindow, *, send: bool) -> Stopped:
         session, place = self._session, self._place
         if session is None:
             raise EngineFailure("stop without start: nothing was sent to the server", "ok")
         early = place is not None and bool(await in_thread(place.traces, session, self._prefix))
-        sent_ns, self._session = time.time_ns(), None
+        sent_ns = time.time_ns()
         failure: EngineFailure | None = None
         try:
-            await self._send_stop()
+            if send:
+                await self._send_stop()
         except EngineFailure as error:
-            failure = error
+            failure = error  # it may still be open: the next start stops it first
+        if failure is None:
+            self._session = None
+            await self._hold.give()
         if place is None:
             if failure is not None:
                 raise failure
             return Stopped(partial=self._elsewhere())
-        brought = await in_thread(bring, place, session, window, self._prefix, Workers())
+        over = failure is None
+        brought = await in_thread(lambda: bring(place, session, window, self._prefix, Workers(), over=over))
         if failure is not None:
-            self._session = session  # it may still be open: the next start stops it first
             if brought.artifacts:  # what a bound of its own had ended before
                 return Stopped(tuple(brought.artifacts), partial=str(failure))
             raise failure
         if self._client.same_host:
             early = early or any(written < sent_ns for written in brought.written_ns)
-        return outcome(window, brought, Workers(), early=early, asleep=False, name=self.name)
+        bound = bound_of(window, self._settings, self._known)
+        return outcome(window, brought, Workers(), early=early, asleep=False, name=self.name, bound=bound)
 
     async def abort(self) -> None:
-        """Stop whatever runs; what it wrote of a capture of ours is thrown away."""
-        await self._leave()
+        """Stop what was begun here, and throw it away. Another driver's capture goes on."""
+        if self._hold.held is None:
+            return
+        if not await self._hold.is_taken():
+            await self._leave()
         session = self._session
         self._forget()
+        await self._hold.give()
         if self._place is not None and session is not None:
             await in_thread(self._place.discard, session, self._prefix)
+
+    @property
+    def writes_to(self) -> Path | None:
+        """Where the capture that runs is written, if that can be seen from here."""
+        return None if self._session is None or self._place is None else self._session.folder
+
+    async def close(self, timeout: float) -> None:
+        """Stop what is still open, and keep it as partial; another driver may have the engine then."""
+        await self._hold.close(self._finisher, timeout)
+
+    def retire(self) -> None:
+        """Take no more part; what is still open is left to the next driver."""
+        self._hold.retire()
+
+    def _finisher(self, held: Held) -> Finisher:
+        """Return what can end a capture: this driver its own, another one that of a driver that is gone."""
+        if held is self._hold.held:
+            return self
+        made = VllmServer(self._client)
+        made._prefix, made._place = held.state["prefix"], self._place
+        made._known, made._settings = self._known, self._settings
+        made._session = (
+            Session(Path())
+            if self._place is None
+            else self._place.again(held.state["folder"], held.state["before"])
+        )
+        made._hold = Hold.of(self.name, self._hold.slot, held)
+        return made
 
     async def clock(self) -> Clock | None:
         """Compare its clock with ours by what HTTP tells of it."""
         from stepprof.remote.http import clock
 
         return await clock(self._client)
-
-    @property
-    def _open(self) -> bool:
-        return self._session is not None or self._part is not None
 
     def _forget(self) -> None:
         part, self._part, self._session = self._part, None, None

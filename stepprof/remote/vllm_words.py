@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.vllm_files import Brought, Workers
 
-__all__ = ["died", "differences", "outcome", "start_arguments"]
+__all__ = ["bound_of", "died", "differences", "outcome", "start_arguments"]
 
 
 def start_arguments(
@@ -48,6 +48,14 @@ def start_arguments(
     return given
 
 
+def bound_of(window: EngineWindow, settings: Settings, known: Container[str]) -> int | None:
+    """Return after how many forward steps a capture ends by itself; 0: never; None: not known."""
+    wanted = window.options.max_iterations or 0
+    if settings.profiler is None:
+        return wanted or None
+    return wanted if "max_iterations" in known else settings.max_iterations
+
+
 def differences(window: EngineWindow, settings: Settings) -> list[str]:
     """What the options ask for and the engine was not built for, or the other way round where that is dangerous."""
     options, lines = window.options, []
@@ -73,9 +81,29 @@ def differences(window: EngineWindow, settings: Settings) -> list[str]:
 
 
 def outcome(
-    window: EngineWindow, brought: Brought, workers: Workers, *, early: bool, asleep: bool, name: str
+    window: EngineWindow,
+    brought: Brought,
+    workers: Workers,
+    *,
+    early: bool,
+    asleep: bool,
+    name: str,
+    bound: int | None = None,
 ) -> Stopped:
-    """What a stop brought, in words. Raises EngineFailure: nothing at all."""
+    """Return what a stop brought, in words.
+
+    Args:
+        window: what was recorded.
+        brought: the files.
+        workers: the engine's processes, as far as they are known.
+        early: the files were there before the stop was sent.
+        asleep: the engine sleeps.
+        name: what the engine is called.
+        bound: after how many forward steps it ends a capture; 0: never; None: not known.
+
+    Raises:
+        EngineFailure: it left nothing.
+    """
     options = window.options
     if not brought.found:
         if options.delay_iterations:
@@ -93,6 +121,9 @@ def outcome(
         problems.append(
             f"{brought.found} of its {expected} workers left a trace where it was looked for; workers on other hosts need a folder that all share"
         )
+    if early and bound is not None and _is_short(brought, bound):
+        early = False
+        problems.append("another process stopped the engine's profiler before the window ended")
     if asleep:
         problems.append("it made no forward step: it is asleep")
     return Stopped(
@@ -100,6 +131,11 @@ def outcome(
         capped_by="engine" if early else None,
         partial="; ".join(problems) or None,
     )
+
+
+def _is_short(brought: Brought, bound: int) -> bool:
+    """Return whether a capture that ended early did so before its own bound."""
+    return bound == 0 or (brought.steps is not None and brought.steps < bound * brought.found)
 
 
 def died(name: str) -> str:

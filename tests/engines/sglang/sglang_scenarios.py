@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gzip
+import json
 import os
 import threading
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from driven import make_window, on_remote, record
-from sglang_driven import described
+from sglang_driven import Trace, described
 
 import stepprof.remote.sglang
 from stepprof.remote.base import EngineFailure
@@ -116,6 +118,48 @@ def stopped_by_another(engine: Any, folder: Path) -> Plain:
         generate(engine, 3)
 
     return described(window, record(driver, window, body))
+
+
+def recorded_by_the_user(engine: Any, folder: Path) -> Plain:
+    """The user's own profile runs when a window comes."""
+    plain = {"activities": ["CPU"], "with_stack": False, "record_shapes": False}
+    engine.start_profile(output_dir=str(folder / "user"), profile_id="user", **plain)
+    generate(engine, 3)
+    driver, window = SglangEngine(engine), make_window(folder)
+    on_remote(driver.arm(window))
+    told = _failure(lambda: on_remote(driver.start(window)))
+    on_remote(driver.abort())
+    generate(engine, 2)
+    engine.stop_profile()
+    (path,) = (folder / "user").iterdir()
+    with gzip.open(path) as file:
+        names = [event["name"] for event in json.load(file)["traceEvents"]]
+    after = record(driver, make_window(folder, 3), lambda: generate(engine, 2))
+    steps = sum(name.startswith("step[") for name in names)
+    return {**told, "users_steps": steps, "next": described(make_window(folder, 3), after)}
+
+
+def two_drivers(engine: Any, folder: Path) -> Plain:
+    """A second driver comes while the first one records, and again when the first one is gone."""
+    first, window = SglangEngine(engine), make_window(folder, 2)
+    on_remote(first.arm(window))
+    on_remote(first.start(window))
+    generate(engine, 3)
+    second, after = SglangEngine(engine.tokenizer_manager), make_window(folder, 3)
+    on_remote(second.arm(after))
+    told = _failure(lambda: on_remote(second.start(after)))
+    generate(engine, 2)
+    first.retire()
+    stopped = record(second, after, lambda: generate(engine, 4))
+    (fragment,) = (window.folder / "manifest").iterdir()
+    (entry,) = json.loads(fragment.read_text())["engines"]
+    (artifact,) = entry["artifacts"]
+    return {
+        **told,
+        "first": (entry["status"], Trace.read(window.folder / artifact["path"]).forward),
+        "left": _names(window.output),
+        "second": described(after, stopped),
+    }
 
 
 def armed_by_another(engine: Any, folder: Path) -> Plain:

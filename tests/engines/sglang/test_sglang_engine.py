@@ -137,6 +137,25 @@ class TestBounds:
 
 
 class TestState:
+    def test_the_users_own_profile_is_left_alone(self, host: Host, tmp_path: Path) -> None:
+        """Busy; the user's stop is answered, and their file has all of their forward steps. Then the engine is free."""
+        brought = host.run(sglang_scenarios.recorded_by_the_user, tmp_path)
+        assert brought["health"] == "busy"
+        assert "records already, and not for a job that is known here" in brought["message"]
+        assert brought["users_steps"] == 5
+        assert forward(brought["next"]) == {FILE: forward_steps(2)}
+
+    def test_another_driver_is_left_alone_and_a_gone_ones_capture_is_kept(
+        self, host: Host, tmp_path: Path
+    ) -> None:
+        """Under its own step, as partial, with its own forward steps; the next window has all of its own."""
+        brought = host.run(sglang_scenarios.two_drivers, tmp_path)
+        assert brought["health"] == "busy"
+        assert "is recorded by another driver: run test, step 2" in brought["message"]
+        assert brought["first"] == ("partial", [*forward_steps(3), *forward_steps(2)])
+        assert brought["left"] == ["rank-0.trace.json.gz"]
+        assert forward(brought["second"]) == {FILE: forward_steps(4)}
+
     def test_second_start_is_refused_before_it_is_sent(self, host: Host, tmp_path: Path) -> None:
         """The first capture has everything, the second one's folder nothing."""
         brought = host.run(sglang_scenarios.second_start, tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 import sglang_tiny
-from driven import begin, make_window, on_remote, record, told
+from driven import begin, make_window, on_remote, record, running, told
 from serving import serving
 from sglang_driven import Trace, described, forward_steps
 from sglang_server import ADMIN_KEY, KEY, Server
@@ -303,7 +305,7 @@ class TestEndOfTheJob:
     def test_a_job_that_ends_while_its_engine_records(
         self, server: Server, tmp_path: Path, how: str, status: int
     ) -> None:
-        """The engine is stopped and its trace kept as partial; after SIGKILL the manifest says that it is lost, and the engine still answers."""
+        """The engine is stopped and its trace kept as partial; after SIGKILL the next job does that, before its own first window."""
         arguments = [sys.executable, "-c", JOB, server.url, KEY, ADMIN_KEY, how]
         with subprocess.Popen(
             arguments,
@@ -321,12 +323,52 @@ class TestEndOfTheJob:
         assert job.returncode == status
         (entry,) = told(tmp_path)
         if how == "SIGKILL":
-            server.ask("POST", "/stop_profile", key=ADMIN_KEY)  # nobody else does
             assert (entry["status"], entry["artifacts"]) == ("lost", [])
-            return
+            window = make_window(tmp_path / "next")
+            driver = SglangServer(Client(server.url, KEY, ADMIN_KEY))
+            brought = described(window, record(driver, window, lambda: server.generate(3)))
+            assert (
+                brought["traces"][FILE]["forward"] == STEPS
+            )  # all of the next job's, and none of this one's
+            (entry,) = told(tmp_path)
         assert (entry["status"], entry["health"]) == ("partial", "ok")
         (artifact,) = entry["artifacts"]
         assert Trace.read(tmp_path / "run" / "step-000002" / artifact["path"]).forward == STEPS
+
+
+class TestOthers:
+    @pytest.mark.usefixtures("recording")
+    def test_the_users_own_profile_is_left_alone(self, server: Server, tmp_path: Path) -> None:
+        """The window says `busy`; the user's stop is answered, and their file has all of their forward steps."""
+        plain = {"activities": ["CPU"], "with_stack": False, "record_shapes": False, "profile_id": "user"}
+        asked = {**plain, "output_dir": str(tmp_path / "user")}
+        server.ask("POST", "/start_profile", asked, key=ADMIN_KEY)
+        stepprof.attach(server.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
+        with stepprof.profile_step(2, role="rollout"):
+            server.generate(3)
+        server.ask("POST", "/stop_profile", key=ADMIN_KEY)
+        with stepprof.profile_step(3, role="rollout"):
+            server.generate(3)
+        stepprof.shutdown()
+        statuses = [(entry["status"], entry["health"]) for step in (2, 3) for entry in told(tmp_path, step)]
+        assert statuses == [("failed", "busy"), ("complete", "ok")]
+        (path,) = (tmp_path / "user").iterdir()
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        assert sum(event["name"].startswith("step[") for event in events) == len(STEPS)
+
+    def test_another_job_records_it(self, server: Server, tmp_path: Path) -> None:
+        """Its capture is whole, and this one's window says who has the engine."""
+        arguments = (server.url, KEY, ADMIN_KEY, "exit")
+        with running(JOB, *arguments, cwd=tmp_path, env=sglang_tiny.variables()) as job:
+            driver, window = SglangServer(Client(server.url, KEY, ADMIN_KEY)), make_window(tmp_path / "next")
+            on_remote(driver.arm(window))
+            refused = failure(driver.start(window))
+            assert refused.health == "busy"
+            assert f"run run, step 2, rollout (process {job.pid} on" in str(refused)
+            server.generate(3)
+            job.communicate("\n", timeout=90)
+        (entry,) = told(tmp_path)
+        assert Trace.read(tmp_path / "run" / "step-000002" / entry["artifacts"][0]["path"]).forward == STEPS
 
 
 class TestRecorded:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from driven import make_window, on_remote, record
 from vllm_driven import Trace
 from vllm_tiny import arguments
 
-from stepprof.remote.base import EngineFailure
+from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.vllm import VllmEngine, VllmKind
 
 if TYPE_CHECKING:
@@ -32,6 +33,17 @@ def only_trace(window: object, stopped: object) -> Trace:
     """The trace of a capture that left exactly one."""
     (artifact,) = stopped.artifacts  # type: ignore[attr-defined]
     return Trace.of(window, artifact)  # type: ignore[arg-type]
+
+
+def engines_of(window: EngineWindow) -> list[dict[str, Any]]:
+    """What the manifest of a window's run says of its engines."""
+    (path,) = (window.folder / "manifest").iterdir()
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return entries
+
+
+async def _raising() -> None:
+    raise RuntimeError("a bad moment")
 
 
 class TestEngine:
@@ -199,30 +211,99 @@ class TestOrder:
             on_remote(driver.start(make_window(tmp_path)))
         assert not live.engine._profile_session_active
 
-    def test_a_capture_left_open_is_stopped_before_the_next(
+    def test_another_living_driver_is_left_alone_and_a_gone_ones_capture_is_kept(
         self, live: Live, driver: VllmEngine, tmp_path: Path
     ) -> None:
-        """A window whose stop never came (its driver is gone) does not keep the next one from being recorded."""
-        lost = make_window(tmp_path, 2)
+        """While the first driver takes part the second one gets `busy`. When it is gone, its capture is stopped and kept under its own step."""
+        left = make_window(tmp_path, 2)
         gone = VllmEngine(live.engine)
-        on_remote(gone.arm(lost))
-        on_remote(gone.start(lost))
+        on_remote(gone.arm(left))
+        on_remote(gone.start(left))
         live.generate(2)
         window = make_window(tmp_path, 3)
+        on_remote(driver.arm(window))
+        with pytest.raises(EngineFailure, match=r"recorded by another driver: run test, step 2") as caught:
+            on_remote(driver.start(window))
+        assert (caught.value.health, caught.value.owes_stop) == ("busy", False)
+        live.generate(3)
+        gone.retire()
         trace = only_trace(window, record(driver, window, lambda: live.generate(6)))
         assert len(trace.forward) == 6
-        assert not list(lost.output.iterdir())
+        (entry,) = engines_of(left)
+        assert entry["status"] == "partial"
+        assert "the process that recorded it ended before its stop" in entry["error"]
+        assert len(Trace.read(left.folder / entry["artifacts"][0]["path"]).forward) == 5
         folder = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir).parent
-        late = [path for path in folder.glob("step-2.*/*") if path.name.endswith(".gz")]
-        assert len(late) == 1  # kept where the engine wrote it
-        for path in folder.glob("step-2.*/*"):
-            path.unlink()
-        next(folder.glob("step-2.*")).rmdir()
+        assert not list(folder.glob("step-2.*"))
 
-    def test_a_start_that_the_user_cancelled_is_busy_until_it_is_aborted(
+    def test_a_stop_that_failed_is_made_up_for(
+        self, live: Live, driver: VllmEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next window's start ends the capture first, and the trace is in the manifest of the step that it belongs to."""
+        window = make_window(tmp_path, 2)
+        on_remote(driver.arm(window))
+        on_remote(driver.start(window))
+        live.generate(4)
+        with monkeypatch.context() as patch:
+            patch.setattr(live.engine, "stop_profile", _raising)
+            with pytest.raises(EngineFailure, match="a bad moment"):
+                on_remote(driver.stop(window))
+        after = make_window(tmp_path, 3)
+        assert len(only_trace(after, record(driver, after, lambda: live.generate(2))).forward) == 2
+        (entry,) = engines_of(window)
+        assert entry["status"] == "partial"
+        assert len(Trace.read(window.folder / entry["artifacts"][0]["path"]).forward) == 4
+
+    def test_what_is_still_open_when_it_is_detached_is_kept(
         self, live: Live, driver: VllmEngine, tmp_path: Path
     ) -> None:
-        """vLLM keeps such a start for ever: nobody can tell it from a capture that runs, and an abort ends it. Twice does no harm."""
+        """A close ends it within its time, and another driver may start."""
+        window = make_window(tmp_path, 2)
+        on_remote(driver.arm(window))
+        on_remote(driver.start(window))
+        live.generate(2)
+        on_remote(driver.close(60.0))
+        (entry,) = engines_of(window)
+        assert len(Trace.read(window.folder / entry["artifacts"][0]["path"]).forward) == 2
+        assert not live.engine._profile_session_active
+
+    def test_the_users_stop_in_the_window_makes_it_partial(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """The trace has what was recorded until then, and the engine has no bound that could have ended it."""
+
+        def body() -> None:
+            live.generate(3)
+            live.run(live.engine.stop_profile())
+            live.generate(3)
+
+        window = make_window(tmp_path)
+        stopped = record(driver, window, body)
+        assert len(only_trace(window, stopped).forward) == 3
+        assert (stopped.capped_by, "another process stopped" in str(stopped.partial)) == (None, True)
+
+    def test_the_users_stop_and_start_in_the_window_leave_two_traces(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """They are one worker's, and not those of two data-parallel engines."""
+
+        def body() -> None:
+            live.generate(3)
+            live.run(live.engine.stop_profile())
+            live.run(live.engine.start_profile())
+            live.generate(4)
+
+        window = make_window(tmp_path)
+        stopped = record(driver, window, body)
+        assert "stopped the engine's profiler while it recorded, and started it again" in str(stopped.partial)
+        traces = [Trace.of(window, artifact) for artifact in stopped.artifacts]
+        assert [(trace.stated["rank"], len(trace.forward)) for trace in traces] == [(0, 3), (0, 4)]
+        assert [artifact.began_ns is not None for artifact in stopped.artifacts] == [True, True]
+
+    def test_a_start_that_the_user_cancelled_is_busy_until_it_is_stopped(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """vLLM keeps such a start for ever, and it looks like a capture that runs. It is the user's to stop: an abort of ours leaves it alone."""
 
         async def begin_and_give_up() -> None:
             begun = asyncio.ensure_future(live.engine.start_profile())
@@ -237,7 +318,8 @@ class TestOrder:
         with pytest.raises(EngineFailure, match="call its stop_profile once"):
             on_remote(driver.start(window))
         on_remote(driver.abort())
-        on_remote(driver.abort())
+        assert live.engine._profile_session_active
+        live.run(live.engine.stop_profile())
         assert only_trace(window, record(driver, window, lambda: live.generate(2))).forward
 
     def test_an_aborted_window_leaves_no_file(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from driven import begin, make_window, on_remote, record, told
+from driven import begin, make_window, on_remote, record, running, told
 from engineserver import EngineServer
 from vllm_driven import Trace
 
@@ -212,6 +213,81 @@ def test_a_url_is_recognised_as_vllm_and_follows_the_windows(
         (artifact,) = entries[0]["artifacts"]
         assert artifact["path"] == "rollout/replica-0/rank-0.trace.json.gz"
         assert entries[0]["kind"] == "vllm"
+
+
+JOB = """
+import sys
+from pathlib import Path
+import stepprof
+from driven import begin
+
+url, key, traces = sys.argv[1:]
+begin(Path.cwd(), steps="2")
+stepprof.attach(url, role="rollout", api_key=key, trace_dir=traces)
+window = stepprof.profile_step(2, role="rollout").start()
+print("recording", flush=True)
+sys.stdin.readline()
+window.stop()
+stepprof.shutdown()
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_another_job_records_it(server: Serving, traces: Path, tmp_path: Path, killed: bool) -> None:
+    """A living job keeps its capture, which is whole, and this one's window says `busy`. After SIGKILL its capture is kept under its own run,
+    and this one's next window has its own forward steps only."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    folder = traces / "engine-1"
+    with running(JOB, server.url, KEY, str(folder), cwd=theirs) as job:
+        server.generate(3)
+        begin(ours, steps="2-4")
+        try:
+            stepprof.attach(server.url, role="rollout", trace_dir=folder, api_key=KEY)
+            with stepprof.profile_step(2, role="rollout"):
+                server.generate(2)
+            if killed:
+                job.kill()
+                job.wait(30)
+            else:
+                job.communicate("\n", timeout=90)
+            for step in (3, 4):
+                with stepprof.profile_step(step, role="rollout"):
+                    server.generate(4)
+        finally:
+            stepprof.shutdown()
+    (refused,) = told(ours, 2)
+    assert (refused["status"], refused["health"], refused["artifacts"]) == ("failed", "busy", [])
+    assert f"run run, step 2, rollout (process {job.pid} on" in refused["error"]
+    (entry,) = told(theirs)
+    assert entry["status"] == ("partial" if killed else "complete")
+    assert len(Trace.named(theirs, entry["artifacts"][0]).forward) == 5
+    for step in (3, 4):
+        (entry,) = told(ours, step)
+        assert (entry["status"], entry["error"]) == ("complete", None)
+        assert len(Trace.named(ours, entry["artifacts"][0], step).forward) == 4
+    assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner"}
+
+
+def test_the_users_own_profile_is_left_alone(server: Serving, traces: Path, tmp_path: Path) -> None:
+    """The window says `busy`; the user's stop is answered, and their file has all of their forward steps."""
+    server.ask("POST", "/start_profile")
+    begin(tmp_path)
+    try:
+        stepprof.attach(server.url, role="rollout", trace_dir=traces / "engine-1", api_key=KEY)
+        with stepprof.profile_step(2, role="rollout"):
+            server.generate(5)
+        server.ask("POST", "/stop_profile")
+        with stepprof.profile_step(3, role="rollout"):
+            server.generate(2)
+    finally:
+        stepprof.shutdown()
+    statuses = [(entry["status"], entry["health"]) for step in (2, 3) for entry in told(tmp_path, step)]
+    assert statuses == [("failed", "busy"), ("complete", "ok")]
+    (left,) = (traces / "engine-1" / "idle").glob("*.pt.trace.json.gz")
+    events = json.loads(gzip.decompress(left.read_bytes()))["traceEvents"]
+    assert sum(str(event.get("name")).startswith("execute_context_") for event in events) >= 5
+    left.unlink()
 
 
 def test_a_server_that_dies_while_it_records_is_unreachable(
