@@ -17,7 +17,7 @@ from driven import make_window, on_remote
 from runs import ended_writer
 
 from stepprof.records import Fragment, Origin
-from stepprof.remote import holding
+from stepprof.remote import holding, slots
 from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.covering import shortfall
 from stepprof.remote.holding import Hold
@@ -119,8 +119,22 @@ class TestSlots:
         """It is named, and not replaced."""
         path = tmp_path / "slot.json"
         path.write_text(text)
-        with pytest.raises(EngineFailure, match=r"slot\.json should say which process records the engine"):
+        with pytest.raises(
+            EngineFailure,
+            match=r"slot\.json should say which process records the engine, and is not believed",
+        ):
             FileSlot(path).read()
+
+    def test_a_file_of_another_user(
+        self, tmp_path: Path, window: EngineWindow, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It could name any folder to write to: nothing of it is believed, and the engine is left alone."""
+        slot = FileSlot(tmp_path / "slot.json")
+        assert slot.take(held(window))
+        monkeypatch.setattr(slots, "owner_for", lambda path: 4_000_000)
+        with pytest.raises(EngineFailure, match="only user 4000000") as caught:
+            on_remote(Hold("engine", slot).take(window))
+        assert caught.value.health == "busy"
 
     def test_a_folder_that_cannot_be_written(self, tmp_path: Path, window: EngineWindow) -> None:
         """Then nothing is sent: drivers could not know of each other."""

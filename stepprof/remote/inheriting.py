@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.files import publish, read_plain, write_atomically, write_temporary
 from stepprof.log import logger
 from stepprof.records import as_entries, living_fragment
+from stepprof.redaction import redacted
 from stepprof.remote.artifacts import SUFFIX
 from stepprof.rundir import MANIFEST
 from stepprof.window import Artifact
@@ -36,7 +37,7 @@ def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str
     told = {
         "status": "partial" if stopped.artifacts else "lost",
         "health": "ok",
-        "error": "; ".join(filter(None, [reason, stopped.partial])),
+        "error": redacted("; ".join(filter(None, [reason, stopped.partial]))),
         "artifacts": as_entries(stopped.artifacts),
     }
     try:

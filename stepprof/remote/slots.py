@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stepprof.errors import ConfigError
 from stepprof.files import read_plain, write_exclusively, write_temporary
 from stepprof.options import EngineOptions
+from stepprof.ownfiles import owner_for, read_own
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.window import Window
 from stepprof.writer import is_alive, writer_identity
@@ -186,14 +188,14 @@ class FileSlot:
         self.path = path
 
     def read(self) -> Held | None:
-        """Return who holds it. Raises EngineFailure: the file is not ours."""
+        """Return who holds it. Raises EngineFailure: the file is another user's, or something else: it says where files go, so that only this user's is believed."""
         try:
-            return Held.load(read_plain(self.path))
+            return Held.load(read_own(self.path, owner_for(self.path)))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (ConfigError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise EngineFailure(
-                f"{self.path} should say which process records the engine, and cannot be read ({error}); remove it",
+                f"{self.path} should say which process records the engine, and is not believed ({error}); remove it if no job records the engine",
                 "busy",
             ) from error
 

@@ -14,12 +14,13 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
+from stepprof.plainname import is_plain_name
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.slots import FileSlot, digest
 from stepprof.remote.vllm_args import IDLE, LINK
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Session", "TraceFolder", "new_prefix"]
 
 PREFIX = "stepprof-"
+
+MOST_NAMES = 300
+"""Files of a plain folder that are noted; among more than these only those with the engine's prefix are looked for."""
 
 _TRACE = re.compile(r"\.pt\.trace\.json(?:\.gz)?$")
 
@@ -118,10 +122,21 @@ class TraceFolder:
         if session.link is not None:
             _retarget(session.link, session.folder.name)
 
-    def again(self, name: str, before: Iterable[str]) -> Session:
-        """Return a capture that another process has begun, by the name of its folder and what lay there before."""
-        link = self.link
-        return Session(self.path if link is None else link.parent / name, frozenset(before), link)
+    def note(self, session: Session) -> dict[str, object]:
+        """Return what another process needs to find the files of a capture, JSON-able."""
+        before = sorted(session.before)
+        return {"folder": session.folder.name, "before": before if len(before) <= MOST_NAMES else None}
+
+    def again(self, noted: Mapping[str, Any], prefix: str) -> Session:
+        """Return a capture that another process has begun. Raises EngineFailure: its folder is no name."""
+        link, name, before = self.link, noted["folder"], noted["before"]
+        if link is not None:
+            if not is_plain_name(name):
+                raise EngineFailure(f"{name!r} is no folder next to {link}", "busy")
+            return Session(link.parent / name, link=link)
+        if before is None:
+            before = [each for each in _names(self.path) if not each.startswith(prefix)]
+        return Session(self.path, frozenset(before))
 
     def end(self, session: Session) -> None:
         """After its files were taken: the link leads to the idle folder again; what the engine left besides traces goes."""

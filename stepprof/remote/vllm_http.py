@@ -123,7 +123,7 @@ class VllmServer:
         given = start_arguments(window, self._settings, self._known, self._prefix)
         await self._hold.settle(self._finisher)
         session = Session(Path()) if place is None else await in_thread(place.begin, window)
-        noted = {"folder": session.folder.name, "before": sorted(session.before), "prefix": self._prefix}
+        noted = {"prefix": self._prefix, **({} if place is None else place.note(session))}
         try:
             await self._hold.take(window, state=noted)
             await self._begin(window, session, given)
@@ -238,11 +238,9 @@ class VllmServer:
         made = VllmServer(self._client)
         made._prefix, made._place = held.state["prefix"], self._place
         made._known, made._settings = self._known, self._settings
-        made._session = (
-            Session(Path())
-            if self._place is None
-            else self._place.again(held.state["folder"], held.state["before"])
-        )
+        made._session = Session(Path())
+        if self._place is not None:
+            made._session = self._place.again(held.state, made._prefix)
         made._hold = Hold.of(self.name, self._hold.slot, held)
         return made
 
