@@ -267,6 +267,20 @@ class TestOnThisLoop:
         [entry] = await settled(session)
         assert (entry.status, len(entry.artifacts)) == ("partial", 1)
 
+    async def test_a_shutdown_while_a_coroutine_leaves_its_window(self, recording, engine):
+        """The stop that the coroutine awaits needs this loop, and is not waited for either."""
+        one, session = engine(loop=asyncio.get_running_loop()), recording()
+        attach_hopping(one)
+        window = await stepprof.profile_step(2, role="rollout").astart()
+        leaving = asyncio.ensure_future(window.astop())
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        stepprof.shutdown()
+        assert time.monotonic() - began < 30  # the stop has 60 s
+        await leaving
+        [entry] = await settled(session)
+        assert (entry.status, len(entry.artifacts)) == ("complete", 1)
+
     async def test_a_shutdown_on_another_thread_waits(self, recording, engine):
         """The loop is free meanwhile."""
         one, session = engine(loop=asyncio.get_running_loop()), recording()

@@ -352,7 +352,7 @@ class Fleet:
 
     async def _end_all(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
         began = time.monotonic()
-        await asyncio.gather(*(bracket.ended(timeout) for bracket in self._brackets))
+        await asyncio.gather(*(bracket.ended(timeout, loop) for bracket in self._brackets))
         leaving = [
             asyncio.wrap_future(each)
             for each, engine in list(self._leaving.items())
