@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import socket
 import time
@@ -18,9 +19,14 @@ from stepprof.errors import ConfigError
 from stepprof.options import EngineOptions
 from stepprof.remote import http, workers
 from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
-from stepprof.remote.http import Client, HttpKind, clock, expand, identify
+from stepprof.remote.http import Client, HttpKind, HttpServer, clock, expand, identify
 from stepprof.remote.httpclock import SECOND, Bounds
+from stepprof.remote.ray_actor import ActorDriver
 from stepprof.remote.reply import Reply
+from stepprof.remote.sglang import SglangEngine
+from stepprof.remote.sglang_http import SglangServer
+from stepprof.remote.vllm import VllmEngine
+from stepprof.remote.vllm_http import VllmServer
 from stepprof.window import Window
 
 VLLM = {"/version": {"version": "0.32.0"}}
@@ -541,6 +547,20 @@ class TestSession:
                 pass
             stepprof.shutdown()
             assert time.monotonic() - began < 15
+
+    @pytest.mark.parametrize(
+        "driver", [VllmEngine, VllmServer, SglangEngine, SglangServer, HttpServer, ActorDriver]
+    )
+    def test_a_driver_is_closed_as_the_contract_says(self, driver):
+        """Its time for exports, and that for an engine that does not answer."""
+        assert list(inspect.signature(driver.close).parameters) == ["self", "timeout", "answer_seconds"]
+
+    def test_the_end_of_a_run_closes_a_server(self, recorded, recorders, log):
+        """Nothing is left to complain of."""
+        with serving({**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}) as server:
+            recorded(server.url)
+            stepprof.shutdown()
+        assert not [line for line in log if line["event"] == "engine not closed"]
 
     def test_a_server_that_nobody_knows(self, recorded):
         """It is left alone, and the manifest says how to state what it is."""

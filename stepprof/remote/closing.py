@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from stepprof.log import logger
@@ -31,7 +32,7 @@ async def close(driver: EngineDriver, label: str, *, answer_seconds: float, time
     if act is None:
         return
     answers = max(answer_seconds, LEAST_SECONDS)
-    closing = asyncio.ensure_future(act(max(timeout, 0.0), answers))
+    closing = asyncio.ensure_future(_call(act, max(timeout, 0.0), answers))
     bound = max(timeout, answers) + LEAST_SECONDS if driver.kind in RANKS else answers
     done, _ = await asyncio.wait([closing], timeout=bound)
     if not done:
@@ -42,6 +43,11 @@ async def close(driver: EngineDriver, label: str, *, answer_seconds: float, time
     else:
         return
     logger.warning("engine not closed", target=label, name=driver.name, reason=reason)
+
+
+async def _call(act: Callable[[float, float], Awaitable[object]], timeout: float, answers: float) -> object:
+    """Close it. A driver of another package may raise before it can be awaited."""
+    return await act(timeout, answers)
 
 
 def _error_of(task: asyncio.Future[object]) -> BaseException | None:

@@ -218,10 +218,10 @@ class HttpServer:
         """Where the capture that runs is written."""
         return None if self._driver is None else self._driver.writes_to
 
-    async def close(self, timeout: float) -> None:
+    async def close(self, timeout: float, answer_seconds: float) -> None:
         """Stop what is still open, and keep it as partial."""
         if self._driver is not None:
-            await self._driver.close(timeout)
+            await self._driver.close(timeout, answer_seconds)
 
     def retire(self) -> None:
         """Take no more part; what is still open is left to the next driver."""

@@ -82,9 +82,9 @@ class SglangServer:
         """Where the capture that runs is written."""
         return self._capture.writes_to
 
-    async def close(self, timeout: float) -> None:
+    async def close(self, timeout: float, answer_seconds: float) -> None:
         """Stop what is still open, and keep it as partial."""
-        await self._capture.close(timeout)
+        await self._capture.close(answer_seconds)
 
     def retire(self) -> None:
         """Take no more part; what is still open is left to the next driver."""

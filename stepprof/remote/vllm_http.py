@@ -223,9 +223,9 @@ class VllmServer:
         """Where the capture that runs is written, if that can be seen from here."""
         return None if self._session is None or self._place is None else self._session.folder
 
-    async def close(self, timeout: float) -> None:
+    async def close(self, timeout: float, answer_seconds: float) -> None:
         """Stop what is still open, and keep it as partial; another driver may have the engine then."""
-        await self._hold.close(self._finisher, timeout)
+        await self._hold.close(self._finisher, answer_seconds)
 
     def retire(self) -> None:
         """Take no more part; what is still open is left to the next driver."""

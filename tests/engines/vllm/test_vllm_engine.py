@@ -262,7 +262,7 @@ class TestOrder:
         on_remote(driver.arm(window))
         on_remote(driver.start(window))
         live.generate(2)
-        on_remote(driver.close(60.0))
+        on_remote(driver.close(60.0, 60.0))
         (entry,) = engines_of(window)
         assert len(Trace.read(window.folder / entry["artifacts"][0]["path"]).forward) == 2
         assert not live.engine._profile_session_active
