@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from stepprof import __version__
+from stepprof.commands.output import any_encoding, say
 from stepprof.errors import StepprofError
 
 __all__ = ["COMMANDS", "main"]
@@ -51,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     no runs in no-such-folder
     0
     """
-    args = _parsed(list(sys.argv[1:] if argv is None else argv))
+    with any_encoding():
+        return _carry_out(_parsed(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _carry_out(args: argparse.Namespace) -> int:
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT)
     try:
@@ -59,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except StepprofError as error:
-        print(f"stepprof {args.command}: {error}", file=sys.stderr)
+        say(f"stepprof {args.command}: {error}", file=sys.stderr)
         return 2
     except PermissionError as error:
-        print(f"stepprof {args.command}: {error.filename}: {error.strerror}", file=sys.stderr)
+        say(f"stepprof {args.command}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         if not _reader_has_gone():
@@ -81,7 +86,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         stop = "" if message.endswith("?") else ";"
-        self.exit(2, f'{self.prog}: {message}{stop} "{self.prog} --help" says what it takes\n')
+        say(f'{self.prog}: {message}{stop} "{self.prog} --help" says what it takes', file=sys.stderr)
+        self.exit(2)
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:

@@ -22,8 +22,8 @@ def main() -> int:
     """Go through the stages; 0 however much of it fails."""
     state: dict[str, Any] = {}
     for stage in (isal, torch, options, devices, cpu_capture, device_capture, memory, npu):
-        print(json.dumps({"begin": stage.__name__}), flush=True)
-        print(json.dumps({"stage": stage.__name__, **_outcome(stage, state)}, default=str), flush=True)
+        print(json.dumps({"begin": stage.__name__}), flush=True)  # noqa: T201 - read by the parent process
+        print(json.dumps({"stage": stage.__name__, **_outcome(stage, state)}, default=str), flush=True)  # noqa: T201 - read by the parent process
         if stage is torch and "torch" not in state:
             break
     return 0

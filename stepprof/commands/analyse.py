@@ -11,11 +11,11 @@ from pathlib import Path
 from stepprof import npufolder
 from stepprof.checks import more_than
 from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.commands.output import say
 from stepprof.errors import ConfigError
 from stepprof.manifest import find_step, read_step, steps
 from stepprof.npuanalysis import analyse
 from stepprof.rundir import step_folder
-from stepprof.tables import printable
 
 __all__ = ["add", "run"]
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             name = folder.relative_to(path).as_posix()
             results.append({"path": name, "problem": problem, "seconds": round(seconds, 1)})
             if not args.json:
-                print(printable(f"{name}: {problem or f'analysed in {seconds:.1f} s'}"), flush=True)
+                say(f"{name}: {problem or f'analysed in {seconds:.1f} s'}")
     failed = sum(result["problem"] is not None for result in results)
     if args.json:
         print_json({"path": str(path), "analysed": results, "done_before": len(found) - len(todo)})
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         before = (
             f", {len(found) - len(todo)} were before (--again repeats them)" if len(found) > len(todo) else ""
         )
-        print(f"{len(todo) - failed} of {len(todo)} captures analysed{before}")
+        say(f"{len(todo) - failed} of {len(todo)} captures analysed{before}")
     return 1 if failed else 0
 
 

@@ -6,9 +6,10 @@ import argparse
 import dataclasses
 
 from stepprof.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.commands.output import say
 from stepprof.commands.reading import progress_bar
 from stepprof.errors import ConfigError
-from stepprof.tables import counted, printable, size
+from stepprof.tables import counted, size
 from stepprof.verification import Problem, verify_run
 
 __all__ = ["add", "run"]
@@ -50,16 +51,16 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0 if result.ok else 1
     for note in result.notes:
-        print(f"note     {_line(note)}")
+        say(f"note     {_line(note)}")
     for problem in result.problems:
-        print(f"PROBLEM  {_line(problem)}")
+        say(f"PROBLEM  {_line(problem)}")
     counts = [counted(result.steps, "step"), counted(result.windows, "window")]
     counts += [counted(result.engines, "engine")] if result.engines else []
     counts += [counted(result.artifacts, "artifact"), size(result.bytes)]
     verdict = "ok" if result.ok else counted(len(result.problems), "problem")
-    print(f"{verdict}: {', '.join(counts)} in {path}")
+    say(f"{verdict}: {', '.join(counts)} in {path}")
     return 0 if result.ok else 1
 
 
 def _line(problem: Problem) -> str:
-    return printable(f"{problem.where}: {problem.problem}" if problem.where else problem.problem)
+    return f"{problem.where}: {problem.problem}" if problem.where else problem.problem

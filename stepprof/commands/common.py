@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stepprof.commands.output import say_json
 from stepprof.errors import ConfigError
 from stepprof.manifest import find_run, is_run, list_runs
 from stepprof.rundir import SPANS, STATUS, step_number
@@ -114,7 +115,7 @@ def chosen_run(args: argparse.Namespace) -> Path:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """An answer for a program: one JSON table, with the version of its schema."""
-    print(json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, default=str))
+    say_json(json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, default=str))
 
 
 def seconds(text: str) -> float:

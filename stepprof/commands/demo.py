@@ -23,6 +23,7 @@ import stepprof
 from stepprof.commands.common import add_output_dir, output_dir
 from stepprof.commands.launch import launch
 from stepprof.commands.making import make_report, make_timeline
+from stepprof.commands.output import say, say_text
 from stepprof.commands.reading import report_console
 from stepprof.commands.show import render_step
 from stepprof.config import Config, load
@@ -84,24 +85,23 @@ def run(args: argparse.Namespace) -> int:
     path = _claim_run(folder, environ)
     environ["STEPPROF_RUN_ID"] = path.name
 
-    print(
-        f"GRPO on small arithmetic, {WORLD_SIZE} ranks, {args.train_steps} steps; recording step {config.steps}, rank {config.ranks} in {path}",
-        flush=True,
+    say(
+        f"GRPO on small arithmetic, {WORLD_SIZE} ranks, {args.train_steps} steps; recording step {config.steps}, rank {config.ranks} in {path}"
     )
     began = time.monotonic()
     loop = [str(_loop(environ)), "--train-steps", str(args.train_steps), "--seed", str(args.seed)]
     try:
         status = launch(loop, environ, WORLD_SIZE)
     except (KeyboardInterrupt, SystemExit):
-        print(f"stopped; what there is of it: stepprof show {_shown(path)}", file=sys.stderr)
+        say(f"stopped; what there is of it: stepprof show {_shown(path)}", file=sys.stderr)
         raise
-    print(f"{time.monotonic() - began:.0f} s, start and imports included\n", flush=True)
+    say(f"{time.monotonic() - began:.0f} s, start and imports included", "")
     if status:
-        print(f"stepprof demo: the loop ended with exit status {status}", file=sys.stderr)
+        say(f"stepprof demo: the loop ended with exit status {status}", file=sys.stderr)
     problems = _problems(path, steps)
     _report(path, steps)
     for problem in problems:
-        print(f"stepprof demo: {problem}", file=sys.stderr)
+        say(f"stepprof demo: {problem}", file=sys.stderr)
     return 1 if status or problems else 0
 
 
@@ -175,7 +175,7 @@ def _report(path: Path, steps: Sequence[int]) -> None:
     """The tables, what the loop has learnt, and what to do next."""
     recorded = [step for step in steps if step in recorded_steps(path)]
     for step in recorded[:SHOWN_STEPS]:
-        print(f"{render_step(path, step)}\n")
+        say_text(f"{render_step(path, step)}\n")
     analysed = all(importlib.util.find_spec(name) for name in READING)
     if recorded and analysed:
         _analyse(path, recorded[0])
@@ -185,19 +185,19 @@ def _report(path: Path, steps: Sequence[int]) -> None:
     }
     if rewards:
         first, last = min(rewards), max(rewards)
-        print(f"reward {rewards[first]:.3f} at step {first}, {rewards[last]:.3f} at step {last}")
+        say(f"reward {rewards[first]:.3f} at step {first}, {rewards[last]:.3f} at step {last}")
     seconds = [span["dur"] / 1e9 for span in spans if span["kind"] == "window" and span["role"] is None]
     held = [_held_seconds(path, step) for step in recorded]
     if seconds and held:
-        print(
+        say(
             f"recording held a rank up for {max(held):.2f} s in a step at most; a step takes {median(seconds):.2f} s (median on rank 0)"
         )
     if not recorded:
         return
     shown = f"{_shown(path)} --step {recorded[0]}"
-    print(f"\nnext:\n  stepprof show {shown}\n  stepprof report {shown}\n  stepprof open {shown}")
+    say("", "next:", *(f"  stepprof {command} {shown}" for command in ("show", "report", "open")))
     if not analysed:
-        print("  timeline and report need more than this environment has: pip install 'stepprof[report]'")
+        say("  timeline and report need more than this environment has: pip install 'stepprof[report]'")
 
 
 def _analyse(path: Path, step: int) -> None:
@@ -221,10 +221,10 @@ def _analyse(path: Path, step: int) -> None:
         overhead=[],
     )
     print_report(short, report_console())
-    print()
+    say()
     for what, file in (("timeline", timeline), ("report", written[0]), ("", written[1])):
-        print(f"{what:8}  {_shown(file)}")
-    print()
+        say(f"{what:8}  {_shown(file)}")
+    say()
 
 
 def _held_seconds(path: Path, step: int) -> float:

@@ -9,9 +9,10 @@ import socket
 
 from stepprof.backendprobe import backend_lines
 from stepprof.commands.common import add_json, add_output_dir, output_dir, print_json
+from stepprof.commands.output import say, say_text
 from stepprof.npuprobe import npu_findings
 from stepprof.probes import machine_findings
-from stepprof.tables import printable, table
+from stepprof.tables import table
 from stepprof.torchfindings import torch_findings
 from stepprof.uploadprobe import upload_findings
 
@@ -62,13 +63,13 @@ def run(args: argparse.Namespace) -> int:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark = finding.level.upper() if finding.level == "problem" else finding.level
-        print(f"{mark:<8} {finding.name:<{width}}  {printable(finding.detail)}")
+        say(f"{mark:<8} {finding.name:<{width}}  {finding.detail}")
         if finding.remedy:
-            print(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
-    print()
+            say(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
+    say()
     words = {True: "records", False: "cannot", None: "unknown"}
-    rows = [[line.name, words[line.records], printable(line.reason)] for line in lines]
-    print(table(["backend", "here", "what, or why not"], rows))
-    print()
-    print(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}")
+    rows = [[line.name, words[line.records], line.reason] for line in lines]
+    say_text(table(["backend", "here", "what, or why not"], rows))
+    say()
+    say(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}")
     return 1 if problems else 0

@@ -21,6 +21,8 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
 
+from stepprof.commands.output import say
+
 __all__ = ["launch"]
 
 NOISE = re.compile(r"^(USDT:.*)?$")
@@ -117,7 +119,7 @@ def _ending_signals_raise() -> Iterator[None]:
 
 def _stop(process: subprocess.Popen[str]) -> None:
     """Ends torchrun and its ranks, which may take the time to write what they have recorded."""
-    print("stopping the ranks …", file=sys.stderr, flush=True)
+    say("stopping the ranks …", file=sys.stderr)
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
     try:

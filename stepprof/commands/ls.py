@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.commands.common import add_json, add_run, chosen_run, output_dir, print_json
+from stepprof.commands.output import say, say_text
 from stepprof.manifest import list_runs, read_run, run_id_of, steps
 from stepprof.summary import StepSummary, summarize_step
 from stepprof.tables import size, table
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"output_dir": str(folder.absolute()), "runs": runs})
     elif runs:
-        print(
+        say_text(
             table(
                 ["run", "world", "steps", "windows", "engines", "bytes", "path"],
                 [
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     else:
-        print(f"no runs in {folder}")
+        say(f"no runs in {folder}")
     return 0
 
 
@@ -60,9 +61,9 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
     if as_json:
         print_json({"run_id": run_id_of(path), "path": str(path), "steps": [s.to_dict() for s in summaries]})
         return 0
-    print(f"run {run_id_of(path)}  {path}")
+    say(f"run {run_id_of(path)}  {path}")
     if summaries:
-        print(
+        say_text(
             table(
                 ["step", "version", "windows", "engines", "roles", "ranks", "artifacts", "bytes", "findings"],
                 [
@@ -83,7 +84,7 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
             )
         )
     else:
-        print("no step is recorded")
+        say("no step is recorded")
     return 0
 
 

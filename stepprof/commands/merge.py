@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.commands.common import output_dir, print_json
+from stepprof.commands.output import say
 from stepprof.commands.reading import (
     add_sources,
     add_work,
@@ -18,7 +19,7 @@ from stepprof.commands.reading import (
 )
 from stepprof.errors import ConfigError
 from stepprof.selection import Ranks
-from stepprof.tables import counted, printable, size
+from stepprof.tables import counted, size
 
 if TYPE_CHECKING:
     from stepprof.timeline.filters import Filters
@@ -115,9 +116,8 @@ def run(args: argparse.Namespace) -> int:
             inputs = [each for group in groups.values() for each in group]
             guess = size(sum(estimate(group, format_) for group in groups.values()))
             what = "the timeline" if len(groups) == 1 else f"{len(groups)} timelines"
-            print(
-                f"{counted(len(inputs), 'source')}, {size(sum(each.bytes for each in inputs))}: {what} will have at most about {guess}",
-                flush=True,
+            say(
+                f"{counted(len(inputs), 'source')}, {size(sum(each.bytes for each in inputs))}: {what} will have at most about {guess}"
             )
         timelines = []
         for output, inputs in groups.items():
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         described = [_described(found, *each) for each in timelines]
         print_json({"timelines": described} if args.per_replica else described[0])
     else:
-        print("\n".join(_rendered(found, *each) for each in timelines))
+        say(*(line for each in timelines for line in _rendered(found, *each)))
     parts = [part for merged, _ in timelines for part in merged.parts]
     return 1 if any(part.events == 0 and part.findings for part in parts) else 0
 
@@ -267,7 +267,8 @@ def _described(found: Found, merged: Merged, warning: str | None) -> dict[str, A
     }
 
 
-def _rendered(found: Found, merged: Merged, warning: str | None) -> str:
+def _rendered(found: Found, merged: Merged, warning: str | None) -> list[str]:
+    """Return the lines that say what was written."""
     events = sum(part.events for part in merged.parts)
     lines = [
         f"{counted(events, 'event')} of {counted(len(merged.parts), 'source')}, {size(merged.bytes)}",
@@ -280,5 +281,5 @@ def _rendered(found: Found, merged: Merged, warning: str | None) -> str:
     if warning:
         notes.append(f"{merged.path.name} is {warning}")
     if notes:
-        lines.append("notes:\n" + "\n".join(f"  {printable(note)}" for note in notes))
-    return "\n".join([*lines, str(merged.path)])
+        lines += ["notes:", *(f"  {note}" for note in notes)]
+    return [*lines, str(merged.path)]

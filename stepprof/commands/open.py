@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stepprof.commands.common import add_run, add_step, chosen_run
 from stepprof.commands.making import make_timeline
+from stepprof.commands.output import say
 from stepprof.errors import ConfigError
 from stepprof.manifest import find_step
 from stepprof.rundir import step_folder
@@ -45,21 +46,23 @@ def run(args: argparse.Namespace) -> int:
     timeline = _timeline(args)
     viewer = bundled_viewer()
     if viewer is None:
-        print(
-            f"{timeline}\n\nThere is no viewer here: pip install 'stepprof[open]' brings one that works offline. Or open {PUBLIC_VIEWER} and drop the file on it: "
-            "it is read in the browser and uploaded nowhere."
+        say(
+            timeline,
+            "",
+            f"There is no viewer here: pip install 'stepprof[open]' brings one that works offline. Or open {PUBLIC_VIEWER} and drop the file on it: "
+            "it is read in the browser and uploaded nowhere.",
         )
         return 0
     try:
         with TimelineServer(timeline, viewer, args.port) as server:
-            print(f"{timeline}\n{server.url}\nCtrl-C ends it", flush=True)
+            say(timeline, server.url, "Ctrl-C ends it")
             with tempfile.TemporaryDirectory(prefix="stepprof-open-") as private:
                 if not args.no_browser:  # in a thread: a browser of the terminal returns when it is left
                     page = _redirect(Path(private), server.url)
                     threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
                 server.serve_forever()
     except KeyboardInterrupt:
-        print()
+        say()
     return 0
 
 
@@ -85,5 +88,5 @@ def _timeline(args: argparse.Namespace) -> Path:
     there = [folder / name for name in TIMELINES if (folder / name).is_file()]
     if there:
         return max(there, key=lambda file: file.stat().st_mtime_ns)
-    print(f"no timeline is in {folder} yet: merging", flush=True)
+    say(f"no timeline is in {folder} yet: merging")
     return make_timeline(path, step)

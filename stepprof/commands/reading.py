@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import io
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from stepprof.commands.common import add_occurrence, add_output_dir, add_step
+from stepprof.commands.output import console
 from stepprof.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,16 +107,7 @@ def require_extra() -> None:
 
 def report_console() -> Console:
     """Where a report is printed: names in it are text and nothing else, and what is no terminal is 120 columns wide."""
-    from rich.console import Console
-
-    class ReportConsole(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # for the command line, which ends well where the reader has seen enough
-
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show must not end it
-        sys.stdout.reconfigure(errors="replace")
-    width = None if sys.stdout.isatty() else 120
-    return ReportConsole(highlight=False, markup=False, emoji=False, width=width)
+    return console(width=None if sys.stdout.isatty() else 120)
 
 
 @contextlib.contextmanager

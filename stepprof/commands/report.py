@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepprof.commands.common import output_dir
+from stepprof.commands.output import say, say_json
 from stepprof.commands.reading import (
     add_sources,
     add_work,
@@ -113,11 +113,11 @@ def _give(content: Report | Comparison, folder: Path, stem: str, html: str | Non
         write(path, dump(content))
         written.append(path)
     if json == _THERE:
-        sys.stdout.write(dump(content).decode())
+        say_json(dump(content).decode())
         return
     _show(content)
     for path in written:
-        print(path)
+        say(path)
 
 
 def _show(content: Report | Comparison) -> None:
@@ -129,7 +129,7 @@ def _show(content: Report | Comparison) -> None:
         print_report(content, console)
     else:
         print_comparison(content, console)
-    console.print()
+    say()
 
 
 def _found(args: argparse.Namespace, chosen: Chosen, cluster: Cluster | None) -> Found:

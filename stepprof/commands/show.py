@@ -22,6 +22,7 @@ from stepprof.commands.common import (
 from stepprof.commands.engines import clocks_table, engine_notes, engines_table
 from stepprof.commands.grouping import FULL_ROWS, bounded
 from stepprof.commands.memory import describe_memory, memory_tables
+from stepprof.commands.output import say_text
 from stepprof.commands.windows import artifacts_table, window_notes, windows_table
 from stepprof.manifest import find_step
 from stepprof.portions import read_occurrence
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(describe_step(path, step, snapshots=args.snapshots, occurrence=args.occurrence))
     else:
-        print(
+        say_text(
             render_step(path, step, snapshots=args.snapshots, show_all=args.all, occurrence=args.occurrence)
         )
     return 0
@@ -113,7 +114,7 @@ def render_step(
         parts.append(engines_table(engines, show_all=show_all))
     artifacts = artifacts_table([*windows, *engines], show_all=show_all)
     if artifacts:
-        parts.append(f"in {path / step_folder(step)}:\n{artifacts}")
+        parts.append(printable(f"in {path / step_folder(step)}:") + f"\n{artifacts}")
     tables, memory_notes = memory_tables(
         path / step_folder(step), [*windows, *engines], max(snapshots, 0), show_all=show_all
     )

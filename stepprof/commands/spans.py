@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.commands.common import add_json, add_occurrence, add_run, chosen_run, print_json
+from stepprof.commands.output import say, say_text
 from stepprof.commands.reading import require_extra
 from stepprof.errors import ConfigError
 from stepprof.files import write_atomically
@@ -73,9 +74,11 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print("\n".join([_rendered(path, found), *([] if read is None else read.notes)]))
+        say_text(_rendered(path, found))
+        if read is not None and read.notes:
+            say(*read.notes)
         if written is not None:
-            print(f"{size(written.stat().st_size)}\n{written}")
+            say(size(written.stat().st_size), written)
     return 0 if found.times else 1
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.commands.common import add_all, add_json, add_run, chosen_run, print_json, seconds
+from stepprof.commands.output import console, say_text
 from stepprof.commands.processes import ALIGN, HEADERS, PROBLEMS, status_notes, status_rows, urgency
 from stepprof.statuses import LIVE, read_statuses
 from stepprof.tables import printable, table
@@ -108,11 +109,9 @@ def _print(content: Mapping[str, Any], *, show_all: bool) -> None:
     """With colours on a terminal that rich knows, as plain text everywhere else."""
     shown = _rich(content, show_all=show_all) if sys.stdout.isatty() else None
     if shown is None:
-        print(render(content, show_all=show_all))
+        say_text(render(content, show_all=show_all))
     else:
-        from rich.console import Console
-
-        Console().print(shown, crop=False)
+        console().print(shown, crop=False)
 
 
 def _rich(content: Mapping[str, Any], lines: int | None = None, *, show_all: bool = False) -> Any:
@@ -160,7 +159,7 @@ def _watch(
     if not as_json and sys.stdout.isatty() and _rich(content) is not None:
         from rich.live import Live
 
-        with Live(auto_refresh=False, transient=True) as live:
+        with Live(console=console(), auto_refresh=False, transient=True) as live:
             while _goes_on(content):
                 live.update(_rich(content, live.console.size.height, show_all=show_all), refresh=True)
                 time.sleep(seconds)
@@ -171,7 +170,7 @@ def _watch(
         if as_json:
             print_json(content)
         else:
-            print(render(content, show_all=show_all))
+            say_text(render(content, show_all=show_all))
         sys.stdout.flush()
         if not _goes_on(content):
             return content
