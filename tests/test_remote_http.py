@@ -555,7 +555,7 @@ class TestSession:
         """Its time for exports, and that for an engine that does not answer."""
         assert list(inspect.signature(driver.close).parameters) == ["self", "timeout", "answer_seconds"]
 
-    def test_the_end_of_a_run_closes_a_server(self, recorded, recorders, log):
+    def test_the_end_of_a_run_closes_a_server(self, recorded, log):
         """Nothing is left to complain of."""
         with serving({**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}) as server:
             recorded(server.url)
