@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepprof.completing import Completer
-from stepprof.files import read_plain, suffixed, write_atomically, write_exclusively
+from stepprof.files import suffixed, write_atomically, write_exclusively
 from stepprof.log import logger
+from stepprof.plainfiles import read_table
 from stepprof.pruning import choose, prune
 from stepprof.records import Origin, describe_error
 from stepprof.rundir import AFTER, MANIFEST, PRUNED, step_folder
@@ -284,7 +285,7 @@ class Keeper:
     def _is_free(self, path: Path) -> bool:
         """Whether the process that keeps has ended, or is gone."""
         try:
-            content: Any = json.loads(read_plain(path))
+            content = read_table(path)
             writer, over, signed = content["writer"], content["over"], content["unix_ns"]
             alive = is_alive(writer)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):

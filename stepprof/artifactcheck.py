@@ -6,9 +6,11 @@ says so.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import importlib.util
-import json
+import io
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -18,12 +20,16 @@ from pathlib import Path
 
 from stepprof import npufolder
 from stepprof.memorysnapshot import snapshot_problem
+from stepprof.plainfiles import data_bytes, data_chunks, open_plain
+from stepprof.plainjson import parse_json
 from stepprof.tables import size as size_of
 
 __all__ = ["Checked", "check_artifact"]
 
 PARSED_BYTES = 64 * 2**20
 """Up to this many bytes of other JSON are parsed; parsing takes about twenty times as much memory."""
+MOST_BYTES = 32 << 30
+"""Of one artifact, uncompressed."""
 _CHUNK = 1 << 20
 _FIRST_EVENT = re.compile(rb'"traceEvents"\s*:\s*\[\s*([^\s])')
 _READER = ("isal", "msgspec", "numpy")
@@ -49,9 +55,8 @@ def check_artifact(file: Path, size: int, kind: str | None) -> Checked:
     try:
         if kind == npufolder.KIND:
             return Checked(_folder_problem(file))
-        there = file.stat().st_size
-        if not file.is_file():
-            return Checked("is no file")
+        with open_plain(file) as opened:
+            there = os.fstat(opened.fileno()).st_size
         if there != size:
             return Checked(f"has {there} bytes; the manifest says {size}")
         if there == 0:
@@ -61,17 +66,32 @@ def check_artifact(file: Path, size: int, kind: str | None) -> Checked:
         is_trace = "trace" in (kind or "") and file.name.endswith(_JSON)
         if is_trace and all(map(importlib.util.find_spec, _READER)):
             return _trace(file)
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            if file.name.endswith(_JSON):
-                return _json(stream, is_trace=is_trace)
-            for _ in _chunks(stream):
-                pass
+        with open_plain(file) as opened:
+            return _content(opened, file.name, is_trace=is_trace)
     except FileNotFoundError:
         return Checked("is missing")
+    except IsADirectoryError:
+        return Checked("is no file")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         return Checked(f"is damaged: {error}")
     except OSError as error:
         return Checked(f"cannot be read: {error.strerror or error}")
+
+
+def _content(file: io.BufferedReader, name: str, *, is_trace: bool) -> Checked:
+    """Read what is no trace, or no trace that can be read here."""
+    written = data_bytes(file)
+    if not name.endswith((*_JSON, ".gz")):
+        for _ in data_chunks(file):
+            pass
+        return Checked()
+    if written < os.fstat(file.fileno()).st_size:
+        return Checked(f"has a hole at byte {written}")
+    stream = gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file
+    if name.endswith(_JSON):
+        return _json(stream, is_trace=is_trace)
+    for _ in _chunks(stream):
+        pass
     return Checked()
 
 
@@ -102,8 +122,8 @@ def _json(stream: BufferedIOBase, *, is_trace: bool) -> Checked:
     notes = ["its events were not read: pip install 'stepprof[report]'"] if is_trace else []
     if total <= len(held):
         try:
-            content = json.loads(bytes(held))
-        except (ValueError, RecursionError) as error:
+            content = parse_json(bytes(held))
+        except ValueError as error:
             return Checked(f"is no JSON: {error}")
         events = content.get("traceEvents") if isinstance(content, dict) else content
         some = isinstance(events, list) and bool(events)
@@ -127,5 +147,10 @@ def _folder_problem(folder: Path) -> str | None:
 
 
 def _chunks(stream: BufferedIOBase) -> Iterator[bytes]:
+    """Yield what a stream holds. Raises OSError where that is more than is read."""
+    total = 0
     while chunk := stream.read(_CHUNK):
+        total += len(chunk)
+        if total > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"holds more than {MOST_BYTES} bytes uncompressed")
         yield chunk

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import ConfigError
-from stepprof.files import read_plain, write_atomically, write_exclusively
+from stepprof.files import write_atomically, write_exclusively
 from stepprof.log import logger
+from stepprof.plainfiles import read_table
 from stepprof.requests import Request, place_request
 from stepprof.rundir import MANIFEST, PRUNED, step_folder
 from stepprof.tables import size
@@ -207,10 +208,9 @@ def _dump(content: Mapping[str, Any]) -> bytes:
 def _read(path: Path) -> dict[str, Any]:
     """What a claim says; nothing, where it cannot be read: it counts all the same."""
     try:
-        content = json.loads(read_plain(path))
-    except (OSError, ValueError, RecursionError):
+        return read_table(path)
+    except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _is_over(writer: object) -> bool:

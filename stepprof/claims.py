@@ -35,6 +35,7 @@ from pathlib import Path
 from stepprof.errors import ConfigError
 from stepprof.files import write_exclusively
 from stepprof.ownfiles import is_foreign, owner_for, read_own
+from stepprof.plainjson import parse_json
 from stepprof.plainname import is_plain_name
 from stepprof.writer import boot_id, pid_namespace, process_start, writer_identity
 
@@ -231,13 +232,13 @@ def _read(path: Path) -> dict[str, object] | None:
     """Return what a file of this user says; None where there is none, or it says nothing."""
     try:
         return _read_own(path)
-    except (OSError, ValueError, RecursionError):  # the caller decides what that means
+    except (OSError, ValueError):  # the caller decides what that means
         return None
 
 
 def _read_own(path: Path) -> dict[str, object]:
     """Return the table in a file of this user. Raises ConfigError where it is no such file, ValueError where it holds none, and OSError."""
-    content = json.loads(read_own(path, owner_for(path)))
+    content = parse_json(read_own(path, owner_for(path)))
     if not isinstance(content, dict):
         raise ValueError("no table")
     return content

@@ -17,7 +17,6 @@ import hashlib
 import itertools
 import os
 import re
-import stat
 from pathlib import Path
 
 from stepprof.writer import boot_id, pid_namespace, process_start
@@ -26,7 +25,6 @@ __all__ = [
     "is_left_over",
     "place",
     "publish",
-    "read_plain",
     "suffixed",
     "temporary",
     "write_atomically",
@@ -51,20 +49,6 @@ _TEMPORARY = re.compile(r"\.(?P<pid>\d+)-(?P<machine>[0-9a-f]{8})-(?P<start>[0-9
 # ".json", ".trace.json.gz", ".nsys-rep": letters only, so that "rank-0" or the "2" of "rank-0.2" are never taken for an extension
 _EXTENSION = re.compile(r"(?:\.(?:nsys-rep|[A-Za-z]+))*$")
 _numbers = itertools.count(1)
-
-
-def read_plain(path: Path, most_bytes: int = 2**24) -> bytes:
-    """What is in a plain file: neither is a pipe waited for that somebody laid there, nor a device read.
-
-    Raises:
-        OSError: it is none, is larger, or cannot be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
-            raise OSError(errno.EINVAL, "no plain file, or too large", str(path))
-        return file.read(most_bytes)
 
 
 def temporary(final: Path) -> Path:

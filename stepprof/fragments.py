@@ -7,9 +7,9 @@ be put right is told; a path that leaves the step's folder is never followed. He
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
+from stepprof.fields import LONGEST_NAME, cut, is_rank, is_step, path_problem, wrong
 from stepprof.lastword import is_awaited
 from stepprof.writer import is_alive
 
@@ -78,44 +78,6 @@ AFTER: dict[str, dict[str, Any]] = {
 """What comes after a recording, by the key of its list: what each entry has at least."""
 _CLOCK: dict[str, Any] = {"host": None, "boot_id": None, "offset_ns": None, "error_ns": None, "method": None}
 _IDENTITY = ("boot_id", "pid_namespace")
-_NUMBERS = frozenset(
-    {
-        "occurrence",
-        "visit",
-        "replica",
-        "world_size",
-        "start_unix_ns",
-        "end_unix_ns",
-        "arm_seconds",
-        "arm_unix_ns",
-        "wait_seconds",
-        "cpu_seconds",
-        "thread_cpu_seconds",
-        "stall_seconds",
-        "export_seconds",
-        "start_seconds",
-        "stop_seconds",
-        "overrun_seconds",
-        "write_seconds",
-        "offset_ns",
-        "error_ns",
-    }
-)
-_TEXTS = frozenset(
-    {
-        "kind",
-        "name",
-        "host",
-        "boot_id",
-        "pid_namespace",
-        "health",
-        "error",
-        "body_error",
-        "capped_by",
-        "backend",
-        "method",
-    }
-)
 
 
 def read_window(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
@@ -130,8 +92,8 @@ def read_window(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any
         window["pid"],
     ):
         window.update({key: text for key in _IDENTITY if isinstance(text := writer.get(key), str)})
-    if not _is_rank(window["rank"]):
-        problems.append(f"damaged: rank = {window['rank']!r} is no rank")
+    if not is_rank(window["rank"]):
+        problems.append(f"damaged: rank = {cut(window['rank'])} is no rank")
         window["rank"] = "unknown"
     if is_awaited(window):
         alive = _is_alive(writer)
@@ -147,8 +109,8 @@ def read_engine(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any
     """An engine's part of a window, in the same way; the writer is the process that drives it."""
     engine, problems = _read(entry, _ENGINE)
     engine["process"] = _process(writer)
-    if engine["rank"] is not None and not _is_rank(engine["rank"]):
-        problems.append(f"damaged: rank = {engine['rank']!r} is no rank")
+    if engine["rank"] is not None and not is_rank(engine["rank"]):
+        problems.append(f"damaged: rank = {cut(engine['rank'])} is no rank")
         engine["rank"] = None
     if is_awaited(engine):
         alive = _is_alive(writer)
@@ -170,12 +132,10 @@ def read_after(key: str, entry: Mapping[str, Any], writer: object) -> tuple[dict
             fits = isinstance(value, str)
         elif isinstance(default, list):
             fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        elif name in ("url", "error", "verified"):
-            fits = isinstance(value, str | None)
         else:
-            fits = value is None or _is_number(value)
+            fits = wrong(name, value) is None
         if not fits:
-            problems.append(f"damaged: {name} = {value!r} in {key}")
+            problems.append(f"damaged: {name} = {cut(value)} in {key}")
             read[name] = default
     if key == "completions" and read["status"] == "lost" and _is_alive(writer):
         read.update(status="running", error=None)
@@ -186,10 +146,10 @@ def read_clock(entry: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[st
     """A comparison of clocks; None where it compares nothing."""
     clock = {**_CLOCK, **entry}
     for key in ("offset_ns", "error_ns"):
-        if not _is_number(clock[key]):
-            return None, [f"damaged: a clock with {key} = {clock[key]!r}"]
+        if clock[key] is None or wrong(key, clock[key]):
+            return None, [f"damaged: a clock with {key} = {cut(clock[key])}"]
     if not isinstance(clock["host"], str):
-        return None, [f"damaged: a clock of host = {clock['host']!r}"]
+        return None, [f"damaged: a clock of host = {cut(clock['host'])}"]
     boot_id = clock["boot_id"] if isinstance(clock["boot_id"], str) else None
     return {**clock, "boot_id": boot_id, "method": str(clock["method"])}, []
 
@@ -198,22 +158,21 @@ def _read(entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[dict[str, 
     """What windows and engines have in common."""
     problems = []
     read = {**keys, **entry}
-    for key in keys:
-        value = read[key]
-        if key in _NUMBERS and value is not None and not _is_number(value):
-            problems.append(f"damaged: {key} = {value!r} is no number")
-            read[key] = keys[key]
-        if key in _TEXTS and not isinstance(value, str | None):
-            problems.append(f"damaged: {key} = {value!r} is no text")
-            read[key] = str(value)
-    if not isinstance(read["role"], str | None):
-        problems.append(f"damaged: role = {read['role']!r} is no name")
+    for key, value in read.items():
+        problem = wrong(key, value)
+        if problem is not None:
+            problems.append(f"damaged: {key} = {cut(value)} {problem}")
+            read[key] = keys.get(key)
+    role = read["role"]
+    if role is not None and (not isinstance(role, str) or len(role) > LONGEST_NAME):
+        problems.append(f"damaged: role = {cut(role)} is no name")
         read["role"] = None
     if read["status"] not in STATUSES:
-        problems.append(f"damaged: status = {read['status']!r} is none of {', '.join(STATUSES)}")
+        problems.append(f"damaged: status = {cut(read['status'])} is none of {', '.join(STATUSES)}")
         read["status"] = "lost"
-    if not isinstance(read["capture"], dict | None):
-        problems.append(f"damaged: capture = {read['capture']!r} is no table")
+    problem = _capture_problem(read["capture"])
+    if problem is not None:
+        problems.append(f"damaged: capture = {cut(read['capture'])} {problem}")
         read["capture"] = None
     artifacts, read["artifacts"] = read["artifacts"], []
     for artifact in artifacts if isinstance(artifacts, list) else [artifacts]:
@@ -234,12 +193,15 @@ def _process(writer: object) -> str:
     return " ".join(str(each) for each in (machine, *(writer.get(key) for key in keys)))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_rank(value: object) -> bool:
-    return isinstance(value, int | str) and not isinstance(value, bool)
+def _capture_problem(capture: object) -> str | None:
+    """Why an entry cannot be in a capture."""
+    if capture is None:
+        return None
+    if not isinstance(capture, dict):
+        return "is no table"
+    if not is_step(capture.get("step", 0)):
+        return "is of no step"
+    return "is no file of a step" if path_problem(capture.get("stem", "x")) else None
 
 
 def _is_alive(writer: object) -> bool | None:
@@ -256,11 +218,16 @@ def _doubt(entry: dict[str, Any], writer: object) -> None:
 
 def _artifact_problem(artifact: object) -> str | None:
     """Why an entry cannot name a file of the step."""
-    if not isinstance(artifact, dict) or not isinstance(artifact.get("path"), str):
-        return f"damaged: an artifact without a path: {artifact!r}"
-    path = PurePosixPath(artifact["path"])
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in artifact["path"]:
-        return f"damaged: an artifact outside of the step: {artifact['path']!r}"
-    if isinstance(artifact.get("bytes"), bool) or not isinstance(artifact.get("bytes"), int):
-        return f"damaged: an artifact without a size: {artifact['path']!r}"
+    if not isinstance(artifact, dict):
+        return f"damaged: an artifact without a path: {cut(artifact)}"
+    path, size = artifact.get("path"), artifact.get("bytes")
+    problem = path_problem(path)
+    if problem is not None:
+        return f"damaged: an artifact {problem}: {cut(path if isinstance(path, str) else artifact)}"
+    if size is None or wrong("bytes", size):
+        return f"damaged: an artifact without a size: {cut(path)}"
+    for key in ("kind", "events"):
+        problem = wrong(key, artifact.get(key))
+        if problem is not None:
+            return f"damaged: an artifact of which {key} = {cut(artifact[key])} {problem}: {cut(path)}"
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.errors import ConfigError
+from stepprof.fields import LONGEST_NAME, cut, is_rank, wrong
 from stepprof.fragments import AFTER, read_after, read_clock, read_engine, read_window
+from stepprof.plainfiles import read_table
 from stepprof.rundir import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
 from stepprof.spanlines import parse_span, span_lines
+from stepprof.tables import counted
 
 __all__ = [
     "find_run",
@@ -29,11 +33,14 @@ __all__ = [
     "read_spans",
     "read_step",
     "run_id_of",
+    "run_problems",
     "steps",
 ]
 
 SCHEMA_VERSION = 1
-_SPANS_FILE = re.compile(r"rank-(.+)\.(\d+)\.jsonl")
+_MOST_ENTRIES = 100_000
+_MOST_PROBLEMS = 20
+_SPANS_FILE = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
 
 
 def find_run(output_dir: Path, run: str | None = None) -> Path:
@@ -83,8 +90,34 @@ def is_run(path: Path) -> bool:
 
 def read_run(path: Path) -> dict[str, Any]:
     """What `run.json` says; empty where it is missing or damaged."""
-    content, _ = _load(path / RUN_FILE)
-    return content or {}
+    return _read_run(path)[0]
+
+
+def run_problems(path: Path) -> list[str]:
+    """Return what is wrong with `run.json`; nothing is where it is missing."""
+    return _read_run(path)[1]
+
+
+def _read_run(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what `run.json` says, without what cannot be; and what that was."""
+    content, problem = _load(path / RUN_FILE)
+    if content is None:
+        return {}, [problem] if os.path.lexists(path / RUN_FILE) else []
+    problems = []
+    for key, is_good in _RUN_FIELDS.items():
+        if content.get(key) is not None and not is_good(content[key]):
+            problems.append(f"damaged: {key} = {cut(content[key])}")
+            del content[key]
+    return content, problems
+
+
+_RUN_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "run_id": lambda value: type(value) is str and 0 < len(value) <= LONGEST_NAME and "\0" not in value,
+    "world_size": lambda value: wrong("world_size", value) is None,
+    "created_unix_ns": lambda value: wrong("created_unix_ns", value) is None,
+    "config": lambda value: isinstance(value, dict),
+    "writer": lambda value: isinstance(value, dict),
+}
 
 
 def run_id_of(path: Path) -> str:
@@ -151,6 +184,8 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
     except OSError as error:
         find(f"the step has no manifest: {error.strerror}")
         return manifest
+    for problem in run_problems(path):
+        find(problem, RUN_FILE)
     versions: list[Any] = []
     clocks: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -160,17 +195,19 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
             continue
         if content.get("schema_version") != SCHEMA_VERSION:
             find(
-                f"written with schema_version {content.get('schema_version')!r}; this stepprof reads {SCHEMA_VERSION}: read it with the stepprof that wrote it, or a newer one",
+                f"written with schema_version {cut(content.get('schema_version'))}; this stepprof reads {SCHEMA_VERSION}: read it with the stepprof that wrote it, or a newer one",
                 file.name,
             )
             continue
         for key, expected in (("step", step), ("run_id", manifest["run_id"])):
             if content.get(key) != expected:
-                find(f"says {key} = {content.get(key)!r} and lies in {expected!r}", file.name)
+                find(f"says {key} = {cut(content.get(key))} and lies in {expected!r}", file.name)
+        told = _Bounded(partial(find, fragment=file.name))
         version = content.get("version")
-        if version is not None and version not in versions:
+        if wrong("version", version):
+            told(f"damaged: version = {cut(version)} {wrong('version', version)}")
+        elif version is not None and version not in versions:
             versions.append(version)
-        told = partial(find, fragment=file.name)
         for key, read in (("windows", read_window), ("engines", read_engine)):
             for entry in _entries(content, key, told):
                 known, problems = read(entry, content.get("writer"))
@@ -189,8 +226,10 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
                 clocks.setdefault(json.dumps(clock, sort_keys=True), clock)
             for problem in problems:
                 told(problem)
+        told.end()
     if len(versions) > 1:
-        find(f"the ranks do not agree on the version: {', '.join(map(repr, versions))}")
+        several = ", ".join(map(cut, versions[:_MOST_PROBLEMS]))
+        find(f"the ranks do not agree on the version: {several}")
     manifest["version"] = versions[0] if versions else None
     manifest["clocks"] = list(clocks.values())
     manifest["windows"].sort(key=_order)
@@ -257,7 +296,7 @@ def read_spans(
                 if span is None:
                     damaged += line.endswith(b"\n")
                 elif span.get("kind") == "spans":
-                    origin.update({key: span[key] for key in origin if key in span})
+                    origin.update(_origin(span))
                 elif "name" not in span:
                     damaged += 1
                 elif step is None or span.get("step") == step:
@@ -278,6 +317,13 @@ def _of_job(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _origin(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whose spans a file has, as far as its first line says."""
+    kinds = {"rank": (int, str), "host": (str, type(None)), "pid": (int, type(None))}
+    told = {key: header[key] for key, kind in kinds.items() if key in header and type(header[key]) in kind}
+    return told if is_rank(told.get("rank", 0)) else {**told, "rank": "unknown"}
+
+
 def _by_name(files: Iterable[Path]) -> list[Path]:
     """Return the files of one folder in the order of their names: paths themselves are compared in Python, and that many times over."""
     return sorted(files, key=lambda file: file.name)
@@ -291,20 +337,36 @@ def _note(findings: list[dict[str, Any]] | None, file: str, problem: str) -> Non
 def _rank_of(name: str) -> int | str:
     match = _SPANS_FILE.fullmatch(name)
     rank = match[1] if match else name
-    return int(rank) if rank.isdecimal() else rank
+    return int(rank) if rank.isdecimal() and len(rank) < 10 else rank
 
 
 def _load(file: Path) -> tuple[dict[str, Any] | None, str]:
     """A JSON table, or None and why not."""
     try:
-        data = file.read_bytes()
+        return read_table(file), ""
     except OSError as error:
         return None, f"cannot be read: {error.strerror}"
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        return None, f"damaged: {error}" if data.strip() else "damaged: empty"
-    return (content, "") if isinstance(content, dict) else (None, "damaged: no table")
+    except ValueError as error:
+        return None, str(error)
+
+
+class _Bounded:
+    """Reports the first problems of a fragment, and how many more there are: one file must not fill the report."""
+
+    def __init__(self, find: Callable[[str], None]) -> None:
+        self._find = find
+        self._count = 0
+
+    def __call__(self, problem: str) -> None:
+        self._count += 1
+        if self._count <= _MOST_PROBLEMS:
+            self._find(problem)
+
+    def end(self) -> None:
+        """All of the fragment is read."""
+        more = self._count - _MOST_PROBLEMS
+        if more > 0:
+            self._find(f"and {counted(more, 'further problem')}")
 
 
 def _entries(content: Mapping[str, Any], key: str, find: Callable[[str], None]) -> Iterator[dict[str, Any]]:
@@ -312,11 +374,13 @@ def _entries(content: Mapping[str, Any], key: str, find: Callable[[str], None]) 
     if not isinstance(entries, list):
         find(f"damaged: {key} is no list")
         return
-    for entry in entries:
+    for entry in entries[:_MOST_ENTRIES]:
         if isinstance(entry, dict):
             yield entry
         else:
             find(f"damaged: an entry of {key} is no table")
+    if len(entries) > _MOST_ENTRIES:
+        find(f"has {len(entries)} entries of {key}: those after the first {_MOST_ENTRIES} are left out")
 
 
 def _order(window: Mapping[str, Any]) -> tuple[object, ...]:

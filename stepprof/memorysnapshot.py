@@ -7,13 +7,15 @@ were taken as well: with it, what was allocated before the history's first entry
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepprof.memorypeaks import DevicePeak, as_mapping, as_number, device_peaks, entries_of, listed
-from stepprof.plainpickle import MAX_BYTES, PickleRefused, read_plain
+from stepprof.plainfiles import open_plain
+from stepprof.plainpickle import MAX_BYTES, PickleRefused, read_pickle
 
 __all__ = ["Allocations", "MemorySnapshot", "read_snapshot", "snapshot_problem"]
 
@@ -84,12 +86,13 @@ def snapshot_problem(path: Path) -> str | None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise PickleRefused(
-            f"{size} bytes, more than the {MAX_BYTES} that are read here; pytorch.org/memory_viz shows it in a browser"
-        )
-    table = read_plain(path.read_bytes())
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_BYTES:
+            raise PickleRefused(
+                f"{size} bytes, more than the {MAX_BYTES} that are read here; pytorch.org/memory_viz shows it in a browser"
+            )
+        table = read_pickle(file.read(MAX_BYTES))
     if not isinstance(table, dict) or not isinstance(table.get("segments"), list):
         raise PickleRefused("it is no snapshot of CUDA's allocator: there are no segments")
     segments = table["segments"]

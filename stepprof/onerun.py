@@ -11,13 +11,15 @@ Everything else is taken for one run, because machines whose clocks were never c
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepprof.manifest import read_run, steps
+from stepprof.plainfiles import data_bytes, open_plain, read_table
+from stepprof.plainjson import parse_json
 from stepprof.rundir import MANIFEST, SPANS, step_folder
 from stepprof.tables import duration
 
@@ -181,12 +183,8 @@ def _tables(folder: Path) -> Iterator[dict[str, Any]]:
     except OSError:
         return
     for file in files:
-        try:
-            content = json.loads(file.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(content, dict):
-            yield content
+        with contextlib.suppress(OSError, ValueError):
+            yield read_table(file)
 
 
 def _spans(folder: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
@@ -197,10 +195,10 @@ def _spans(folder: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
         return
     for file in files:
         try:
-            with file.open("rb") as lines:
-                header = json.loads(lines.readline(_TAIL))
-                lines.seek(max(file.stat().st_size - _TAIL, 0))
-                last = json.loads(lines.read().rstrip(b"\n").rpartition(b"\n")[2])
+            with open_plain(file) as lines:
+                header = parse_json(lines.read(_TAIL).partition(b"\n")[0])
+                lines.seek(max(data_bytes(lines) - _TAIL, 0))
+                last = parse_json(lines.read(_TAIL).rstrip(b"\n").rpartition(b"\n")[2])
             begin = int(header["anchor"]["unix_ns"])
             end = int(last["start"] + last["dur"]) if "dur" in last else begin
         except (OSError, ValueError, KeyError, TypeError):

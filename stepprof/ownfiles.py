@@ -6,6 +6,7 @@ Other users may be able to write where a job looks for such a file. So the owner
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import secrets
@@ -13,6 +14,7 @@ import stat
 from pathlib import Path
 
 from stepprof.errors import ConfigError
+from stepprof.plainfiles import open_plain
 
 __all__ = ["MAX_BYTES", "is_foreign", "own_uid", "owner_for", "read_own"]
 
@@ -31,13 +33,14 @@ def read_own(path: Path, uid: int | None) -> bytes:
         ConfigError: another user's file, not a plain file, or too long.
         OSError: it cannot be read, or `path` is a link.
     """
-    # neither through a link that another user made nor into a pipe that has no writer
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
-    with os.fdopen(descriptor, "rb") as file:
+    try:
+        file = open_plain(path)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.EISDIR):
+            raise ConfigError(f"{path.name}: no plain file") from error
+        raise
+    with file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path.name}: no plain file")
         if uid is not None and status.st_uid != uid:
             raise ConfigError(
                 f"{path.name}: made by user {status.st_uid}; only user {uid}, whose job this is, may ask"

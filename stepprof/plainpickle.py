@@ -17,7 +17,7 @@ import re
 import struct
 from typing import Any, NoReturn
 
-__all__ = ["PickleRefused", "read_plain"]
+__all__ = ["PickleRefused", "read_pickle"]
 
 MAX_BYTES = 256 << 20
 MAX_INSTRUCTIONS = 80_000_000
@@ -57,12 +57,12 @@ class PickleRefused(ValueError):
     """The file is no pickle of plain values, is damaged, or goes beyond a bound."""
 
 
-def read_plain(data: bytes) -> Any:
+def read_pickle(data: bytes) -> Any:
     """The value that the pickle says. Raises PickleRefused.
 
-    >>> read_plain(pickle.dumps({"segments": [], "share": 0.5}))
+    >>> read_pickle(pickle.dumps({"segments": [], "share": 0.5}))
     {'segments': [], 'share': 0.5}
-    >>> read_plain(pickle.dumps(print, protocol=4))
+    >>> read_pickle(pickle.dumps(print, protocol=4))
     Traceback (most recent call last):
       ...
     stepprof.plainpickle.PickleRefused: instruction STACK_GLOBAL at byte 30: it would run code

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepprof.files import read_plain, write_atomically, write_exclusively
+from stepprof.files import write_atomically, write_exclusively
 from stepprof.log import logger
+from stepprof.plainfiles import read_table
 from stepprof.writer import is_alive
 
 if TYPE_CHECKING:
@@ -139,8 +140,8 @@ class Publisher:
 def _is_free(path: Path, ours: object) -> bool:
     """Whether a file is that of a process that has ended, or our own."""
     try:
-        content = json.loads(read_plain(path))
+        content = read_table(path)
         writer = content["writer"]
         return writer == ours or bool(content["ended"]) or is_alive(writer) is False
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False  # damaged, or another program's: not ours to replace

@@ -25,6 +25,7 @@ from stepprof.checks import keys_of, nearest, role_name, under, whole
 from stepprof.errors import ConfigError
 from stepprof.files import write_exclusively
 from stepprof.ownfiles import read_own
+from stepprof.plainjson import parse_json
 from stepprof.policy import Policy, RolePolicy, arguments, resolve
 from stepprof.rundir import REQUESTS
 from stepprof.selection import Ranks, Steps
@@ -191,13 +192,13 @@ def read_request(path: Path, uid: int | None) -> Request:
         uid: whose it must be; None where the system has no such thing.
 
     Raises:
-        ConfigError: it is somebody else's, no plain file, too long, or says what cannot be.
-        OSError: it cannot be read.
+        ConfigError: it belongs to another user, is too long, or says what cannot be.
+        OSError: it is no plain file, or cannot be read.
     """
     data = read_own(path, uid)
     try:
-        table = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        table = parse_json(data)
+    except ValueError as error:
         raise ConfigError(f"{path.name}: not JSON: {error}") from None
     request = Request.read(table)
     if request.name != path.stem:

@@ -6,13 +6,12 @@ nothing: each fragment says of which job it is, and which living process of anot
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from stepprof.files import read_plain
+from stepprof.plainfiles import read_table
 from stepprof.writer import is_alive
 
 __all__ = ["Entry", "jobs_apart", "rival_in", "sentences"]
@@ -29,7 +28,7 @@ def rival_in(fragment: Path, writer: Mapping[str, object], job: str | None) -> d
         job: its job; None: not known, and nothing is said.
     """
     try:
-        content = json.loads(read_plain(fragment))
+        content = read_table(fragment)
         other, theirs = content["writer"], content.get("job")
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -31,12 +31,12 @@ from stepprof.errors import ConfigError
 from stepprof.files import (
     place,
     publish,
-    read_plain,
     suffixed,
     write_atomically,
     write_exclusively,
     write_temporary,
 )
+from stepprof.plainfiles import read_table
 from stepprof.plainname import safe_name
 from stepprof.runid import agree_on_run
 from stepprof.writer import is_alive, writer_identity
@@ -73,7 +73,7 @@ ON_COMPLETE = "on-complete.json"
 PRUNED = "pruned.json"
 WHOLE_STEP = "step"  # stands for the role in the names of a window without one
 INDENTED_ENGINES = 16
-_STEP_FOLDER = re.compile(r"step-(\d{6,})")
+_STEP_FOLDER = re.compile(r"step-(\d{6,18})", re.ASCII)
 
 
 def step_folder(step: int) -> str:
@@ -92,7 +92,7 @@ def step_number(name: str) -> int | None:
     (2, None)
     """
     match = _STEP_FOLDER.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and step_folder(int(match[1])) == name else None
 
 
 def open_run(
@@ -168,10 +168,10 @@ class RunDir:
         """
         path = self.path / RUN_FILE
         try:
-            content = json.loads(read_plain(path))
-        except (OSError, ValueError, RecursionError):  # removed or damaged: what is left says nothing wrong
+            content = read_table(path)
+        except (OSError, ValueError):  # removed or damaged: what is left says nothing wrong
             return
-        if isinstance(content, dict) and content.get("writer") == writer_identity():
+        if content.get("writer") == writer_identity():
             write_atomically(path, _dump({**content, "rank": rank, "world_size": world_size}))
 
     def claim(
@@ -252,15 +252,14 @@ class RunDir:
             if write_exclusively(path, _dump(writer_identity())):
                 return None
             try:
-                holder = json.loads(read_plain(path))
+                holder = read_table(path)
             except (
                 OSError,
                 ValueError,
-                RecursionError,
             ):  # being written, or on a file system that shows it late: somebody has it
                 return {}
-            if not isinstance(holder, dict) or is_alive(holder) is not False:
-                return holder if isinstance(holder, dict) else {}
+            if is_alive(holder) is not False:
+                return holder
             number += 1
 
     def status_path(self, rank: int | str, number: int = 1) -> Path:

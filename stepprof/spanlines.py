@@ -5,20 +5,19 @@ A long job has gigabytes of spans, and one step of them is wanted as a rule. So 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-try:
-    from msgspec.json import decode as _decode
-except ImportError:  # the base installation: four times as slow
-    _decode: Callable[[bytes], Any] = json.loads  # type: ignore[no-redef]
+from stepprof.plainfiles import data_bytes, open_plain
+from stepprof.plainjson import parse_json
 
 __all__ = ["LONGEST_LINE", "parse_span", "span_lines"]
 
 BLOCK_BYTES = 1 << 20
+LARGEST_NS = 1 << 62
+LARGEST_STEP = 10**18
 LONGEST_LINE = 16 << 20
 """Bytes of a line that is read as one; spans are far shorter."""
 
@@ -41,8 +40,10 @@ def span_lines(path: Path, step: int | None = None, *, windows: bool = False) ->
     """
     mark = _WINDOW if windows else None if step is None else re.compile(rb'"step":\s*%d(?!\d)' % step)
     at_start, rest = True, b""
-    with path.open("rb", buffering=0) as file:
-        while read := file.read(BLOCK_BYTES):
+    with open_plain(path) as file:
+        left = data_bytes(file)
+        while read := file.raw.read(min(BLOCK_BYTES, left)):
+            left -= len(read)
             block = rest + read
             end = block.rfind(b"\n") + 1
             if not end and len(block) < LONGEST_LINE:
@@ -62,13 +63,59 @@ def span_lines(path: Path, step: int | None = None, *, windows: bool = False) ->
 def parse_span(line: bytes) -> dict[str, Any] | None:
     """Return what a line of a span file says; None where it is damaged."""
     try:
-        content = _decode(line)
+        return _decode(line)
     except (ValueError, RecursionError):
         try:
-            content = json.loads(line)  # takes what msgspec refuses: NaN, and halves of surrogate pairs
-        except (ValueError, RecursionError):
+            span = parse_json(line)  # takes what msgspec refuses: NaN, and halves of surrogate pairs
+        except ValueError:
             return None
-    return content if isinstance(content, dict) else None
+    return span if _is_sound(span) else None
+
+
+def _is_sound(span: Any) -> bool:
+    """Whether each field of a span, or of the first line of a file, is what its readers take it for."""
+    if type(span) is not dict:
+        return False
+    get = span.get
+    step, role, start, duration = get("step"), get("role"), get("start", 0), get("dur", 0)
+    return (
+        (step is None or (type(step) is int and 0 <= step <= LARGEST_STEP))
+        and (role is None or type(role) is str)
+        and type(start) is int
+        and 0 <= start < LARGEST_NS
+        and type(duration) is int
+        and 0 <= duration < LARGEST_NS
+        and type(get("name", "")) is str
+        and type(get("kind", "")) is str
+        and isinstance(get("thread"), int | None)
+        and isinstance(get("task"), int | None)
+    )
+
+
+def _decoder() -> Callable[[bytes], dict[str, Any]]:
+    """Return what makes a table of a line in which all is as `_is_sound` says; it raises ValueError or RecursionError for any other line."""
+    try:
+        import msgspec
+    except ImportError:  # the base installation: ten times as slow
+
+        def refuse(line: bytes) -> dict[str, Any]:
+            raise ValueError
+
+        return refuse
+    nanoseconds = Annotated[int, msgspec.Meta(ge=0, lt=LARGEST_NS)]
+    step = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
+    fields = {
+        **dict.fromkeys(("start", "dur"), nanoseconds),
+        **dict.fromkeys(("name", "kind"), str),
+        **dict.fromkeys(("thread", "task", "rank", "host", "pid"), int | str | None),
+        **dict.fromkeys(("attrs", "value", "error", "anchor", "boot_id", "pid_namespace"), Any),
+        "step": step | None,
+        "role": str | None,
+    }
+    return msgspec.json.Decoder(TypedDict("Line", fields, total=False)).decode  # type: ignore[operator]
+
+
+_decode = _decoder()
 
 
 def _whole_lines(block: bytes) -> Iterator[bytes]:

@@ -7,16 +7,14 @@ anew since, either is replaced. Nothing in a file is trusted to be of the type i
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepprof.errors import ConfigError
+from stepprof.plainfiles import read_table
 from stepprof.ranges import ranges
 from stepprof.rundir import STATUS
 from stepprof.selection import Steps
@@ -29,8 +27,6 @@ LIVE = "live"
 
 MISSED_BEATS = 3
 """So many signs of life may be missing before a process is called stale."""
-
-MAX_BYTES = 2**24
 
 _Check = Callable[[object], bool]
 
@@ -85,17 +81,13 @@ def _read(path: Path) -> dict[str, Any] | None:
     content: object = None
     changed_ns = uid = None
     try:
-        # a pipe that somebody laid there must not be waited for
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())
-            changed_ns, uid = status.st_mtime_ns, status.st_uid
-            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
-                content = json.load(file)
+        status = path.lstat()
+        changed_ns, uid = status.st_mtime_ns, status.st_uid
+        content = read_table(path)
     except FileNotFoundError:
         return None  # its process has just come to know its rank
-    except (OSError, ValueError, RecursionError):
-        pass  # told as damaged
+    except (OSError, ValueError):
+        pass  # reported as damaged
     given = content if isinstance(content, Mapping) else {}
     known = {key: given.get(key) if check(given.get(key)) else None for key, check in _FIELDS.items()}
     known["requests"] = _requests(given.get("requests"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ DRIVEN_ELSEWHERE = "driven by another process"
 """How the entry of an engine begins its reason where the process that wrote it only attached the engine: another one tells of it."""
 
 Rank = int | str
+_ABSENT_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
     roles = {window["role"] for window in manifest["windows"]} - of_engines
     for role in sorted(roles, key=lambda role: role or ""):
         windows = [window for window in manifest["windows"] if window["role"] == role]
-        world = max((window["world_size"] or 0 for window in windows), default=0)
+        world: int = max((window["world_size"] or 0 for window in windows), default=0)
         text = _ranks_of(config, role)
         if text is None or not world:
             continue
@@ -206,15 +208,30 @@ def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
         ):  # of a stepprof whose selections say more than ours: then nothing is claimed to be absent
             continue
         there = {window["rank"] for window in windows}
-        absent = [rank for rank in range(math.ceil(world)) if rank in selected and rank not in there]
-        if absent:
-            shown = ", ".join(map(str, absent[:8])) + (
-                f" and {len(absent) - 8} more" if len(absent) > 8 else ""
+        absent, count = _first_absent(selected, world, there)
+        if count:
+            shown = ", ".join(map(str, absent)) + (
+                f" and {count - len(absent)} more" if count > len(absent) else ""
             )
             sentences.append(
                 f'{role or "step"}: no window of rank {shown}, which ranks = "{text}" selects: it never entered one of this role, belongs to another run (see run_id_from in run.json), or could not write'
             )
     return sentences
+
+
+def _first_absent(selected: Ranks, world: int, there: Collection[object]) -> tuple[list[int], int]:
+    """Return the first few ranks that are selected and not there, and how many there are; whatever a file says that the world is."""
+    here = sorted(rank for rank in there if isinstance(rank, int))
+    absent: list[int] = []
+    count = 0
+    for first, last in ((0, world - 1),) if selected.all else selected.intervals:
+        end = min(last, world - 1) + 1
+        if first >= end:
+            continue
+        count += end - first - (bisect_left(here, end) - bisect_left(here, first))
+        missing = (rank for rank in range(first, end) if rank not in there)
+        absent += islice(missing, _ABSENT_SHOWN - len(absent))
+    return absent, count
 
 
 def rank_order(rank: Rank) -> tuple[bool, Any]:

@@ -1,7 +1,7 @@
 """The program that uploads: started by the process that recorded, one line in for each file and one line out.
 
-A process of its own, since a store's client brings an event loop, a pool of connections and megabytes of modules, and a call that hangs can only be ended together with its process. It knows fsspec, and nothing
-of stepprof: a file gets its name at once and whole, is looked at again when it is there, and is tried again after a while when that fails.
+A process of its own, since a store's client brings an event loop, a pool of connections and megabytes of modules, and a call that hangs can only be ended together with its process. It knows fsspec, and of
+stepprof only how a plain file is opened: a file gets its name at once and whole, is looked at again when it is there, and is tried again after a while when that fails.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from stepprof.plainfiles import open_plain
 
 __all__ = ["Target", "main"]
 
@@ -175,7 +177,7 @@ def _md5_of(info: Mapping[str, Any]) -> bytes | None:
 
 def _read(local: Path) -> tuple[int, bytes]:
     digest, size = hashlib.md5(usedforsecurity=False), 0
-    with local.open("rb") as file:
+    with open_plain(local) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)

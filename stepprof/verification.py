@@ -13,7 +13,7 @@ from typing import Any
 
 from stepprof.aftermath import after_notes, pruned_paths
 from stepprof.artifactcheck import Checked, check_artifact
-from stepprof.manifest import read_run, read_spans, read_step, steps
+from stepprof.manifest import read_spans, read_step, run_problems, steps
 from stepprof.occurrences import split
 from stepprof.rival import sentences
 from stepprof.rundir import MANIFEST, RUN_FILE, step_folder
@@ -98,8 +98,9 @@ def verify_run(
     """
     result = Verification()
     recorded = steps(path)
-    if not read_run(path):
-        result.problems.append(Problem(None, RUN_FILE, "missing or damaged"))
+    if not (path / RUN_FILE).exists():
+        result.problems.append(Problem(None, RUN_FILE, "missing"))
+    result.problems += [Problem(None, RUN_FILE, problem) for problem in run_problems(path)]
     if not recorded:
         result.problems.append(Problem(None, "", "no step is recorded here"))
     for step in recorded:
@@ -136,6 +137,8 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
     result.windows += len(windows)
     result.engines += len(engines)
     for finding in manifest["findings"]:
+        if finding["fragment"] == RUN_FILE:
+            continue  # reported of the run
         where = f"{folder.name}/{MANIFEST}/{finding['fragment'] or ''}"
         result.problems.append(Problem(step, where, finding["problem"]))
     for window in windows:

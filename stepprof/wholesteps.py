@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stepprof.files import read_plain
 from stepprof.lastword import is_awaited
+from stepprof.plainfiles import read_table
 from stepprof.rundir import MANIFEST, ON_COMPLETE, PRUNED, step_folder, step_number
 from stepprof.statuses import read_statuses
 from stepprof.writer import is_alive
@@ -24,9 +24,6 @@ __all__ = ["Peers", "Step", "read_step_for", "step_numbers"]
 
 SILENT_SECONDS = 60.0
 """A process of another host that has not told of itself for so long is gone."""
-
-MOST_BYTES = 2**28
-"""A fragment of thousands of engines is some megabytes."""
 
 OUTCOMES = ("complete", "partial", "skipped", "failed", "lost")
 """From the best to the worst; a step is what its worst window or engine is."""
@@ -147,11 +144,9 @@ def read_step_for(run: Path, number: int, peers: Peers, *, uploads: bool) -> Ste
 
 def _add(step: Step, fragment: Path, peers: Peers, uploads: bool) -> None:
     try:
-        content = json.loads(read_plain(fragment, MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
+        content = read_table(fragment)
+    except (OSError, ValueError):
         return  # half copied, or not ours: readers tell of it
-    if not isinstance(content, dict):
-        return
     entries = [entry for key in ("windows", "engines") for entry in _tables(content.get(key))]
     awaited = any(map(is_awaited, entries))
     artifacts = {

@@ -394,11 +394,12 @@ class TestShow:
         assert "no window is recorded" in render_step(run.path, 2)
 
     def test_a_region_without_a_duration(self, output_dir):
-        """Counted, and no seconds made up."""
+        """A damaged line, and no seconds made up."""
         run = make_run(output_dir)
         write_spans(run, 0, {**region("f", 1), "dur": None, "role": 3})
-        (time,) = region_times(run.path, 2).times
-        assert (time.count, time.seconds, time.role) == (1, 0.0, None)
+        regions = region_times(run.path, 2)
+        assert regions.times == []
+        assert [each["problem"] for each in regions.findings] == ["1 damaged line passed over"]
 
     @pytest.mark.parametrize(
         ("recorded", "arguments", "message"),
@@ -439,7 +440,7 @@ class TestCheck:
         content = as_json(capsys, "check", str(tmp_path), status=1)
         assert content["ok"] is False
         assert content["checked"] == {"steps": 0, "windows": 0, "engines": 0, "artifacts": 0, "bytes": 0}
-        assert content["problems"][0] == {"step": None, "where": "run.json", "problem": "missing or damaged"}
+        assert content["problems"][0] == {"step": None, "where": "run.json", "problem": "missing"}
 
     def test_for_a_program(self, a_run, capsys):
         """Status 0."""

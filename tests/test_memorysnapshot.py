@@ -304,7 +304,7 @@ class TestShow:
         (run.path / "step-000002/actor/rank-0.memory.json").write_text("{")
         assert main(["show", str(run.path)]) == 0
         out = capsys.readouterr().out
-        assert "actor/rank-0.memory.json: is no JSON" in out
+        assert "actor/rank-0.memory.json: damaged" in out
         assert "  actor/rank-1.memory.json" in out
 
 

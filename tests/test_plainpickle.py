@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepprof import plainpickle
-from stepprof.plainpickle import PickleRefused, read_plain
+from stepprof.plainpickle import PickleRefused, read_pickle
 
 PAIRS = st.tuples(st.integers(0, 65_535), st.integers(0, 65_535))
 LEAVES = (
@@ -43,21 +43,21 @@ class TestPlainValues:
     @settings(max_examples=200, deadline=None)
     def test_what_the_standard_library_writes(self, value: object, protocol: int) -> None:
         """Is read as the standard library reads it, in every protocol that has binary instructions."""
-        assert read_plain(pickle.dumps(value, protocol)) == value
+        assert read_pickle(pickle.dumps(value, protocol)) == value
 
     def test_shared_and_many(self) -> None:
         """A memo of more than 256 places, long texts, long lists."""
         shared = [{"filename": f"f{i}.py", "line": i} for i in range(700)]
         value = {"a": shared, "b": shared[::-1], "long": "x" * 70_000, "numbers": list(range(5000))}
         for protocol in (2, 4, 5):
-            assert read_plain(pickle.dumps(value, protocol)) == value
+            assert read_pickle(pickle.dumps(value, protocol)) == value
         assert gc.isenabled()
 
     def test_one_that_contains_itself(self) -> None:
         """Is made, and stays what it is."""
         value: list[object] = []
         value.append(value)
-        made = read_plain(pickle.dumps(value))
+        made = read_pickle(pickle.dumps(value))
         assert made[0] is made
 
 
@@ -71,7 +71,7 @@ class TestHostile:
     ) -> None:
         """Is refused at the instruction, and nothing has run."""
         with pytest.raises(PickleRefused):
-            read_plain(pickle.dumps(value, protocol))
+            read_pickle(pickle.dumps(value, protocol))
         assert capfd.readouterr().out == ""
 
     @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ class TestHostile:
     def test_what_is_damaged_or_not_plain(self, data: bytes, problem: str) -> None:
         """Is refused, whatever it is, with one kind of error that says where, or what."""
         with pytest.raises(PickleRefused, match=re.escape(problem)):
-            read_plain(data)
+            read_pickle(data)
 
     @pytest.mark.parametrize(
         "data",
@@ -119,29 +119,29 @@ class TestHostile:
     def test_what_would_take_more_than_it_is_worth(self, data: bytes) -> None:
         """Is none of torch's."""
         with pytest.raises(PickleRefused, match="none that plain values need"):
-            read_plain(data)
+            read_pickle(data)
 
     @pytest.mark.parametrize("made", [b"}", b"]", b"K\x00K\x00\x86"])
     def test_lists_and_tables_are_counted(self, made: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         """One byte asks for seventy."""
         monkeypatch.setattr(plainpickle, "MAX_CONTAINERS", 100)
-        assert len(read_plain(b"\x80\x04](" + made * 99 + b"e.")) == 99
+        assert len(read_pickle(b"\x80\x04](" + made * 99 + b"e.")) == 99
         with pytest.raises(PickleRefused, match="more than 100 lists and tables"):
-            read_plain(b"\x80\x04](" + made * 100 + b"e.")
+            read_pickle(b"\x80\x04](" + made * 100 + b"e.")
 
     def test_a_long_program_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The number of instructions is bounded, and with it what they make."""
         monkeypatch.setattr(plainpickle, "MAX_INSTRUCTIONS", 100_000)
-        assert len(read_plain(b"\x80\x04](" + b"N" * 90_000 + b"e.")) == 90_000
+        assert len(read_pickle(b"\x80\x04](" + b"N" * 90_000 + b"e.")) == 90_000
         with pytest.raises(PickleRefused, match="more than 100000 instructions"):
-            read_plain(b"\x80\x04](" + b"N" * 110_000 + b"e.")
+            read_pickle(b"\x80\x04](" + b"N" * 110_000 + b"e.")
         with pytest.raises(PickleRefused, match="more than 100000 instructions"):
-            read_plain(b"\x80\x04](" + b"X\x01\x00\x00\x00x" * 100_001 + b"e.")
+            read_pickle(b"\x80\x04](" + b"X\x01\x00\x00\x00x" * 100_001 + b"e.")
 
     def test_lists_in_lists_without_an_end(self) -> None:
         """Are made and freed: depth is nothing to fear."""
         depth = 200_000
-        value = read_plain(b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b".")
+        value = read_pickle(b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b".")
         assert len(value) == 1
 
     @given(st.binary(max_size=200))
@@ -149,7 +149,7 @@ class TestHostile:
     def test_anything_at_all(self, data: bytes) -> None:
         """Is a value or a refusal."""
         with contextlib.suppress(PickleRefused):
-            read_plain(b"\x80\x04" + data)
+            read_pickle(b"\x80\x04" + data)
 
     @given(VALUES, st.integers(0, 400), st.integers(0, 255))
     @settings(max_examples=200, deadline=None)
@@ -158,4 +158,4 @@ class TestHostile:
         data = bytearray(pickle.dumps({"a": value}))
         data[place % len(data)] = byte
         with contextlib.suppress(PickleRefused):
-            read_plain(bytes(data))
+            read_pickle(bytes(data))

@@ -97,17 +97,24 @@ class TestParse:
     @pytest.mark.parametrize(
         ("line", "found"),
         [
-            (b'{"a": 1}\n', {"a": 1}),
-            (b'{"a": "\\ud800"}', {"a": "\ud800"}),
-            (b'{"a": Infinity, "b": 123456789012345678901234567890}', {"a": float("inf"), "b": 123456789012345678901234567890}),
+            (b'{"name": "a", "step": 1}\n', {"name": "a", "step": 1}),
+            (b'{"name": "\\ud800"}', {"name": "\ufffd"}),
+            (b'{"attrs": {"a": NaN, "b": 1e999}}', {"attrs": {"a": "NaN", "b": "1e999"}}),
             (b"[1]\n", None),
             (b"", None),
-            (b'{"a": "\xff"}', None),
+            (b'{"name": "\xff"}', None),
+            (b'{"name": 1}', None),
+            (b'{"start": -1}', None),
+            (b'{"dur": 5000000000000000000}', None),
+            (b'{"step": 1.5}', None),
+            (b'{"role": []}', None),
+            (b'{"thread": []}', None),
+            (b'{"thread": [], "attrs": NaN}', None),
             (b"[" * 100_000, None),
         ],
     )  # fmt: skip
     def test_what_a_line_says(self, line, found):
-        """What Python's json reads is read; anything else is damaged."""
+        """What Python's json reads is read, within bounds; anything else is damaged."""
         assert parse_span(line) == found
 
     def test_without_msgspec(self, tmp_path):

@@ -6,6 +6,7 @@ import json
 
 from runs import make_run
 
+from stepprof.spanlines import parse_span
 from stepprof.timeline.find import find
 from stepprof.timeline.load import load
 from stepprof.timeline.model import Alignment, Origin
@@ -135,6 +136,19 @@ class TestSource:
             "a",
             "e",
         ]
+
+    def test_values_that_are_no_json(self, tmp_path):
+        """What a program names or measures is kept: half of a surrogate pair becomes U+FFFD, NaN a text; `check` takes it, too."""
+        spans = [
+            span("caf\udce9", attrs={"loss": float("nan")}),
+            span("q", "counter", 4, 0, value=float("inf")),
+        ]
+        source = source_of(tmp_path, *spans)
+        assert placed(source) == [("thread", "thread 7", "caf\ufffd", -100, 10)]
+        assert json.loads(source.slices.args[0])["loss"] == "NaN"
+        assert (len(source.counters), source.findings) == (0, [])
+        lines = (tmp_path / "rank-0.000001.jsonl").read_bytes().splitlines()
+        assert [parse_span(line)["name"] for line in lines[1:]] == ["caf\ufffd", "q"]
 
     def test_damage(self, tmp_path):
         """Damaged lines are counted, and a last one that was being written is not."""

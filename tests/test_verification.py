@@ -32,7 +32,7 @@ class TestVerifyRun:
 
     def test_an_empty_directory(self, tmp_path):
         """Nothing to check is a failure."""
-        assert problems(tmp_path) == ["run.json: missing or damaged", ": no step is recorded here"]
+        assert problems(tmp_path) == ["run.json: missing", ": no step is recorded here"]
 
     def test_a_run_without_steps(self, tmp_path):
         """Nothing was recorded."""
@@ -91,8 +91,8 @@ class TestVerifyRun:
         ):
             record(run, step=3, rank=rank, data=b"", status="joined", capture=capture)
         assert [p.where for p in verify_run(run.path).problems] == [
+            "step-000003/manifest/actor-rank-3.json",
             "step-000003/actor rank 2",
-            "step-000003/actor rank 3",
             "step-000003/actor rank 4",
         ]
 

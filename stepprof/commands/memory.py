@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from stepprof.commands.grouping import FULL_ROWS
 from stepprof.memorypeaks import as_mapping, listed
 from stepprof.memorysnapshot import UNKNOWN, MemorySnapshot, read_snapshot
+from stepprof.plainfiles import read_table
 from stepprof.tables import duration, number, printable, size, table
 
 __all__ = ["SNAPSHOT", "describe_memory", "memory_tables"]
@@ -75,13 +75,11 @@ def _artifacts(entries: Sequence[_Entry], kind: str) -> Iterator[tuple[_Entry, _
 def _summary(path: Path) -> dict[str, Any]:
     """What a process wrote of its peaks; a `finding` where it cannot be read."""
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_SUMMARY_BYTES))
+        found = read_table(path, _SUMMARY_BYTES)
     except OSError as error:
         return {"finding": f"cannot be read: {error.strerror or error}"}
-    except (ValueError, RecursionError) as error:
-        return {"finding": f"is no JSON: {error}"}
-    found = as_mapping(content)
+    except ValueError as error:
+        return {"finding": str(error)}
     devices = [dict(as_mapping(device)) for device in listed(found.get("devices"))]
     return {"devices": devices, "out_of_memory": found.get("out_of_memory")}
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepprof.files import publish, read_plain, write_atomically, write_temporary
+from stepprof.files import publish, write_atomically, write_temporary
 from stepprof.log import logger
+from stepprof.plainfiles import read_table
 from stepprof.records import as_entries, living_fragment
 from stepprof.redaction import redacted
 from stepprof.remote.artifacts import SUFFIX
@@ -70,7 +71,7 @@ def left_there(window: EngineWindow) -> list[str]:
 
 def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str, object]) -> bool:
     """Correct the entry of a window in a fragment; return whether it is there."""
-    content = json.loads(read_plain(path))
+    content = read_table(path)
     if not _is_same(content.get("writer") or {}, owner):
         return False
     fragment = living_fragment(path)

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepprof.errors import ConfigError
-from stepprof.files import read_plain, write_exclusively, write_temporary
+from stepprof.files import write_exclusively, write_temporary
 from stepprof.options import EngineOptions
 from stepprof.ownfiles import owner_for, read_own
+from stepprof.plainfiles import read_table
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.window import Window
 from stepprof.writer import is_alive, writer_identity
@@ -242,7 +243,7 @@ class FileSlot:
             if write_exclusively(mark, json.dumps(writer_identity()).encode()):
                 break
             with contextlib.suppress(OSError, ValueError):
-                if is_alive(json.loads(read_plain(mark))) is not False:
+                if is_alive(read_table(mark)) is not False:
                     return None
             number += 1
         now = self.read()

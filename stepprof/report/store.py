@@ -9,11 +9,13 @@ import msgspec
 
 from stepprof.errors import ConfigError
 from stepprof.files import write_atomically
+from stepprof.plainfiles import read_plain
 from stepprof.report.schema import SCHEMA_VERSION, Comparison, Report
 
 __all__ = ["dump", "read", "write"]
 
 _Content = TypeVar("_Content", Report, Comparison)
+_MOST_BYTES = 1 << 30
 
 
 def dump(content: Report | Comparison) -> bytes:
@@ -28,7 +30,7 @@ def read(path: Path, kind: type[_Content]) -> _Content:
         ConfigError: there is no such file, it holds something else, or it is of a schema that this stepprof does not know.
     """
     try:
-        data = path.read_bytes()
+        data = read_plain(path.resolve(), _MOST_BYTES)
     except OSError as error:
         raise ConfigError(f'report "{path}": cannot be read: {error.strerror or error}') from error
     try:
@@ -38,7 +40,7 @@ def read(path: Path, kind: type[_Content]) -> _Content:
                 f'report "{path}": written with schema_version {version}; this stepprof reads {SCHEMA_VERSION}: make it again with "stepprof report"'
             )
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f'report "{path}": no {kind.__name__.lower()} of stepprof: {error}; make it again with "stepprof report"'
         ) from error

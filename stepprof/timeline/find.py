@@ -333,14 +333,14 @@ def _from_files(found: Found, path: Path) -> None:
     for file in files:
         if not single and not _may_be_trace(file):
             continue
-        if _from_timeline(found, file):
+        if _from_timeline(found, file.resolve()):
             continue
         shown = file.name if single else file.relative_to(path).as_posix()
         origin, problems = origin_of_file(file, shown)
         if problems and not single and "trace" not in file.name.lower():
             passed += 1
             continue
-        found.inputs.append(Input(origin, (str(file),), file.stat().st_size))
+        found.inputs.append(Input(origin, (str(file.resolve()),), file.stat().st_size))
     if passed:
         found.findings.append((str(path), f"{passed} JSON files that are no traces passed over"))
 

@@ -5,12 +5,14 @@ What only this module knows: a gzip file may have several members, may break off
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from isal import isal_zlib
 
+from stepprof.plainfiles import data_bytes, open_plain
 from stepprof.timeline.model import Piece
 
 __all__ = ["blocks", "member"]
@@ -49,7 +51,7 @@ def blocks(
 def member(path: Path, piece: Piece) -> tuple[int, int] | None:
     """Return from where to where the member of a source lies in a timeline; None where the file is not as it was written."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.seek(0, 2) - piece.from_end
             file.seek(max(0, start))
             return (start, start + piece.bytes) if start > 0 and file.read(2) == _GZIP else None
@@ -71,9 +73,12 @@ class _Part:
 
 def _pieces(path: Path, findings: list[str], block: int, part: tuple[int, int] | None) -> Iterator[bytes]:
     try:
-        with path.open("rb") as whole:
-            start, end = part or (0, path.stat().st_size)
-            file = _Part(whole, start, end)
+        with open_plain(path) as whole:
+            written = data_bytes(whole)
+            if written < os.fstat(whole.fileno()).st_size:
+                findings.append(f"has a hole at byte {written}: what follows is left out")
+            start, end = part or (0, written)
+            file = _Part(whole, start, min(end, written))
             compressed = file.read(2) == _GZIP
             file.seek(start)
             if compressed:

@@ -76,6 +76,7 @@ def stated_step(path: Path) -> tuple[str | None, int | None]:
 
 
 def _header(path: Path) -> tuple[dict[str, object], list[str]]:
+    path = path.resolve()  # no file of a run: whoever laid a link here means what it leads to
     if not is_database(path.name):
         return read_header(path)
     stream = DatabaseStream(path)

@@ -6,7 +6,9 @@ msprof writes those of the device and of CANN, torch_npu adds those of the host 
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from stepprof.plainfiles import open_plain
 from stepprof.timeline.event import Event
 from stepprof.timeline.limits import Limits
 from stepprof.timeline.npu import COMMUNICATION, HARDWARE
@@ -27,6 +30,10 @@ _QUEUE, _PYTHON = 50002, 50003
 _COLLECTOR, _CANN, _GROUPS, _DEVICES = -1, -2, -3, -10
 """Processes of the JSON that are none; of several devices the last is counted down."""
 _NO_CONNECTION = 4294967295
+_LOOK = 1_000_000
+_WORK, _WORK_PER_BYTE = 50_000_000, 100
+"""Instructions of SQLite that all queries of a file may take: a row of 50 bytes takes some 40."""
+_LONGEST_VALUE = 1 << 26
 
 
 def _query(table: str, numbers: str, names: str = "") -> str:
@@ -109,14 +116,20 @@ class _Opened:
 
     def __enter__(self) -> _Opened:
         try:
+            with open_plain(self._path) as file:
+                size = os.fstat(file.fileno()).st_size
             uri = f"{self._path.absolute().as_uri()}?mode=ro&immutable=1"
             self._connection = sqlite3.connect(uri, uri=True)
+            _bound(self._connection, size)
             self._connection.text_factory = self._stream.utf8.text
             names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             self._there = frozenset(name for (name,) in names)
         except sqlite3.Error as error:
             self._stream.whole = False
             self._findings.append(f"is no database that can be read: {error}")
+        except OSError as error:
+            self._stream.whole = False
+            self._findings.append(f"cannot be read: {error.strerror or error}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -236,6 +249,20 @@ class _Opened:
             process, thread = _thread(where)
             yield Event("s", "async_npu", "torch_to_npu", process, thread, _us(start), id=number)
             yield Event("f", "async_npu", "torch_to_npu", _DEVICES - device, stream, _us(end), id=number)
+
+
+def _bound(connection: sqlite3.Connection, size: int) -> None:
+    """Let no query work longer than a file of this size needs: its schema may say that a table is computed, without end."""
+    left = (_WORK + _WORK_PER_BYTE * size) // _LOOK
+
+    def goes_on() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    connection.set_progress_handler(goes_on, _LOOK)
+    if sys.version_info >= (3, 11):
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
 
 
 def _in_batches(events: Iterator[Event]) -> Iterator[list[Event]]:

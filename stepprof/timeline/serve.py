@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from stepprof.errors import ConfigError
+from stepprof.plainfiles import open_plain
 
 __all__ = ["TimelineServer", "bundled_viewer"]
 
@@ -146,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
-            content = file.open("rb")
+            content = open_plain(file.resolve())
         except OSError as error:
             self.send_error(HTTPStatus.NOT_FOUND, f"cannot be read: {error.strerror}")
             return

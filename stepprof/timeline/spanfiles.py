@@ -13,8 +13,11 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
+from stepprof.fields import is_rank
+from stepprof.plainfiles import open_plain
+from stepprof.plainjson import parse_json
 from stepprof.portions import Portion, SpanWindow, other_windows, unclear, visits_of
-from stepprof.spanlines import LONGEST_LINE, span_lines
+from stepprof.spanlines import span_lines
 from stepprof.timeline.columns import CounterColumns, FlowColumns, InstantColumns, Interned, SliceColumns
 from stepprof.timeline.model import Alignment, Origin, Source, Track, TrackKind
 from stepprof.timeline.salvage import DECODE_ERRORS
@@ -22,8 +25,9 @@ from stepprof.timeline.utf8 import Utf8
 
 __all__ = ["SpanFiles", "read_spans_of", "span_files"]
 
-_NAME = re.compile(r"rank-(.+)\.(\d+)\.jsonl")
+_NAME = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
 LARGEST_NS = 2**62
+_HEADER_BYTES = 1 << 16
 
 
 class _Header(msgspec.Struct):
@@ -44,7 +48,7 @@ class _Span(msgspec.Struct, gc=False):
     task: int | None = None
     step: int | None = None
     role: str | None = None
-    value: float | None = None
+    value: float | str | None = None
     attrs: Raw = Raw(b"")
     error: bool = False
 
@@ -84,14 +88,14 @@ def span_files(folder: Path) -> list[SpanFiles]:
     for file, match in found:
         if match is None:
             continue
-        rank: int | str = int(match[1]) if match[1].isdecimal() else match[1]
+        rank: int | str = int(match[1]) if match[1].isdecimal() and len(match[1]) < 10 else match[1]
         told = _Header()
         try:
-            with file.open("rb") as lines:
-                told = _header.decode(lines.readline(LONGEST_LINE))
+            with open_plain(file) as lines:
+                told = _header.decode(lines.read(_HEADER_BYTES).partition(b"\n")[0])
         except (OSError, *DECODE_ERRORS):
             pass
-        rank = rank if told.rank is None else told.rank
+        rank = told.rank if is_rank(told.rank) and told.rank is not None else rank
         writer = (rank, told.host, told.pid, told.boot_id, told.pid_namespace)
         groups.setdefault(writer, []).append((int(match[2]), file))
     ordered = sorted(
@@ -168,9 +172,8 @@ class _Reader:
             for number, line in enumerate(map(utf8.valid, span_lines(path, step))):
                 if number == 0 and b'"kind": "spans"' in line:
                     continue
-                try:
-                    span = _span.decode(line)
-                except DECODE_ERRORS:
+                span = _decoded(line)
+                if span is None:
                     # a last line that is not whole: its process was writing it, or was killed
                     damaged += line.endswith(b"\n")
                     continue
@@ -193,7 +196,7 @@ class _Reader:
         if not 0 <= span.start < LARGEST_NS or not 0 <= span.dur < LARGEST_NS:
             return False
         if span.kind == "counter":
-            if span.value is not None:
+            if isinstance(span.value, float):
                 self.counters.append((span.start, span.value, self.tracks["counter", span.name]))
             return True
         name, category = self.names[span.name], self.categories[span.kind]
@@ -272,6 +275,17 @@ class _Reader:
                 )
             else:
                 yield Track(kind, key, (key,) if kind == "sample" else (kind, key), 1_000_000 + number)
+
+
+def _decoded(line: bytes) -> _Span | None:
+    """Return the span of a line; None where it is damaged."""
+    try:
+        return _span.decode(line)
+    except DECODE_ERRORS:
+        try:  # NaN, and halves of surrogate pairs, are the user's own values
+            return _span.decode(msgspec.json.encode(parse_json(line)))
+        except (ValueError, RecursionError):
+            return None
 
 
 def _int64(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

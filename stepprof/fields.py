@@ -1,0 +1,148 @@
+"""What each field of a fragment and of `run.json` may be: its type, and the range in which it can be true.
+
+A number beyond its range is no larger truth but damage, or an attack: a reader that counts up to a `world_size` of 10**18 never ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+__all__ = [
+    "LARGEST_NS",
+    "LARGEST_STEP",
+    "LONGEST_NAME",
+    "MOST_RANKS",
+    "cut",
+    "is_rank",
+    "is_step",
+    "path_problem",
+    "wrong",
+]
+
+LARGEST_NS = 1 << 62
+LARGEST_STEP = 10**18
+MOST_RANKS = 1 << 20
+LONGEST_TEXT = 1 << 16
+LONGEST_NAME = 255
+_LARGEST_SECONDS = 1e12
+
+_Check = Callable[[Any], "str | None"]
+"""Gives what is wrong with a value, to follow it in a message; None: nothing."""
+
+
+def wrong(key: str, value: object) -> str | None:
+    """Return what is wrong with the value of a field; None: nothing, or the field is not known here.
+
+    >>> wrong("world_size", 10**18), wrong("start_seconds", float("inf")), wrong("world_size", 8)
+    ('is not between 0 and 1048576', 'is no number', None)
+    """
+    check = _CHECKS.get(key)
+    return None if check is None or value is None else check(value)
+
+
+def cut(value: object, most: int = 120) -> str:
+    """Return a value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def is_rank(value: object) -> bool:
+    """Return whether a value is a global rank, or what a process without one is called."""
+    if type(value) is int:
+        return 0 <= value < MOST_RANKS
+    return type(value) is str and 0 < len(value) <= LONGEST_NAME
+
+
+def is_step(value: object) -> bool:
+    """Return whether a value is the number of a step."""
+    return type(value) is int and 0 <= value <= LARGEST_STEP
+
+
+def path_problem(path: object) -> str | None:
+    """Return why a text is no path of a file below a step's folder; None: it is one."""
+    if not isinstance(path, str):
+        return "without a path"
+    parts = PurePosixPath(path).parts
+    if not parts or path[0] == "/" or ".." in parts or "\\" in path:
+        return "outside of the step"
+    if "\0" in path or len(path) > 4096 or max(map(len, parts)) > LONGEST_NAME:
+        return "that no file can have"
+    return None
+
+
+def _integer(low: int, high: int) -> _Check:
+    def check(value: object) -> str | None:
+        if type(value) is not int:
+            return "is no number"
+        return None if low <= value <= high else f"is not between {low} and {high}"
+
+    return check
+
+
+def _number(most: float) -> _Check:
+    def check(value: object) -> str | None:
+        if type(value) is not int and (type(value) is not float or not math.isfinite(value)):
+            return "is no number"
+        return None if abs(value) <= most else f"is not between {-most:g} and {most:g}"
+
+    return check
+
+
+def _text(value: object) -> str | None:
+    if not isinstance(value, str):
+        return "is no text"
+    return None if len(value) <= LONGEST_TEXT else "is too long"
+
+
+def _scalar(value: object) -> str | None:
+    return None if isinstance(value, str | int | float) and not _text(str(value)) else "is no number or text"
+
+
+_COUNT, _TIME = _integer(0, (1 << 31) - 1), _integer(0, LARGEST_NS)
+_CHECKS: Mapping[str, _Check] = {
+    **dict.fromkeys(("occurrence", "visit", "replica", "pid", "tries", "files", "not_uploaded"), _COUNT),
+    "exit_status": _integer(-(1 << 31), (1 << 31) - 1),
+    "world_size": _integer(0, MOST_RANKS),
+    **dict.fromkeys(("start_unix_ns", "end_unix_ns", "arm_unix_ns", "unix_ns", "created_unix_ns"), _TIME),
+    **dict.fromkeys(("bytes", "events"), _TIME),
+    **dict.fromkeys(
+        (
+            "arm_seconds",
+            "wait_seconds",
+            "cpu_seconds",
+            "thread_cpu_seconds",
+            "stall_seconds",
+            "export_seconds",
+            "start_seconds",
+            "stop_seconds",
+            "seconds",
+        ),
+        _number(_LARGEST_SECONDS),
+    ),
+    "offset_ns": _number(LARGEST_NS),
+    "error_ns": _number(LARGEST_NS),
+    **dict.fromkeys(
+        (
+            "kind",
+            "name",
+            "host",
+            "boot_id",
+            "pid_namespace",
+            "health",
+            "error",
+            "body_error",
+            "capped_by",
+            "backend",
+            "method",
+            "region",
+            "url",
+            "verified",
+        ),
+        _text,
+    ),
+    "thread": _scalar,
+    "version": _scalar,
+}

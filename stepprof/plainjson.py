@@ -1,0 +1,106 @@
+"""Parse JSON that may come from anywhere, so that nothing in it can stop its reader.
+
+What JSON allows and Python or other readers stumble over is bounded here:
+
+* Lists and tables deeper than 64 are refused: a deeper one ends whatever walks it.
+* A number that is not finite (`NaN`, `Infinity`, `1e999`), or an integer of 20 digits or more, becomes its text. Where a number is expected, a text is reported.
+* Half of a surrogate pair becomes U+FFFD: no such text can be printed, written or named.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from typing import Any
+
+__all__ = ["DEPTH", "is_number", "parse_json", "whole_pairs"]
+
+DEPTH = 64
+_LONGEST_NUMBER = 20
+_LONG_NUMBER = b"0" * _LONGEST_NUMBER
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_INT64 = 1 << 63
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+def parse_json(data: bytes) -> Any:
+    """Return what a text in JSON says, within the bounds of this module.
+
+    >>> parse_json(b'{"a": 1e999, "b": [NaN, 1000000000000000000000], "c": "\\\\ud800"}')
+    {'a': '1e999', 'b': ['NaN', '1000000000000000000000'], 'c': '�'}
+
+    Raises:
+        ValueError: it is no JSON in UTF-8, or too deep.
+    """
+    content = _quickly(data)
+    if content is None:
+        try:
+            content = _decoder.decode(whole_pairs(data).decode())
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
+    if data.count(b"[") + data.count(b"{") > DEPTH and _is_deep(content):
+        raise ValueError(_TOO_DEEP)
+    return content
+
+
+def _quickly(data: bytes) -> Any:
+    """Return the same where msgspec is loaded, as in every reader, and takes it; None: it does not."""
+    decode = getattr(sys.modules.get("msgspec.json"), "decode", None)
+    if decode is None or _LONG_NUMBER in data.translate(_DIGITS):
+        return None
+    try:
+        return decode(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def whole_pairs(data: bytes) -> bytes:
+    r"""Return JSON with U+FFFD in the place of each half of a surrogate pair.
+
+    >>> whole_pairs(rb'"\ud83d\ude00 \udc80 \\ud800"')
+    b'"\\ud83d\\ude00 \\ufffd \\\\ud800"'
+    """
+    if b"\\ud" not in data and b"\\uD" not in data:
+        return data
+    return _ESCAPES.sub(lambda found: b"\\ufffd" if found["half"] else found[0], data)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number of at most 64 bits, and no boolean."""
+    if type(value) is int:
+        return -_INT64 <= value < _INT64
+    return type(value) is float and math.isfinite(value)
+
+
+_TOO_DEEP = f"lists and tables are nested deeper than {DEPTH}"
+
+
+def _whole_number(text: str) -> int | str:
+    return int(text) if len(text.lstrip("-")) < _LONGEST_NUMBER else text
+
+
+def _number(text: str) -> float | str:
+    value = float(text)
+    return value if math.isfinite(value) else text
+
+
+_decoder = json.JSONDecoder(parse_int=_whole_number, parse_float=_number, parse_constant=str)
+
+
+def _is_deep(content: object) -> bool:
+    level = [content]
+    for _ in range(DEPTH):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)  # type: ignore[attr-defined]
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,130 @@
+"""A process that reads runs, so that what hangs, runs out of memory or crashes there is seen here.
+
+As a program it carries out the commands of stepprof that come in, one line each, and answers each with a line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["COMMANDS", "Outcome", "Reader"]
+
+COMMANDS = {
+    "ls": ["ls"],
+    "ls RUN": ["ls", "RUN"],
+    "show": ["show", "RUN"],
+    "show --json": ["show", "RUN", "--step", "2", "--json", "--all"],
+    "check": ["check", "RUN", "--workers", "1"],
+    "report": ["report", "RUN", "--step", "2", "--workers", "1", "--json", "report.json", "--html", "report.html"],
+    "merge": ["merge", "RUN", "--step", "2", "--workers", "1", "--output", "timeline.pftrace"],
+    "merge json": ["merge", "RUN", "--step", "2", "--workers", "1", "--format", "json", "--output", "timeline.json.gz"],
+    "spans": ["spans", "RUN"],
+    "spans --step": ["spans", "RUN", "--step", "2", "--json"],
+    "status": ["status", "RUN"],
+}  # fmt: skip
+SECONDS = 20
+"""A command on a run of some kilobytes takes a tenth of one; a busy machine is slower."""
+MEMORY = 3 << 30
+"""Bytes of address space that a command may ask for, beside what is loaded."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did."""
+
+    status: int
+    """-1: it did not end by itself."""
+    out: str
+    err: str
+    traceback: str = ""
+
+
+class Reader:
+    """Reads in a process of its own, and starts another one where that died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def carry_out(self, command: str, run: Path, folder: Path) -> Outcome:
+        """Carry out a command on a run, in a folder of its own."""
+        arguments = [str(run) if each == "RUN" else each for each in COMMANDS[command]]
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._process = subprocess.Popen(
+                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        task = {"arguments": arguments, "folder": str(folder), "output_dir": str(run.parent)}
+        process.stdin.write(json.dumps(task).encode() + b"\n")
+        process.stdin.flush()
+        # its own alarm comes first, unless it waits where no signal wakes it
+        ready, _, _ = select.select([process.stdout], [], [], 2 * SECONDS)
+        line = process.stdout.readline() if ready else b""
+        if not line:
+            self.close()
+            return Outcome(-1, "", "", "the process hung, or died")
+        return Outcome(**json.loads(line))
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+class _TooLong(BaseException):
+    """Nothing catches it."""
+
+
+def _alarm(*_: object) -> None:
+    raise _TooLong
+
+
+def _carry_out(task: dict[str, object]) -> Outcome:
+    from stepprof.cli import main
+
+    os.environ["STEPPROF_OUTPUT_DIR"] = str(task["output_dir"])
+    os.chdir(str(task["folder"]))
+    # as strict as a terminal: what cannot be encoded raises
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+    before, (sys.stdout, sys.stderr) = (sys.stdout, sys.stderr), streams
+    found, status = "", -1
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        status = main(list(task["arguments"]))  # type: ignore[call-overload]
+    except SystemExit as error:
+        status = int(error.code or 0)
+    except BaseException:  # noqa: BLE001 - whatever it is, it is the finding
+        found = traceback.format_exc()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.stdout, sys.stderr = before
+    out, err = (stream.buffer.getvalue().decode(errors="replace") for stream in streams)  # type: ignore[attr-defined]
+    return Outcome(status, out[-100_000:], err[-10_000:], found[-10_000:])
+
+
+def _serve() -> None:
+
+    signal.signal(signal.SIGALRM, _alarm)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        answers.write(json.dumps(_carry_out(json.loads(line)).__dict__) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,156 @@
+"""Runs that somebody has laid a trap in: each command ends, names the file, and reads the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from fuzz.reading import COMMANDS, Reader
+from fuzz.wholerun import whole_run
+
+HOLE = 200 << 30
+PLACES = [
+    "run.json",
+    "spans/rank-0.000001.jsonl",
+    "step-000002/manifest/actor-rank-0.json",
+    "step-000002/actor/rank-0.trace.json.gz",
+    "step-000002/rollout/replica-0/rank-0.trace.json",
+    "step-000002/ref/rank-0.memory.pickle",
+    "status/rank-0.json",
+]
+
+
+def fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path):
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def sparse(path):
+    """It is whole, and 200 GB of nothing follow."""
+    os.truncate(path, HOLE)
+
+
+@pytest.fixture(scope="module")
+def reader():
+    reader = Reader()
+    yield reader
+    reader.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    return whole_run(tmp_path / "runs")
+
+
+def carried_out(reader, run, *commands):
+    """What commands print; each ends by itself, with a status."""
+    outcomes = [reader.carry_out(command, run, run.parent.parent) for command in commands]
+    assert [outcome.traceback for outcome in outcomes] == [""] * len(commands)
+    assert {outcome.status for outcome in outcomes} <= {0, 1, 2}
+    return [outcome.out for outcome in outcomes]
+
+
+@pytest.mark.parametrize("trap", [fifo, device, sparse])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_trap(run, reader, place, trap):
+    """Every command ends within seconds, and `check` (of a status file `status`) names the file."""
+    trap(run / place)
+    out = dict(zip(COMMANDS, carried_out(reader, run, *COMMANDS), strict=True))
+    if place.startswith("status"):
+        assert "1 damaged" in out["status"]
+    elif trap is sparse and place.startswith("spans"):
+        assert "forward" in out["spans"]  # what stands before the hole
+    else:
+        assert Path(place).name in out["check"]
+    if place.startswith("step-000002/manifest"):
+        assert "actor-rank-0.json: cannot be read" in out["report"]
+    assert "actor" in out["show"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("world_size", 10**18),
+        ("world_size", 10**400),
+        ("start_unix_ns", float("inf")),
+        ("end_unix_ns", float("nan")),
+        ("stall_seconds", float("-inf")),
+        ("occurrence", 10**30),
+        ("start_seconds", 10**400),
+        ("artifacts", [{"path": "a\0b", "bytes": 1}]),
+        ("artifacts", [{"path": "a", "bytes": 10**400}]),
+        ("capture", {"step": 10**400, "stem": "a"}),
+        ("capture", {"step": 2, "stem": "a\0b"}),
+    ],
+)
+def test_a_value_that_cannot_be(run, reader, key, value):
+    """A finding with the file's name; the other rank is read."""
+    file = run / "step-000002/manifest/actor-rank-0.json"
+    content = json.loads(file.read_text())
+    content["windows"][0][key] = value
+    file.write_text(json.dumps(content))
+    check, show, *_ = carried_out(reader, run, "check", "show --json", "show", "report", "merge", "ls RUN")
+    assert (
+        f"step-000002/manifest/actor-rank-0.json: damaged: {'an artifact' if key == 'artifacts' else key}"
+        in check
+    )
+    found = json.loads(show)["manifest"]
+    assert [window["rank"] for window in found["windows"]] == [0, 1, 0]
+    assert found["findings"][0]["fragment"] == "actor-rank-0.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"world_size": 10**18}, "run.json: damaged: world_size = 1000000000000000000"),
+        ({"run_id": "x" * 10_000}, "run.json: damaged: run_id = 'xxx"),
+        ({"config": "x"}, "run.json: damaged: config = 'x'"),
+    ],
+)
+def test_a_run_that_says_what_cannot_be(run, reader, change, problem):
+    """A finding of `check`, once; what else it says holds."""
+    content = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**content, **change}))
+    check, _ = carried_out(reader, run, "check", "ls")
+    assert check.count(problem) == 1
+
+
+def test_deep_lines(run, reader):
+    """Of spans, manifests and traces."""
+    deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    with (run / "spans/rank-0.000001.jsonl").open("ab") as file:
+        file.write(deep + b"\n")
+    (run / "step-000002/manifest/actor-rank-1.json").write_bytes(deep)
+    (run / "step-000002/rollout/replica-0/rank-0.trace.json").write_bytes(b'{"traceEvents":[' + deep + b"]}")
+    check, spans, *_ = carried_out(reader, run, "check", "spans", "report", "merge", "show")
+    assert "actor-rank-1.json: damaged: lists and tables are nested deeper than 64" in check
+    assert "spans/rank-0.000001.jsonl: 1 damaged line passed over" in check
+    assert "forward" in spans
+
+
+def test_a_thousand_problems_of_one_file(run, reader):
+    """The first twenty, and how many more there are."""
+    file = run / "step-000002/manifest/actor-rank-0.json"
+    content = json.loads(file.read_text())
+    content["windows"] *= 1000
+    for window in content["windows"]:
+        window["status"] = "x" * 1000
+    file.write_text(json.dumps(content))
+    (check,) = carried_out(reader, run, "check")
+    assert check.count("status = 'xxx") == 20
+    assert "and 980 further problems" in check
+
+
+def test_step_folders_that_are_none(run, reader):
+    """Numbers that no step has, other digits, a leading zero too many."""
+    for name in ("step-" + "9" * 100, "step-0000002", "step-\u0661\u0662\u0663\u0664\u0665\u0666"):
+        (run / name).mkdir()
+    (listed,) = carried_out(reader, run, "ls RUN")
+    assert listed.count("\n") == 4
