@@ -15,10 +15,11 @@ import pytest
 import stepprof
 from stepprof.current import cell
 from stepprof.options import EngineOptions
-from stepprof.remote import inside, lease
+from stepprof.remote import inside_guest, inside_room, lease
 from stepprof.remote.base import EngineFailure, EngineWindow
-from stepprof.remote.inside import Guest, serve
+from stepprof.remote.inside import serve
 from stepprof.remote.inside_find import locate
+from stepprof.remote.inside_guest import Guest
 from stepprof.remote.inside_values import Attachment, Inside, Unknown
 from stepprof.remote.lease import Lease, new_lease
 from stepprof.requests import Request
@@ -147,7 +148,7 @@ class TestEngines:
 
     def test_a_stop_that_never_comes(self, run, attachment, engine, monkeypatch):
         """The process that started it is gone: past its bound the capture is ended, so that it does not grow for ever."""
-        monkeypatch.setattr(inside, "GRACE_SECONDS", 0.0)
+        monkeypatch.setattr(inside_guest, "GRACE_SECONDS", 0.0)
         actor, here = SimpleNamespace(engine=engine()), window(run)
         until_answered(serve(actor, "gone", "arm", attachment(max_seconds=0.2), here))
         until_answered(serve(actor, "gone", "start", here))
@@ -380,7 +381,7 @@ class TestLeases:
         """End it, and give the actor time to see it."""
         self.kill_only(process)
         deadline = time.monotonic() + 10
-        while inside.watch._leases and time.monotonic() < deadline:
+        while inside_room.watch._leases and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.2)
 
@@ -435,7 +436,7 @@ class TestLeases:
         session = cell.session
         self.kill_only(driver)
         deadline = time.monotonic() + 10
-        while "one" in inside._guests and time.monotonic() < deadline:
+        while "one" in inside_room.guests and time.monotonic() < deadline:
             time.sleep(0.01)
         assert cell.session is session
         ask(None, "leave", 5.0, token="other")

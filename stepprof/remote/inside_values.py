@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.lease import Lease
 from stepprof.window import Outcome
 
-__all__ = ["Answer", "Attachment", "Collected", "Facts", "Inside", "Report", "Unknown", "boot_id"]
+__all__ = ["Answer", "Attachment", "Collected", "Facts", "Inside", "Report", "Unknown", "boot_id", "node_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,13 @@ class Attachment:
     """Who drives the actor; with the end of that process the attachment ends."""
     requests: tuple[Mapping[str, object], ...] = ()
     """What was asked for while the job runs, and holds in this window: the actor may not see the folder where it lies."""
+
+    def place(self) -> tuple[Path, bool]:
+        """Return the run's folder on this host, and whether the other process sees it."""
+        if self.own_dir is not None:
+            return Path(self.own_dir) / self.run_id, False
+        run = Path(self.output_dir) / self.run_id
+        return run, bool(self.marker) and (run / self.marker).exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +121,11 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def node_id() -> str | None:
+    """Return which node of Ray this process is on, if any."""
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    return str(ray.get_runtime_context().get_node_id())
