@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from faults.engines import Call, SimEngine
-from faults.play import START_SECONDS, STOP_SECONDS, Facts, WindowFact
+from faults.play import Facts, WindowFact
 
 __all__ = ["MARGIN_SECONDS", "broken", "slow"]
 
@@ -30,8 +30,8 @@ def slow(facts: Facts) -> list[str]:
     found = []
     for window in facts.windows:
         for what, seconds, bound in (
-            ("enter", window.enter_seconds, START_SECONDS + ANNOUNCE_SECONDS),
-            ("exit", window.exit_seconds, STOP_SECONDS),
+            ("enter", window.enter_seconds, facts.plan.start_seconds + ANNOUNCE_SECONDS),
+            ("exit", window.exit_seconds, facts.plan.stop_seconds),
         ):
             if seconds > bound + MARGIN_SECONDS:
                 found.append(

@@ -9,6 +9,10 @@ __all__ = ["BODIES", "FIRST", "LAST", "VERBS", "Act", "Block", "EnginePlan", "Fa
 FIRST, LAST = 2, 5
 """The steps that are selected."""
 
+START_SECONDS, STOP_SECONDS, SHUTDOWN_SECONDS, PATIENT_SECONDS = 0.025, 0.03, 0.15, 10.0
+CLOSE_SECONDS = 0.5
+"""What the end of a run grants each driver to close, at least."""
+
 VERBS = ("arm", "start", "stop", "abort", "clock", "close", "expand", "announce", "wait")
 
 
@@ -96,7 +100,36 @@ class Plan(Short):
     ops: tuple[Op, ...] = ()
     coroutine: bool = False
     max_seconds: float | None = None
-    shutdown: float | None = 0.15
+    shutdown: float | None = SHUTDOWN_SECONDS
     """What ``shutdown`` is told; None: nothing, so that the bounds of the configuration hold."""
+    patient: bool = False
+    """Its bounds are so long that only what hangs reaches them, however busy the machine is."""
     again: tuple[Op, ...] | None = None
     """What a second session in the same process does, with the same engines, whatever the first one left."""
+
+    @property
+    def start_seconds(self) -> float:
+        return PATIENT_SECONDS if self.patient else START_SECONDS
+
+    @property
+    def stop_seconds(self) -> float:
+        return PATIENT_SECONDS if self.patient else STOP_SECONDS
+
+    @property
+    def told(self) -> float | None:
+        """What ``shutdown`` is told. Reports that never come are waited for as long as exports."""
+        faults = [
+            each
+            for engine in self.engines
+            for verb, found in engine.faults
+            for each in found
+            if verb == "wait"
+        ]
+        if any(fault.what == "hang" for fault in faults):
+            return SHUTDOWN_SECONDS
+        return PATIENT_SECONDS if self.patient else self.shutdown
+
+    @property
+    def end_seconds(self) -> float:
+        """How long the end of a session may take."""
+        return self.stop_seconds + CLOSE_SECONDS if self.told is None else self.told

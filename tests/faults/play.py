@@ -21,11 +21,8 @@ from faults.engines import SimEngine
 from faults.plan import FIRST, LAST, Act, Block, Fork, Plan
 from stepprof.remote.loop import remote_loop
 
-__all__ = ["START_SECONDS", "STOP_SECONDS", "Facts", "WindowFact", "play"]
+__all__ = ["Facts", "WindowFact", "play"]
 
-START_SECONDS, STOP_SECONDS = 0.025, 0.03
-SHUTDOWN_SECONDS, CLOSE_SECONDS = 0.15, 0.5
-"""What the end of a run grants each driver to close, at least."""
 PAUSE_SECONDS = 0.003
 SETTLE_SECONDS = 10.0
 
@@ -137,8 +134,8 @@ class Job:
                 "backend": "null",
                 "output_dir": str(self.folder),
                 "min_free_memory": "none",
-                "engine_start_timeout_seconds": START_SECONDS,
-                "engine_stop_timeout_seconds": STOP_SECONDS,
+                "engine_start_timeout_seconds": self.plan.start_seconds,
+                "engine_stop_timeout_seconds": self.plan.stop_seconds,
                 "max_seconds": self.plan.max_seconds or "none",
                 "roles": roles,
             },
@@ -150,17 +147,8 @@ class Job:
     def end(self) -> None:
         """End the session, and note at once what it left on disk."""
         began = time.perf_counter()
-        told = self.plan.shutdown
-        if any(
-            fault.what == "hang"
-            for e in self.plan.engines
-            for verb, faults in e.faults
-            for fault in faults
-            if verb == "wait"
-        ):
-            told = SHUTDOWN_SECONDS  # reports that never come are waited for as long as exports
-        stepprof.shutdown(told)
-        bound = STOP_SECONDS + CLOSE_SECONDS if told is None else told
+        stepprof.shutdown(self.plan.told)
+        bound = self.plan.end_seconds
         self.facts.seconds.append(("shutdown", time.perf_counter() - began, bound))
         if stepprof.state().status != "idle":
             self.facts.shown.append(f"state() is {stepprof.state()} after the end")

@@ -24,6 +24,7 @@ from stepprof.remote.fleet import Fleet
 GOOD = Plan(
     engines=(EnginePlan(), EnginePlan(result="nothing")),
     ops=(Block(2, ops=(Block(2, ops=(Act("pause"),)),)), Block(4)),
+    patient=True,
 )
 
 
@@ -143,9 +144,9 @@ class TestFalsified:
     @pytest.mark.parametrize(
         ("change", "sentence"),
         [
-            (lambda facts: _set(facts.windows[0], entered=facts.windows[0].began - 10**9), "the enter of"),
-            (lambda facts: _set(facts.windows[0], left=facts.windows[0].ended + 10**9), "the exit of"),
-            (lambda facts: facts.seconds.append(("detach", 1.0, 0.0)), "detach took 1.000 s"),
+            (lambda facts: _set(facts.windows[0], entered=facts.windows[0].began - 10**11), "the enter of"),
+            (lambda facts: _set(facts.windows[0], left=facts.windows[0].ended + 10**11), "the exit of"),
+            (lambda facts: facts.seconds.append(("detach", 100.0, 0.0)), "detach took 100.000 s"),
         ],
     )
     def test_what_takes_too_long_is_found(
@@ -174,24 +175,24 @@ _passed = fanout.passed
 
 SABOTAGE: dict[str, tuple[Plan, Any, str, Any, str]] = {
     "a late start is forgotten": (
-        dataclasses.replace(_faults("start", Fault("late")), ops=(Block(2, ops=(Act("pause"),) * 25),)),
+        dataclasses.replace(_faults("start", Fault("late")), ops=(Block(2, ops=(Act("pause"),) * 60),)),
         EngineTarget, "give_up_start", lambda self, recording, seconds: None, "after the body began",
     ),
     "a late start is not stopped": (
         _faults("start", Fault("late")), EngineTarget, "_stop", _no_stop, "was left recording",
     ),
     "a start whose answer was lost is not stopped": (
-        _faults("start", Fault("raise", "owes stop")), EngineTarget, "_stop_for_sure", lambda self: _nothing(), "was left recording",
+        _faults("start", Fault("raise", "owes stop")), EngineTarget, "_stop_for_sure", lambda self, recording: _nothing(), "was left recording",
     ),
     "the body does not wait for the start": (
-        _faults("start", Fault("slow")), Bracket, "wait_started", lambda self: None, "after the body began",
+        dataclasses.replace(_faults("start", Fault("late")), patient=True), Bracket, "wait_started", lambda self: None, "after the body began",
     ),
     "a window waits for ever": (_faults("start", Fault("hang")), fanout, "passed", _for_ever, "the enter of window 1"),
     "answers are not written": (
-        _faults("stop", Fault("late")), Entries, "save_later", lambda self: None, "does not say what came of it",
+        dataclasses.replace(_faults("stop", Fault("late")), ops=(Block(2), *(Act("pause"),) * 60)), Entries, "save_later", lambda self: None, "does not say what came of it",
     ),
     "folders stay": (
-        Plan(ops=(Block(2), Act("pause"))), Fleet, "unused", lambda self, target, window: None, "left without a manifest",
+        Plan(ops=(Block(2), *(Act("pause"),) * 20)), Fleet, "unused", lambda self, target, window: None, "left without a manifest",
     ),
 }  # fmt: skip
 
