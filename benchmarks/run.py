@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arming import measure_arming
 from benchmarks.calls import measure_calls
 from benchmarks.devices import measure_regions
 from benchmarks.engine_windows import measure_engine_windows
@@ -33,6 +34,7 @@ Measured = tuple[list[Row], dict[str, str]]
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "calls": lambda given: measure_calls(quick=given.quick),
     "starting": lambda given: (measure_starting(quick=given.quick), {}),
+    "arming": lambda given: measure_arming(quick=given.quick),
     "memory": lambda given: (measure_memory(quick=given.quick), {}),
     "fanout": lambda given: (measure_fanout(quick=given.quick), {}),
     "actors": lambda given: measure_actors(quick=given.quick),
