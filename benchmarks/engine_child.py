@@ -33,7 +33,7 @@ def _session(folder: Path, steps: int) -> None:
             "steps": f"1-{steps}",
             "backend": "null",
             "engine_start_timeout_seconds": 60,
-            "roles": {"rollout": {"ranks": "all"}},
+            "roles": {"rollout": {"ranks": "all", "engine": {"max_iterations": "none"}}},
         },
         rank=0,
         world_size=1,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepprof.checks import (
+    NO_LIMIT,
     byte_size,
     flag,
     limit,
@@ -27,6 +28,8 @@ from stepprof.errors import ConfigError
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu", "privateuse1")
 ENGINE_BACKENDS = ("torch", "npu", "nsys", "memory")
+DEFAULT_ITERATIONS = 32
+"""An engine answers no request while it writes its trace: 20 to 50 ms for each forward step of a tiny model on two busy cores."""
 LEAST_LAG_SECONDS = 15.0
 _ACTIVITY_ALIASES = {"gpu": "cuda", "npu": "privateuse1"}
 
@@ -85,8 +88,8 @@ class EngineOptions:
     """What the engine records with, out of "torch", "npu", "nsys" and "memory"; None: what its role's backend says, of these; else torch."""
     activities: Sequence[str] | None = None
     """Which activities the engine records, such as ["cpu", "cuda"]; None or []: those that it has."""
-    max_iterations: int | None = None
-    """After how many forward steps the engine ends its capture by itself; None: when the window ends."""
+    max_iterations: int | str | None = None
+    """After how many forward steps the engine ends its capture by itself; "none": when the window ends; None: 32 for a trace of torch's profiler."""
     delay_iterations: int = 0
     """How many forward steps the engine lets pass before it begins."""
     with_stack: bool = False
@@ -96,7 +99,7 @@ class EngineOptions:
     devices: Sequence[int] = ()
     """Which NPUs of this process's host the engine uses, by their numbers: while it records nobody else does, and the other way round; []: nobody is asked."""
     by_stage: bool = False
-    """One file for prefill and one for decode, where the engine can; 32 forward steps unless max_iterations says otherwise."""
+    """One file for prefill and one for decode, where the engine can."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -105,12 +108,24 @@ class EngineOptions:
             {
                 "backend": _engine_backends,
                 "activities": names(ACTIVITIES, _ACTIVITY_ALIASES, empty=True),
-                "max_iterations": whole(1),
+                "max_iterations": _iterations,
                 "delay_iterations": whole(0),
                 "devices": whole_numbers,
                 **dict.fromkeys(("with_stack", "record_shapes", "by_stage"), flag),
             },
         )
+
+    @property
+    def bound(self) -> int | None:
+        """After how many forward steps the engine ends its capture by itself; None: when the window ends.
+
+        >>> EngineOptions().bound, EngineOptions(max_iterations="none").bound, EngineOptions(backend="nsys").bound
+        (32, None, None)
+        """
+        if isinstance(self.max_iterations, int):
+            return self.max_iterations
+        traced = self.backend is None or not {"torch", "npu"}.isdisjoint(self.backend)
+        return DEFAULT_ITERATIONS if self.max_iterations is None and traced else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +240,15 @@ class OtelOptions:
             self,
             {"enabled": flag, "endpoint": _endpoint, "max_queue": whole(1), "timeout_seconds": seconds},
         )
+
+
+def _iterations(value: object, key: str) -> int | str:
+    if value == NO_LIMIT:
+        return NO_LIMIT
+    if value in ("all", "unlimited") or (value == 0 and type(value) is int):
+        raise ConfigError.at(key, value, 'did you mean "none", for no bound?')
+    bound: int = whole(1)(value, key)
+    return bound
 
 
 def _engine_backends(value: object, key: str) -> tuple[str, ...]:

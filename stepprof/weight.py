@@ -27,10 +27,10 @@ def heavy_combinations(policy: Policy) -> Iterator[str]:
         return
     if "torch" in policy.backend:
         yield from _torch(policy)
-    if policy.engine.with_stack and policy.engine.max_iterations is None:
+    if policy.engine.with_stack and policy.engine.bound is None:
         width = "every replica" if policy.ranks.all else "the engine"
         yield (
-            f"engine.with_stack without engine.max_iterations: {width} records with stacks until the window ends, about "
+            f'engine.with_stack with engine.max_iterations = "none": {width} records with stacks until the window ends, about '
             f"{_size(OPS_PER_STEP * TRACE_BYTES_PER_OP_ALL_OPTIONS)} of trace for each {OPS_PER_STEP:,} ops, and some engines record while they are idle "
             "(measured: 9.8 GB of memory in 10 idle seconds); set engine.max_iterations = 32, or leave engine.with_stack out"
         )

@@ -56,6 +56,8 @@ class Artifact:
     """When that process had written it, by the clock of the file system."""
     began_ns: int | None = field(default=None, compare=False)
     """When its recording began, by the clock of the process that recorded it; None: the file does not say."""
+    forward_steps: int = field(default=0, compare=False)
+    """How many forward steps of an engine are in it, by the names that vLLM and SGLang give them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,10 @@ def make_report(
         kernels=_kernels(rng, ranks),
         memory=memory,
         overhead=overhead,
+        stops=[
+            s.StopCost(f"rollout/{n}", 32, 1.5 + n / 10, "write", [(128, 6.0), (512, 24.0)])
+            for n in range(engines)
+        ],
         findings=[
             s.Finding("actor rank 41", "the trace ends in the middle of an event: the 211,904 events before it are used"),
             s.Finding(None, "rollout/1 worker 1: its capture was lost (the engine restarted while it recorded)"),

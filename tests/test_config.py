@@ -142,7 +142,16 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"npu": {"level": "Level1"}}, 'npu.level = "Level1": not known; did you mean "level1"?'),
     ({"npu": {"activities": ["gpu"]}}, '"gpu" is not known; did you mean "npu"? (one of: cpu, npu)'),
     ({"memory": {"max_entries": 0}}, "memory.max_entries = 0: too small; the nearest is 1"),
-    ({"engine": {"max_iterations": 0}}, "engine.max_iterations = 0: too small; the nearest is 1"),
+    ({"engine": {"max_iterations": 0}}, 'engine.max_iterations = 0: did you mean "none", for no bound?'),
+    (
+        {"engine": {"max_iterations": "all"}},
+        'engine.max_iterations = "all": did you mean "none", for no bound?',
+    ),
+    ({"engine": {"max_iterations": -3}}, "engine.max_iterations = -3: too small; the nearest is 1"),
+    (
+        {"engine": {"max_iterations": "8"}},
+        'engine.max_iterations = "8": expected a whole number; did you mean 8?',
+    ),
     # names of roles
     (
         {"roles": {"../x": {}}},
@@ -186,7 +195,7 @@ class TestMistakes:
 
     def test_in_python_the_same_is_told(self) -> None:
         """A dataclass made by hand is checked as a file is."""
-        with pytest.raises(ConfigError, match="max_iterations = 0: too small"):
+        with pytest.raises(ConfigError, match="max_iterations = 0: did you mean"):
             EngineOptions(max_iterations=0)
         with pytest.raises(ConfigError, match='backend = "Torch"'):
             RolePolicy(backend="Torch")

@@ -14,6 +14,8 @@ import pytest
 from timelines import chrome_events
 
 from stepprof.cli import main
+from stepprof.timeline.capturewindow import CaptureWindow
+from stepprof.timeline.cutting import cut
 from stepprof.timeline.find import Input
 from stepprof.timeline.lanes import bind_flows, lay_out
 from stepprof.timeline.load import load
@@ -102,3 +104,39 @@ def test_the_report(trace: Path, recorded: list[dict[str, Any]], capsys: pytest.
         float(sum(Decimal(event["dur"]) for event in recorded if event.get("cat") in ON_DEVICE)) / 1e6,
         rel=1e-3,
     )
+
+
+def test_the_kernels_of_a_window_are_those_that_its_forward_steps_launched(
+    trace: Path, recorded: list[dict[str, Any]]
+) -> None:
+    """The forward pass and the optimizer as two forward steps of an engine, with a window that ends while the first one runs: its kernels begin when the host is in the second one already."""
+    steps = {"forward": "step[EXTEND bs=1 toks=3]", "Optimizer.step#SGD.step": "step[DECODE bs=1]"}
+    content = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    for event in content["traceEvents"]:
+        if event.get("cat") in ("user_annotation", "gpu_user_annotation"):
+            event["name"] = steps.get(event["name"], event["name"])
+    trace.write_bytes(gzip.compress(json.dumps(content).encode()))
+    origin = Origin("engine", trace.name, "rollout", 0, 0, "h")
+    source = load(Input(origin, (str(trace),), 1), args=False)
+    began = {event["name"]: event["ts"] for event in recorded if event.get("cat") == "user_annotation"}
+    base = content["baseTimeNanoseconds"]
+    start, end = (base + int(time * 1000) for time in (began["update_actor"], began["forward"] + 5))
+    made = cut(source, CaptureWindow(start, end, start, unsure=0)).source
+    launched = {
+        event["args"]["correlation"]: event["ts"]
+        for event in recorded
+        if event.get("cat") in ("cuda_runtime", "cuda_driver")
+    }
+    expected = Counter(
+        event["name"]
+        for event in recorded
+        if event.get("cat") in ON_DEVICE
+        and launched[event["args"]["correlation"]] < began["Optimizer.step#SGD.step"]
+    )
+    on_device = {number for number, track in enumerate(made.tracks) if track.kind == "stream"}
+    kept = [
+        made.names[name]
+        for name, track in zip(made.slices.name.tolist(), made.slices.track.tolist(), strict=True)
+        if track in on_device
+    ]
+    assert Counter(kept) == expected

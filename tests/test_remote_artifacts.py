@@ -135,6 +135,21 @@ class TestAdopt:
         assert made.ended_ns == (1790857026000000000 if base else 0) + 4515854019279829
         assert made.written_ns == 7_000_000_000
 
+    @pytest.mark.parametrize("block", [1 << 22, 64])
+    def test_its_forward_steps_are_counted(self, tmp_path, window, monkeypatch, block):
+        """Of vLLM and of SGLang, without the copies on a device, wherever a block of the file ends."""
+        monkeypatch.setattr(artifacts, "_BLOCK", block)
+        names = ["step[DECODE bs=1]", "execute_context_1(3)_generation_0(0)", "aten::add"]
+        kinds = ["user_annotation", "gpu_user_annotation"]
+        events = [
+            {"ph": "X", "cat": kind, "name": name, "ts": at, "dur": 1}
+            for at in range(9)
+            for kind in kinds
+            for name in names
+        ]
+        source = written(tmp_path, json.dumps({"traceEvents": events, "traceName": "x"}, indent=2))
+        assert adopt(source, window, "rank-0").forward_steps == 18
+
     def test_several_members_of_gzip(self, tmp_path, window):
         """What was compressed in parts is one trace."""
         text = kineto(EVENT, EVENT).encode()

@@ -28,7 +28,7 @@ from stepprof.remote.vllm import VllmEngine, VllmKind, engine_args
 from stepprof.remote.vllm_args import Settings, environment, lay_out
 from stepprof.remote.vllm_files import Brought, Workers, bring
 from stepprof.remote.vllm_folder import TraceFolder, new_prefix
-from stepprof.remote.vllm_words import differences, outcome
+from stepprof.remote.vllm_words import differences, outcome, start_arguments
 from stepprof.window import Window
 
 STAMP = "1795182684740183604"
@@ -303,11 +303,46 @@ class TestWords:
         """What was asked for and not built in, and what was built in and is dangerous."""
         window = make_window(tmp_path, activities=["cpu", "cuda"], record_shapes=True)
         built = Settings("/t", with_stack=True, record_shapes=False, activities=("cpu",))
-        shapes, stacks, activities = differences(window, built)
+        shapes, stacks, activities = differences(window, built, {"max_iterations"})
         assert shapes.startswith("record_shapes = true was asked for")
         assert stacks.startswith("it was built with stacks")
         assert activities.startswith("activities = ['cpu', 'cuda'] was asked for")
-        assert differences(make_window(tmp_path), Settings("/t")) == []
+        assert differences(make_window(tmp_path), Settings("/t"), {"max_iterations"}) == []
+
+    @pytest.mark.parametrize(
+        ("asked", "built", "told"),
+        [
+            ({}, Settings("/t", max_iterations=32), None),
+            ({}, Settings("/t"), "32 is the default, and this one was built with 0"),
+            ({}, Settings(None, profiler=None), "32 is the default, and this one does not say"),
+            ({"max_iterations": "none"}, Settings("/t", max_iterations=32), '"none" was asked for, and'),
+            ({"max_iterations": "none"}, Settings("/t"), None),
+        ],
+    )
+    def test_a_bound_that_holds_as_the_engine_was_built(
+        self, tmp_path: Path, asked: dict[str, Any], built: Settings, told: str | None
+    ) -> None:
+        """Up to 0.31 a default that cannot be kept keeps no engine from being recorded; a warning says so."""
+        window = make_window(tmp_path, **asked)
+        assert start_arguments(window, built, {"profile_prefix"}, "p") == {"profile_prefix": "p"}
+        lines = differences(window, built, {"profile_prefix"})
+        assert [told in line for line in lines] == ([] if told is None else [True])
+
+    @pytest.mark.parametrize(
+        ("asked", "built", "given"),
+        [
+            ({}, Settings("/t", max_iterations=32), {}),
+            ({}, Settings("/t"), {"max_iterations": 32}),
+            ({"max_iterations": "none"}, Settings("/t", max_iterations=32), {"max_iterations": 0}),
+            ({"max_iterations": "none"}, Settings(None, profiler=None), {"max_iterations": 0}),
+            ({"max_iterations": "none"}, Settings("/t"), {}),
+        ],
+    )
+    def test_a_bound_for_each_capture(
+        self, tmp_path: Path, asked: dict[str, Any], built: Settings, given: dict[str, Any]
+    ) -> None:
+        """From 0.32 on; said also to an engine that does not tell how it was started."""
+        assert start_arguments(make_window(tmp_path, **asked), built, {"max_iterations"}, "p") == given
 
 
 def engine_class(name: str, **members: Any) -> type:

@@ -194,6 +194,17 @@ class TestShortfalls:
         unknown = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, None)
         assert texts(shortfalls=[unknown]) == ["the capture of actor rank 0 ended after 1.0 s (max_seconds)"]
 
+    def test_an_engine_that_ended_its_capture_after_so_many_forward_steps(self):
+        """Nobody reads figures of a part as those of the whole."""
+        one = Shortfall("rollout/0", "complete", "engine", None, None, 8.0, 32)
+        assert texts(shortfalls=[one]) == [
+            "only the first 32 forward steps of rollout/0 were recorded (max_iterations); the window lasted 8.0 s"
+        ]
+        other = Shortfall("rollout/1", "complete", "engine", None, None, 8.0, 30)
+        assert texts(shortfalls=[one, other]) == [
+            "only the first 30 to 32 forward steps of rollout/0, rollout/1 were recorded (max_iterations)"
+        ]
+
     def test_several_alike_are_one_sentence(self):
         rows = [Shortfall(f"rank {n}", "lost", None, "the process ended", None, None) for n in range(5)]
         assert texts(shortfalls=rows) == ["the capture of rank 0, rank 1, rank 2 and 2 more was lost"]

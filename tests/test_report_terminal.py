@@ -24,6 +24,7 @@ from stepprof.report.schema import (
     ProcessTime,
     Report,
     Rollout,
+    StopCost,
     TimeOf,
 )
 from stepprof.report.store import dump, read, write
@@ -126,6 +127,18 @@ class TestReport:
             "  recording held the processes up by 150 ms on average, 200 ms at most (rank 0)",
             "  the slowest engine took 3.00 s to stop recording (rollout/0)",
         ]
+
+    def test_what_other_bounds_would_have_cost(self):
+        """Of each engine, and marked as an estimate."""
+        costs = [StopCost("rollout/0", 32, 1.5, "write", [(128, 6.0)]), StopCost("rollout/1", 8, 1.0, "stop", [(32, 4.0), (128, 16.0)])]  # fmt: skip
+        lines = section(
+            text_of(Report("r", 1, 0, 4.0, "", None, stops=costs)),
+            "what engines took for their traces, with estimates for other bounds",
+        )
+        rows = [line.split() for line in lines]
+        assert "estimate for 32" in lines[0]
+        assert ["rollout/1", "8", "1.00", "s", "~", "4.00", "s", "~", "16.0", "s"] in rows
+        assert ["rollout/0", "32", "1.50", "s", "-", "~", "6.00", "s"] in rows
 
     def test_times_of_several_clocks_say_of_which_hosts_they_are(self):
         roles = [TimeOf("actor", None, 1.0, 0.25, [], "a, b"), TimeOf("actor", None, 2.0, 1.0, [], "c")]

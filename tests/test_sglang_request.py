@@ -27,7 +27,7 @@ from stepprof.remote.nsys import Started, this_process
 from stepprof.remote.sglang import SglangEngine, SglangKind
 from stepprof.remote.sglang_capture import STAGES_SECONDS, SglangCapture
 from stepprof.remote.sglang_files import bring, discard
-from stepprof.remote.sglang_request import BY_STAGE_ITERATIONS, Facts, Request
+from stepprof.remote.sglang_request import Facts, Request
 from stepprof.remote.slots import MemorySlot
 from stepprof.window import Window
 
@@ -130,11 +130,11 @@ def refusal(options: EngineOptions, asked: Facts) -> str:
 
 class TestVersions:
     @pytest.mark.parametrize("version", [version for version in SIGNATURES if version != "0.4.6"])
-    @pytest.mark.parametrize("bound", [None, 4])
+    @pytest.mark.parametrize("bound", ["none", None, 4])
     def test_keywords_that_it_takes(
         self,
         version: str,
-        bound: int | None,
+        bound: int | str | None,
         tmp_path: Path,
         other_loop: asyncio.AbstractEventLoop,
         monkeypatch: pytest.MonkeyPatch,
@@ -159,7 +159,7 @@ class TestVersions:
             "with_stack": False,
             "record_shapes": False,
             "profile_by_stage": False,
-            **({} if bound is None else {"num_steps": bound + 1}),
+            **({} if bound == "none" else {"num_steps": (bound or 32) + 1}),
         }
         assert manager.calls == [("start", expected), ("stop", None)]
         assert [asked["start_step"] > 2**40 for asked in manager.asked] == [True] * (
@@ -240,6 +240,7 @@ class TestVersions:
             EngineOptions(by_stage=True, max_iterations=2, with_stack=True), old
         )
         assert "leave max_iterations out" in refusal(EngineOptions(max_iterations=2, with_stack=True), old)
+        assert "num_steps" not in request(EngineOptions(with_stack=True), old).fields
 
     @pytest.mark.parametrize(
         ("version", "sent"),
@@ -271,7 +272,10 @@ class TestRequests:
     def test_by_stage_always_has_a_bound(self) -> None:
         """Without one the first batch ends the engine."""
         made = request(EngineOptions(by_stage=True), facts())
-        assert (made.fields["num_steps"], made.bound) == (BY_STAGE_ITERATIONS, BY_STAGE_ITERATIONS)
+        assert (made.fields["num_steps"], made.bound) == (32, 32)
+        unbounded = EngineOptions(by_stage=True, max_iterations="none")
+        assert 'max_iterations = "none" with by_stage' in refusal(unbounded, facts("0.5.3"))
+        assert "num_steps" not in request(unbounded, facts("0.5.23")).fields
 
     @pytest.mark.parametrize(
         ("device", "wanted", "sent"),

@@ -32,11 +32,11 @@ class TestHeavyCombinations:
             ({"steps": "1-10000", "join_steps": True}, ["one capture over 10,000 steps", "3.9 TB"]),
             ({"steps": "all", "join_steps": True}, ["one capture over all steps"]),
             (
-                {"engine": {"with_stack": True}},
-                ["engine.with_stack without engine.max_iterations", "the engine records", "9.8 GB"],
+                {"engine": {"with_stack": True, "max_iterations": "none"}},
+                ['engine.with_stack with engine.max_iterations = "none"', "the engine records", "9.8 GB"],
             ),
             (
-                {"ranks": "all", "engine": {"with_stack": True}},
+                {"ranks": "all", "engine": {"with_stack": True, "max_iterations": "none"}},
                 ["every replica records with stacks", "max_iterations = 32"],
             ),
         ],

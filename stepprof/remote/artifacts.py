@@ -37,6 +37,7 @@ SUFFIX = ".trace.json.gz"
 _BLOCK = 1 << 22
 _HEAD_LIMIT = 1 << 26
 _TAIL = 1 << 16
+_LINE = 1 << 8
 _PARSED = 1 << 20  # json.loads lets no other thread run: a file that may hold training up is not parsed
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 # behind the events nothing but plain values and flat tables
@@ -46,6 +47,7 @@ _ENDING = re.compile(
 _LIST_ENDING = re.compile(rb"\]\s*\Z")
 _RECORD_END = re.compile(rb'"Record Window End"[^{}]*?"ts"\s*:\s*"?(\d+)(?:\.(\d+))?')
 _WHOLE = re.compile(rb'"cat"\s*:\s*"Trace"[^{}]*?"ts"\s*:\s*"?(\d+)(?:\.(\d+))?')
+_FORWARD_STEP = re.compile(rb'"user_annotation",\s*"name"\s*:\s*"(?:step\[|execute_)')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _TRACE_NAME = re.compile(rb'"traceName"\s*:\s*"[^\n]*?"(?=\s*(?:\}|,\s*"\w+"\s*:|\Z))')
 
@@ -68,6 +70,8 @@ class _Rewriting:
     """When the recording began."""
     ended_ns: int | None = None
     """When the recording ended."""
+    forward_steps: int = 0
+    last_line: bytes = b""
 
     def run(self, source: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the new text. Raises _DamagedError as soon as it is seen, at the end at the latest."""
@@ -96,6 +100,7 @@ class _Rewriting:
         for lines in whole_lines(rest):
             block = with_sound_names(lines)
             self.events += block.count(EVENT)
+            self._count_steps(block)
             if len(block) < _TAIL:  # the end has to be seen in one piece
                 held += block
                 continue
@@ -130,6 +135,11 @@ class _Rewriting:
         if not head:
             raise _DamagedError("is empty")
         raise _DamagedError(f"has no traceEvents in its {len(head)} bytes")
+
+    def _count_steps(self, lines: bytes) -> None:
+        """Count forward steps; the keys of one may lie on both sides of the edge of a block."""
+        self.forward_steps += len(_FORWARD_STEP.findall(self.last_line + lines))
+        self.last_line = lines[lines.rfind(b"\n", 0, -1) + 1 :][-_LINE:]
 
     def _find_base(self, text: bytes) -> None:
         base = _BASE.search(text)
@@ -200,7 +210,16 @@ def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Art
     except OSError as error:
         logger.info("engine's own copy stays", path=str(source), reason=str(error))
     path = placed.relative_to(window.folder).as_posix()
-    return Artifact(path, KIND, size, rewriting.events, rewriting.ended_ns, written_ns, rewriting.began_ns)
+    return Artifact(
+        path,
+        KIND,
+        size,
+        rewriting.events,
+        rewriting.ended_ns,
+        written_ns,
+        rewriting.began_ns,
+        rewriting.forward_steps,
+    )
 
 
 def _opened(source: Path) -> IO[bytes]:

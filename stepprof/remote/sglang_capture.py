@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +28,7 @@ from stepprof.remote.sglang_request import Facts, Request
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.slots import Finisher, Held, Slot
+    from stepprof.window import Artifact
 
 __all__ = ["Link", "SglangCapture"]
 
@@ -226,7 +227,7 @@ class SglangCapture:
             await self._clear(sent, facts)
         if not brought.artifacts and not brought.problems:
             raise EngineFailure(_nothing(recorded, sent), "ok")
-        ended_itself = not recorded and sent.request.bound is not None
+        ended_itself = not recorded and _reached_bound(brought.artifacts, sent.request)
         if not recorded and not ended_itself:
             brought.problems.insert(0, STOPPED_BY_OTHERS)
         return Stopped(
@@ -310,6 +311,15 @@ def _bring(sent: _Sent, facts: Facts) -> Any:
             break
         folder = folder.parent
     return brought
+
+
+def _reached_bound(artifacts: Sequence[Artifact], request: Request) -> bool:
+    """Whether a capture that had ended before its stop ended by its bound: else somebody stopped it. An old engine names no forward steps, and is believed."""
+    counts = [artifact.forward_steps for artifact in artifacts]
+    if request.bound is None:
+        return False
+    recorded = sum(counts) if request.cut else max(counts, default=0)
+    return not recorded or recorded >= request.bound
 
 
 def _nothing(recorded: bool | None, sent: _Sent) -> str:

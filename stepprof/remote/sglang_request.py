@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
     from stepprof.remote.base import EngineWindow
 
-__all__ = ["BY_STAGE_ITERATIONS", "Facts", "Request", "refuse_environment"]
-
-BY_STAGE_ITERATIONS = 32
-"""How many forward steps are recorded by stage where nobody said: SGLang's own capture by stage kills its scheduler without a bound."""
+__all__ = ["Facts", "Request", "refuse_environment"]
 
 DEADLY_STAGES_SINCE = (0, 5, 14)
 """From this version on SGLang's capture by stage corrupts its memory; see `stepprof.remote.sglang_stages`."""
@@ -151,13 +148,18 @@ class Request:
                 "start and does not tell how many it has run; leave it out, or enter the window later",
                 "unconfigured",
             )
-        bound = options.max_iterations
-        if options.by_stage and bound is None:
-            bound = BY_STAGE_ITERATIONS
+        # an engine that does not answer a start with a bound gets one only if it was asked for
+        bound = options.bound if facts.answers or options.max_iterations is not None else None
         backends = records(options)
         _check_backends(backends, facts, by_stage=options.by_stage)
         cut = options.by_stage and facts.is_since(DEADLY_STAGES_SINCE)
         by_stage = options.by_stage and not cut
+        if by_stage and bound is None:
+            raise EngineFailure(
+                f'{facts.name}: max_iterations = "none" with by_stage: the capture by stage of SGLang {facts.version} kills its scheduler without a '
+                "bound; give a number, or leave by_stage out",
+                "unconfigured",
+            )
         fields: dict[str, Any] = {
             "output_dir": str(folder),
             "activities": _activities(options.activities, facts, backends),

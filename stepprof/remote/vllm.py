@@ -339,7 +339,7 @@ class VllmEngine:
 
     def _tell_what_it_cannot(self, window: EngineWindow, settings: Settings) -> None:
         """What was asked for, and was decided otherwise when the engine was built. One line each."""
-        for line in differences(window, settings):
+        for line in differences(window, settings, self._object.start_parameters):
             self._tell("engine records as it was built", line)
 
     def _tell(self, event: str, reason: str) -> None:

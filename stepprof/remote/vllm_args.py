@@ -147,7 +147,7 @@ def lay_out(folder: Path) -> Path:
 
 def iterations(options: EngineOptions) -> tuple[int, int]:
     """vLLM's ``delay_iterations`` and ``max_iterations``. It counts the first recorded step among those of the delay."""
-    return options.delay_iterations + 1 if options.delay_iterations else 0, options.max_iterations or 0
+    return options.delay_iterations + 1 if options.delay_iterations else 0, options.bound or 0
 
 
 def _options(options: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepprof.remote.vllm_folder import Session, TraceFolder
     from stepprof.window import Artifact
 
-__all__ = ["Brought", "Workers", "bring"]
+__all__ = ["Brought", "Workers", "bring", "count_steps"]
 
 _RANK = re.compile(r"rank[-_]?(\d+)\.\d+\.pt\.trace")
 _WRITTEN = re.compile(r"\.(\d{16,20})\.pt\.trace")
@@ -113,7 +113,7 @@ def bring(
         if written:
             brought.written_ns.append(int(written[1]))
         if brought.steps is not None:
-            steps = _count_steps(each.path)
+            steps = count_steps(each.path)
             brought.steps = None if steps is None else brought.steps + steps
         name = f"rank-{rank}" if group is None else f"dp-{group}-rank-{rank}"
         facts: dict[str, object] = {"rank": rank} if group is None else {"rank": rank, "dp_rank": group}
@@ -188,7 +188,7 @@ def _look(path: Path) -> _Found:
     )
 
 
-def _count_steps(path: Path) -> int | None:
+def count_steps(path: Path) -> int | None:
     """The forward steps in a small trace; a large one has some, and is not read twice."""
     try:
         if path.stat().st_size > _SMALL:

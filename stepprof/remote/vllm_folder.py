@@ -24,6 +24,7 @@ from stepprof.plainname import is_plain_name
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.slots import FileSlot, digest
 from stepprof.remote.vllm_args import IDLE, LINK
+from stepprof.remote.vllm_files import count_steps
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
@@ -168,8 +169,12 @@ class TraceFolder:
         return [session.folder / name for name in sorted(chosen)]
 
     def is_over(self, session: Session, window: EngineWindow, prefix: str) -> bool:
-        """Return whether a capture that has no bound has left its files: another stop has ended it."""
-        return window.options.max_iterations is None and bool(self.traces(session, prefix))
+        """Return whether a capture has left its files before it reached its bound: another stop has ended it."""
+        found, bound = self.traces(session, prefix), window.options.bound
+        if not found or bound is None:
+            return bool(found)
+        steps = count_steps(found[0])
+        return steps is not None and steps < bound
 
 
 def new_prefix() -> str:

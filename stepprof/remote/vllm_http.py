@@ -96,7 +96,7 @@ class VllmServer:
         refuse_backends(self.kind, window.options, self.name)
         self._refuse_other_profiler(window)
         start_arguments(window, self._settings, self._known, self._prefix)
-        for line in differences(window, self._settings):
+        for line in differences(window, self._settings, self._known):
             self._tell("engine records as it was built", line)
         self._place = await self._find_place(window)
         if self._hold.held is None:

@@ -29,19 +29,13 @@ def start_arguments(
         ("delay_iterations", delay, settings.delay_iterations),
         ("max_iterations", maximum, settings.max_iterations),
     ):
-        if wanted == built:
-            continue
         if name in known:
-            given[name] = wanted
-        elif wanted:
-            asked = getattr(window.options, name)
-            was = (
-                f"this one was built with {built}"
-                if settings.profiler
-                else "this one does not say what it was started with"
-            )
+            # the bound also where the engine does not say what it was started with
+            if wanted != built or (name == "max_iterations" and settings.profiler is None):
+                given[name] = wanted
+        elif wanted and wanted != built and (asked := getattr(window.options, name)) is not None:
             raise EngineFailure(
-                f"{name} = {asked}: this vLLM takes it only when the engine is built (from 0.32 on for each capture), and {was}: build it with "
+                f"{name} = {asked}: this vLLM takes it only when the engine is built (from 0.32 on for each capture), and {_was(built, settings)}: build it with "
                 f"stepprof.remote.vllm.engine_args(folder, options), or leave {name} out",
                 "unconfigured",
             )
@@ -50,13 +44,18 @@ def start_arguments(
 
 def bound_of(window: EngineWindow, settings: Settings, known: Container[str]) -> int | None:
     """Return after how many forward steps a capture ends by itself; 0: never; None: not known."""
-    wanted = window.options.max_iterations or 0
+    if "max_iterations" in known:  # given with the start
+        return window.options.bound or 0
+    return None if settings.profiler is None else settings.max_iterations
+
+
+def _was(built: int, settings: Settings) -> str:
     if settings.profiler is None:
-        return wanted or None
-    return wanted if "max_iterations" in known else settings.max_iterations
+        return "this one does not say what it was started with"
+    return f"this one was built with {built}"
 
 
-def differences(window: EngineWindow, settings: Settings) -> list[str]:
+def differences(window: EngineWindow, settings: Settings, known: Container[str]) -> list[str]:
     """What the options ask for and the engine was not built for, or the other way round where that is dangerous."""
     options, lines = window.options, []
     cure = "vLLM takes it only when the engine is built: engine_args(folder, options)"
@@ -69,6 +68,10 @@ def differences(window: EngineWindow, settings: Settings) -> list[str]:
             "it was built with stacks (torch_profiler_with_stack): its stop takes minutes and gigabytes where generation is long; engine_args "
             "leaves them out"
         )
+    bound = options.bound or 0
+    if "max_iterations" not in known and (settings.profiler is None or settings.max_iterations != bound):
+        asked = f"{bound} is the default" if bound else '"none" was asked for'
+        lines.append(f"max_iterations: {asked}, and {_was(settings.max_iterations, settings)}; {cure}")
     if options.activities and settings.activities and set(options.activities) != set(settings.activities):
         lines.append(
             f"activities = {list(options.activities)} was asked for, and it was built with {list(settings.activities)}; {cure}"

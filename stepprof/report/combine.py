@@ -31,6 +31,7 @@ from stepprof.report.schema import (
 )
 from stepprof.report.shortfalls import shortfalls_of
 from stepprof.report.skew import collective_skew, end_skew, unmatched_times, waits_of
+from stepprof.report.stopcost import stop_costs
 from stepprof.report.sums import memory_peaks, overheads, overlaps, region_times, role_times
 from stepprof.report.waiting import Waiting
 from stepprof.summary import SESSIONS, engine_label, told_once
@@ -109,6 +110,7 @@ def combine(
         kernels=merge_ops(_tables(everyone, "kernels"), "kernel"),
         memory=every(lambda part: part.memory),
         overhead=overheads(everyone, windows, engines),
+        stops=stop_costs(everyone, engines),
         shortfalls=shortfalls,
         findings=[
             *findings,
@@ -184,7 +186,7 @@ def _rollouts(processes: Sequence[Process], start: int, short: Collection[str]) 
     engines: dict[tuple[object, ...], _Engine] = {}
     for process in processes:
         for digest in process.digests:
-            if digest.batches is not None:
+            if digest.batches is not None and not digest.unclear:
                 alone = digest.origin.replica is None
                 key = (
                     (process.label,)
@@ -197,7 +199,7 @@ def _rollouts(processes: Sequence[Process], start: int, short: Collection[str]) 
         rollout(label, curve, start, iterations=count, peak=peak, whole=whole)
         for (label, curve, count, peak), whole in made
     ]
-    if len(engines) > 1:
+    if len(engines) > 1 and not any(digest.unclear for process in processes for digest in process.digests):
         total = total_curve([curve for (_, curve, _, _), _ in made])
         count = sum(count for (_, _, count, _), _ in made)
         rows.append(

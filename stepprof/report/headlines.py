@@ -121,7 +121,9 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Headline]:
         first, who = those[0], _names(list(dict.fromkeys(row.label for row in those)))
         if capped is not None and status not in ("lost", "failed", "skipped"):
             text = f"the capture of {who} ended before the window ({capped})"
-            if len(those) == 1 and first.recorded is not None:
+            if first.iterations is not None:
+                text = _bounded(those)
+            elif len(those) == 1 and first.recorded is not None:
                 of = "" if first.window is None else f" of {seconds_text(first.window)}"
                 text = f"the capture of {who} ended after {seconds_text(first.recorded)}{of} ({capped})"
         else:
@@ -136,6 +138,16 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Headline]:
             Headline(f"captures fell short in {left} more ways: report.json lists them", "coverage")
         ]
     return found
+
+
+def _bounded(rows: Sequence[Shortfall]) -> str:
+    """Engines that ended their captures after so many forward steps."""
+    counts = sorted({row.iterations for row in rows if row.iterations is not None})
+    steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    text = f"only the first {steps} forward steps of {_names([row.label for row in rows])} were recorded (max_iterations)"
+    if len(rows) == 1 and rows[0].window is not None:
+        text += f"; the window lasted {seconds_text(rows[0].window)}"
+    return text
 
 
 _SHORTFALLS = {

@@ -10,7 +10,7 @@ import msgspec
 
 __all__ = [
     "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Headline", "Idle", "Island", "Memory", "Op", "Overhead", "Overlap", "PhaseSkew", "ProcessTime", "Report",
-    "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "TimeOf",
+    "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "StopCost", "TimeOf",
     "UnmatchedTime",
 ]  # fmt: skip
 
@@ -237,6 +237,19 @@ class Overhead(msgspec.Struct, frozen=True):
         return sum(filter(None, (self.arm, self.start, self.wait, self.stall)))
 
 
+class StopCost(msgspec.Struct, frozen=True):
+    """What an engine's trace took to be written, and an estimate of what it would have taken with another bound."""
+
+    label: str
+    iterations: int
+    """Forward steps in the trace."""
+    seconds: float
+    basis: str
+    """``write``: from the end of the recording until the file was written. ``stop``: the answer to the stop, less the time for which the engine recorded on."""
+    estimates: list[tuple[int, float]]
+    """(max_iterations, seconds), in proportion to the forward steps."""
+
+
 class Shortfall(msgspec.Struct, frozen=True):
     """A capture that is not all of its window, or brought nothing."""
 
@@ -250,6 +263,8 @@ class Shortfall(msgspec.Struct, frozen=True):
     """Seconds that it covers; None: not known."""
     window: float | None
     """Seconds of its window; None: not known."""
+    iterations: int | None = None
+    """Forward steps that an engine recorded before it ended its capture by itself; None: another reason, or not known."""
 
 
 class Island(msgspec.Struct, frozen=True):
@@ -302,6 +317,7 @@ class Report(msgspec.Struct, frozen=True):
     kernels: list[Op] = []
     memory: list[Memory] = []
     overhead: list[Overhead] = []
+    stops: list[StopCost] = []
     shortfalls: list[Shortfall] = []
     findings: list[Finding] = []
     islands: list[Island] = []

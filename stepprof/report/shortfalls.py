@@ -7,6 +7,7 @@ from typing import Any
 
 from stepprof.report.processes import Process, is_of
 from stepprof.report.schema import Shortfall
+from stepprof.report.stopcost import recorded_steps
 from stepprof.summary import SESSIONS, engine_label
 
 __all__ = ["shortfalls_of"]
@@ -21,6 +22,7 @@ def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, A
     found = [
         each for process in processes for window in process.told if (each := _of_window(process, window))
     ]
+    steps = recorded_steps(processes)
     for engine in engines:
         whole = engine["status"] in _WHOLE and engine["capped_by"] is None
         if whole or (engine["kind"] in SESSIONS and engine["status"] in _WHOLE):
@@ -28,9 +30,19 @@ def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, A
         recorded = _seconds(engine["start_unix_ns"], engine["end_unix_ns"])
         if engine["status"] not in (*_WHOLE, "partial"):
             recorded = None
+        label, capped = engine_label(engine), engine["capped_by"]
+        by_itself = capped == "engine" and recorded is not None
         found.append(
             Shortfall(
-                engine_label(engine), engine["status"], engine["capped_by"], engine["error"], recorded, None
+                label,
+                engine["status"],
+                capped,
+                engine["error"],
+                None
+                if by_itself
+                else recorded,  # it ended before its window did: when is not in the manifest
+                recorded if by_itself else None,
+                (steps.get(label) or None) if by_itself else None,
             )
         )
     return found

@@ -21,6 +21,7 @@ from stepprof.report.termtables import (
     roles_table,
     rollouts_table,
     skew_table,
+    stops_table,
     unmatched_table,
 )
 from stepprof.report.words import seconds
@@ -87,6 +88,9 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
         if ops:
             _section(console, f"{name} by self time, all processes", ops_table(ops[:top], room))
     _section(console, "memory and the cost of recording", cost_lines(report))
+    if report.stops:
+        heading = "what engines took for their traces, with estimates for other bounds"
+        _section(console, heading, stops_table(report.stops, room))
     _print_findings(console, report.findings)
     clock = report.clock.rstrip(".")
     if report.clock_error_ns:

@@ -10,7 +10,17 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepprof.report.schema import Change, GanttRow, Idle, Op, Report, Rollout, TimeOf, UnmatchedTime
+from stepprof.report.schema import (
+    Change,
+    GanttRow,
+    Idle,
+    Op,
+    Report,
+    Rollout,
+    StopCost,
+    TimeOf,
+    UnmatchedTime,
+)
 from stepprof.report.words import causes, seconds, share
 from stepprof.tables import number, printable, size
 
@@ -25,6 +35,7 @@ __all__ = [
     "roles_table",
     "rollouts_table",
     "skew_table",
+    "stops_table",
     "unmatched_table",
 ]
 
@@ -281,6 +292,19 @@ def cost_lines(report: Report) -> RenderableType | None:
         slowest = max(stops, key=lambda each: each.stop or 0.0)
         lines.append(f"the slowest engine took {seconds(slowest.stop)} to stop recording ({slowest.label})")
     return Group(*(Text(printable(line)) for line in lines)) if lines else None
+
+
+def stops_table(costs: Sequence[StopCost], room: int) -> Table:
+    """What the traces of engines took to be written, the longest for each forward step first, and estimates for other bounds."""
+    bounds = sorted({bound for cost in costs for bound, _ in cost.estimates})
+    longest = sorted(costs, key=lambda cost: -cost.seconds / cost.iterations)
+    rows = []
+    for cost in longest[:MOST_PROCESSES]:
+        known = dict(cost.estimates)
+        others = [f"~ {seconds(known[bound])}" if bound in known else "-" for bound in bounds]
+        rows.append([cost.label, number(cost.iterations), seconds(cost.seconds), *others])
+    headers = ["", "forward steps", "took", *(f"estimate for {bound}" for bound in bounds)]
+    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
 
 
 def changes_table(changes: Sequence[Change], room: int) -> Table:

@@ -42,6 +42,7 @@ from stepprof.report.schema import (
     Sample,
     Shortfall,
     SourceInfo,
+    StopCost,
     TimeOf,
     UnmatchedTime,
 )
@@ -230,6 +231,13 @@ class TestPage:
             assert heading in str(legend)
             assert heading in text.getvalue()
 
+    def test_what_another_bound_would_have_cost(self, page: Chromium, tmp_path: Path) -> None:
+        """A column for each, marked as an estimate."""
+        show(page, tmp_path, make_report(4, 2))
+        text = str(page.evaluate("document.getElementById('cost').textContent"))
+        assert "max_iterations = 128" in text
+        assert "≈ 6.00 s" in text
+
     @pytest.mark.parametrize("width", [360, 419, 733, 1360, 2200])
     def test_any_width_is_drawn_and_none_scrolls_sideways(
         self, page: Chromium, tmp_path: Path, width: int
@@ -364,7 +372,7 @@ def hostile_report() -> Report:
         rollout=[Rollout(HOSTILE, 2, 2.0, 4.0, 2.0, 0.5, 1.0, [(0.0, 4.0), (1.0, 1.0)], [Sample(HOSTILE, 0.0, 2.0, {HOSTILE: 2.0})])],
         overlap=[Overlap(HOSTILE, HOSTILE, 1.0, 1.0, 0.5, 0.5, 0.5)],
         ops=[Op(HOSTILE, "op", 1, 1.0, 1.0, 1.0)], kernels=[Op(HOSTILE, "kernel", 1, 1.0, 1.0, 1.0)],
-        memory=[Memory(HOSTILE, HOSTILE, 1, 0.0)], overhead=[Overhead(HOSTILE, stall=1.0)],
+        memory=[Memory(HOSTILE, HOSTILE, 1, 0.0)], overhead=[Overhead(HOSTILE, stall=1.0)], stops=[StopCost(HOSTILE, 1, 1.0, HOSTILE, [(32, 32.0)])],
         unmatched=[UnmatchedTime(HOSTILE, HOSTILE, each, 1, 2)], shortfalls=[Shortfall(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1.0, 2.0)],
         islands=[Island([HOSTILE], 0, 2.0), Island([HOSTILE], 0, 1.0)],
         findings=[Finding(HOSTILE, HOSTILE)],

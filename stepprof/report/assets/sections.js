@@ -124,6 +124,15 @@ function costPart(report) {
       el("p", { class: "sub" }, "Arm, start, wait and stall held the training thread; the export ran in another process."),
       dataTable([{ title: "process", value: cost => cost.label }, ...columns.map(([key, title]) => ({ title, number: true, value: cost => cost[key], text: cost => seconds(cost[key]) }))], overhead, { sort: columns.length ? 1 : null, shown: 8 })));
   }
+  if (report.stops.length) {
+    const bounds = [...new Set(report.stops.flatMap(cost => cost.estimates.map(([bound]) => bound)))].sort((a, b) => a - b);
+    const at = (cost, bound) => (cost.estimates.find(each => each[0] === bound) || [0, null])[1];
+    cards.push(el("div", { class: "card" }, el("h3", null, "What an engine's stop costs"),
+      el("p", { class: "sub" }, "An engine answers no request while it writes its trace. The columns on the right are estimates in proportion to the forward steps."),
+      dataTable([{ title: "engine", value: cost => cost.label }, { title: "forward steps", number: true, value: cost => cost.iterations },
+        { title: "took", number: true, value: cost => cost.seconds, text: cost => seconds(cost.seconds) },
+        ...bounds.map(bound => ({ title: `max_iterations = ${bound}`, number: true, value: cost => at(cost, bound), text: cost => at(cost, bound) === null ? "-" : `≈ ${seconds(at(cost, bound))}` }))], report.stops, { sort: 2, shown: 8 })));
+  }
   return part("cost", "Cost", "Memory, and the cost of looking", null, el("div", { class: "cards" }, cards));
 }
 

@@ -33,6 +33,16 @@ def synchronous(engine: Any, folder: Path, config: Plain, steps: int = 4, prompt
     return seen
 
 
+def of_lengths(engine: Any, folder: Path, tokens: dict[int, int]) -> None:
+    """Steps of so many tokens each, by the default of the bound."""
+    begin(folder)
+    stepprof.attach(engine, role="rollout")
+    for step, count in tokens.items():
+        with stepprof.profile_step(step, role="rollout"):
+            generate(engine, count)
+    stepprof.shutdown()
+
+
 def running(engine: Any, folder: Path, tokens: int) -> None:
     """A training loop of which nothing is recorded, unless somebody asks for it, until a file says after which step it ends."""
     begin(folder, steps="none")
@@ -127,7 +137,7 @@ def body_that_raises(engine: Any, folder: Path) -> Plain:
 
 def stop_that_takes_too_long(engine: Any, folder: Path) -> Plain:
     """The caller goes on, and generates at once, while the stop is still to be answered."""
-    session = begin(folder, engine_stop_timeout_seconds=0.05)
+    session = begin(folder, engine_stop_timeout_seconds=0.05, rollout={"engine": {"max_iterations": "none"}})
     stepprof.attach(engine, role="rollout")
     window = stepprof.profile_step(2, role="rollout").start()
     generate(engine, 40)

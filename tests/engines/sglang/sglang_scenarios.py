@@ -283,7 +283,7 @@ def asynchronous(engine: Any, folder: Path) -> Plain:
 
 def loop_stops_and_runs(engine: Any, folder: Path) -> Plain:
     """The engine generates on another thread when the start and the stop are sent, and its loop stands still soon after."""
-    driver, window = SglangEngine(engine), make_window(folder)
+    driver, window = SglangEngine(engine), make_window(folder, max_iterations="none")
     on_remote(driver.arm(window))
     stepprof.remote.sglang.PATIENCE = (60.0, 90.0)  # nobody else wants the loop
     failed: list[BaseException] = []

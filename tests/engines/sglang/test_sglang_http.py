@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import sglang_tiny
 from driven import begin, make_window, on_remote, record, running, told
+from holding import check_late, holding, reported, working_on
 from serving import serving
 from sglang_driven import Trace, described, forward_steps
 from sglang_server import ADMIN_KEY, KEY, Server
@@ -388,6 +389,25 @@ class TestRecorded:
         (artifact,) = alive["artifacts"]
         assert Trace.read(tmp_path / "run" / "step-000002" / artifact["path"]).forward == STEPS
         assert (dead["status"], dead["health"]) == ("failed", "unreachable")
+
+    def test_a_stop_that_is_held_back_leaves_the_steps_that_follow_out(
+        self, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The trace has them, the entry says so, and the report is of the window alone."""
+        begin(tmp_path, steps="2", rollout={"engine": {"max_iterations": "none"}})
+        with holding(server.url, {"/stop_profile": 0.5}) as url:
+            try:
+                stepprof.attach(url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
+                window = stepprof.profile_step(2, role="rollout").start()
+                server.generate(5)
+                with working_on(lambda: server.generate(5)):
+                    window.stop()
+            finally:
+                stepprof.shutdown()
+        (entry,) = told(tmp_path)
+        trace = Trace.named(tmp_path, entry["artifacts"][0])
+        begins = [trace.since_epoch(span, span)[0] for span in trace.spans]
+        check_late(entry, reported(tmp_path / "run", capsys), begins, 0.5)
 
     @pytest.mark.usefixtures("recording")
     def test_scheduler_is_killed_while_training_goes_on(self, server: Server, tmp_path: Path) -> None:

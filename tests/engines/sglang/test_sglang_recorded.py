@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sglang_recorded
 from driven import MATRIX, name_of, told
+from holding import reported
 from sglang_driven import Trace, forward_steps
 from sglang_host import Host, HostDiedError
 
@@ -84,6 +85,19 @@ class TestSessions:
             (entry,) = told(tmp_path, step)
             assert (entry["status"], entry["capped_by"]) == ("complete", "engine")
             assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(2)
+
+    def test_the_default_bound(self, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """32 forward steps unless something else is asked for: the entry and the report say so, and what a stop costs is estimated from it."""
+        host.run(sglang_recorded.of_lengths, tmp_path, {2: 40, 3: 5})
+        for step, capped, forward in ((2, "engine", 32), (3, None, 5)):
+            (entry,) = told(tmp_path, step)
+            assert (entry["status"], entry["capped_by"]) == ("complete", capped)
+            assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(forward)
+        report = reported(tmp_path / "run", capsys)
+        said = "only the first 32 forward steps of rollout/0 were recorded"
+        assert any(said in each["text"] for each in report["headlines"])
+        (cost,) = report["stops"]
+        assert (cost["iterations"], cost["basis"]) == (32, "write")
 
     def test_stop_that_takes_too_long_still_brings_its_files(self, host: Host, tmp_path: Path) -> None:
         """The body does not wait past the bound, its next call to the engine works, and the late answer is in the manifest in the end."""

@@ -29,7 +29,7 @@ def test_vllm_takes_it(
     monkeypatch.setattr(type(current_platform), "device_type", "cuda")
     config = ProfilerConfig(**engine_args(tmp_path, options)["profiler_config"])
     assert config.profiler == profiler
-    assert config.max_iterations == options.get("max_iterations", 0)
+    assert config.max_iterations == options.get("max_iterations", 32 if profiler == "torch" else 0)
     assert config.ignore_frontend
     assert bool(config.torch_profiler_dir) == (profiler == "torch")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from driven import MATRIX, begin, make_window, name_of, outlive_a_driver, told
+from holding import check_late, reported
 from vllm_driven import Trace
 
 import stepprof
@@ -158,7 +159,7 @@ def test_a_stop_that_takes_too_long_still_brings_its_files(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
     """The body does not wait past the bound; the late answer is in the manifest in the end."""
-    session = recording(engine_stop_timeout_seconds=0.05)
+    session = recording(engine_stop_timeout_seconds=0.05, rollout={"engine": {"max_iterations": "none"}})
     stepprof.attach(live.engine, role="rollout")
     window = stepprof.profile_step(2, role="rollout").start()
     live.generate(40)
@@ -216,6 +217,54 @@ def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp
         (entry,) = told(tmp_path, step)
         assert (entry["status"], entry["capped_by"]) == ("complete", "engine")
         assert len(Trace.named(tmp_path, entry["artifacts"][0], step).forward) == 2
+
+
+def test_a_stop_that_comes_late_leaves_the_steps_that_follow_out(
+    live: Live, recording: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine's event loop is busy when the window ends, and its core goes on: the trace has that, the entry says so, and the report is of the window alone."""
+    recording(rollout={"engine": {"max_iterations": "none"}})
+    stepprof.attach(live.engine, role="rollout")
+    window = stepprof.profile_step(2, role="rollout").start()
+    following = asyncio.run_coroutine_threadsafe(live.generating(240, prompts=4), live.loop)
+    time.sleep(0.15)
+    live.loop.call_soon_threadsafe(time.sleep, 0.5)
+    window.stop()
+    following.result(100)
+    stepprof.shutdown()
+    (entry,) = told(tmp_path)
+    trace = Trace.named(tmp_path, entry["artifacts"][0])
+    busy = [span for span in trace.spans if not span["name"].endswith("context_0(0)_generation_0(0)")]
+    begins = [trace.since_epoch(span, span)[0] for span in busy]
+    check_late(entry, reported(tmp_path / "run", capsys), begins, 0.5)
+
+
+def test_the_default_bound_and_none(
+    live: Live, recording: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """32 forward steps unless something else is asked for: the entry and the report say so, and what a stop costs is estimated from it."""
+    recording()
+    stepprof.attach(live.engine, role="rollout")
+    for step, tokens in ((2, 40), (3, 5)):
+        with stepprof.profile_step(step, role="rollout"):
+            live.generate(tokens)
+    stepprof.shutdown()
+    for step, capped, forward in ((2, "engine", 32), (3, None, 5)):
+        (entry,) = told(tmp_path, step)
+        assert (entry["status"], entry["capped_by"]) == ("complete", capped)
+        assert len(Trace.named(tmp_path, entry["artifacts"][0], step).forward) == forward
+    report = reported(tmp_path / "run", capsys)
+    assert any(
+        "only the first 32 forward steps of rollout/0 were recorded" in each["text"]
+        for each in report["headlines"]
+    )
+    (cost,) = report["stops"]
+    assert (cost["iterations"], cost["basis"], [bound for bound, _ in cost["estimates"]]) == (
+        32,
+        "write",
+        [128, 512],
+    )
+    assert cost["estimates"][0][1] == pytest.approx(4 * cost["seconds"])
 
 
 TWO_WORKERS = """

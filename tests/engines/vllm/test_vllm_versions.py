@@ -135,16 +135,15 @@ class TestSources:
         known = (
             inspect.signature(AsyncLLM.start_profile) if version == "installed" else signature(version)
         ).parameters
-        assert start_arguments(make_window(tmp_path), Settings("/traces"), known, "p") == {
-            "profile_prefix": "p"
-        }
+        by_default = Settings("/traces", max_iterations=32)
+        assert start_arguments(make_window(tmp_path), by_default, known, "p") == {"profile_prefix": "p"}
         window = make_window(tmp_path, max_iterations=8, delay_iterations=2)
         assert start_arguments(window, Settings("/traces", max_iterations=8), known, "p") == {
             "profile_prefix": "p",
             "delay_iterations": 3,
         }
-        unbounded = start_arguments(make_window(tmp_path), Settings("/traces", max_iterations=8), known, "p")
-        assert unbounded["max_iterations"] == 0
+        unbounded = make_window(tmp_path, max_iterations="none")
+        assert start_arguments(unbounded, by_default, known, "p")["max_iterations"] == 0
 
     @pytest.mark.parametrize("version", ["0.12.0", "0.8.5"])
     def test_old_versions_read_the_environment(
@@ -208,6 +207,7 @@ class TestEngineArgs:
             record_shapes=True,
             activities=("cpu",),
             delay_iterations=3,
+            max_iterations=32,
         )
         assert not config.should_profile_frontend
 
