@@ -144,7 +144,8 @@ class EngineDriver(Protocol):
 
     A driver may have more, which is asked for by name: ``workers``, how many ranks of its own the engine has; ``rank``, which one it is;
     ``waiting``, why a call has no answer yet; ``async expand()``, the drivers that stand for it now (a router's workers), asked before
-    each window; ``async announce(step, role)``, to be told which step runs; ``async enter(window)`` and
+    each window; ``async announce(step, role)``, to be told which step runs; ``async recovered()``, which returns once an engine that was
+    unreachable answers again; ``async enter(window)`` and
     ``async exit(window)``, to be told of a role's window inside the one that it records; ``async close(timeout, answer_seconds)``, when it is detached: wait ``timeout``
     seconds at most for exports that run, and ``answer_seconds`` for an engine that does not answer.
     """

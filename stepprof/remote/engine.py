@@ -27,7 +27,7 @@ from stepprof.remote.stopping import LATE_SECONDS, overrun_seconds, write_second
 from stepprof.remote.turn import Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Health, Stopped
@@ -99,6 +99,8 @@ class EngineTarget:
         self._fleet = fleet
         self._acting = asyncio.Lock()
         self._turn = Turn()
+        self._recovering: asyncio.Task[None] | None = None
+        """Held so that it is not collected while it waits."""
         self._left = False
         self.awaiting = Awaiting(self.label, fleet.changed)
 
@@ -428,8 +430,21 @@ class EngineTarget:
         """Told once for each change: an engine that stays dead for a thousand steps is told of once."""
         before, self.health = self.health, health
         if before != health:
+            if health == "unreachable" and hasattr(self.driver, "recovered") and not self._left:
+                self._recovering = asyncio.ensure_future(self._recover(self.driver.recovered))
             self._fleet.tell_health(HealthChange(self.label, self.driver.name, before, health, reason))
             self._fleet.changed()
+
+    async def _recover(self, recovered: Callable[[], Awaitable[None]]) -> None:
+        """Wait until an engine that was unreachable answers again, or is dead."""
+        try:
+            await recovered()
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            if isinstance(error, EngineFailure) and error.health == "dead" and self.health == "unreachable":
+                self._note(error)
+            return
+        if self.health == "unreachable":
+            self._set_health("unknown", "it answers again, and is prepared before the next recorded step")
 
     def _to_idle(self, reason: str) -> None:
         self.disarm(reason)

@@ -45,6 +45,12 @@ CLOSE_SECONDS = 30.0
 
 _MAKE_SESSIONS = ("arm", "join", "announce")
 
+RECOVERY_SECONDS = 0.2
+"""After how long an actor that could not be reached is asked again; each time twice as long."""
+
+LONGEST_RECOVERY_SECONDS = 10.0
+"""After how long at most."""
+
 drivers: weakref.WeakSet[ActorDriver] = weakref.WeakSet()
 """Of this process, from their making to their close."""
 agents = Agents()
@@ -161,6 +167,22 @@ class ActorDriver:
         if facts.boot_id == inside_values.boot_id():
             return Clock(facts.host, 0, 0, "same-host", writer.boot_id())
         return await _clocks.of(facts.boot_id, lambda: self._measure(facts))
+
+    async def recovered(self) -> None:
+        """Wait until the actor answers again: Ray fails every call that was sent while it restarted. Raises EngineFailure: it is dead."""
+        pause = RECOVERY_SECONDS
+        while self in drivers:
+            ray_calls.library()
+            try:
+                await ray_calls.call(self._handle, self.name, inside.now)
+            except EngineFailure as failure:
+                if failure.health != "unreachable":
+                    raise
+            else:
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_RECOVERY_SECONDS)
+        raise EngineFailure(f"{self.name}: it was detached", "unknown")
 
     async def _measure(self, facts: Facts) -> Clock:
         clock = await ping_pong(facts.host, lambda: ray_calls.call(self._handle, self.name, inside.now))
