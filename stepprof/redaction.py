@@ -141,5 +141,6 @@ def _forms(secret: str) -> Iterator[str]:
     yield secret
     yield from (quote(data, safe=""), quote(data), quote_plus(data))
     yield from (encode(data).decode().rstrip("=") for encode in (base64.b64encode, base64.urlsafe_b64encode))
-    yield from (json.dumps(secret)[1:-1], repr(secret)[1:-1])
+    escaped = json.dumps(secret)[1:-1]
+    yield from (escaped, escaped.replace("/", "\\/"), repr(secret)[1:-1])
     yield secret.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

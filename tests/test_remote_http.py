@@ -439,6 +439,8 @@ class TestClock:
             {},
             {"/v1/models": {"data": [{"created": 1_600_000_000}]}},
             {"/v1/models": {"data": [{"created": "now"}]}},
+            {"/v1/models": {"data": [{"created": 10**400}]}},
+            {"/v1/models": {"data": {"created": 1}}},
         ],
     )
     async def test_a_server_that_does_not_tell_the_time(self, routes):

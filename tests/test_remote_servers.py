@@ -178,6 +178,26 @@ class TestServers:
             1 if status >= 500 and "vllm" in done.entry.kind else 0
         )
 
+    @pytest.mark.parametrize(
+        "described",
+        [
+            [],
+            {"components": []},
+            {"components": {"schemas": [1]}},
+            {"components": {"schemas": {"ProfileReq": []}}},
+            {"components": {"schemas": {"ProfileReq": {"properties": "x"}}}},
+            "[" * 200_000,
+        ],
+    )
+    @pytest.mark.parametrize("server", [SglangLike], indirect=True)
+    def test_a_description_that_is_none(self, server, recorded, described):
+        """SGLang is not started where it does not say what its start takes."""
+        server.routes["/openapi.json"] = described
+        done = recorded(server)
+        assert (done.entry.status, done.entry.health) == ("failed", "unconfigured")
+        assert "does not say what its start takes" in done.entry.error
+        assert server.posts() == []
+
     @pytest.mark.parametrize("status", [401, 500])
     def test_a_stop_that_is_refused(self, server, recorded, status):
         """Nothing is claimed that is not there."""

@@ -114,6 +114,32 @@ class TestArm:
             run(driver.start(make_window(tmp_path)))
             assert server.asked[-1].json == {}
 
+    @pytest.mark.parametrize(
+        "told",
+        [
+            [],
+            {"vllm_config": []},
+            {"vllm_config": {"profiler_config": [{}]}},
+            *(
+                {"vllm_config": {"profiler_config": {"profiler": "torch", key: value}}}
+                for key in ("torch_profiler_dir", "torch_profiler_activities", "max_iterations")
+                for value in ([7], [["x"]], {"a": 1}, "\0")
+            ),
+            {"vllm_config": {"profiler_config": {"profiler": 7}}},
+        ],
+    )
+    def test_settings_of_a_wrong_type(self, tmp_path: Path, told: Any) -> None:
+        """What a server says of itself is believed where it is of the right type, and no reason to fail otherwise."""
+        with serving({**READY, "GET /server_info?config_format=json": told}) as server:
+            run(VllmServer(Client(server.url)).arm(make_window(tmp_path)))
+
+    @pytest.mark.parametrize("version", ["9" * 5000 + ".1", 7, None, [], {"a": 1}])
+    def test_a_version_that_is_none(self, tmp_path: Path, version: Any) -> None:
+        """Then its description says what its start takes."""
+        with vllm(GET_version={"version": version}) as (server, driver):
+            run(driver.arm(make_window(tmp_path)))
+        assert "/openapi.json" in [asked.path for asked in server.asked]
+
     def test_a_server_built_from_source_is_asked_what_it_takes(self, tmp_path: Path) -> None:
         """Its version says nothing; the description of its routes does."""
         described = '{"StartProfileRequest": {"properties": {"profile_prefix": {}, "max_iterations": {}}}}'

@@ -352,6 +352,23 @@ class TestRequests:
         shared = Facts.of("engine", {**args, "enable_dp_attention": True}, "", frozenset())
         assert (shared.workers, shared.ranks, shared.replicas) == (8, 8, 1)
 
+    @pytest.mark.parametrize("key", ["tp_size", "pp_size", "dp_size"])
+    def test_more_processes_than_an_engine_can_have(self, key) -> None:
+        """Refused: its ranks would be listed one by one."""
+        with pytest.raises(EngineFailure, match="more than 65536 processes") as refused:
+            Facts.of("engine", {"tp_size": 2, key: 10**18}, "", frozenset())
+        assert refused.value.health == "unconfigured"
+
+    @pytest.mark.parametrize(
+        "version", ["9" * 5000 + ".1.1", "0.5." + "1" * 5000, "\n[forged]", "\u0664.1.1"]
+    )
+    def test_a_version_that_is_none(self, version) -> None:
+        """It is taken for a new one, and shown on one line."""
+        facts = Facts.of("engine", {}, version, frozenset())
+        assert facts.is_since((0, 5, 14))
+        assert len(facts.version) < 70
+        assert facts.version.isprintable()
+
 
 CUDA = {"device": "cuda"}
 

@@ -31,6 +31,8 @@ DOUBTFUL_NS = 5 * SECOND
 """A Date that is older than this makes one ask whether it is our clock at all."""
 _WAIT_SECONDS = 0.8
 _SAMPLES = 8
+_LATEST = 1 << 40
+"""No clock shows more seconds than these."""
 
 
 class Bounds:
@@ -138,11 +140,10 @@ async def _ask(client: Client) -> bool:
 
 
 def _created(reply: Reply) -> int | None:
-    content = reply.json() if reply.ok else None
-    models = content.get("data") if isinstance(content, dict) else None
+    models = reply.table().get("data")
     first = models[0] if isinstance(models, list) and models else None
     created = first.get("created") if isinstance(first, dict) else None
-    return created if isinstance(created, int) else None
+    return created if isinstance(created, int) and 0 < created < _LATEST else None
 
 
 def date_of(reply: Reply) -> int | None:
@@ -152,5 +153,11 @@ def date_of(reply: Reply) -> int | None:
         return None
     try:
         return int(parsedate_to_datetime(text).timestamp())
-    except (ValueError, TypeError, OverflowError):
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        OSError,
+    ):  # whatever the parser makes of rubbish
         return None

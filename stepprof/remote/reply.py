@@ -60,9 +60,11 @@ class Reply:
         except (ValueError, RecursionError):
             return None
 
-    def table(self) -> dict[str, Any]:
-        """The body of a successful answer as a mapping; an empty one where it is none."""
+    def table(self, *keys: str) -> dict[str, Any]:
+        """The mapping at these keys of a successful answer; an empty one where there is none."""
         content = self.json() if self.ok else None
+        for key in keys:
+            content = content.get(key) if isinstance(content, dict) else None
         return content if isinstance(content, dict) else {}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepprof.redaction import quoted
 from stepprof.remote.base import Clock, EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import Started
@@ -181,10 +182,8 @@ class _ServerLink:
     async def _takes(self) -> frozenset[str]:
         """What the body of its start may hold: what it does not know, it leaves out without a word."""
         reply = await self._client.request("GET", "/openapi.json")
-        described = reply.json() if reply.ok else None
-        schemas = described.get("components", {}).get("schemas", {}) if isinstance(described, dict) else {}
         for name in _REQUESTS:
-            properties = schemas.get(name, {}).get("properties") if isinstance(schemas, dict) else None
+            properties = reply.table("components", "schemas", name, "properties")
             if properties:
                 return frozenset(properties)
         raise EngineFailure(
@@ -197,8 +196,8 @@ class _ServerLink:
         model = str(told.get("model_path") or "")
         if not self._client.same_host:
             reason = "runs on another host"
-        elif model.startswith("/") and not await in_thread(Path(model).exists):
-            reason = f"has other files than this host (its model {model} is not here): in a container, or behind a tunnel"
+        elif model.startswith("/") and not await in_thread(_exists, model):
+            reason = f"has other files than this host (its model {quoted(model, 200)} is not here): in a container, or behind a tunnel"
         else:
             return
         raise EngineFailure(
@@ -217,3 +216,10 @@ class _ServerLink:
 
     def _refused(self, reply: Reply, verb: str) -> EngineFailure:
         return self._client.failure(reply, f"POST /{verb}_profile")
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # no path can be like this
+        return False

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
+from stepprof.redaction import quoted
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.profilers import records
 
@@ -34,6 +35,9 @@ EXACT_SINCE = (0, 5, 16)
 
 NEVER = 1 << 62
 """A forward step that no engine comes to."""
+
+MOST_WORKERS = 1 << 16
+"""Processes of one engine, whatever it says."""
 
 _OWN = ("output_dir", "num_steps", "activities")
 """What every version since 0.4.6 takes."""
@@ -69,18 +73,18 @@ class Facts:
     def of(
         cls, name: str, args: Mapping[str, Any], version: str, fields: frozenset[str], **more: Any
     ) -> Facts:
-        """Read what SGLang calls its server arguments."""
+        """Read what SGLang calls its server arguments. Raises EngineFailure for more processes than an engine can have."""
 
         def whole(key: str) -> int:
             value = args.get(key)
-            return value if isinstance(value, int) and value > 0 else 1
+            return min(value, MOST_WORKERS + 1) if isinstance(value, int) and value > 0 else 1
 
         device = args.get("device")
         tp = whole("tp_size")
-        return cls(
+        facts = cls(
             name=name,
-            version=version,
-            device=None if device is None else str(device).partition(":")[0],
+            version=quoted(version, 60),
+            device=None if device is None else quoted(device, 60).partition(":")[0],
             sleep_on_idle=bool(args.get("sleep_on_idle")),
             tp=tp,
             ranks=tp * whole("pp_size"),
@@ -88,6 +92,9 @@ class Facts:
             fields=fields,
             **more,
         )
+        if facts.workers > MOST_WORKERS:
+            raise EngineFailure(f"{name} says that it has more than {MOST_WORKERS} processes", "unconfigured")
+        return facts
 
     @property
     def workers(self) -> int:
@@ -96,7 +103,7 @@ class Facts:
 
     def is_since(self, version: tuple[int, int, int]) -> bool:
         """Whether it is of that version or newer; one that cannot be read is taken for a new one."""
-        numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", self.version)
+        numbers = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", self.version)
         return numbers is None or tuple(map(int, numbers.groups())) >= version
 
 

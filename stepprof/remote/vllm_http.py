@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
@@ -45,6 +46,16 @@ _PER_CAPTURE = (0, 32)
 """The version from which on bounds and a prefix can be given with each start."""
 
 _BODY = frozenset({"profile_prefix", "delay_iterations", "max_iterations"})
+
+_TYPES = {
+    "profiler": str,
+    "torch_profiler_dir": str,
+    "torch_profiler_with_stack": bool,
+    "torch_profiler_record_shapes": bool,
+    "torch_profiler_activities": list,
+    "delay_iterations": int,
+    "max_iterations": int,
+}
 
 _NOT_TOLD = Settings(folder=None, profiler=None)
 
@@ -270,9 +281,7 @@ class VllmServer:
     async def _takes(self) -> frozenset[str]:
         """What its start takes in a body. Older ones have none: what is sent is ignored."""
         reply = await self._client.request("GET", "/version")
-        content = reply.json()
-        version = str(content.get("version", "")) if isinstance(content, dict) else ""
-        numbers = re.match(r"(\d+)\.(\d+)", version)
+        numbers = re.match(r"(\d{1,9})\.(\d{1,9})", str(reply.table().get("version", "")))
         if numbers and (int(numbers[1]), int(numbers[2])) >= (0, 8):
             return _BODY if (int(numbers[1]), int(numbers[2])) >= _PER_CAPTURE else frozenset()
         described = await self._client.request("GET", "/openapi.json")  # built from source: 0.1.dev1
@@ -281,10 +290,8 @@ class VllmServer:
     async def _ask_settings(self) -> Settings:
         """How it was started: it tells only in development mode (VLLM_SERVER_DEV_MODE)."""
         reply = await self._client.request("GET", "/server_info?config_format=json")
-        content: Any = reply.json() if reply.ok else None
-        config = content.get("vllm_config") if isinstance(content, dict) else None
-        profiler = config.get("profiler_config") if isinstance(config, dict) else None
-        if not isinstance(profiler, dict):
+        profiler = reply.table("vllm_config", "profiler_config")
+        if not profiler:
             return _NOT_TOLD
         if profiler.get("profiler") == "torch" and profiler.get("ignore_frontend") is False:
             raise EngineFailure(
@@ -292,7 +299,7 @@ class VllmServer:
                 "--profiler-config.ignore_frontend=true, as stepprof.remote.vllm.serve_args does",
                 "unconfigured",
             )
-        return Settings.of_config(_Fields(profiler))
+        return Settings.of_config(SimpleNamespace(**_believed(profiler)))
 
     def _refuse_other_profiler(self, window: EngineWindow) -> None:
         """Refuse a server that says that it was started for another profiler than is asked for. Raises EngineFailure."""
@@ -356,8 +363,14 @@ class VllmServer:
             logger.warning(event, name=self.name, reason=reason)
 
 
-class _Fields:
-    """A table with its keys as attributes."""
-
-    def __init__(self, table: dict[str, Any]) -> None:
-        self.__dict__.update(table)
+def _believed(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server says of its profiler, as far as it is of the right type."""
+    kept: dict[str, Any] = {
+        key: value for key, kind in _TYPES.items() if isinstance(value := told.get(key), kind)
+    }
+    activities = kept.get("torch_profiler_activities", ())
+    if not all(isinstance(name, str) for name in activities) or len(activities) > 8:
+        kept.pop("torch_profiler_activities")
+    if not kept.get("torch_profiler_dir", "").isprintable():
+        kept.pop("torch_profiler_dir")
+    return kept

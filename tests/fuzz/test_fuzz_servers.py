@@ -1,0 +1,193 @@
+"""Whatever an engine's server or a router answers, the drivers end in time, with a health and a reason, and give nothing away.
+
+`FUZZ_SERVERS` says how many servers are tried: 1,000 in the tests, 25,000 by `nox -s fuzz`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import time
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from serving import serving
+from simulated import told
+
+import stepprof
+from fuzz.hostile import CANARY, KINDS, USER, Routes
+from stepprof.options import EngineOptions
+from stepprof.redaction import hide
+from stepprof.remote import http, httpclient
+from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.window import Window
+
+CASES = int(os.environ.get("FUZZ_SERVERS", "1000"))
+SESSIONS = max(CASES // 40, 1)
+"""Of so many the whole way is gone: from `attach` to the manifest."""
+REQUEST_SECONDS = 0.1
+CASE_SECONDS = 20
+"""No more than fifteen requests of a tenth of a second, on a busy machine."""
+MORE_KILOBYTES = 600 << 10
+"""By how much the process may grow, Hypothesis's own memory included."""
+HEALTHS = ("ok", "busy", "unconfigured", "unreachable", "unknown", "dead")
+
+
+def fuzzed(cases):
+    """As many examples as were asked for. What is found is printed with the seed that repeats it."""
+    return settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    )
+
+
+@pytest.fixture(scope="module")
+def routes():
+    """The answers of a server that becomes another one for each case."""
+    changing = Routes()
+    with serving(changing) as server:
+        changing.url = server.url
+        changing.asked = server.asked
+        yield changing
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch, tmp_path):
+    """Requests end soon, in a folder of the test's own; no server is known from another case."""
+    real = httpclient.Client.request
+
+    async def request(self, method, path, json=None, timeout=10.0):
+        return await real(self, method, path, json, min(timeout, REQUEST_SECONDS))
+
+    monkeypatch.setattr(httpclient.Client, "request", request)
+    monkeypatch.setattr(http, "_known", {})
+    monkeypatch.chdir(tmp_path)
+
+
+def grown():
+    """How many kilobytes the process had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class Case:
+    """One server, from attach to abort. What is raised besides `EngineFailure` fails the test."""
+
+    def __init__(self, routes, window, by):
+        http._known.clear()
+        routes.asked.clear()
+        hide(CANARY, USER)  # the fixture that forgets keys does so between tests, not between cases
+        url = (
+            routes.url
+            if by == "key"
+            else routes.url.replace("//", "//" + USER.replace("/", "%2F").replace("+", "%2B") + "@")
+        )
+        self.driver = http.HttpKind().connect(url, **({"api_key": CANARY} if by == "key" else {}))
+        self.window = window
+        self.leaked = routes.leaked
+
+    async def go_through(self):
+        drivers = await self.driver.expand()
+        assert 1 <= len(drivers) <= 1024
+        for driver in drivers[:3]:
+            if await self.ended(driver.arm(self.window)):
+                await self.ended(driver.clock())
+                assert (driver.workers or 1) <= 1 << 16
+                if await self.ended(driver.start(self.window)):
+                    await self.ended(driver.stop(self.window))
+                else:
+                    await self.ended(driver.abort())
+            await self.ended(driver.close(0.1, 0.1))
+            assert not self.leaked(f"{driver!r} {driver.name} {driver.kind} {driver.host}")
+
+    async def ended(self, work):
+        try:
+            await work
+        except EngineFailure as error:
+            failure = error
+        else:
+            return True
+        assert failure.health in HEALTHS
+        assert 0 < len(str(failure)) <= 2001
+        assert not self.leaked(str(failure))
+        return False
+
+
+class TestDrivers:
+    def test_whatever_is_answered(self, routes, tmp_path, log):
+        """Each verb ends within its bound of time and memory, with a health and a reason, and no part of the key is logged."""
+        before = grown()
+        loop = asyncio.new_event_loop()
+        window = EngineWindow(Window(2, "rollout"), 0, tmp_path, "rollout/replica-0", EngineOptions())
+        window.output.mkdir(parents=True)
+
+        @fuzzed(CASES)
+        @given(st.data())
+        def one(data):
+            routes.become(data.draw, data.draw(st.sampled_from(sorted(KINDS))))
+            by = data.draw(st.sampled_from(["key", "name"]))
+            log.clear()
+            began = time.monotonic()
+            loop.run_until_complete(Case(routes, window, by).go_through())
+            assert time.monotonic() - began < CASE_SECONDS
+            for line in log:
+                assert not any(routes.leaked(str(value)) for value in line.values())
+
+        try:
+            one()
+        finally:
+            loop.close()
+        assert grown() - before < MORE_KILOBYTES
+
+
+class TestWindows:
+    def test_whatever_is_answered(self, routes, start, log):
+        """The body runs, nothing is raised, and the manifest has a status, a health and a reason, without the key."""
+        session = start(
+            steps="every 1",
+            backend="null",
+            roles={"rollout": {"ranks": "all"}},
+            engine_start_timeout_seconds=1,
+            engine_stop_timeout_seconds=1,
+        )
+        steps = iter(range(1, 1_000_000))
+
+        @fuzzed(SESSIONS)
+        @given(st.data())
+        def one(data):
+            routes.become(data.draw, data.draw(st.sampled_from(sorted(KINDS))))
+            step = next(steps)
+            http._known.clear()
+            log.clear()
+            engine = stepprof.attach(routes.url, role="rollout", api_key=CANARY)
+            began = time.monotonic()
+            with stepprof.profile_step(step, role="rollout"):
+                body = True
+            stepprof.detach(engine)
+            assert body
+            assert time.monotonic() - began < CASE_SECONDS
+            text = self.manifest(session, step)
+            assert not routes.leaked(text)
+            assert not any(routes.leaked(str(value)) for line in log for value in line.values())
+
+        one()
+
+    def manifest(self, session, step):
+        """The fragment about the engines of a step, as soon as it has its last word."""
+        deadline = time.monotonic() + CASE_SECONDS
+        while True:
+            session.background.round()
+            entries = told(session, step)
+            if entries and all(entry.status != "lost" or entry.end_unix_ns for entry in entries):
+                break
+            assert time.monotonic() < deadline, entries
+            time.sleep(0.01)
+        for entry in entries:
+            assert entry.health in HEALTHS
+            assert entry.status in ("complete", "joined") or entry.error
+        return json.dumps([vars(entry) for entry in entries], default=str)
