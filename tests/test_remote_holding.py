@@ -220,6 +220,17 @@ class TestHold:
         on_remote(second.take(window))
         on_remote(second.give())
 
+    def test_a_holder_of_another_kind(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
+        """Its notes are not understood, since another engine answers now: its window is lost with that reason, and the engine is free."""
+        first, second = Hold("engine", slot), Hold("engine", slot)
+        on_remote(first.take(window, state={"prefix": "vllm"}))
+        first.retire()
+        on_remote(second.settle(lambda held: held.state["by_stage"]))
+        (entry,) = entries(window)
+        assert (entry["status"], "another kind of engine" in entry["error"]) == ("lost", True)
+        on_remote(second.take(window))
+        on_remote(second.give())
+
     @pytest.mark.parametrize("still_open", [True, False])
     def test_an_end_that_fails(
         self, slot: FileSlot | MemorySlot, window: EngineWindow, still_open: bool

@@ -154,7 +154,7 @@ class Hold:
             return
         reason = f"the process that recorded it ended before its stop (process {held.owner.get('pid')} on {held.owner.get('host')})"
         try:
-            await self._end(held, held.driver or revive(held), reason)
+            await self._end(held, held.driver or _revived(held, revive), reason)
         finally:
             await in_thread(release)
 
@@ -178,6 +178,22 @@ class Hold:
         else:
             await in_thread(self.slot.give, held.token)
         await in_thread(keep, held.window, stopped, reason, held.owner)
+
+
+def _revived(held: Held, revive: Callable[[Held], Finisher]) -> Finisher:
+    """Return what can end the capture. Notes of another kind of driver are not understood: another engine answers there now, and the capture went with the old one."""
+    try:
+        return revive(held)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return _Gone()
+
+
+class _Gone:
+    async def finish(self, window: EngineWindow) -> Stopped:
+        """Return nothing: there is nothing to stop."""
+        return Stopped(
+            partial="another kind of engine answers there now, and what was recorded went with the old one"
+        )
 
 
 async def _beat(slot: Slot) -> None:
