@@ -6,12 +6,33 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 NOBODY = 65534
+
+_BECOME = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+_SERVER = """
+import encodings.idna, http.server, os
+def serve(routes):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do(self):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, body = routes.get(f"{self.command} {self.path}", (404, ""))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+        do_GET = do_POST = do
+        log_message = lambda *_: None
+        address_string = lambda self: ""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+"""
 
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0,
@@ -47,9 +68,24 @@ def as_stranger(script: str, *arguments: object) -> str:
 
 def python_of_stranger(modules: str, script: str, *arguments: object) -> str:
     """Run a script of Python as another user, after these modules were imported, and return what it prints."""
-    become = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
-    command = [sys.executable, "-c", f"import os, {modules}\n{become}\n{script}", *map(str, arguments)]
+    command = [sys.executable, "-c", f"import os, {modules}\n{_BECOME}\n{script}", *map(str, arguments)]
     return subprocess.run(command, check=True, timeout=60, text=True, stdout=subprocess.PIPE).stdout
+
+
+@contextmanager
+def server_of_stranger(routes: Mapping[str, tuple[int, str]]) -> Iterator[int]:
+    """An HTTP server that runs as another user, and answers each "METHOD /path" with a status and a body; gives its port."""
+    command = [
+        sys.executable,
+        "-c",
+        f"{_SERVER}\n{_BECOME}\nserve(ROUTES)".replace("ROUTES", repr(dict(routes))),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 def plant(path: Path, content: str) -> None:

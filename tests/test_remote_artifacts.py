@@ -164,7 +164,7 @@ class TestDamage:
         [
             ("a.json.gz", b"", "is empty"),
             ("a.json", b"", "is empty"),
-            ("a.json", b"<html>", "is no trace: it begins with"),
+            ("a.json", b"<html>", "is no trace: it begins neither"),
             ("a.json", kineto(EVENT).encode()[:-30], "no whole JSON"),
             ("a.json", b'{"schemaVersion": 1}', "has no traceEvents"),
             ("a.json", b'{"traceEvents": []}', "holds no events"),
@@ -226,7 +226,7 @@ class TestDamage:
         text = kineto(*[EVENT] * 15_000)
         assert len(text) > artifacts._PARSED
         assert adopt(written(tmp_path, text, "whole.json"), window, "rank-0").events == 15_000
-        with pytest.raises(EngineFailure, match="breaks off: it ends in"):
+        with pytest.raises(EngineFailure, match="breaks off after"):
             adopt(written(tmp_path, text[:-200], "cut.json"), window, "rank-1")
 
 

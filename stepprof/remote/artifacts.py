@@ -23,16 +23,20 @@ from stepprof.files import publish, temporary
 from stepprof.kinetotext import EVENT, new_compressor, sound_head, whole_lines, with_sound_names
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.enginefiles import open_engine_file
 from stepprof.traceevents import encoded
 from stepprof.window import Artifact
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
 
-__all__ = ["KIND", "SUFFIX", "adopt"]
+__all__ = ["KIND", "SUFFIX", "adopt", "damages", "opened"]
 
 KIND = "trace"
 SUFFIX = ".trace.json.gz"
+
+MOST_BYTES = 64 << 30
+"""Uncompressed bytes of one trace: a compressed file of some megabytes can hold any number."""
 
 _BLOCK = 1 << 22
 _HEAD_LIMIT = 1 << 26
@@ -76,6 +80,7 @@ class _Rewriting:
     def run(self, source: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the new text. Raises _DamagedError as soon as it is seen, at the end at the latest."""
         small = bytearray()
+        source = _bounded(source)
         for block in self._rewritten(source):
             self.total += len(block)
             if len(small) <= _PARSED:
@@ -113,7 +118,7 @@ class _Rewriting:
         self._find_ends(tail)
         ending = (_LIST_ENDING if is_list else _ENDING).search(tail)
         if ending is None and self.total + len(held) > _PARSED:
-            raise _DamagedError(f"breaks off: it ends in {tail[-40:]!r}")
+            raise _DamagedError(f"breaks off after {self.total + len(held)} bytes")
         yield held[:cut] + tail + (b"}" if is_list else b"")
 
     def _head(self, source: Iterator[bytes]) -> tuple[bytes, Iterator[bytes], bool]:
@@ -125,7 +130,7 @@ class _Rewriting:
             if first == b"[":
                 return b"", itertools.chain([head], source), True
             if first not in (b"{", b""):
-                raise _DamagedError(f"is no trace: it begins with {head[:20]!r}")
+                raise _DamagedError("is no trace: it begins neither with { nor with [")
             opening = _OPENING.search(head)
             if opening is not None:
                 at = opening.start()
@@ -164,17 +169,25 @@ class _Rewriting:
         self.events = len(events) if isinstance(events, list) else 0
 
 
-def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Artifact:
+def adopt(
+    source: Path,
+    window: EngineWindow,
+    name: str,
+    *,
+    users: frozenset[int] | None = None,
+    **facts: object,
+) -> Artifact:
     """Make an engine's trace an artifact of the run: checked, stamped, compressed, in its place. Blocks: call it through `in_thread`.
 
     Args:
         source: the Chrome trace that the engine wrote, as JSON or gzip of it; removed when all went well.
         window: whose it is; its metadata becomes the trace's first top-level key, `stepprof`.
         name: what it will be called in the engine's folder, without the suffix: `rank-0`.
+        users: who may own `source`; None: any user.
         facts: what else the trace shall state about itself, such as `rank=0`.
 
     Raises:
-        EngineFailure: there is no file, or it is empty, damaged, or without events; a damaged one stays where it is.
+        EngineFailure: there is no file, or it is a link, another user's, empty, damaged, without events or too large; such a file stays where it is. No message shows what is in it.
     """
     final = window.output / f"{name}{SUFFIX}"
     hidden = temporary(final)
@@ -183,7 +196,7 @@ def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Art
     rewriting = _Rewriting(f"{window.folder.name}/{relative}", stated)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _opened(source) as stream, hidden.open("xb") as target:
+        with opened(source, users) as stream, hidden.open("xb") as target:
             compressor = new_compressor()
             for block in rewriting.run(_blocks(stream)):
                 target.write(compressor.compress(block))
@@ -196,7 +209,7 @@ def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Art
         raise EngineFailure(
             f"the engine's stop has returned, and {gone} is not there: the engine's own log may say why"
         ) from error
-    except _damages() as error:
+    except damages() as error:
         raise EngineFailure(f"the engine's trace {source} {_what(error)}; it is kept as it is") from error
     except OSError as error:
         raise EngineFailure(
@@ -222,18 +235,35 @@ def adopt(source: Path, window: EngineWindow, name: str, **facts: object) -> Art
     )
 
 
-def _opened(source: Path) -> IO[bytes]:
-    """The uncompressed bytes; told by what is in the file, since engines are not exact about its name."""
-    with source.open("rb") as file:
+@contextlib.contextmanager
+def opened(source: Path, users: frozenset[int] | None = None) -> Iterator[IO[bytes]]:
+    """Give the uncompressed bytes of an engine's file; engines are not exact about its name. Raises OSError as `open_engine_file` does."""
+    with open_engine_file(source, users) as file:
         compressed = file.read(2) == b"\x1f\x8b"
-    if not compressed:
-        return source.open("rb")
+        file.seek(0)
+        if not compressed:
+            yield file
+            return
+        with _decompressing(file) as stream:
+            yield stream
+
+
+def _decompressing(file: IO[bytes]) -> IO[bytes]:
     try:
         from isal import igzip
     except ImportError:
-        return cast("IO[bytes]", gzip.open(source))
-    opened: IO[bytes] = igzip.open(source)  # type: ignore[no-untyped-call]
-    return opened
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
+    return cast("IO[bytes]", igzip.IGzipFile(fileobj=file))  # type: ignore[no-untyped-call]
+
+
+def _bounded(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Pass blocks on, until they are more than any engine writes. Raises _DamagedError then."""
+    read = 0
+    for block in blocks:
+        read += len(block)
+        if read > MOST_BYTES:
+            raise _DamagedError(f"is larger than {MOST_BYTES >> 30} GiB")
+        yield block
 
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
@@ -241,8 +271,8 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _damages() -> tuple[type[Exception], ...]:
-    """What a damaged file is told by; asked for only when something was raised."""
+def damages() -> tuple[type[Exception], ...]:
+    """Return what reading a damaged file raises."""
     errors: tuple[Any, ...] = (_DamagedError, EOFError, gzip.BadGzipFile, zlib.error)
     with contextlib.suppress(ImportError):
         from isal import igzip, isal_zlib

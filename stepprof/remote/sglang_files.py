@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
 import re
+import secrets
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stepprof.files import publish
+from stepprof.files import publish, temporary
 from stepprof.log import logger
-from stepprof.remote.artifacts import adopt
+from stepprof.remote.artifacts import adopt, damages, opened
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.enginefiles import is_engine_file, open_engine_file
 from stepprof.remote.sglang_stages import STAGES, cut
 from stepprof.window import Artifact
 
@@ -104,10 +105,11 @@ def require_writable(folder: Path, doing: str) -> None:
     Raises:
         EngineFailure: it cannot be; nothing is to be sent then.
     """
-    probe = folder / f".stepprof-probe-{os.getpid()}"
+    probe = folder / f".stepprof-probe-{secrets.token_hex(8)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"stepprof")
+        with probe.open("xb") as file:
+            file.write(b"stepprof")
         probe.unlink()
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -134,7 +136,7 @@ def find(folder: Path) -> list[Found]:
 def _files(folder: Path) -> Iterator[Found]:
     for path in sorted(folder.glob("*TP-*.trace.json*")):
         match = _NAME.search(path.name)
-        if match is None or path.name.startswith((".", "merged-")):
+        if match is None or not is_engine_file(path, None) or path.name.startswith((".", "merged-")):
             continue
         stage = match["stage"]
         yield Found(
@@ -150,7 +152,8 @@ def _ascend_folders(folder: Path) -> Iterator[Found]:
     """torch_npu's: one folder for each process and capture, with its rank in the name of one of its files; in the order of time, a
     second one of a rank is the second stage."""
     by_rank: dict[int, list[Path]] = {}
-    for number, trace in enumerate(sorted(folder.glob(_ASCEND), key=lambda path: path.stat().st_mtime_ns)):
+    traces = [path for path in folder.glob(_ASCEND) if _is_in_own_folders(path)]
+    for number, trace in enumerate(sorted(traces, key=lambda path: path.lstat().st_mtime_ns)):
         infos = [
             re.fullmatch(r"profiler_info_(\d+)\.json", info.name)
             for info in trace.parents[1].glob("profiler_info_*.json")
@@ -162,6 +165,11 @@ def _ascend_folders(folder: Path) -> Iterator[Found]:
         staged = zip(traces, STAGES, strict=False) if len(traces) > 1 else ((traces[0], None),)
         for trace, stage in staged:
             yield Found(trace, tp=rank, stage=stage)
+
+
+def _is_in_own_folders(trace: Path) -> bool:
+    """Return whether neither a trace of torch_npu's nor a folder that it lies in is a link."""
+    return is_engine_file(trace, None) and not any(folder.is_symlink() for folder in trace.parents[:2])
 
 
 def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) -> Brought:
@@ -198,7 +206,7 @@ def _bring_snapshots(folder: Path, window: EngineWindow, asked: frozenset[int], 
     seen = set()
     for path in sorted(folder.glob("*TP-*-memory*.pickle")):
         match = _SNAPSHOT.search(path.name)
-        if match is None or path.name.startswith("."):
+        if match is None or path.name.startswith(".") or not is_engine_file(path, None):
             continue
         rank = int(match["tp"])
         if rank not in asked:
@@ -206,9 +214,9 @@ def _bring_snapshots(folder: Path, window: EngineWindow, asked: frozenset[int], 
             continue
         final = window.output / f"rank-{rank}.memory.pickle"
         try:
-            size = path.stat().st_size
+            size = path.lstat().st_size
             final.parent.mkdir(parents=True, exist_ok=True)
-            hidden = final.with_name(f".{final.name}.{os.getpid()}")
+            hidden = temporary(final)
             shutil.move(path, hidden)  # from another file system, where its folder is shared
             placed = publish(hidden, final)
         except OSError as error:
@@ -226,7 +234,7 @@ def _bring_snapshots(folder: Path, window: EngineWindow, asked: frozenset[int], 
 
 def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) -> list[Artifact]:
     """The artifact of a trace; or those of its stages, in its place."""
-    states: dict[str, object] = {"rank": trace.worker(facts)}
+    states: dict[str, Any] = {"rank": trace.worker(facts)}
     if trace.dp is not None:
         states["dp_rank"] = trace.dp
     if trace.stage is not None:
@@ -271,7 +279,7 @@ def _stage(trace: Found, others: Iterable[Found]) -> str | None:
     same = {each.stage for each in others if (each.tp, each.dp, each.pp) == (trace.tp, trace.dp, trace.pp)}
     if "prefill" in same:
         return "decode"
-    with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(trace.path) as stream:
+    with contextlib.suppress(OSError, *damages()), opened(trace.path) as stream:
         held = b""
         while block := stream.read(_BLOCK):
             match = _STEP.search(held + block)
@@ -284,7 +292,7 @@ def _stage(trace: Found, others: Iterable[Found]) -> str | None:
 def is_whole(path: Path) -> bool:
     """Whether a file can be read to its end: asked where nobody says that it is."""
     try:
-        with gzip.open(path) as stream:
+        with open_engine_file(path) as file, gzip.GzipFile(fileobj=file) as stream:
             while stream.read(_BLOCK):
                 pass
     except (OSError, EOFError, zlib.error):

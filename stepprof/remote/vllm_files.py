@@ -8,17 +8,15 @@ is called on a thread.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import re
 import socket
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepprof.remote.artifacts import adopt
+from stepprof.remote.artifacts import adopt, damages, opened
 from stepprof.remote.base import EngineFailure
 
 if TYPE_CHECKING:
@@ -40,6 +38,7 @@ _TITLE = re.compile(rb"EngineCore_DP(\d+)")
 AGAIN = "another process stopped the engine's profiler while it recorded, and started it again; both traces are kept"
 _HEAD = 1 << 18
 _SMALL = 4 << 20
+_MOST_COUNTED = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def bring(
         over: the capture has ended; False: its stop failed, and more files may come to the same place.
     """
     brought = Brought()
-    found, repeated = _once_each([_look(path) for path in folder.traces(session, prefix)])
+    found, repeated = _once_each([_look(path, folder.users) for path in folder.traces(session, prefix)])
     brought.found, brought.steps = len(found), 0
     numbered = _numbered(found, workers)
     if repeated:
@@ -113,12 +112,12 @@ def bring(
         if written:
             brought.written_ns.append(int(written[1]))
         if brought.steps is not None:
-            steps = count_steps(each.path)
+            steps = count_steps(each.path, folder.users)
             brought.steps = None if steps is None else brought.steps + steps
         name = f"rank-{rank}" if group is None else f"dp-{group}-rank-{rank}"
         facts: dict[str, object] = {"rank": rank} if group is None else {"rank": rank, "dp_rank": group}
         try:
-            brought.artifacts.append(adopt(each.path, window, name, **facts))
+            brought.artifacts.append(adopt(each.path, window, name, users=folder.users, **facts))
         except EngineFailure as error:
             brought.problems.append(str(error))
     if over:
@@ -168,15 +167,15 @@ def _numbered(found: Sequence[_Found], workers: Workers) -> list[tuple[_Found, i
     return sorted(numbered, key=lambda one: (one[2], one[1]))
 
 
-def _look(path: Path) -> _Found:
+def _look(path: Path, users: frozenset[int] | None) -> _Found:
     """What a file says of its writer, in its name or its head."""
     rank, group, owner = _RANK.search(path.name), _GROUP.search(path.name), _HOST_PID.search(path.name)
     head = b""
-    with contextlib.suppress(OSError, EOFError, zlib.error):  # a damaged file is told of when it is adopted
-        with path.open("rb") as file:
-            compressed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if compressed else path.open("rb") as stream:
-            head = stream.read(_HEAD)
+    with (
+        contextlib.suppress(OSError, *damages()),
+        opened(path, users) as stream,
+    ):  # a damaged file is told of when it is adopted
+        head = stream.read(_HEAD)
     host = _HOST.search(head)
     stated, pid = _STATED_RANK.search(head), _PID.search(head, max(head.find(b'"traceEvents"'), 0))
     return _Found(
@@ -188,15 +187,14 @@ def _look(path: Path) -> _Found:
     )
 
 
-def count_steps(path: Path) -> int | None:
+def count_steps(path: Path, users: frozenset[int] | None = None) -> int | None:
     """The forward steps in a small trace; a large one has some, and is not read twice."""
-    try:
-        if path.stat().st_size > _SMALL:
-            return None
-        data = path.read_bytes()
-        return len(_STEP.findall(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
-    except (OSError, EOFError, zlib.error):
-        return None
+    with contextlib.suppress(OSError, *damages()):
+        if path.lstat().st_size <= _SMALL:
+            with opened(path, users) as stream:
+                data = stream.read(_MOST_COUNTED + 1)
+            return len(_STEP.findall(data)) if len(data) <= _MOST_COUNTED else None
+    return None
 
 
 def _engine_of(found: _Found, order: Mapping[int, int]) -> int | None:

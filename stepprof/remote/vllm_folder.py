@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.log import logger
 from stepprof.plainname import is_plain_name
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.enginefiles import is_engine_file
 from stepprof.remote.slots import FileSlot, digest
 from stepprof.remote.vllm_args import IDLE, LINK
 from stepprof.remote.vllm_files import count_steps
@@ -36,6 +37,8 @@ PREFIX = "stepprof-"
 MOST_NAMES = 300
 """Files of a plain folder that are noted; among more than these only those with the engine's prefix are looked for."""
 
+# neither through a link that another user made, nor into a pipe
+_OWNER_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _TRACE = re.compile(r"\.pt\.trace\.json(?:\.gz)?$")
 
 
@@ -56,14 +59,24 @@ class TraceFolder:
         owner: which engine it is; only one may retarget a link.
         alive: whether the engine still is; what a dead one has claimed is free again.
         shared: other processes may drive the engine too (a server).
+        users: whose files count as the engine's; None: every user's.
     """
 
-    def __init__(self, path: Path, owner: str, alive: Callable[[], bool], *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        owner: str,
+        alive: Callable[[], bool],
+        *,
+        shared: bool = False,
+        users: frozenset[int] | None = None,
+    ) -> None:
         link = path / LINK
         self.path = link if link.is_symlink() else path
         self._owner = owner
         self._alive = alive
         self._shared = shared
+        self.users = users
 
     @property
     def link(self) -> Path | None:
@@ -143,6 +156,8 @@ class TraceFolder:
         """After its files were taken: the link leads to the idle folder again; what the engine left besides traces goes."""
         if session.link is None:
             return
+        if session.folder.is_symlink():  # not what was made here
+            return
         if session.link.is_symlink() and session.link.readlink().name == session.folder.name:
             _retarget(session.link, IDLE)
         for name in _names(session.folder):
@@ -166,7 +181,8 @@ class TraceFolder:
         ]
         own = [name for name in names if session.link is not None or name.startswith(prefix)]
         chosen = own or [name for name in names if not name.startswith(PREFIX)]
-        return [session.folder / name for name in sorted(chosen)]
+        paths = [session.folder / name for name in sorted(chosen)]
+        return [path for path in paths if is_engine_file(path, self.users)]
 
     def is_over(self, session: Session, window: EngineWindow, prefix: str) -> bool:
         """Return whether a capture has left its files before it reached its bound: another stop has ended it."""
@@ -211,7 +227,7 @@ def _claim(link: Path, owner: str, alive: Callable[[], bool], *, shared: bool) -
                 raise EngineFailure(_shared(link), "unconfigured")
             _claims[link] = (descriptor, owner, alive)
             return
-        descriptor = os.open(link.parent / ".owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(link.parent / ".owner", _OWNER_FLAGS, 0o666)
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:

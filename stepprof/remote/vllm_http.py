@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.enginefiles import check_named_folder, user_of_server, writers
 from stepprof.remote.holding import Hold
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import NsysPart
@@ -122,7 +123,10 @@ class VllmServer:
         if folder is None:
             self._tell("engine's traces stay where they are", self._elsewhere())
             return None
-        place = TraceFolder(folder, self.key, lambda: True, shared=True)
+        user = await in_thread(user_of_server, self._client.address.port) if self._client.same_host else None
+        if window.trace_dir is None:
+            await in_thread(check_named_folder, folder, user)
+        place = TraceFolder(folder, self.key, lambda: True, shared=True, users=writers(user))
         await in_thread(place.prepare)
         if self._settings.profiler is None and place.link is None:
             self._tell("front-end profiler of vLLM not seen", _FRONT_END)
