@@ -189,7 +189,7 @@ class TraceFolder:
         found, bound = self.traces(session, prefix), window.options.bound
         if not found or bound is None:
             return bool(found)
-        steps = count_steps(found[0])
+        steps = count_steps(found[0], self.users)
         return steps is not None and steps < bound
 
 
