@@ -110,7 +110,7 @@ def trace(rank, *slices, role="actor", host="h", world=None, groups=(), **more):
     return source(origin, *slices, **more)
 
 
-def window(rank=0, role="actor", start=0, end=100, **more):
+def window(rank=0, role="actor", start=0, end=100, *, damaged=False, **more):
     """A window of a manifest, with every key that a reader gets; its artifact is the trace that `trace` makes."""
     entry = {
         "role": role,
@@ -127,11 +127,11 @@ def window(rank=0, role="actor", start=0, end=100, **more):
         **more,
     }
     read, problems = read_window(entry, None)
-    assert not problems
+    assert bool(problems) == damaged
     return {**read, "fragment": f"{role}-rank-{rank}.json"}
 
 
-def engine_entry(replica=0, **more):
+def engine_entry(replica=0, *, damaged=False, **more):
     """An engine's part of a window, in the same way; its artifact is the trace that `engine` makes."""
     entry = {
         "role": "rollout",
@@ -153,7 +153,7 @@ def engine_entry(replica=0, **more):
         **more,
     }
     read, problems = read_engine(entry, None)
-    assert not problems
+    assert bool(problems) == damaged
     return {"fragment": "rollout-engines-rank-driver.json", **read}
 
 

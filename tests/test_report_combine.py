@@ -916,8 +916,8 @@ class TestRecordingItself:
 
     @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1e300, 1e300, 10**30])
     def test_numbers_of_a_damaged_manifest_are_unknown(self, odd):
-        entry = window(start_unix_ns=odd, end_unix_ns=odd, stall_seconds=odd, occurrence=odd)
-        broken = manifest(entry, engines=[engine_entry(start_seconds=odd, replica=odd)])
+        entry = window(start_unix_ns=odd, end_unix_ns=odd, stall_seconds=odd, occurrence=odd, damaged=True)
+        broken = manifest(entry, engines=[engine_entry(start_seconds=odd, replica=odd, damaged=True)])
         made = report(trace(0, ("thread", "cpu_op", "mm", 0, 10)), manifests=[broken])
         assert (made.seconds, made.roles) == (0.01, [])
         assert [(row.label, row.stall, row.start) for row in made.overhead] == [("rollout/?", None, None)]
