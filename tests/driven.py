@@ -13,14 +13,16 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import pytest
+
 import stepprof
 from stepprof.options import EngineOptions
-from stepprof.remote.base import EngineDriver, EngineWindow, Stopped
+from stepprof.remote.base import EngineDriver, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.inside import serve
 from stepprof.remote.inside_values import Attachment
 from stepprof.remote.lease import Lease
@@ -188,7 +190,7 @@ class Inside:
 
     def window(self, step: int) -> EngineWindow:
         """Return the window of a step of the driver."""
-        return make_window(self._folder / "run", step)
+        return replace(make_window(self._folder / "run", step), owner=writer_identity(self.driver.pid))
 
     def arm(self, window: EngineWindow) -> Any:
         """Have the engine found and armed on behalf of the driver."""
@@ -217,7 +219,7 @@ class Inside:
 
 
 def outlive_a_driver(engine: Any, folder: Path, generate: Callable[[int], object]) -> Stopped:
-    """Record an engine in an actor for a job whose driver is killed inside its window, and then for another one.
+    """Record an engine in an actor for a job whose driver is killed inside its window, and then for another one, which is refused before.
 
     Returns:
         What the window of the second job brought.
@@ -229,17 +231,27 @@ def outlive_a_driver(engine: Any, folder: Path, generate: Callable[[int], object
         first.arm(window)
         first.ask("start", window)
         generate(3)
+        other = second.window(2)
+        second.arm(other)
+        with pytest.raises(EngineFailure, match=rf"\(process {first.driver.pid} on ") as caught:
+            second.ask("start", other)
+        assert caught.value.health == "busy"
         first.kill()
         deadline = time.monotonic() + 60
         while not list(window.output.glob("rank-0.trace.json.gz")):
             assert time.monotonic() < deadline, "the engine was not stopped"
             generate(1)
             time.sleep(0.1)
-        window = second.window(2)
-        second.arm(window)
-        second.ask("start", window)
+        manifest = window.folder / "manifest"
+        while not list(manifest.glob("*.json")):
+            assert time.monotonic() < deadline, "no manifest names the trace"
+            time.sleep(0.1)
+        (entry,) = json.loads(next(manifest.glob("*.json")).read_text())["engines"]
+        assert (entry["status"], len(entry["artifacts"])) == ("partial", 1), entry
+        second.arm(other)
+        second.ask("start", other)
         generate(4)
-        stopped: Stopped = second.ask("stop", window).stopped
+        stopped: Stopped = second.ask("stop", other).stopped
         return stopped
     finally:
         first.driver.kill()

@@ -454,6 +454,9 @@ class NsysLink:
     async def nsys(self, window: EngineWindow) -> Started:
         return this_process(window)
 
+    def answers(self) -> bool:
+        return True
+
     def slot(self, window: EngineWindow) -> MemorySlot:
         return MemorySlot(f"object:{id(self)}")
 
@@ -631,7 +634,7 @@ class TestObjects:
         assert manager.calls == []
 
     def test_loop_that_nobody_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is run for the answer, and left as it was."""
+        """It is run for the answer to a start, for which the caller waits. An abort waits until its owner runs it: the caller goes on meanwhile."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
         manager.event_loop = asyncio.new_event_loop()
@@ -640,9 +643,12 @@ class TestObjects:
         async def begin() -> None:
             await driver.arm(window)
             await driver.start(window)
-            await driver.abort()
 
         remote_loop().submit(begin()).result(10)
+        assert not manager.event_loop.is_running()
+        aborting = remote_loop().submit(driver.abort())
+        while not aborting.done():
+            manager.event_loop.run_until_complete(asyncio.sleep(0.01))
         assert (len(manager.asked), [verb for verb, _ in manager.calls]) == (1, ["start", "stop"])
         assert not manager.event_loop.is_running()
         manager.event_loop.run_until_complete(asyncio.sleep(0))

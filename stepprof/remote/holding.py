@@ -10,7 +10,7 @@ import asyncio
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stepprof.remote.slots import Finisher, Slot
 
 __all__ = ["Hold"]
+
+T = TypeVar("T")
 
 BEAT_SECONDS = 10.0
 """How often a holder of a file says that it lives."""
@@ -79,12 +81,12 @@ class Hold:
         here = writer_identity()
         held = Held(self._token, here, window.owner or here, window, state or {}, driver)
         for _ in range(_TRIES):
-            if await in_thread(self.slot.take, held):
+            if await _do(self.slot, self.slot.take, held):
                 self.held = held
                 if isinstance(self.slot, FileSlot):
                     self._beating = asyncio.ensure_future(_beat(self.slot))
                 return
-            other = await in_thread(self.slot.read)
+            other = await _do(self.slot, self.slot.read)
             if other is not None:
                 raise self.busy(other)
         raise EngineFailure(f"{self._name}: drivers of it take turns too fast; nothing was sent", "busy")
@@ -96,7 +98,7 @@ class Hold:
             self._beating.cancel()
             self._beating = None
         if held is not None and self.slot is not None:
-            await in_thread(self.slot.give, held.token)
+            await _do(self.slot, self.slot.give, held.token)
 
     async def close(self, revive: Callable[[Held], Finisher], timeout: float) -> None:
         """End what this driver still has open, for at most so many seconds, and take no more part. Raises nothing."""
@@ -111,7 +113,7 @@ class Hold:
         """Return whether another driver holds it by now, which took this one for dead."""
         if self.slot is None or self.held is None:
             return False
-        other = await in_thread(self.slot.read)
+        other = await _do(self.slot, self.slot.read)
         return other is not None and other.token != self._token
 
     async def taken_over(self, window: EngineWindow) -> Stopped:
@@ -146,17 +148,17 @@ class Hold:
             return
         if self.slot is None:
             return
-        held = await in_thread(self._left)
+        held = await _do(self.slot, self._left)
         if held is None:
             return
-        release = await in_thread(self.slot.seize, held)
+        release = await _do(self.slot, self.slot.seize, held)
         if release is None:
             return
         reason = f"the process that recorded it ended before its stop (process {held.owner.get('pid')} on {held.owner.get('host')})"
         try:
             await self._end(held, held.driver or _revived(held, revive), reason)
         finally:
-            await in_thread(release)
+            await _do(self.slot, release)
 
     def _left(self) -> Held | None:
         assert self.slot is not None
@@ -169,14 +171,14 @@ class Hold:
         try:
             stopped = await finisher.finish(held.window)
         except EngineFailure as error:
-            if await in_thread(self.slot.read) is not None:  # it may still run
+            if await _do(self.slot, self.slot.read) is not None:  # it may still run
                 raise
             logger.warning("capture.lost", name=self._name, left_by=str(held), reason=str(error))
             stopped = Stopped(partial=str(error))
         if held is self.held:
             await self.give()
         else:
-            await in_thread(self.slot.give, held.token)
+            await _do(self.slot, self.slot.give, held.token)
         await in_thread(keep, held.window, stopped, reason, held.owner)
 
 
@@ -194,6 +196,11 @@ class _Gone:
         return Stopped(
             partial="another kind of engine answers there now, and what was recorded went with the old one"
         )
+
+
+async def _do(slot: Slot, act: Callable[..., T], *arguments: object) -> T:
+    """Call a method of a slot: on a thread where it reads and writes a file."""
+    return await in_thread(act, *arguments) if isinstance(slot, FileSlot) else act(*arguments)
 
 
 async def _beat(slot: Slot) -> None:

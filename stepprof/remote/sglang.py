@@ -87,11 +87,12 @@ class SglangEngine:
     async def start(self, window: EngineWindow) -> None:
         """Begin. An engine that was never used begins with its first request."""
         # its loop is left alone before the caller goes on
-        self._link.patience = (MARGIN * window.start_seconds, MARGIN * window.stop_seconds)
+        self._link.allow(MARGIN * window.start_seconds)
         await self._capture.start(window)
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """Stop, and bring its files to the run."""
+        self._link.allow(MARGIN * window.stop_seconds)
         began_late = self._link.began_late
         stopped = await self._capture.stop(window)
         if not began_late:
@@ -101,7 +102,8 @@ class SglangEngine:
         return replace(stopped, partial=partial)
 
     async def abort(self) -> None:
-        """Stop whatever was begun, and throw it away."""
+        """Stop whatever was begun, and throw it away. The caller goes on meanwhile: its own use of the engine has it answered."""
+        self._link.allow(0.0)
         await self._capture.abort()
 
     @property

@@ -52,6 +52,9 @@ class Link(Protocol):
     async def nsys(self, window: EngineWindow) -> Started:
         """How its process was started under nsys."""
 
+    def answers(self) -> bool:
+        """Whether a call would be answered while the caller goes on; a synchronous engine answers only while it is waited for."""
+
     def slot(self, window: EngineWindow) -> Slot:
         """Where the drivers of this engine note which of them records."""
 
@@ -105,7 +108,8 @@ class SglangCapture:
         await in_thread(require_writable, folder, "started")
         if self._hold.held is None:
             self._hold.slot = self._link.slot(window)
-        await self._hold.settle(self._finisher)
+        if self._link.answers():
+            await self._hold.settle(self._finisher)
 
     async def start(self, window: EngineWindow) -> None:
         """Send the start: once it has left, it is kept until its stop has been answered."""

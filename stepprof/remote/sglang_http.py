@@ -127,6 +127,10 @@ class _ServerLink:
         """How the process that listens there was started under nsys."""
         return await self._nsys.started(window)
 
+    def answers(self) -> bool:
+        """Return that a server answers at any time."""
+        return True
+
     def slot(self, window: EngineWindow) -> Slot:
         """Return a file in the folder that is shared with the engine's host; without one, next to the runs."""
         if window.trace_dir is None:

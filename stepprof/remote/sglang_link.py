@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ObjectLink"]
 
-PATIENCE = (4.0, 50.0)
-"""How long a loop that does not run is run for a start and for a stop, where nobody said how long the caller waits."""
-
 SLICE_SECONDS = 0.5
 """For how long at a time a loop is run: then it is looked whether the engine still lives."""
 
@@ -59,7 +56,16 @@ class ObjectLink:
         self._own_loop: asyncio.AbstractEventLoop | None = getattr(engine, "loop", None)
         self._name = name
         self._first: _FirstUse | None = None
-        self.patience = PATIENCE
+        self._until = 0.0
+
+    def allow(self, seconds: float) -> None:
+        """Let calls run a loop that does not run, for so long from now on: the caller waits meanwhile. 0: it may use the engine at any moment."""
+        self._until = time.monotonic() + seconds
+
+    def answers(self) -> bool:
+        """Return whether a call would be answered without running the engine's loop from here."""
+        home = self.home()
+        return home is None or home.is_running() or time.monotonic() < self._until
 
     def home(self) -> asyncio.AbstractEventLoop | None:
         """The loop on which its answers are read; None: it has not been used."""
@@ -128,7 +134,7 @@ class ObjectLink:
         if self.home() is None:
             return None
         try:
-            await self._call(lambda: _start(self._manager, fields), self.patience[0])
+            await self._call(lambda: _start(self._manager, fields))
         except EngineFailure:
             raise
         except RuntimeError as error:  # an answer without success: such a request is refused for one reason
@@ -146,7 +152,7 @@ class ObjectLink:
     async def send_start(self, fields: Mapping[str, Any]) -> None:
         """Send the start on its loop."""
         try:
-            await self._call(lambda: _start(self._manager, fields), self.patience[0])
+            await self._call(lambda: _start(self._manager, fields))
         except EngineFailure:
             raise
         except RuntimeError as error:
@@ -157,7 +163,7 @@ class ObjectLink:
         if self._first is not None:
             await self._first.done()
         try:
-            await self._call(lambda: _stop(self._manager), self.patience[1])
+            await self._call(lambda: _stop(self._manager))
         except EngineFailure:
             raise
         except RuntimeError as error:
@@ -170,7 +176,7 @@ class ObjectLink:
         """Take a start back that still waits for the engine's first use."""
         return self._first is not None and self._first.withdraw()
 
-    async def _call(self, make: Callable[[], Coroutine[Any, Any, Any]], seconds: float) -> Any:
+    async def _call(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         loop = self.home()
         if loop is None or loop.is_closed():
             raise EngineFailure(
@@ -178,10 +184,9 @@ class ObjectLink:
                 "dead",
             )
         answer = asyncio.run_coroutine_threadsafe(_shielded(make), loop)
-        deadline = time.monotonic() + seconds
         while not answer.done():
             self._require_alive()
-            left = deadline - time.monotonic()
+            left = self._until - time.monotonic()
             if loop.is_running() or left <= 0:
                 await asyncio.wait([asyncio.wrap_future(answer)], timeout=LOOK_SECONDS)
             elif loop.is_closed():

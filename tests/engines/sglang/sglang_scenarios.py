@@ -15,7 +15,6 @@ from typing import Any
 from driven import make_window, on_remote, record
 from sglang_driven import Trace, described
 
-import stepprof.remote.sglang
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.sglang import SglangEngine
@@ -211,7 +210,9 @@ def aborted(engine: Any, folder: Path) -> Plain:
     on_remote(driver.arm(window))
     on_remote(driver.start(window))
     generate(engine, 3)
-    on_remote(driver.abort())
+    aborting = remote_loop().submit(driver.abort())
+    while not aborting.done():  # it is answered when the engine is used
+        generate(engine, 1)
     on_remote(driver.abort())
     left = _names(window.output)
     stopped = record(driver, make_window(folder, 3), lambda: generate(engine, 2))
@@ -285,7 +286,6 @@ def loop_stops_and_runs(engine: Any, folder: Path) -> Plain:
     """The engine generates on another thread when the start and the stop are sent, and its loop stands still soon after."""
     driver, window = SglangEngine(engine), make_window(folder, max_iterations="none")
     on_remote(driver.arm(window))
-    stepprof.remote.sglang.PATIENCE = (60.0, 90.0)  # nobody else wants the loop
     failed: list[BaseException] = []
 
     def generating(tokens: int) -> threading.Thread:
