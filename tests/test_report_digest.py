@@ -264,6 +264,11 @@ class TestRollout:
         assert ((curve.time - T0) / MS).tolist() == [0, 10, 20, 30]
         assert curve.value.tolist() == [4, 4, 1]
 
+    def test_a_forward_step_without_a_request_is_none(self):
+        """vLLM runs such steps when its last request has ended."""
+        batches = digest(engine(0, (0, 9, 4), (10, 9, 0), (20, 10, 1), (30, 10, 0))).batches
+        assert (batches.iterations, batches.peak) == (2, 4)
+
     def test_below_half_and_tail(self):
         curve = digest(engine(0, (0, 10, 8), (10, 20, 3), (30, 30, 5), (60, 40, 1))).batches.curve()
         row = rollout.rollout("rollout/0", curve, T0, iterations=4, peak=8)

@@ -69,6 +69,7 @@ class Members:
             _, pending = await asyncio.wait(asked, timeout=bound)
             for asking, engine in asked.items():
                 if asking in pending:
+                    asking.add_done_callback(_forget)
                     problem = f"{engine.name}: who the engines are was not answered within {bound:.3g} s"
                 elif asking.cancelled():
                     problem = f"{engine.name}: the call that says who the engines are was cancelled"
@@ -175,3 +176,9 @@ class Members:
         self.joins.append((target, recording, entry))
         if capture is not None and is_inner(self._window, capture.window):
             self.inner.append(Inner(target.driver, replace(capture, window=self._window)))
+
+
+def _forget(asking: asyncio.Future[None]) -> None:
+    """Take an answer that is no longer waited for."""
+    if not asking.cancelled():
+        asking.exception()

@@ -24,6 +24,8 @@ from stepprof.remote.loop import remote_loop
 __all__ = ["Facts", "WindowFact", "play"]
 
 PAUSE_SECONDS = 0.003
+SAVED_SECONDS = 0.05
+"""An answer that comes so shortly before the end has reached its bound may be too late for the manifest."""
 SETTLE_SECONDS = 10.0
 
 
@@ -148,22 +150,30 @@ class Job:
         """End the session, and note at once what it left on disk."""
         began = time.perf_counter()
         stepprof.shutdown(self.plan.told)
-        bound = self.plan.end_seconds
-        self.facts.seconds.append(("shutdown", time.perf_counter() - began, bound))
+        seconds = time.perf_counter() - began
+        self.facts.seconds.append(("shutdown", seconds, self.plan.end_seconds))
+        if seconds >= min(self.plan.stop_seconds, self.plan.end_seconds):
+            self._note_pending(time.perf_counter_ns() - round(1e9 * SAVED_SECONDS))
         if stepprof.state().status != "idle":
             self.facts.shown.append(f"state() is {stepprof.state()} after the end")
         self.attached.clear()
         self._look_at_disk()
 
+    def _note_pending(self, since: int) -> None:
+        """Note the engines whose calls were not answered by then."""
+        for engine in self.facts.engines:
+            if any(call.answered is None or call.answered > since for call in list(engine.calls)):
+                self.facts.pending.add(engine.name)
+
     def _look_at_disk(self) -> None:
         facts, run = self.facts, self.session.path
-        facts.pending |= {e.name for e in facts.engines if any(c.answered is None for c in list(e.calls))}
+        self._note_pending(time.perf_counter_ns())
         paths = sorted(run.rglob("*"))
         facts.files += [
             (str(path.relative_to(self.folder)), path.stat().st_size) for path in paths if path.is_file()
         ]
         facts.folders += [str(path.relative_to(self.folder)) for path in paths if path.is_dir()]
-        facts.pending |= {e.name for e in facts.engines if any(c.answered is None for c in list(e.calls))}
+        self._note_pending(time.perf_counter_ns())
         for path in sorted(run.glob("step-*/manifest/*.json")):
             content = json.loads(path.read_text())
             facts.fragments.append(

@@ -44,6 +44,13 @@ FOUND = {
         ),
         ops=(Block(2),),
     ),
+    "a router that fails after its time is no error of stepprof's own": Plan(
+        engines=(
+            EnginePlan(how="router", faults=(("expand", (Fault("raise", "dead", early=False),)),)),
+            EnginePlan(),
+        ),
+        ops=(Block(2), *(Act("pause"),) * 30),
+    ),
     "engines that a callable names are shown": Plan(
         engines=(EnginePlan(how="callable", kind="spans"),), ops=(Block(2), Act("detach"))
     ),
