@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import subprocess
@@ -286,6 +287,27 @@ class TestHold:
         while slot.read() is not None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert slot.read() is None
+
+    def test_an_end_that_fails_late(
+        self, tmp_path: Path, window: EngineWindow, log: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is logged with its reason, and no traceback follows."""
+
+        class Late(Finishing):
+            async def finish(self, window: EngineWindow) -> Stopped:
+                await holding.asyncio.sleep(0.2)
+                return await super().finish(window)
+
+        first = Hold("engine", MemorySlot(f"object:{tmp_path}/late"))
+        on_remote(first.take(window))
+        on_remote(first.close(lambda _: Late(EngineFailure("no answer")), 0.01))
+        deadline = time.monotonic() + 20
+        while not [line for line in log if line["event"] == "capture.left"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        gc.collect()
+        assert "never retrieved" not in caplog.text
+        slots._in_memory.clear()
 
     def test_a_holder_says_that_it_lives(
         self, tmp_path: Path, window: EngineWindow, monkeypatch: pytest.MonkeyPatch

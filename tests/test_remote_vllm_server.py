@@ -133,6 +133,18 @@ class TestArm:
         with serving({**READY, "GET /server_info?config_format=json": told}) as server:
             run(VllmServer(Client(server.url)).arm(make_window(tmp_path)))
 
+    @pytest.mark.parametrize("folder", ["x" * 300, "x/" * 3000])
+    def test_a_folder_that_cannot_be(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+    ) -> None:
+        """The server names it: it is refused with the reason."""
+        monkeypatch.chdir(tmp_path)
+        config = {"vllm_config": {"profiler_config": {"profiler": "torch", "torch_profiler_dir": folder}}}
+        with serving({**READY, "GET /server_info?config_format=json": config}) as server:
+            error = refusal(VllmServer(Client(server.url)).arm(make_window(tmp_path)))
+        assert error.health == "unconfigured"
+        assert "File name too long" in str(error)
+
     @pytest.mark.parametrize("version", ["9" * 5000 + ".1", 7, None, [], {"a": 1}])
     def test_a_version_that_is_none(self, tmp_path: Path, version: Any) -> None:
         """Then its description says what its start takes."""

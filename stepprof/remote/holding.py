@@ -104,10 +104,14 @@ class Hold:
         """End what this driver still has open, for at most so many seconds, and take no more part. Raises nothing."""
         if self.held is not None:
             ending = asyncio.ensure_future(self.settle(revive))
+            ending.add_done_callback(self._tell_left)
             await asyncio.wait({ending}, timeout=timeout)
-            if ending.done() and ending.exception() is not None:
-                logger.warning("capture.left", name=self._name, reason=str(ending.exception()))
         self.retire()
+
+    def _tell_left(self, ending: asyncio.Future[None]) -> None:
+        """Log what an end has failed with, also where it was not waited for any longer."""
+        if not ending.cancelled() and ending.exception() is not None:
+            logger.warning("capture.left", name=self._name, reason=str(ending.exception()))
 
     async def is_taken(self) -> bool:
         """Return whether another driver holds it by now, which took this one for dead."""

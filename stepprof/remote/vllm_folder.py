@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
 from stepprof.plainname import is_plain_name
+from stepprof.redaction import quoted
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.enginefiles import is_engine_file
 from stepprof.remote.slots import FileSlot, digest
@@ -72,7 +73,7 @@ class TraceFolder:
         users: frozenset[int] | None = None,
     ) -> None:
         link = path / LINK
-        self.path = link if link.is_symlink() else path
+        self.path = link if _is_link(link) else path
         self._owner = owner
         self._alive = alive
         self._shared = shared
@@ -81,7 +82,7 @@ class TraceFolder:
     @property
     def link(self) -> Path | None:
         """The link that can be retargeted; None: a plain folder."""
-        return self.path if self.path.is_symlink() else None
+        return self.path if _is_link(self.path) else None
 
     def prepare(self) -> None:
         """Make what is missing, and see that files can be made there. Raises EngineFailure."""
@@ -95,7 +96,7 @@ class TraceFolder:
                 raise PermissionError(13, "not writable")
         except OSError as error:
             raise EngineFailure(
-                f"the folder of the engine's traces, {self.path}, cannot be used: {error.strerror or error}; it has to be a folder that the "
+                f"the folder of the engine's traces, {quoted(self.path, 300)}, cannot be used: {error.strerror or error}; it has to be a folder that the "
                 "engine's host and this one can both write to (trace_dir names it where the two see it under different paths)",
                 "unconfigured",
             ) from error
@@ -254,3 +255,10 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except OSError:  # no name can be like this, or it may not be looked at: to be said when it is prepared
+        return False
