@@ -6,19 +6,37 @@ whatever they are, and what is kept of them until it is written must not keep a 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["plain"]
+__all__ = ["LONGEST_NAME", "plain", "short_name"]
 
 DEEPEST_VALUE = 4
 MOST_ITEMS = 64
 MOST_VALUES = 1024
 LONGEST_TEXT = 4096
+LONGEST_NAME = 1024
+"""Characters of the name of a region, mark, counter or window."""
 LONGEST_INT = 1024
 """Of an attribute's value: levels, items of a list, values in all, characters, bits."""
+
+
+def short_name(name: str) -> str:
+    """Return the name of a span, of bounded length; one that is cut says so, and stays different from others.
+
+    >>> short_name("update_actor"), len(short_name("x" * 10**6)) <= LONGEST_NAME
+    ('update_actor', True)
+    >>> short_name("x" * 10**6)[-35:]
+    'xxx… (1000000 characters, 1b977e9f)'
+    """
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    mark = f"… ({len(name)} characters, {digest})"
+    return name[: LONGEST_NAME - len(mark)] + mark
 
 
 def plain(value: object) -> Any:

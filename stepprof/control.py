@@ -50,6 +50,9 @@ KEPT = 64
 KNOWN = 4096
 """Files that are looked into at most in a run: more are no requests of a person."""
 
+LOGGED = 8
+"""Files whose refusal has a line of its own in the log; of more, a line says how many, each time that their number has doubled."""
+
 OVERLAP = 8
 """Steps after which no window of an earlier one is expected any more, in asynchronous training."""
 
@@ -104,6 +107,9 @@ class Control:
         self._read_at: tuple[int, float] = (0, 0.0)
         self._failed: str | None = None
         self._unprepared: list[Policy] = []
+        self._refused = 0
+        """Files that were refused."""
+        self._refusals_logged = 0
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
         """For each request that was seen, what became of it: JSON-able, the latest ones."""
@@ -165,6 +171,8 @@ class Control:
             elif name.endswith(".json"):
                 self._look_into(name, self._take)
         self._unread = {name: tries for name, tries in self._unread.items() if name in names - self._files}
+        if self._refused >= 2 * max(self._refusals_logged, LOGGED):
+            self._log_refusals()
 
     def _look_into(self, name: str, act: Callable[[Path], None]) -> None:
         """Once for each file; again and again for one that cannot be read yet."""
@@ -181,10 +189,18 @@ class Control:
         self._files.add(name)
 
     def _refuse(self, path: Path, reason: str) -> None:
-        if path.suffix == WITHDRAWN:
+        self._refused += 1
+        is_logged = self._refused <= LOGGED
+        self._refusals_logged += is_logged
+        if path.suffix != WITHDRAWN:
+            self._settle(path.stem[:100], _Seen("refused", reason), is_logged=is_logged)
+        elif is_logged:
             logger.warning("withdrawal refused", request=path.stem[:100], reason=reason)
-        else:
-            self._settle(path.stem[:100], _Seen("refused", reason))
+
+    def _log_refusals(self) -> None:
+        """Log how many more files were refused, in one line."""
+        more, self._refusals_logged = self._refused - self._refusals_logged, self._refused
+        logger.warning("more requests refused", files=more, in_all=self._refused, folder=str(self._folder))
 
     def _user(self, path: Path) -> int | None:
         """Whose a request must be: where one is of another user than this process, files may have other owners here than elsewhere."""
@@ -266,6 +282,8 @@ class Control:
 
     def close(self) -> None:
         """The run ends here: what is still waited for never came."""
+        if self._refused > self._refusals_logged:
+            self._log_refusals()
         for name, seen in self._seen.items():
             if seen.outcome == "accepted" and seen.request is not None:
                 outcome = self._outcome(seen, seen.request)
@@ -273,8 +291,10 @@ class Control:
                     outcome.reason = "the session ended before these steps"
                 self._settle(name, outcome)
 
-    def _settle(self, name: str, seen: _Seen) -> None:
+    def _settle(self, name: str, seen: _Seen, *, is_logged: bool = True) -> None:
         self._seen[name] = seen
+        if not is_logged:
+            return
         fields = {"request": name, "reason": seen.reason, "missed": seen.missed}
         if seen.request is not None:
             fields |= {"steps": str(seen.request.steps), "role": seen.request.role, "by": seen.request.by}

@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from stepprof.attributes import LONGEST_NAME
 from stepprof.current import SIMPLE, WAKE_AT, Scope, cell, holding, scope
 from stepprof.wrapping import decorate, refuse_undecorable
 
@@ -170,6 +171,8 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
             if value.__class__ not in SIMPLE:
                 attributes = recorder.plain(attributes)
                 break
+    if len(name) > LONGEST_NAME:
+        name = recorder.cut(name)
     span = (name, "region", start, end, thread, task, where or cell.scope, attributes, failed)
     if recorder.keep:
         pending = recorder.pending

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepprof import current
+from stepprof.attributes import short_name
 from stepprof.backends.base import keep_for_good
 from stepprof.capture import Ending
 from stepprof.errors import StateError
@@ -156,6 +157,7 @@ class RegionHook:
         """A region begins; the answer is handed to `exit`. Never raises: the region is the user's code."""
         marked: Any = None
         entry = None
+        name = short_name(name)
         try:
             capturer = self._capturer
             capture = capturer.capture

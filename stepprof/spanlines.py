@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+from stepprof.attributes import LONGEST_NAME, short_name
 from stepprof.plainfiles import data_bytes, open_plain
 from stepprof.plainjson import parse_json
 
@@ -61,15 +62,19 @@ def span_lines(path: Path, step: int | None = None, *, windows: bool = False) ->
 
 
 def parse_span(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of a span file says; None where it is damaged."""
+    """Return what a line of a span file says, its name at a bounded length; None where it is damaged."""
     try:
-        return _decode(line)
+        span = _decode(line)
     except (ValueError, RecursionError):
         try:
             span = parse_json(line)  # takes what msgspec refuses: NaN, and halves of surrogate pairs
         except ValueError:
             return None
-    return span if _is_sound(span) else None
+        if not _is_sound(span):
+            return None
+    if len(name := span.get("name", "")) > LONGEST_NAME:
+        span["name"] = short_name(name)
+    return span
 
 
 def _is_sound(span: Any) -> bool:

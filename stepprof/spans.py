@@ -20,7 +20,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from stepprof import current
-from stepprof.attributes import plain
+from stepprof.attributes import LONGEST_NAME, plain, short_name
 from stepprof.clock import Anchor
 from stepprof.current import SIMPLE, WAKE_AT
 from stepprof.log import logger
@@ -77,6 +77,7 @@ class Recorder:
         "_dropped",
         "began",
         "current_task",
+        "first_cut",
         "hook",
         "is_compiling",
         "keep",
@@ -99,6 +100,7 @@ class Recorder:
         self.current_task = asyncio.current_task
         self.is_compiling: Callable[[], bool] = self._ask_torch
         self._dropped = itertools.count()
+        self.first_cut: str | None = None
         self.look_for_torch()
 
     def look_for_torch(self) -> None:
@@ -123,6 +125,13 @@ class Recorder:
     def plain(attributes: Mapping[str, object]) -> dict[str, object]:
         """Attributes as they are kept until they are written: nothing of the training loop's is held."""
         return {str.__str__(name): plain(value) for name, value in attributes.items()}
+
+    def cut(self, name: str) -> str:
+        """Return a name that is too long at a bounded length; the writer logs the first one."""
+        name = short_name(name)
+        if self.first_cut is None:
+            self.first_cut = name
+        return name
 
     def task_id(self) -> int | None:
         """What the current asyncio task is called in spans, or None outside of one."""
@@ -152,6 +161,8 @@ class Recorder:
                 break
         if name.__class__ is not str:
             name = str(plain(name))
+        if len(name) > LONGEST_NAME:
+            name = self.cut(name)
         thread = self.thread.id
         loop = self.running_loop()
         task = None if loop is None else id(self.current_task(loop))
@@ -195,6 +206,7 @@ class SpanFile:
         self._failed = False
         self._is_outdated = False
         self._untold = 0
+        self._cut_told = False
         self.lost = 0
         self.observers: list[Callable[[Sequence[Span]], object]] = []
         """Each is called with every batch of finished spans, on the thread that drains; one that fails is told once and called no more."""
@@ -219,6 +231,13 @@ class SpanFile:
             waiting -= BATCH
             self._show(batch)
             written += self._write(batch)
+        if recorder.first_cut is not None and not self._cut_told:
+            self._cut_told = True
+            logger.warning(
+                "region.name_cut",
+                name=f"{recorder.first_cut[:80]}…",
+                reason=f"a name has more than {LONGEST_NAME} characters; this is logged once",
+            )
         dropped = recorder.take_dropped()
         if dropped:
             self._lose(dropped)

@@ -309,3 +309,34 @@ class TestRefusing:
         session = Session(tmp_path / "file")
         assert session.look() == {}
         assert session.control._failed is not None
+
+
+class TestManyFilesOfOthers:
+    def test_one_line_with_their_number(self, session: Session, tmp_path: Path) -> None:
+        """The first ones have a line each; of 2,000 more, one line says how many they are, and further ones are counted at the end."""
+        place_request(tmp_path, Request.make(7))
+        for number in range(2000):
+            (tmp_path / "requests" / f"x{number}.json").write_text("{")
+            (tmp_path / "requests" / f"y{number}.withdrawn").symlink_to("/dev/zero")
+        with capture_logs() as logs:
+            session.look()
+            (tmp_path / "requests" / "late.json").write_text("{")
+            session.control._read_at = (0, 0.0)
+            session.look()
+            session.control.close()
+        refused = [line for line in logs if line["event"] in ("request refused", "withdrawal refused")]
+        assert len(refused) == 8
+        counted = [
+            (line["files"], line["in_all"]) for line in logs if line["event"] == "more requests refused"
+        ]
+        assert counted == [(3992, 4000), (1, 4001)]
+
+    def test_a_few(self, session: Session, tmp_path: Path) -> None:
+        """Each has its line, and nothing is counted."""
+        (tmp_path / "requests").mkdir()
+        for number in range(3):
+            (tmp_path / "requests" / f"x{number}.json").write_text("{")
+        with capture_logs() as logs:
+            session.look()
+            session.control.close()
+        assert [line["event"] for line in logs] == ["request refused"] * 3

@@ -15,6 +15,7 @@ from statistics import median, stdev
 import msgspec
 import numpy as np
 
+from stepprof.attributes import short_name
 from stepprof.manifest import steps
 from stepprof.report.intervals import EMPTY, Intervals
 from stepprof.report.schema import Spread
@@ -141,6 +142,7 @@ def _spans(file: Path, *, windows: bool = False) -> Iterable[_Span]:
                 span.kind in (("window",) if windows else ("window", "region"))
                 and 0 <= span.start < LARGEST_NS > span.dur >= 0
             ):
+                span.name = short_name(span.name)
                 yield span
     except OSError:
         return

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
+from stepprof.attributes import short_name
 from stepprof.fields import is_rank
 from stepprof.plainfiles import open_plain
 from stepprof.plainjson import parse_json
@@ -180,6 +181,7 @@ class _Reader:
                 if step is not None and span.step == step and span.kind == "window":
                     self.windows.append((span.role, span.start, span.start + span.dur))
                 if self._is_wanted(span, step):
+                    span.name = short_name(span.name)
                     damaged += not self._take(span)
         except OSError as error:
             self.findings.append(f"{path.name} cannot be read: {error.strerror or error}")
