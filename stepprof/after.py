@@ -106,7 +106,7 @@ class After:
 
     def _look(self) -> None:
         keeper = self.keeper
-        assert keeper is not None
+        assert keeper is not None  # noqa: S101 - narrows a type; no input decides it
         while not self._ended.wait(keeper.pause_seconds):
             self._try(lambda: keeper.look(final=False))
         self._try(lambda: keeper.look(final=True))
@@ -255,7 +255,7 @@ class Keeper:
         """Whether this process is the keeper; it becomes it where there is none."""
         if self._keeps is None and not self._take_over(final=final):
             return False
-        assert self._keeps is not None
+        assert self._keeps is not None  # noqa: S101 - narrows a type; no input decides it
         if final:
             self._sign(self._keeps, over=True)
         elif time.monotonic() - self._looked >= MANY_LOOK_SECONDS:

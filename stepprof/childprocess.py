@@ -48,7 +48,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], *, talks: bool = False) -
     Raises:
         OSError: it cannot be started.
     """
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603 - a command of the configuration, as a list, without a shell
         list(argv),
         stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -94,7 +94,7 @@ def _read_until_it_ends(
     child: subprocess.Popen[bytes], tail: collections.deque[bytes], deadline: float, stop: threading.Event
 ) -> str | None:
     """Keep the end of what it prints; returns why it has to be killed, None where it has ended."""
-    assert child.stdout is not None
+    assert child.stdout is not None  # noqa: S101 - narrows a type; no input decides it
     descriptor = child.stdout.fileno()
     os.set_blocking(descriptor, False)
     poller = select.poll()

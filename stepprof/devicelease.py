@@ -32,7 +32,7 @@ def lease_folder(configured: Path | None = None) -> Path:
     Raises:
         BackendError: it cannot be made, or somebody else has made it.
     """
-    path = configured or Path(f"/tmp/stepprof-{os.getuid()}")
+    path = configured or Path(f"/tmp/stepprof-{os.getuid()}")  # noqa: S108 - made with mode 0700, and refused unless it is this user's
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat() if configured is None else path.stat()

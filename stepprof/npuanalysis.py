@@ -36,7 +36,7 @@ def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | 
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     with tempfile.TemporaryFile() as said:
         try:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603 - this Python, with a program of ours
                 [sys.executable, "-c", _PROGRAM, str(folder), str(workers)],
                 stdin=subprocess.DEVNULL,
                 stdout=said,

@@ -61,7 +61,7 @@ def _probe(environ: Mapping[str, str], timeout: float) -> _Run:
         tempfile.TemporaryFile() as out,
         tempfile.TemporaryFile() as err,
     ):
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - this Python, with a program of ours
             [sys.executable, "-c", text],
             cwd=folder,
             env=dict(environ),

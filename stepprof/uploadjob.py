@@ -80,7 +80,7 @@ class Target:
             if attempt == tries:
                 self._patient = False
             else:
-                time.sleep(self._pause_seconds * 2 ** (attempt - 1) * random.uniform(0.75, 1.25))
+                time.sleep(self._pause_seconds * 2 ** (attempt - 1) * random.uniform(0.75, 1.25))  # noqa: S311 - spreads retries; no secret comes from it
         outcome["seconds"] = round(time.monotonic() - began, 3)
         return outcome
 

@@ -71,7 +71,7 @@ class Address:
     @property
     def key(self) -> str:
         """The same for every URL by which processes of one host name this server: `localhost` of two hosts are two servers."""
-        local = self.host in ("localhost", "::1", "0.0.0.0", "::") or self.host.startswith("127.")
+        local = self.host in ("localhost", "::1", "0.0.0.0", "::") or self.host.startswith("127.")  # noqa: S104 - compared with, never bound
         return joined(self.scheme, socket.gethostname() if local else self.host, self.port, self.path)
 
 

@@ -38,7 +38,7 @@ def cut(trace: Path) -> dict[str, Path]:
     Raises:
         EngineFailure: it cannot be; the trace is as it was.
     """
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 - this Python, with a module of ours
         [sys.executable, "-m", __name__, str(trace)], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:

@@ -41,7 +41,7 @@ def _query(table: str, numbers: str, names: str = "") -> str:
     columns = ", ".join(
         f"COALESCE(CAST({name} AS INTEGER), 0)" for name in ("startNs", "endNs", *numbers.split())
     )
-    return f"SELECT {', '.join([columns, *names.split()])} FROM {table} WHERE startNs IS NOT NULL AND endNs IS NOT NULL"
+    return f"SELECT {', '.join([columns, *names.split()])} FROM {table} WHERE startNs IS NOT NULL AND endNs IS NOT NULL"  # noqa: S608 - table and column names are constants of this module
 
 
 _HOST = _query("PYTORCH_API", "globalTid type", "name sequenceNumber fwdThreadId inputDtypes inputShapes")
@@ -206,7 +206,7 @@ class _Opened:
         computed = {number: rest for number, *rest in self.rows(_COMPUTED)}
         others: dict[object, object] = {}
         for table in ("COMMUNICATION_TASK_INFO", "COMMUNICATION_SCHEDULE_TASK_INFO"):
-            others |= dict(self.rows(f"SELECT globalTaskId, name FROM {table}"))
+            others |= dict(self.rows(f"SELECT globalTaskId, name FROM {table}"))  # noqa: S608 - table and column names are constants of this module
         marked = dict(self.rows("SELECT connectionId, message FROM MSTX_EVENTS"))
         named: set[object] = set()
         for start, end, device, stream, number, connection, kind in self.rows(_TASKS):
