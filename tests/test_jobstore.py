@@ -67,6 +67,15 @@ class TestAgree:
         """A job that has ended its run does not go on in it."""
         assert agree(tmp_path).run_id != agree(tmp_path, number=2).run_id
 
+    @pytest.mark.parametrize("answer", [b"../theirs", b"/tmp/theirs", b"", b"a\0b", b"\xff", b"x" * 5000])
+    def test_an_answer_that_is_no_plain_name(self, torch, tmp_path, caplog, answer):
+        """Whoever reaches the store's port moves no run: the rank keeps its own, and the log says why."""
+        torch.distributed.distributed_c10d.store["stepprof/run/1"] = answer
+        found = agree(tmp_path)
+        assert found.source == "process"
+        assert (tmp_path / found.run_id).is_dir()
+        assert "store.unreachable" in caplog.text
+
     def test_a_store_that_fails(self, torch, tmp_path, caplog):
         """The rank has a run of its own, and the log says why."""
         torch.distributed.distributed_c10d = SimpleNamespace()

@@ -77,6 +77,14 @@ class TestLoop:
         slow = max((span for span in spans if span["name"] == "update"), key=lambda span: span["dur"])
         assert mark["start"] >= slow["start"] + slow["dur"]
 
+    def test_a_name_forges_no_line(self, run_script, tmp_path) -> None:
+        """A region's name is shown on the line that it is told in, whatever it holds."""
+        loop = LOOP.replace('region("update")', 'region("update\\nforged: ok\\x1b[2J")')
+        ran = run_script(loop + "run(5000, {150}, captures=1)").check()
+        assert "slow region" in ran.stderr
+        assert "\\nforged: ok" in ran.stderr
+        assert not any(line.startswith("forged") or "\x1b" in line for line in ran.stderr.splitlines())
+
     def test_the_budget_holds(self, run_script, tmp_path) -> None:
         """Over a thousand steps of which one in forty is slow."""
         ran = run_script(
