@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "LARGEST_NS",
+    "LARGEST_OFFSET_NS",
     "LARGEST_STEP",
     "LONGEST_NAME",
     "MOST_RANKS",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 LARGEST_NS = 1 << 62
+LARGEST_OFFSET_NS = 1 << 61
+"""Of a clock: 73 years."""
 LARGEST_STEP = 10**18
 MOST_RANKS = 1 << 20
 LONGEST_TEXT = 1 << 16
@@ -122,8 +125,8 @@ _CHECKS: Mapping[str, _Check] = {
         ),
         _number(_LARGEST_SECONDS),
     ),
-    "offset_ns": _number(LARGEST_NS),
-    "error_ns": _number(LARGEST_NS),
+    "offset_ns": _integer(-LARGEST_OFFSET_NS, LARGEST_OFFSET_NS),
+    "error_ns": _integer(0, LARGEST_OFFSET_NS),
     **dict.fromkeys(
         (
             "kind",

@@ -18,7 +18,7 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.fields import LONGEST_NAME, cut, is_rank, wrong
 from stepprof.fragments import AFTER, read_after, read_clock, read_engine, read_window
-from stepprof.plainfiles import read_table
+from stepprof.plainfiles import read_table, readable
 from stepprof.rundir import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
 from stepprof.spanlines import parse_span, span_lines
 from stepprof.tables import counted
@@ -189,20 +189,21 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
     versions: list[Any] = []
     clocks: dict[str, dict[str, Any]] = {}
     for file in files:
+        name = readable(file.name)
         content, problem = _load(file)
         if content is None:
-            find(problem, file.name)
+            find(problem, name)
             continue
         if content.get("schema_version") != SCHEMA_VERSION:
             find(
                 f"written with schema_version {cut(content.get('schema_version'))}; this stepprof reads {SCHEMA_VERSION}: read it with the stepprof that wrote it, or a newer one",
-                file.name,
+                name,
             )
             continue
         for key, expected in (("step", step), ("run_id", manifest["run_id"])):
             if content.get(key) != expected:
-                find(f"says {key} = {cut(content.get(key))} and lies in {expected!r}", file.name)
-        told = _Bounded(partial(find, fragment=file.name))
+                find(f"says {key} = {cut(content.get(key))} and lies in {expected!r}", name)
+        told = _Bounded(partial(find, fragment=name))
         version = content.get("version")
         if wrong("version", version):
             told(f"damaged: version = {cut(version)} {wrong('version', version)}")
@@ -211,13 +212,13 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
         for key, read in (("windows", read_window), ("engines", read_engine)):
             for entry in _entries(content, key, told):
                 known, problems = read(entry, content.get("writer"))
-                manifest[key].append({**known, **_of_job(content), "fragment": file.name})
+                manifest[key].append({**known, **_of_job(content), "fragment": name})
                 for problem in problems:
                     told(problem)
         for key in AFTER:
             for entry in _entries(content, key, told):
                 known, problems = read_after(key, entry, content.get("writer"))
-                manifest[key].append({**known, "fragment": file.name})
+                manifest[key].append({**known, "fragment": name})
                 for problem in problems:
                     told(problem)
         for entry in _entries(content, "clocks", told):
@@ -251,6 +252,7 @@ def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
         return []
     written = []
     for file in files:
+        name = readable(file.name)
         content, _ = _load(file)
         if content is None or content.get("schema_version") != SCHEMA_VERSION:
             continue
@@ -259,7 +261,7 @@ def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
         read = [read_clock(entry)[0] for entry in _entries(content, "clocks", lambda problem: None)]
         written.append(
             {
-                "fragment": file.name,
+                "fragment": name,
                 **{
                     key: value if isinstance(value := who.get(key), str) else None
                     for key in ("host", "boot_id")
@@ -289,7 +291,7 @@ def read_spans(
         return
     for file in files:
         damaged = 0
-        origin: dict[str, Any] = {"rank": _rank_of(file.name), "host": None, "pid": None}
+        origin: dict[str, Any] = {"rank": _rank_of(readable(file.name)), "host": None, "pid": None}
         try:
             for line in span_lines(file, step):
                 span = parse_span(line)
@@ -303,9 +305,9 @@ def read_spans(
                     span.update(origin)
                     yield span
         except OSError as error:
-            _note(findings, file.name, f"cannot be read: {error.strerror}")
+            _note(findings, readable(file.name), f"cannot be read: {error.strerror}")
         if damaged:
-            _note(findings, file.name, f"{damaged} damaged line{'s' * (damaged > 1)} passed over")
+            _note(findings, readable(file.name), f"{damaged} damaged line{'s' * (damaged > 1)} passed over")
 
 
 def _of_job(content: Mapping[str, Any]) -> dict[str, Any]:

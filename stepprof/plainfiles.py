@@ -20,7 +20,7 @@ from typing import Any
 
 from stepprof.plainjson import parse_json
 
-__all__ = ["MOST_BYTES", "data_bytes", "data_chunks", "open_plain", "read_plain", "read_table"]
+__all__ = ["MOST_BYTES", "data_bytes", "data_chunks", "open_plain", "read_plain", "read_table", "readable"]
 
 MOST_BYTES = 1 << 25
 """Bytes of a table (`run.json`, a manifest, a status file) at most: a manifest of 4,096 engines has 3 MB."""
@@ -111,6 +111,11 @@ def read_plain(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
         return data
     finally:
         os.close(descriptor)
+
+
+def readable(name: str) -> str:
+    """Return the name of a file as text that can be printed and written: bytes that are no UTF-8 become question marks."""
+    return name.encode(errors="replace").decode()
 
 
 def read_table(path: Path | str, most_bytes: int = MOST_BYTES) -> dict[str, Any]:

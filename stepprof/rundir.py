@@ -38,6 +38,7 @@ from stepprof.files import (
 )
 from stepprof.plainfiles import read_table
 from stepprof.plainname import safe_name
+from stepprof.runfolders import make_folder
 from stepprof.runid import agree_on_run
 from stepprof.writer import is_alive, writer_identity
 
@@ -201,9 +202,9 @@ class RunDir:
         name = role or WHOLE_STEP
         target = f"engines-rank-{_part(rank)}" if engines else f"rank-{_part(rank)}"
         manifest = folder / MANIFEST
-        manifest.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path, manifest)
         artifacts = _artifacts_folder(name)
-        (folder / artifacts).mkdir(exist_ok=True)
+        make_folder(self.path, folder / artifacts)
         wanted = manifest / f"{name}-{target}.json"
         tmp = write_temporary(wanted, _dump(content, compact=True))
         try:
@@ -225,11 +226,12 @@ class RunDir:
         """
         folder = self.path / step_folder(step)
         above = folder / _artifacts_folder(role)
+        make_folder(self.path, above)
         number = 1
         while True:
             name = f"replica-{replica}" if number == 1 else f"replica-{replica}.{number}"
             try:
-                (above / name).mkdir(parents=True)
+                (above / name).mkdir()
             except FileExistsError:
                 number += 1
             else:
@@ -244,7 +246,7 @@ class RunDir:
             OSError: it cannot be written.
         """
         folder = self.path / step_folder(step) / MANIFEST
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path, folder)
         digest = hashlib.sha256(f"{role} {occurrence} {key}".encode()).hexdigest()[:16]
         number = 1
         while True:
@@ -273,7 +275,7 @@ class RunDir:
             OSError: it cannot be made.
         """
         folder = self.path / SPANS
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path, folder)
         number = 1
         while True:
             path = folder / f"rank-{_part(rank)}.{number:06d}.jsonl"

@@ -6,6 +6,7 @@ ends (`stepprof.artifactcheck`), in worker processes where there are many bytes 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,8 +16,10 @@ from stepprof.aftermath import after_notes, pruned_paths
 from stepprof.artifactcheck import Checked, check_artifact
 from stepprof.manifest import read_spans, read_step, run_problems, steps
 from stepprof.occurrences import split
+from stepprof.plainfiles import readable
 from stepprof.rival import sentences
-from stepprof.rundir import MANIFEST, RUN_FILE, step_folder
+from stepprof.rundir import MANIFEST, RUN_FILE, step_folder, step_number
+from stepprof.runfolders import ASIDE
 from stepprof.summary import SESSIONS, absent_ranks, engine_label, told_once, untold
 from stepprof.timeline.workers import each_in_worker
 
@@ -103,6 +106,8 @@ def verify_run(
     result.problems += [Problem(None, RUN_FILE, problem) for problem in run_problems(path)]
     if not recorded:
         result.problems.append(Problem(None, "", "no step is recorded here"))
+    for found in _folder_problems(path):
+        (result.notes if ASIDE in found.where else result.problems).append(found)
     for step in recorded:
         _verify_step(path, step, result)
     _read_artifacts(result, workers, progress)
@@ -111,6 +116,27 @@ def verify_run(
         pass
     result.problems += [Problem(None, finding["file"], finding["problem"]) for finding in findings]
     return result
+
+
+def _folder_problems(path: Path) -> Iterator[Problem]:
+    """Why steps could not be recorded: another user's folder, or no folder, has their name."""
+    with contextlib.suppress(OSError):
+        owner = path.stat().st_uid
+        for file in sorted(path.iterdir()):
+            number = step_number(file.name.partition(ASIDE)[0])
+            if number is None:
+                continue
+            if ASIDE in file.name or not file.is_dir():
+                why = (
+                    "is no folder: it was moved aside"
+                    if ASIDE in file.name
+                    else "is no folder: nothing can be recorded there"
+                )
+                yield Problem(number, readable(file.name), why)
+            elif file.stat().st_uid != owner:
+                yield Problem(
+                    number, file.name, f"belongs to user {file.stat().st_uid}, and the run to user {owner}"
+                )
 
 
 def _read_artifacts(

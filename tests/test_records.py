@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from runs import make_run
@@ -84,7 +85,8 @@ class TestFragment:
 
     def test_a_disk_that_refuses(self, origin, log) -> None:
         """The log says so, since the manifest cannot."""
-        (origin.run.path / "step-000002").write_text("in the way")
+        shutil.rmtree(origin.run.path)
+        origin.run.path.write_text("in the way")
         Fragment(origin, WINDOW, at_once).save()
         (line,) = log
         assert (line["event"], line["step"], line["role"]) == ("manifest not written", 2, "actor")

@@ -7,11 +7,13 @@ errors add up along the way. Machines that no comparison connects with the commo
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepprof.fields import LARGEST_OFFSET_NS
 from stepprof.tables import counted
 from stepprof.timeline.comparisons import Edge, agreed
 from stepprof.timeline.model import Alignment, Origin
@@ -135,16 +137,19 @@ class Clocks:
             common = root == self._reference
             island = "" if common else root
             first = Alignment("reference") if common else Alignment("unmeasured", 0, None, island)
-            queue: list[tuple[int, int, str, int, Alignment]] = [(0, 0, root, 0, first)]
+            numbers = itertools.count()  # of ways with the same error any
+            queue: list[tuple[int, int, str, int, int, Alignment]] = [(0, 0, root, 0, next(numbers), first)]
             while queue:  # the way with the smallest error
-                error, hops, machine, offset, alignment = heapq.heappop(queue)
+                error, hops, machine, offset, _, alignment = heapq.heappop(queue)
                 if machine in self._placed:
                     continue
                 self._placed[machine] = alignment
                 for edge in neighbours.get(machine, ()):
                     total, wrong = offset + edge.offset_ns, error + edge.error_ns
+                    if abs(total) > LARGEST_OFFSET_NS:
+                        continue  # no clock is so wrong
                     further = Alignment(edge.method, total, wrong, island)
-                    heapq.heappush(queue, (wrong, hops + 1, edge.there, total, further))
+                    heapq.heappush(queue, (wrong, hops + 1, edge.there, total, next(numbers), further))
 
     def alignment(self, origin: Origin, fragment: str | None = None) -> Alignment:
         """Return how a source comes onto the common clock.

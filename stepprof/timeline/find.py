@@ -17,6 +17,7 @@ from stepprof.manifest import find_run, find_step, is_run, read_clocks, read_ste
 from stepprof.npufolder import is_database
 from stepprof.occurrences import of_fragments, told
 from stepprof.onerun import evidence_of, parts_of_one_run, why_apart
+from stepprof.plainfiles import readable
 from stepprof.rival import sentences
 from stepprof.rundir import step_folder, step_number
 from stepprof.selection import Ranks
@@ -335,7 +336,7 @@ def _from_files(found: Found, path: Path) -> None:
             continue
         if _from_timeline(found, file.resolve()):
             continue
-        shown = file.name if single else file.relative_to(path).as_posix()
+        shown = readable(file.name if single else file.relative_to(path).as_posix())
         origin, problems = origin_of_file(file, shown)
         if problems and not single and "trace" not in file.name.lower():
             passed += 1
@@ -372,7 +373,7 @@ def _tell_apart(inputs: list[Input]) -> None:
     names = Counter(each.origin.path for each in inputs)
     for number, each in enumerate(inputs):
         if names[each.origin.path] > 1 and each.piece is None:
-            path = Path(each.paths[0]).as_posix()
+            path = readable(Path(each.paths[0]).as_posix())
             inputs[number] = replace(each, origin=replace(each.origin, path=path))
 
 

@@ -12,6 +12,7 @@ from stepprof import npufolder
 from stepprof.aftermath import pruned_paths
 from stepprof.manifest import read_step, steps
 from stepprof.occurrences import split
+from stepprof.plainfiles import readable
 from stepprof.portions import Portion
 from stepprof.rundir import SPANS, step_folder
 from stepprof.summary import SESSIONS, engine_label, told_once
@@ -145,7 +146,7 @@ class Recorded:
             )
             of_engine = origin.kind == "engine"
             found = Input(
-                replace(origin, path=name, rank=rank),
+                replace(origin, path=readable(name), rank=rank),
                 (str(file),),
                 size,
                 entry["status"],
@@ -193,7 +194,7 @@ class Recorded:
 def span_inputs(run: Path, step: int) -> Iterator[Input]:
     """The span files of a run, those of one process together."""
     for group in span_files(run / SPANS):
-        name = f"{SPANS}/{group.files[0].name}"
+        name = f"{SPANS}/{readable(group.files[0].name)}"
         origin = Origin(
             "spans", name, None, group.rank, None, group.host, group.pid,
             machine=group.boot_id, pid_namespace=group.pid_namespace,

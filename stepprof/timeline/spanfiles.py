@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from stepprof.attributes import short_name
 from stepprof.fields import is_rank
-from stepprof.plainfiles import open_plain
+from stepprof.plainfiles import open_plain, readable
 from stepprof.plainjson import parse_json
 from stepprof.portions import Portion, SpanWindow, other_windows, unclear, visits_of
 from stepprof.spanlines import span_lines
@@ -83,7 +83,7 @@ def span_files(folder: Path) -> list[SpanFiles]:
     """The span files in a folder, those of one process together; in the order of the ranks, a driver first. Raises OSError where there is a folder that cannot be read."""
     groups: dict[_Writer, list[tuple[int, Path]]] = {}
     try:
-        found = [(file, _NAME.fullmatch(file.name)) for file in folder.iterdir()]
+        found = [(file, _NAME.fullmatch(readable(file.name))) for file in folder.iterdir()]
     except FileNotFoundError:
         return []
     for file, match in found:
@@ -184,10 +184,12 @@ class _Reader:
                     span.name = short_name(span.name)
                     damaged += not self._take(span)
         except OSError as error:
-            self.findings.append(f"{path.name} cannot be read: {error.strerror or error}")
+            self.findings.append(f"{readable(path.name)} cannot be read: {error.strerror or error}")
         if damaged:
-            self.findings.append(f"{damaged} damaged line{'s' * (damaged > 1)} of {path.name} passed over")
-        self.findings += [f"{path.name}: {finding}" for finding in utf8.finding()]
+            self.findings.append(
+                f"{damaged} damaged line{'s' * (damaged > 1)} of {readable(path.name)} passed over"
+            )
+        self.findings += [f"{readable(path.name)}: {finding}" for finding in utf8.finding()]
 
     def _is_wanted(self, span: _Span, step: int | None) -> bool:
         return (step is None or span.step == step) and (

@@ -1,0 +1,86 @@
+"""Make the folders of a run, also where a file that is none of ours has the name of one.
+
+A file or a broken link in the place of a step's folder would cost every rank the step. It is moved aside, under a name that says so, and its content is kept. A folder of another user cannot
+be moved safely, since a rank may be that user: it is reported instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from pathlib import Path
+
+from stepprof.log import logger
+
+__all__ = ["ASIDE", "make_folder"]
+
+ASIDE = ".aside-"
+"""Between the name that a file had and a number."""
+_TRIES = 20
+
+
+def make_folder(run: Path, path: Path) -> None:
+    """Make a folder below the run directory, with those above it; what has the name of one and is none is moved aside.
+
+    Raises:
+        OSError: it cannot be made. Where another user's folder is in the way, the error says whose.
+    """
+    try:
+        _make(run, path)
+    except PermissionError as error:
+        owner = _owner(path, run)
+        if owner is None:
+            raise
+        raise PermissionError(error.errno, f"{error.strerror}: {owner}", str(path)) from error
+
+
+def _make(run: Path, path: Path) -> None:
+    for tries in range(_TRIES):  # other processes do the same at the same time
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            return
+        except (FileExistsError, NotADirectoryError):
+            if tries == _TRIES - 1:
+                raise
+            for each in (path, *path.parents):
+                if run in each.parents:
+                    _set_aside(each)
+
+
+def _set_aside(path: Path) -> None:
+    """Move what is no folder."""
+    if not os.path.lexists(path) or path.is_dir():
+        return
+    for number in itertools.count(1):
+        aside = path.with_name(f"{path.name}{ASIDE}{number}")
+        try:
+            os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            continue
+        break
+    try:
+        # a folder that another process has made there meanwhile cannot replace a file
+        path.rename(aside)
+    except (FileNotFoundError, NotADirectoryError):
+        aside.unlink()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    else:
+        logger.warning(
+            "run.set_aside", path=str(path), now=aside.name, reason="a folder of the run has this name"
+        )
+
+
+def _owner(path: Path, run: Path) -> str | None:
+    """Say which of the folders above is another user's."""
+    for each in (path, *path.parents):
+        if each == run:
+            break
+        with contextlib.suppress(OSError):
+            owner = each.stat().st_uid
+            if owner != run.stat().st_uid:
+                return f"{each.relative_to(run)} belongs to user {owner}, and the run to user {run.stat().st_uid}"
+    return None
