@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 from stepprof.completing import Completer
 from stepprof.files import suffixed, write_atomically, write_exclusively
 from stepprof.log import logger
+from stepprof.ownfiles import is_foreign
 from stepprof.plainfiles import read_table
 from stepprof.pruning import choose, prune
 from stepprof.records import Origin, describe_error
 from stepprof.rundir import AFTER, MANIFEST, PRUNED, step_folder
+from stepprof.runfolders import make_folder
 from stepprof.uploading import Uploader, missing
 from stepprof.wholesteps import Peers, Step, read_step_for, step_numbers
 from stepprof.writer import is_alive
@@ -162,6 +164,7 @@ class Keeper:
         self._whole: dict[int, Step] = {}
         self._settled_at: dict[int, float] = {}
         self._failed = False
+        self._passed_over: set[Path] = set()
         self._header = {"schema_version": 1, "run_id": run.run_id, "writer": origin.writer}
         self.completer: Completer | None = None
         if config.on_complete is not None:
@@ -270,12 +273,12 @@ class Keeper:
         self._looked = now
         folder = self._path / AFTER
         number = 0
-        while suffixed(folder / KEEPER, number + 1).exists():
+        while os.path.lexists(suffixed(folder / KEEPER, number + 1)):
             number += 1
         # a look changes nothing: as many processes look as the job has
         if number and not self._is_free(suffixed(folder / KEEPER, number)):
             return False
-        folder.mkdir(exist_ok=True)
+        make_folder(self._path, folder)
         path = suffixed(folder / KEEPER, number + 1)
         if not write_exclusively(path, self._content(over=final)):
             return False
@@ -283,7 +286,10 @@ class Keeper:
         return True
 
     def _is_free(self, path: Path) -> bool:
-        """Whether the process that keeps has ended, or is gone."""
+        """Whether the process that keeps has ended, or is gone; another user's file keeps nothing."""
+        if is_foreign(path):
+            self._pass_over(path)
+            return True
         try:
             content = read_table(path)
             writer, over, signed = content["writer"], content["over"], content["unix_ns"]
@@ -293,6 +299,12 @@ class Keeper:
         if over or alive is False:
             return True
         return alive is None and self._peers.silent(str(path), signed)
+
+    def _pass_over(self, path: Path) -> None:
+        """Log it once: whoever wrote the file wants that nobody keeps the run."""
+        if path not in self._passed_over:
+            self._passed_over.add(path)
+            logger.warning("keeper.passed_over", path=str(path), reason="it is not a file of this job's user")
 
     def _sign(self, path: Path, *, over: bool) -> None:
         with contextlib.suppress(FileNotFoundError):

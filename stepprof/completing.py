@@ -18,8 +18,10 @@ from typing import Any
 from stepprof.childprocess import run_bounded
 from stepprof.files import suffixed, write_atomically, write_exclusively
 from stepprof.log import logger
+from stepprof.ownfiles import is_foreign
 from stepprof.redaction import redacted
 from stepprof.rundir import AFTER, MANIFEST, ON_COMPLETE, step_folder
+from stepprof.runfolders import make_folder
 from stepprof.wholesteps import OUTCOMES, Step
 
 __all__ = ["Completer"]
@@ -71,20 +73,30 @@ class Completer:
 
     def for_step(self, step: Step) -> Path | None:
         """Run it for a whole step, unless it was already; the file that tells of it, if it was run here."""
-        path = self._run / step_folder(step.number) / MANIFEST / ON_COMPLETE
-        if path.exists():
+        path = self._ours(self._run / step_folder(step.number) / MANIFEST / ON_COMPLETE)
+        if os.path.lexists(path):
             return None
         facts = {"STEPPROF_STEP": str(step.number), "STEPPROF_STEP_DIR": str(self._run / step_folder(step.number))}  # fmt: skip
         return self._take(path, {"step": step.number}, facts, [step])
 
     def for_run(self, steps: Sequence[Step]) -> Path | None:
         """Run it for the run as it is now, unless another process of this job has."""
-        (self._run / AFTER).mkdir(exist_ok=True)
-        path = self._end(self._earlier + 1)
+        make_folder(self._run, self._run / AFTER)
+        path = self._ours(self._end(self._earlier + 1))
         if os.path.lexists(path):
             return None
         facts = {"STEPPROF_RECORDED_STEPS": ",".join(str(step.number) for step in steps)}
         return self._take(path, {}, facts, steps)
+
+    def _ours(self, path: Path) -> Path:
+        """Return the first name, from this one on, that no other user has taken: such a file says that the command was run, and it was not."""
+        number = 1
+        while is_foreign(found := suffixed(path, number)):
+            logger.warning(
+                "on_complete.passed_over", path=str(found), reason="it is not a file of this job's user"
+            )
+            number += 1
+        return found
 
     def _end(self, number: int) -> Path:
         return suffixed(self._run / AFTER / ON_COMPLETE, number)

@@ -14,6 +14,7 @@ from typing import Any
 
 from stepprof.aftermath import after_notes, pruned_paths
 from stepprof.artifactcheck import Checked, check_artifact
+from stepprof.keptcheck import Kept, foreign_files, never_kept
 from stepprof.manifest import read_spans, read_step, run_problems, steps
 from stepprof.occurrences import split
 from stepprof.plainfiles import readable
@@ -80,6 +81,8 @@ class Verification:
     pending: list[tuple[Problem, tuple[Path, int, str | None]]] = field(default_factory=list)
     """Artifacts that are still to be read, each with what is to be said of it."""
     captures: _Captures = field(default_factory=_Captures)
+    kept: list[Kept] = field(default_factory=list)
+    """Of each step what matters for what comes after the recording."""
     pruned: dict[str, str] = field(default_factory=dict)
     """Of the step at hand: the artifacts that were deleted, by path, and why."""
 
@@ -110,6 +113,8 @@ def verify_run(
         (result.notes if ASIDE in found.where else result.problems).append(found)
     for step in recorded:
         _verify_step(path, step, result)
+    result.notes += [Problem(None, where, note) for where, note in foreign_files(path)]
+    result.notes += [Problem(None, "", note) for note in never_kept(path, result.kept)]
     _read_artifacts(result, workers, progress)
     findings: list[dict[str, Any]] = []
     for _ in read_spans(path, findings=findings):
@@ -162,6 +167,9 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
     result.steps += 1
     result.windows += len(windows)
     result.engines += len(engines)
+    paths = [each["path"] for entry in [*windows, *engines] for each in entry["artifacts"]]
+    there = any((folder / each).exists() for each in paths)
+    result.kept.append(Kept(step, bool(windows or engines), bool(manifest["completions"]), there))
     for finding in manifest["findings"]:
         if finding["fragment"] == RUN_FILE:
             continue  # reported of the run

@@ -15,8 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stepprof.lastword import is_awaited
+from stepprof.log import logger
+from stepprof.ownfiles import is_foreign
 from stepprof.plainfiles import read_table
-from stepprof.rundir import MANIFEST, ON_COMPLETE, PRUNED, step_folder, step_number
+from stepprof.rundir import MANIFEST, ON_COMPLETE, PRUNED, STATUS, step_folder, step_number
 from stepprof.statuses import read_statuses
 from stepprof.writer import is_alive
 
@@ -61,13 +63,25 @@ class Peers:
         self._said: dict[str, tuple[object, float]] = {}
         self._statuses: list[dict[str, Any]] = []
         self._by_writer: dict[str, list[dict[str, Any]]] = {}
+        self._passed_over: set[str] = set()
 
     def look(self) -> None:
         """Read what they say now."""
-        self._statuses = [each for each in read_statuses(self._run) if each["condition"] != "damaged"]
+        told = [each for each in read_statuses(self._run) if each["condition"] != "damaged"]
+        self._statuses = [each for each in told if not self._is_foreign(each)]
         self._by_writer = {}
         for each in self._statuses:
             self._by_writer.setdefault(_named(each["writer"]), []).append(each)
+
+    def _is_foreign(self, status: Mapping[str, Any]) -> bool:
+        """Whether another user says that a process is not through: it would be waited for without end."""
+        path = self._run / STATUS / str(status["file"])
+        if status["uid"] in (None, _user()) or not is_foreign(path):
+            return False
+        if status["file"] not in self._passed_over:
+            self._passed_over.add(str(status["file"]))
+            logger.warning("status.passed_over", path=str(path), reason="it is not a file of this job's user")
+        return True
 
     def here(self, step: int) -> bool:
         """Whether any of them may still have something to record of this step."""
@@ -104,6 +118,10 @@ class Peers:
             self._said[who] = (said, now)
             return False
         return now - before[1] > SILENT_SECONDS
+
+
+def _user() -> int | None:
+    return os.geteuid() if hasattr(os, "geteuid") else None
 
 
 def _named(writer: Mapping[str, Any]) -> str:
@@ -143,10 +161,12 @@ def read_step_for(run: Path, number: int, peers: Peers, *, uploads: bool) -> Ste
 
 
 def _add(step: Step, fragment: Path, peers: Peers, uploads: bool) -> None:
+    if is_foreign(fragment):
+        return  # `check` reports it
     try:
         content = read_table(fragment)
     except (OSError, ValueError):
-        return  # half copied, or not ours: readers tell of it
+        return  # half copied, or damaged: readers report it
     entries = [entry for key in ("windows", "engines") for entry in _tables(content.get(key))]
     awaited = any(map(is_awaited, entries))
     artifacts = {
