@@ -98,6 +98,17 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Read 25,000 damaged runs and attach 25,000 hostile servers, or as many cases as are named in all: `nox -s fuzz -- 5000 [SEED]`."""
+    cases, *seeds = session.posargs or ["50000"]
+    seed = seeds[0] if seeds else str(secrets.randbelow(2**32))
+    session.log(f"{cases} cases, seed {seed}: nox -s fuzz -- {cases} {seed}")
+    half = str(int(cases) // 2)
+    session.env.update(FUZZ_CASES=half, FUZZ_SERVERS=half, FUZZ_SEED=seed)
+    python(session, "pytest", "-n", "2", "tests/fuzz")
+
+
+@nox.session(venv_backend="none")
 def trial(session: nox.Session) -> None:
     """Try every benchmark once: that it runs, not what it measures."""
     run_tests(session, "tests/trial")

@@ -1,0 +1,261 @@
+"""What may have become of a file of a run: by accident, by another version, by an attacker."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import random
+import shutil
+import socket
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DESTROYED", "MUTATIONS", "Random", "files_of", "mutate"]
+
+Random = random.Random
+LARGE = 200 << 30
+"""Bytes of a sparse file: read as a whole, it would take minutes."""
+DEEP = 20_000
+
+RAW = ["NaN", "-Infinity", "1e999", "-1e999", "1" + "0" * 400, "1" * 5000, '"\\ud800"', '"\\udc00x"', "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "[" * 70 + "]" * 70]  # fmt: skip
+"""Values in JSON that Python's json would not write."""
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 7, 0.5, -0.5, 1e300, 1e18, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, -(2**63), 2**64, 10**18, 10**19,
+    "", "x", "a" * 100_000, "\x00", "a\x00b", "\x1b[31m", "../../outside.txt", "/dev/zero", "/etc/passwd", "..", ".", "\n", "0", "0-999999999999", "none",
+    "all", "every 0", "driver", "[0, 1]", "complete", "lost", "joined", "partial", "torch-trace", "memory-snapshot", "npu-profile",
+    [], {}, [[]], [None], [{}], {"": None}, {"a": []}, [1] * 1000, ["x"] * 100, {"path": "x"}, {"step": 2, "stem": "actor/rank-0"}, {"step": -1, "stem": "../x"},
+]  # fmt: skip
+
+
+def files_of(run: Path) -> list[Path]:
+    """The files of a run, in a fixed order."""
+    return sorted(path for path in run.rglob("*") if path.is_file())
+
+
+# -- bytes
+
+
+def truncate(path: Path, chance: Random) -> None:
+    """It breaks off."""
+    data = path.read_bytes()
+    path.write_bytes(data[: chance.randrange(len(data) + 1)])
+
+
+def flip(path: Path, chance: Random) -> None:
+    """Some bits are others."""
+    data = bytearray(path.read_bytes() or b"x")
+    for _ in range(chance.choice([1, 1, 2, 20])):
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def repeat(path: Path, chance: Random) -> None:
+    """A part stands there again and again."""
+    data = path.read_bytes()
+    begin = chance.randrange(len(data) + 1)
+    end = chance.randrange(begin, min(begin + 2000, len(data)) + 1)
+    times = chance.choice([2, 10, 200])
+    path.write_bytes(data[:begin] + data[begin:end] * times + data[end:])
+
+
+def splice(path: Path, chance: Random) -> None:
+    """Something else stands in it."""
+    data = path.read_bytes()
+    at = chance.randrange(len(data) + 1)
+    put = chance.choice([b"\0" * 99, b"\xff" * 9, b"\n" * 99, b"{" * DEEP, b"[" * DEEP, b'"', b"}", b" " * (1 << 20), b"1" * 5000, chance.randbytes(64)])  # fmt: skip
+    path.write_bytes(data[:at] + put + data[at + chance.choice([0, len(put)]) :])
+
+
+def enlarge(path: Path, chance: Random) -> None:
+    """It is some MB larger."""
+    with path.open("ab") as file:
+        file.write(chance.choice([b"\0", b" ", b"[", b"{}\n", b"x"]) * (3 << 20))
+
+
+def noise(path: Path, chance: Random) -> None:
+    """Nothing of it is left."""
+    path.write_bytes(chance.randbytes(chance.choice([0, 1, 100, 5000])))
+
+
+# -- what it says
+
+
+def said(path: Path, chance: Random) -> None:
+    """A value in it is another one, is twice there, or is gone."""
+    name = path.name
+    if name.endswith(".db"):
+        _in_database(path, chance)
+    elif name.endswith(".jsonl"):
+        lines = path.read_text(errors="replace").splitlines()
+        at = chance.randrange(len(lines) or 1)
+        lines[at : at + 1] = [_changed(lines[at] if lines else "{}", chance)] * chance.choice([1, 1, 1, 100])
+        path.write_text("\n".join(lines) + "\n")
+    elif name.endswith(".gz"):
+        with contextlib.suppress(OSError, EOFError):
+            text = gzip.decompress(path.read_bytes()).decode(errors="replace")
+            path.write_bytes(gzip.compress(_changed(text, chance).encode(), 1))
+    elif name.endswith(".json"):
+        path.write_text(_changed(path.read_text(errors="replace"), chance))
+    else:
+        flip(path, chance)
+
+
+def _changed(text: str, chance: Random) -> str:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return chance.choice(RAW)
+    marker = f"raw {chance.random()}"
+    for _ in range(chance.choice([1, 1, 2, 5])):
+        content = _change(content, chance, marker)
+    return json.dumps(content).replace(f'"{marker}"', chance.choice(RAW))
+
+
+def _change(content: Any, chance: Random, marker: str) -> Any:
+    """Change one place."""
+    places = list(_places(content))
+    if not places:
+        return chance.choice(VALUES)
+    holder, key = chance.choice(places)
+    action = chance.randrange(10)
+    if action < 3:
+        holder[key] = marker
+    elif action < 7:
+        holder[key] = chance.choice(VALUES)
+    elif action == 7:
+        del holder[key]
+    elif action == 8:
+        other, its_key = chance.choice(places)
+        with contextlib.suppress(LookupError, TypeError):
+            value = holder[key]
+            text = json.dumps(other[its_key])
+            holder[key] = json.loads(text)
+            other[its_key] = value if not isinstance(value, dict | list) else None
+    elif isinstance(holder, list):
+        holder += [holder[key]] * 300
+    else:
+        holder[chance.choice(["x", "", "\x1b[0m", key * 2])] = holder[key]
+    return content
+
+
+def _places(content: Any) -> list[tuple[Any, Any]]:
+    found, level = [], [content]
+    while level:
+        each = level.pop()
+        keys: Any = (
+            list(each) if isinstance(each, dict) else range(len(each)) if isinstance(each, list) else ()
+        )
+        for key in keys:
+            found.append((each, key))
+            level.append(each[key])
+    return found
+
+
+def _in_database(path: Path, chance: Random) -> None:
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+        table = chance.choice(tables)
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        action = chance.randrange(4)
+        if action == 0:
+            connection.execute(f"DROP TABLE {table}")
+        elif action == 1:
+            endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT "
+            few = chance.choice(["", " WHERE x < 0", " LIMIT 100000"])
+            connection.execute(f"DROP TABLE {table}")
+            connection.execute(f"CREATE VIEW {table} AS {endless}{', '.join(f'x AS {c}' for c in columns)} FROM n{few}")  # fmt: skip
+            connection.execute("PRAGMA writable_schema = ON")
+            connection.execute("UPDATE sqlite_master SET type = 'table' WHERE name = ?", [table])
+        else:
+            value = chance.choice([*(v for v in VALUES if not isinstance(v, list | dict) and v not in (2**63, 2**64, 10**19)), b"\xff\x00", b"\xed\xa0\x80"])  # fmt: skip
+            connection.execute(f"UPDATE {table} SET {chance.choice(columns)} = ?", [value])
+        connection.commit()
+
+
+# -- what it is
+
+
+def _instead(make: Callable[[Path], object]) -> Callable[[Path, Random], None]:
+    def put(path: Path, chance: Random) -> None:
+        path.unlink()
+        make(path)
+
+    return put
+
+
+def _socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the address of a socket is short
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def sparse(path: Path, chance: Random) -> None:
+    """It seems to have 200 GB, before or behind what is there."""
+    data = path.read_bytes()
+    with path.open("wb") as file:
+        if chance.random() < 0.3:
+            file.seek(LARGE)
+            file.write(data)
+        else:
+            file.write(data[: chance.choice([len(data), len(data) // 2])])
+            file.truncate(LARGE)
+
+
+def rename(path: Path, chance: Random) -> None:
+    """It has another name, or there are many of it."""
+    names = ["rank-99999999999999999999999.000001.jsonl", "rank-0.99999999999999999999999.jsonl", "rank-٣.000001.jsonl", ".json", "x.json", "rank-0.2.json", "a\udcff.json", "\x1b[31m.json", "rank-0.trace.json.gz", "x" * 250 + ".json"]  # fmt: skip
+    for name in chance.sample(names, 3):
+        with contextlib.suppress(OSError):
+            shutil.copyfile(path, path.with_name(name))
+
+
+def refolder(path: Path, chance: Random) -> None:
+    """There are folders that are named like steps, or nearly."""
+    run = next(parent for parent in path.parents if parent.name == "r")
+    for name in chance.sample(["step-9999999999999999999999999", "step-0000002", "step-٠٠٠٠٠٩", "step-000009", "step-999999999999999999"], 2):  # fmt: skip
+        with contextlib.suppress(OSError):
+            if chance.random() < 0.5:
+                shutil.copytree(run / "step-000003", run / name)
+            else:
+                (run / name).symlink_to(chance.choice(["step-000003", ".", "/proc/self", "nowhere"]))
+
+
+MUTATIONS: dict[str, Callable[[Path, Random], None]] = {
+    "said": said,
+    "said too": said,
+    "said as well": said,
+    "truncate": truncate,
+    "flip": flip,
+    "repeat": repeat,
+    "splice": splice,
+    "enlarge": enlarge,
+    "noise": noise,
+    "sparse": sparse,
+    "rename": rename,
+    "refolder": refolder,
+    "pipe": _instead(os.mkfifo),
+    "folder": _instead(Path.mkdir),
+    "socket": _instead(_socket),
+    "gone": _instead(lambda path: None),
+    "link to a device": _instead(lambda path: path.symlink_to("/dev/zero")),
+    "link to a file": _instead(lambda path: path.symlink_to(path.parents[-2] / "outside.txt")),
+    "link to nothing": _instead(lambda path: path.symlink_to("nowhere")),
+    "link to itself": _instead(lambda path: path.symlink_to(path.name)),
+}
+DESTROYED = ("pipe", "folder", "socket", "link to a device", "link to a file", "link to nothing", "link to itself")  # fmt: skip
+"""After these nothing of a file can be read: `check` has to say so."""
+
+
+def mutate(path: Path, kind: str, seed: int) -> None:
+    """Do one of MUTATIONS to a file; nothing, where another one has left nothing to do it to."""
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < LARGE:
+            MUTATIONS[kind](path, Random(seed))
