@@ -163,6 +163,7 @@ OTHERS = {
     "backends/torch_export.py": "a folder, to be synced",
     "timeline/merge.py": "its own parts and output",
     "pruning.py": "folders, through no link",
+    "runfolders.py": "a name that is taken for what is moved aside",
     # what is no file of a run
     "cli.py": "/dev/null",
     "claims.py": "/proc",
