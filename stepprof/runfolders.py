@@ -11,8 +11,6 @@ import itertools
 import os
 from pathlib import Path
 
-from stepprof.log import logger
-
 __all__ = ["ASIDE", "make_folder"]
 
 ASIDE = ".aside-"
@@ -69,6 +67,8 @@ def _set_aside(path: Path) -> None:
             aside.unlink()
         raise
     else:
+        from stepprof.log import logger  # readers of a run do without structlog
+
         logger.warning(
             "run.set_aside", path=str(path), now=aside.name, reason="a folder of the run has this name"
         )

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.files import publish, write_temporary
+from stepprof.plainfiles import open_plain, read_plain
+from stepprof.plainjson import parse_json
 from stepprof.records import describe_error
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.following import is_settled
@@ -50,7 +53,7 @@ SETTLE_SECONDS = 900.0
 
 def read_piece(path: str, offset: int, size: int) -> bytes:
     """A piece of a file. Raises OSError."""
-    with Path(path).open("rb") as file:
+    with open_plain(path) as file:
         file.seek(offset)
         return file.read(size)
 
@@ -67,13 +70,13 @@ def settled_fragment(path: str, timeout: float) -> bytes:
     """A fragment, as soon as no export of its windows is awaited, or whoever would write it is dead, or the time is up. Raises OSError."""
     deadline = time.monotonic() + timeout
     while True:
-        data = Path(path).read_bytes()
-        content = json.loads(data)
+        data = read_plain(path)
+        content = parse_json(data)
         awaited = not all(map(is_settled, content["windows"]))
         if not awaited or time.monotonic() > deadline:
             return data
         if is_alive(content["writer"]) is False:
-            return Path(path).read_bytes()
+            return read_plain(path)
         time.sleep(0.1)
 
 
@@ -242,7 +245,8 @@ def take_over(stopped: Stopped, source: Path, folder: Path) -> Stopped:
         final = folder / artifact.path
         final.parent.mkdir(parents=True, exist_ok=True)
         tmp = final.with_name(f".{final.name}.tmp")
-        tmp.write_bytes((source / artifact.path).read_bytes())
+        with open_plain(source / artifact.path) as file, tmp.open("wb") as copy:
+            shutil.copyfileobj(file, copy, PIECE_BYTES)
         tmp.replace(final)
         (source / artifact.path).unlink()
     return stopped

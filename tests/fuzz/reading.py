@@ -120,6 +120,7 @@ def _serve() -> None:
     signal.signal(signal.SIGALRM, _alarm)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         answers.write(json.dumps(_carry_out(json.loads(line)).__dict__) + "\n")
