@@ -218,8 +218,16 @@ class Inside:
         self.driver.stdin.close()
 
 
-def outlive_a_driver(engine: Any, folder: Path, generate: Callable[[int], object]) -> Stopped:
+def outlive_a_driver(
+    engine: Any, folder: Path, generate: Callable[[int], object], *, at_once: bool = True
+) -> Stopped:
     """Record an engine in an actor for a job whose driver is killed inside its window, and then for another one, which is refused before.
+
+    Args:
+        engine: the engine.
+        folder: where the runs of both jobs lie.
+        generate: generates so many tokens.
+        at_once: the capture ends without the next job; else when that arms the engine.
 
     Returns:
         What the window of the second job brought.
@@ -238,17 +246,17 @@ def outlive_a_driver(engine: Any, folder: Path, generate: Callable[[int], object
         assert caught.value.health == "busy"
         first.kill()
         deadline = time.monotonic() + 60
-        while not list(window.output.glob("rank-0.trace.json.gz")):
-            assert time.monotonic() < deadline, "the engine was not stopped"
+        manifest = window.folder / "manifest"
+        while at_once and not list(manifest.glob("*.json")):
+            assert time.monotonic() < deadline, "no manifest names the trace"
             generate(1)
             time.sleep(0.1)
-        manifest = window.folder / "manifest"
-        while not list(manifest.glob("*.json")):
-            assert time.monotonic() < deadline, "no manifest names the trace"
-            time.sleep(0.1)
+        for _ in range(0 if at_once else 10):  # past the next look at the driver
+            generate(1)
+            time.sleep(0.3)
+        second.arm(other)
         (entry,) = json.loads(next(manifest.glob("*.json")).read_text())["engines"]
         assert (entry["status"], len(entry["artifacts"])) == ("partial", 1), entry
-        second.arm(other)
         second.ask("start", other)
         generate(4)
         stopped: Stopped = second.ask("stop", other).stopped

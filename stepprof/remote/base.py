@@ -143,7 +143,8 @@ class EngineDriver(Protocol):
     """One engine, spoken to. Its methods run on stepprof's own event loop and are never cancelled.
 
     A driver may have more, which is asked for by name: ``workers``, how many ranks of its own the engine has; ``rank``, which one it is;
-    ``waiting``, why a call has no answer yet; ``async expand()``, the drivers that stand for it now (a router's workers), asked before
+    ``waiting``, why a call has no answer yet; ``runs_loop``, that its calls
+    may run the engine's event loop, for which the engine's own thread has to wait; ``async expand()``, the drivers that stand for it now (a router's workers), asked before
     each window; ``async announce(step, role)``, to be told which step runs; ``async recovered()``, which returns once an engine that was
     unreachable answers again; ``async enter(window)`` and
     ``async exit(window)``, to be told of a role's window inside the one that it records; ``async close(timeout, answer_seconds)``, when it is detached: wait ``timeout``

@@ -174,9 +174,16 @@ class Guest:
         follower = self._follower
         return self._recording is not None or (follower is not None and follower.is_open)
 
-    def end_with_driver(self) -> None:
-        """The driver has ended: keep what is recorded as partial, end a session that was made for it, and be free. Raises nothing."""
+    def end_with_driver(self, *, waits: bool = False) -> None:
+        """The driver has ended: keep what is recorded as partial, end a session that was made for it, and be free. Raises nothing.
+
+        Args:
+            waits: the main thread of a plain actor waits meanwhile. A synchronous engine whose event loop no other thread runs is
+                stopped only then, on behalf of the next attachment.
+        """
         attachment, window = self.attachment, self._recording
+        if window is not None and self.plain and not waits and getattr(self._engine, "runs_loop", False):
+            return  # a stop would run the engine's event loop in the way of the actor's own call
         if window is not None:
             self._end_forgotten(window)
         with self.turn:

@@ -28,7 +28,7 @@ def make_room(guest: Guest, attachment: Attachment) -> None:
         if theirs.lease == lease and same_run:
             continue
         if theirs.lease == lease or other.driver_is_gone():
-            other.end_with_driver()
+            other.end_with_driver(waits=True)
         elif attachment.kind != "engine" and other.follows and not same_run:
             raise EngineFailure(
                 f"the actor follows the windows of run {theirs.run_id}, whose driver lives ({theirs.lease}): "

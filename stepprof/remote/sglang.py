@@ -61,6 +61,8 @@ class SglangEngine:
     kind = "sglang"
     inside = False
     """Its schedulers are processes of their own, always."""
+    runs_loop = True
+    """Its calls run the event loop that it lives on where no other thread does: they need the engine's thread to wait."""
 
     def __init__(self, engine: object, name: str | None = None) -> None:
         self.name = name or type(engine).__name__

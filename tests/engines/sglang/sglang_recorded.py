@@ -194,7 +194,7 @@ def scheduler_stopped(engine: Any, folder: Path) -> Plain:
 
 def driver_killed(engine: Any, folder: Path) -> list[str]:
     """An actor that holds the engine outlives the driver of its job; returns the artifacts of the next one."""
-    stopped = outlive_a_driver(engine, folder, functools.partial(generate, engine))
+    stopped = outlive_a_driver(engine, folder, functools.partial(generate, engine), at_once=False)
     return [artifact.path for artifact in stopped.artifacts]
 
 
