@@ -51,9 +51,6 @@ def core(session: nox.Session) -> None:
             shutil.copy(path, elsewhere)
     session.chdir(elsewhere)
     session.env["COVERAGE_FILE"] = str(ROOT / ".coverage")
-    # the main command runs all of them
-    session.env.setdefault("TRUTH_STEPS", "100")
-    session.env.setdefault("FAULTS_RUNS", "60")
     session.run(
         "python",
         "-c",
@@ -106,6 +103,17 @@ def fuzz(session: nox.Session) -> None:
     half = str(int(cases) // 2)
     session.env.update(FUZZ_CASES=half, FUZZ_SERVERS=half, FUZZ_SEED=seed)
     python(session, "pytest", "-n", "2", "tests/fuzz")
+
+
+# How many of each are enough to find what a change has broken, in some minutes on two processors.
+CAMPAIGNS = {"TRUTH_STEPS": "1200", "FAULTS_RUNS": "600", "FUZZ_CASES": "1000", "FUZZ_SERVERS": "1000"}
+
+
+@nox.session(venv_backend="none")
+def campaigns(session: nox.Session) -> None:
+    """Run more random steps, faults and damaged input than the main command does, always the same ones."""
+    session.env.update(CAMPAIGNS)
+    run_tests(session, "tests/truth", "tests/faults", "tests/fuzz", measured=False)
 
 
 @nox.session(venv_backend="none")

@@ -16,7 +16,7 @@ from faults.checking import problems
 from faults.draw import plans
 from faults.plan import Plan
 
-RUNS = int(os.environ.get("FAULTS_RUNS", "280"))
+RUNS = int(os.environ.get("FAULTS_RUNS", "60"))
 SEED = int(os.environ.get("FAULTS_SEED", "0"))
 ENOUGH = 100
 """In so many runs engines are recorded, and are not."""

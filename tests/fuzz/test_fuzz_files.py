@@ -18,7 +18,7 @@ from fuzz.mutations import DESTROYED, MUTATIONS, files_of, mutate
 from fuzz.reading import COMMANDS, Reader
 from fuzz.wholerun import OUTSIDE, whole_run
 
-CASES = int(os.environ.get("FUZZ_CASES", "1000"))
+CASES = int(os.environ.get("FUZZ_CASES", "150"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = 4
 """Into which the cases are divided, for several processes."""

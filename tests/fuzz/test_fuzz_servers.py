@@ -1,6 +1,6 @@
 """Whatever an engine's server or a router answers, the drivers end in time, with a health and a reason, and give nothing away.
 
-`FUZZ_SERVERS` and `FUZZ_SEED` in the environment make it more servers than 300, or others: `nox -s fuzz` does both.
+`FUZZ_SERVERS` and `FUZZ_SEED` in the environment make it more servers, or others: `nox -s fuzz` does both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stepprof.remote import http, httpclient, httpclock
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.window import Window
 
-CASES = int(os.environ.get("FUZZ_SERVERS", "300"))
+CASES = int(os.environ.get("FUZZ_SERVERS", "100"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 SESSIONS = max(CASES // 40, 1)
 """Of so many the whole way is gone: from `attach` to the manifest."""

@@ -21,7 +21,7 @@ from truth.model import Shape
 from truth.simulate import simulate, simulate_again
 from truth.writing import write
 
-STEPS = int(os.environ.get("TRUTH_STEPS", "500"))
+STEPS = int(os.environ.get("TRUTH_STEPS", "100"))
 SEED = int(os.environ.get("TRUTH_SEED", "0"))
 PARTS = 4
 """Into which the steps are divided, for several processes."""
