@@ -223,8 +223,10 @@ def refolder(path: Path, chance: Random) -> None:
     for name in chance.sample(["step-9999999999999999999999999", "step-0000002", "step-٠٠٠٠٠٩", "step-000009", "step-999999999999999999"], 2):  # fmt: skip
         with contextlib.suppress(OSError):
             large = any(file.lstat().st_size >= LARGE for file in (run / "step-000003").rglob("*"))
-            if chance.random() < 0.5 and not large:  # a copy of a sparse file fills the disk
-                shutil.copytree(run / "step-000003", run / name)
+            if (
+                chance.random() < 0.5 and not large
+            ):  # a copy of a sparse file, or of what a link to a device holds, fills the disk
+                shutil.copytree(run / "step-000003", run / name, symlinks=True)
             else:
                 (run / name).symlink_to(chance.choice(["step-000003", ".", "/proc/self", "nowhere"]))
 
