@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
 import json
 import os
@@ -25,7 +26,7 @@ RAW = ["NaN", "-Infinity", "1e999", "-1e999", "1" + "0" * 400, "1" * 5000, '"\\u
 """Values in JSON that Python's json would not write."""
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2, 7, 0.5, -0.5, 1e300, 1e18, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, -(2**63), 2**64, 10**18, 10**19,
-    "", "x", "a" * 100_000, "\x00", "a\x00b", "\x1b[31m", "../../outside.txt", "/dev/zero", "/etc/passwd", "..", ".", "\n", "0", "0-999999999999", "none",
+    "", "x", "a" * 70_000, "\x00", "a\x00b", "\x1b[31m", "../../outside.txt", "/dev/zero", "/etc/passwd", "..", ".", "\n", "0", "0-999999999999", "none",
     "all", "every 0", "driver", "[0, 1]", "complete", "lost", "joined", "partial", "torch-trace", "memory-snapshot", "npu-profile",
     [], {}, [[]], [None], [{}], {"": None}, {"a": []}, [1] * 1000, ["x"] * 100, {"path": "x"}, {"step": 2, "stem": "actor/rank-0"}, {"step": -1, "stem": "../x"},
 ]  # fmt: skip
@@ -92,7 +93,8 @@ def said(path: Path, chance: Random) -> None:
     elif name.endswith(".jsonl"):
         lines = path.read_text(errors="replace").splitlines()
         at = chance.randrange(len(lines) or 1)
-        lines[at : at + 1] = [_changed(lines[at] if lines else "{}", chance)] * chance.choice([1, 1, 1, 100])
+        changed = _changed(lines[at] if lines else "{}", chance)
+        lines[at : at + 1] = [changed] * (100 if chance.random() < 0.25 and len(changed) < 10_000 else 1)
         path.write_text("\n".join(lines) + "\n")
     elif name.endswith(".gz"):
         with contextlib.suppress(OSError, EOFError):
@@ -115,17 +117,21 @@ def _changed(text: str, chance: Random) -> str:
     return json.dumps(content).replace(f'"{marker}"', chance.choice(RAW))
 
 
+def _value(chance: Random) -> Any:
+    return copy.deepcopy(chance.choice(VALUES))  # a later change may be one within it
+
+
 def _change(content: Any, chance: Random, marker: str) -> Any:
     """Change one place."""
     places = list(_places(content))
     if not places:
-        return chance.choice(VALUES)
+        return _value(chance)
     holder, key = chance.choice(places)
     action = chance.randrange(10)
     if action < 3:
         holder[key] = marker
     elif action < 7:
-        holder[key] = chance.choice(VALUES)
+        holder[key] = _value(chance)
     elif action == 7:
         del holder[key]
     elif action == 8:
@@ -136,7 +142,8 @@ def _change(content: Any, chance: Random, marker: str) -> Any:
             holder[key] = json.loads(text)
             other[its_key] = value if not isinstance(value, dict | list) else None
     elif isinstance(holder, list):
-        holder += [holder[key]] * 300
+        # not again and again: 300 times 300 of it are no file but the memory of the machine
+        holder += [holder[key]] * (300 if len(places) < 500 and len(json.dumps(content)) < 20_000 else 1)
     else:
         holder[chance.choice(["x", "", "\x1b[0m", key * 2])] = holder[key]
     return content
