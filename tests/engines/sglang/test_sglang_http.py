@@ -188,6 +188,7 @@ class TestAnswers:
             "record_shapes": False,
             "profile_by_stage": False,
             "profile_id": "rollout-replica-0",
+            "num_steps": 32,
         }
         assert "there is no trace in" in str(refused)
 
