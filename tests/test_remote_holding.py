@@ -324,6 +324,21 @@ class TestHold:
         assert slot.silent_seconds() < 60
         on_remote(hold.give())
 
+    def test_one_that_retires_says_so_no_longer(
+        self, tmp_path: Path, window: EngineWindow, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its stop failed, and it was detached: the next driver must not take it for alive."""
+        monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
+        hold = Hold("engine", FileSlot(tmp_path / "engine" / ".capture.json"))
+        on_remote(hold.take(window))
+        beating = hold._beating
+        assert beating is not None
+        hold.retire()
+        deadline = time.monotonic() + 20
+        while not beating.done():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
     def test_a_killed_process(self, tmp_path: Path, window: EngineWindow) -> None:
         """It left its note, and counts as gone as soon as it is."""
         script = (

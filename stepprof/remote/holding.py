@@ -59,6 +59,9 @@ class Hold:
     def retire(self) -> None:
         """Take no more part: what is still held counts as left by a driver that is gone."""
         _living.pop(self._token, None)
+        beating, self._beating = self._beating, None
+        if beating is not None:
+            beating.get_loop().call_soon_threadsafe(beating.cancel)
 
     async def take(
         self,
