@@ -206,16 +206,15 @@ class VllmEngine:
 
     async def abort(self) -> None:
         """Stop what was begun here, and throw it away; another driver's capture goes on. Raises EngineFailure where it is dead or refuses."""
-        if self._hold.held is None:
-            return
         dead = self._object.dead
-        if not dead and not await self._hold.is_taken():
-            await self._leave()
-        place, session = self._place, self._session
-        self._forget()
-        await self._hold.give()
-        if place is not None and session is not None:
-            await in_thread(place.discard, session, self._prefix)
+        if self._hold.held is not None:
+            if not dead and not await self._hold.is_taken():
+                await self._leave()
+            place, session = self._place, self._session
+            self._forget()
+            await self._hold.give()
+            if place is not None and session is not None:
+                await in_thread(place.discard, session, self._prefix)
         if dead:
             self._refuse_dead()
 
