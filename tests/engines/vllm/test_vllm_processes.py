@@ -193,7 +193,7 @@ def main():
     live.generate(2, prompts=4)
     live.run(live.engine.stop_profile())
     idle = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir).parent / "idle"
-    found = [_look(path) for path in idle.glob("*.pt.trace.json.gz")]
+    found = [_look(path, None) for path in idle.glob("*.pt.trace.json.gz")]
     assert {_engine_of(each, {}): {each.pid} for each in found} == dict(enumerate(pids[0]))
     close(live)
     print("told apart")
