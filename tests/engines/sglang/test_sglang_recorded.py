@@ -106,7 +106,10 @@ class TestSessions:
         assert entry["status"] == "complete"
         assert entry["stop_seconds"] > 0.05
         assert brought["waited"] < entry["stop_seconds"] + 5
-        assert Trace.named(tmp_path, entry["artifacts"][0]).forward == forward_steps(40)
+        forward, of_window = Trace.named(tmp_path, entry["artifacts"][0]).forward, forward_steps(40)
+        assert forward[: len(of_window)] == of_window
+        # a busy engine may begin that next call before it carries out the stop
+        assert len(forward) == len(of_window) or entry["overrun_seconds"] > 0
 
     def test_unwritable_folder(self, host: Host, tmp_path: Path) -> None:
         """Told in the manifest; the process that holds the engine lives, and the next step is recorded."""
