@@ -223,10 +223,15 @@ class TestDriver:
 
 class TestStopped:
     def test_the_run_waits_no_longer_than_its_stop_may_take(self, host: Host, tmp_path: Path) -> None:
-        """The scheduler's process is stopped while it records: the window and the end of the run have the role's bound each."""
+        """The scheduler's process is stopped while it records: the window and the end of the run have the role's bound each. It answers its stop after the end of the run: the window had closed, and its trace is whole."""
         brought = host.run(sglang_recorded.scheduler_stopped, tmp_path)
         assert brought["seconds"] < 20
         assert brought["status"] == {"rollout/0": "idle, ok"}
+        (entry,) = told(tmp_path)
+        assert (entry["status"], entry["error"]) == ("complete", None)
+        assert entry["stop_seconds"] > 2
+        forward = Trace.named(tmp_path, entry["artifacts"][0]).forward
+        assert forward[:2] == forward_steps(2)
 
 
 class TestDeath:

@@ -178,9 +178,9 @@ def test_a_stop_that_takes_too_long_still_brings_its_files(
 
 
 def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
-    live: Live, recording: Callable[..., Any]
+    live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The core of the engine is stopped while it records: the window and the end of the run have the role's bound each."""
+    """The core of the engine is stopped while it records: the window and the end of the run have the role's bound each. The entry says that the window closed and its stop is unanswered."""
     recording(engine_stop_timeout_seconds=2)
     stepprof.attach(live.engine, role="rollout")
     (core,) = live.processes()
@@ -194,6 +194,10 @@ def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
         assert time.monotonic() - began < 20
     finally:
         os.kill(core.pid, signal.SIGCONT)
+    (entry,) = told(tmp_path)
+    assert (entry["status"], entry["stop_seconds"]) == ("lost", None)
+    assert "its window has closed" in entry["error"]
+    assert entry["start_unix_ns"] < entry["end_unix_ns"]
     live.generate(2)
 
 
