@@ -168,7 +168,7 @@ def _on_disk(facts: Facts) -> Iterator[str]:
         place = path.partition("/")[2]
         if place.startswith(BOOKKEEPING) or place.split("/")[1:2] == ["manifest"]:
             continue
-        if path not in named and not facts.pending and path not in facts.untold:
+        if path not in named and not facts.pending and not _is_left(path, facts):
             yield f"{path} is in no manifest"
         elif path in named and named[path] != size:
             yield f"{path} has {size} bytes, its manifest says {named[path]}"
@@ -180,6 +180,16 @@ def _on_disk(facts: Facts) -> Iterator[str]:
         told = any(path.startswith(f"{folder}/manifest/") for path in there)
         if name.startswith("step-") and "/" not in name and not told and not facts.pending:
             yield f"{folder} is left without a manifest"
+
+
+def _is_left(path: str, facts: Facts) -> bool:
+    """Whether an engine wrote the file of a call that failed, and the error of an entry names it."""
+    return path in facts.untold and any(
+        path.removeprefix(f"{fragment['folder']}/") in (entry["error"] or "")
+        for fragment in facts.fragments
+        for entry in fragment["engines"]
+        if path.startswith(f"{fragment['folder']}/")
+    )
 
 
 def _left_recording(facts: Facts) -> Iterator[str]:
