@@ -14,6 +14,7 @@ from stepprof.backends.base import ExportError
 from stepprof.lastword import AWAITED
 from stepprof.log import logger
 from stepprof.records import as_entries, describe_error
+from stepprof.remote.inheriting import naming
 
 if TYPE_CHECKING:
     from stepprof.remote.base import Later, Stopped
@@ -56,12 +57,12 @@ class Awaiting:
         try:
             stopped = await later.wait()
         except ExportError as error:
-            recording.disown(error.outcome, str(error))
+            recording.disown(error.outcome, await naming(str(error), recording.window))
             logger.warning("engine's report", target=self._label, step=recording.step, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - a plug-in may raise anything; the manifest says it
             if self._over:  # cancelled: what was written ahead holds
                 return
-            recording.disown("lost", describe_error(error))
+            recording.disown("lost", await naming(describe_error(error), recording.window))
         else:
             self._keep(recording, stopped, partial)
 

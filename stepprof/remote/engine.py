@@ -21,8 +21,7 @@ from stepprof.remote.closing import close
 from stepprof.remote.covering import shortfall
 from stepprof.remote.entries import LOST, RANKS
 from stepprof.remote.gate import passed
-from stepprof.remote.inheriting import left_there
-from stepprof.remote.loop import in_thread
+from stepprof.remote.inheriting import naming
 from stepprof.remote.stopping import LATE_SECONDS, overrun_seconds, write_seconds
 from stepprof.remote.turn import Turn
 
@@ -403,12 +402,9 @@ class EngineTarget:
 
     async def _name_files(self, recording: Recording, window: EngineWindow) -> None:
         """Have the entry of a capture that failed name the files that it left, or the place that they come to."""
-        where = self._where()
-        left = await in_thread(left_there, window)
-        more = f"; it left {', '.join(left)}" if left else where
-        entry = recording.entry
-        if more and entry["status"] in ("failed", "lost"):
-            recording.tell(entry["status"], f"{entry['error']}{more}")
+        entry, where = recording.entry, self._where()
+        if entry["status"] in ("failed", "lost"):
+            recording.tell(entry["status"], await naming(str(entry["error"]), window, where))
 
     def _fail(self, recording: Recording, error: BaseException) -> None:
         self._note(error)

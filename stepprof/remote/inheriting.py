@@ -13,6 +13,7 @@ from stepprof.plainfiles import read_table
 from stepprof.records import as_entries, living_fragment
 from stepprof.redaction import redacted
 from stepprof.remote.artifacts import SUFFIX
+from stepprof.remote.loop import in_thread
 from stepprof.rundir import MANIFEST
 from stepprof.window import Artifact
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from stepprof.remote.base import EngineWindow, Stopped
 
-__all__ = ["keep", "kept_there", "left_there"]
+__all__ = ["keep", "kept_there", "left_there", "naming"]
 
 _IDENTITY = ("host", "pid", "pid_start", "boot_id")
 
@@ -67,6 +68,18 @@ def left_there(window: EngineWindow) -> list[str]:
     except OSError:
         return []
     return [path.relative_to(window.folder).as_posix() for path in found]
+
+
+async def naming(error: str, window: EngineWindow | None, otherwise: str = "") -> str:
+    """Return the reason of a capture that failed, with the files that it left in its folder.
+
+    Args:
+        error: the reason.
+        window: whose folder it is; None: it has none.
+        otherwise: what to add where there is no file.
+    """
+    left = [] if window is None else await in_thread(left_there, window)
+    return f"{error}; it left {', '.join(left)}" if left else f"{error}{otherwise}"
 
 
 def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str, object]) -> bool:
