@@ -301,7 +301,7 @@ class Keeper:
         return alive is None and self._peers.silent(str(path), signed)
 
     def _pass_over(self, path: Path) -> None:
-        """Log it once: whoever wrote the file wants that nobody keeps the run."""
+        """Log it once: its writer may want to keep `keep_steps` from running."""
         if path not in self._passed_over:
             self._passed_over.add(path)
             logger.warning("keeper.passed_over", path=str(path), reason="it is not a file of this job's user")

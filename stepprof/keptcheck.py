@@ -1,6 +1,6 @@
 """Say what kept a run from being kept: files of other users, and a command or a budget that was configured and never acted.
 
-The processes of a job pass over what another user wrote into the run directory (`stepprof.ownfiles`). A reader is told here, since the job's log may be gone.
+The processes of a job pass over what another user wrote into the run directory (`stepprof.ownfiles`). The check reports them, since the job's log may be gone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a command writes to the terminal: what it prints passes here, so that no name in a run moves the cursor, sets a title or forges a line.
 
-Names come from the user's program, and from whoever could write the run. `print` is refused by the linter in this package.
+Names come from the user's program, and from any user who may write to the run. `print` is refused by the linter in this package.
 """
 
 from __future__ import annotations

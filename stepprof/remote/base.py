@@ -147,7 +147,7 @@ class EngineDriver(Protocol):
     may run the engine's event loop, for which the engine's own thread has to wait; ``async expand()``, the drivers that stand for it now (a router's workers), asked before
     each window; ``async announce(step, role)``, to be told which step runs; ``async recovered()``, which returns once an engine that was
     unreachable answers again; ``async enter(window)`` and
-    ``async exit(window)``, to be told of a role's window inside the one that it records; ``async close(timeout, answer_seconds)``, when it is detached: wait ``timeout``
+    ``async exit(window)``, called for a role's window inside the one that it records; ``async close(timeout, answer_seconds)``, when it is detached: wait ``timeout``
     seconds at most for exports that run, and ``answer_seconds`` for an engine that does not answer.
     """
 

@@ -314,5 +314,5 @@ class Guest:
             try:
                 report = self.stop(window)
                 keep(self._local(window), report.stopped, NO_STOP, window.owner)
-            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; nobody waits for it
+            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the result is not awaited
                 logger.warning("not stopped", step=window.window.step, reason=describe_error(error))

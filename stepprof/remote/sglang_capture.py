@@ -318,7 +318,7 @@ def _bring(sent: _Sent, facts: Facts) -> Any:
 
 
 def _reached_bound(artifacts: Sequence[Artifact], request: Request) -> bool:
-    """Whether a capture that had ended before its stop ended by its bound: else somebody stopped it. An old engine names no forward steps, and is believed."""
+    """Whether a capture that had ended before its stop ended by its bound: else another driver stopped it. An old engine names no forward steps, and is believed."""
     counts = [artifact.forward_steps for artifact in artifacts]
     if request.bound is None:
         return False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["LATE_SECONDS", "overrun_seconds", "write_seconds"]
 
 LATE_SECONDS = 1.0
-"""An engine that records on for longer than this after its window is told of in the log."""
+"""An engine that records for longer than this after its window is logged."""
 _ONE_CLOCK = ("local", "same-host")
 
 

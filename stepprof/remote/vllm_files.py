@@ -174,7 +174,7 @@ def _look(path: Path, users: frozenset[int] | None) -> _Found:
     with (
         contextlib.suppress(OSError, *damages()),
         opened(path, users) as stream,
-    ):  # a damaged file is told of when it is adopted
+    ):  # a damaged file is reported when it is adopted
         head = stream.read(_HEAD)
     host = _HOST.search(head)
     stated, pid = _STATED_RANK.search(head), _PID.search(head, max(head.find(b'"traceEvents"'), 0))

@@ -131,7 +131,7 @@ class Wire:
         return io.BufferedReader(_Reading(self))
 
     def close(self) -> None:
-        """Do nothing: whoever dialled closes the socket."""
+        """Do nothing: the caller that opened the socket closes it."""
 
 
 class _Reading(io.RawIOBase):

@@ -34,7 +34,7 @@ _LOOKED_AT = 4 * MOST_WORKERS
 _PREFIX = {4: 16, 6: 64}
 """How long the common part of two private addresses of one network is, at least."""
 _PRIVATE_DOMAINS = ("internal", "local", "localdomain")
-"""Top-level domains in which nobody can register a name."""
+"""Top-level domains that are reserved for private names."""
 _PATTERN = re.compile(r"[\w.:*?\[\]-]+")
 
 

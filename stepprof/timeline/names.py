@@ -76,7 +76,7 @@ def stated_step(path: Path) -> tuple[str | None, int | None]:
 
 
 def _header(path: Path) -> tuple[dict[str, object], list[str]]:
-    path = path.resolve()  # no file of a run: whoever laid a link here means what it leads to
+    path = path.resolve()  # no file of a run: a link here is the user's own
     if not is_database(path.name):
         return read_header(path)
     stream = DatabaseStream(path)

@@ -103,7 +103,7 @@ class TimelineServer(ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """Return what a browser opens: the viewer, which fetches the timeline from here and unfolds it. Whoever has it can read the timeline."""
+        """Return what a browser opens: the viewer, which fetches the timeline from here and unfolds it. Every user who has it can read the timeline."""
         place = f"{self.origin}/{self._token}"
         trace = quote(place + quote(self._trace_path), safe="")
         return f"{place}/#!/?url={trace}&startupCommands={quote(json.dumps(_UNFOLD), safe='')}"
