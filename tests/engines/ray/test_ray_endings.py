@@ -34,15 +34,15 @@ class Rank(Server):
 
 
 @pytest.fixture
-def short(ray_here, tmp_path):
-    """A session whose engines have two seconds to stop."""
+def short(ray_here, tmp_path, request):
+    """A session whose engines have two seconds to stop, and to start as long as a busy machine takes for an actor's first call."""
     yield stepprof.init(
         {
             "output_dir": str(tmp_path / "runs"),
             "steps": "2",
             "ranks": "all",
             "backend": "null",
-            "engine_start_timeout_seconds": 1,
+            "engine_start_timeout_seconds": getattr(request, "param", 60),
             "engine_stop_timeout_seconds": STOP_SECONDS,
         },
         run_id="job",
@@ -78,6 +78,7 @@ def seconds_of_shutdown():
 class TestShutdown:
     """`shutdown()` without an argument."""
 
+    @pytest.mark.parametrize("short", [1], indirect=True)
     @pytest.mark.parametrize("kind", ["rank", "engine"])
     def test_an_actor_that_is_never_scheduled(self, short, start, log, kind):
         """No node has what it asks for: nothing was sent to it, and nothing is waited for."""
@@ -113,6 +114,7 @@ class TestShutdown:
         stopped.go_on()
         until(lambda: ray_here.get(handle.run_id.remote()) is None)
 
+    @pytest.mark.parametrize("short", [1], indirect=True)
     def test_an_actor_inside_a_method(self, ray_here, short, start):
         """A plain actor that comes to the arm only after the run has ended makes no session for it."""
 
@@ -133,7 +135,7 @@ from test_ray_endings import Rank
 address, output = sys.argv[1:]
 ray.init(address=address, logging_level="ERROR", log_to_driver=False)
 stepprof.init({
-    "output_dir": output, "steps": "2", "ranks": "all", "backend": "null", "engine_start_timeout_seconds": 1,
+    "output_dir": output, "steps": "2", "ranks": "all", "backend": "null", "engine_start_timeout_seconds": 60,
     "engine_stop_timeout_seconds": 2,
 }, run_id="job")
 handle = ray.remote(num_cpus=0)(Rank).remote()
