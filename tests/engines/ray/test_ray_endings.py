@@ -129,6 +129,15 @@ class TestShutdown:
         until(lambda: ray_here.get(handle.run_id.remote()) is None)
 
 
+def test_an_attachment_inside_a_recorded_window(ray_here, short, start, log):
+    """A real actor takes part from the next window on, and the log says which one that is."""
+    handle = start(Rank)
+    with stepprof.profile_step(2, role="rollout"):
+        stepprof.attach(handle, kind="rank")
+    [line] = [line for line in log if line["event"] == "attach.inside_window"]
+    assert line["takes_part_from"] == "no window: no later step is selected"
+
+
 SCRIPT = """
 import os, signal, sys, time, ray, stepprof
 from test_ray_endings import Rank
