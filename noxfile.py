@@ -77,9 +77,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def truth(session: nox.Session) -> None:
     """Compare the report with the truth of 20,000 random steps, or of as many as are named: `nox -s truth -- 5000 [SEED]`."""
-    steps, *seeds = session.posargs or ["20000"]
-    seed = seeds[0] if seeds else str(secrets.randbelow(2**32))
-    session.log(f"{steps} random steps, seed {seed}: nox -s truth -- {steps} {seed}")
+    steps, seed = count_and_seed(session, "20000")
     session.env.update(TRUTH_STEPS=steps, TRUTH_SEED=seed)
     python(session, "pytest", "-n", "2", "tests/truth")
 
@@ -87,9 +85,7 @@ def truth(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
     """Run 5,000 random jobs over engines that hang, fail and die, or as many as are named: `nox -s faults -- 500 [SEED]`."""
-    runs, *seeds = session.posargs or ["5000"]
-    seed = seeds[0] if seeds else str(secrets.randbelow(2**32))
-    session.log(f"{runs} random jobs, seed {seed}: nox -s faults -- {runs} {seed}")
+    runs, seed = count_and_seed(session, "5000")
     session.env.update(FAULTS_RUNS=runs, FAULTS_SEED=seed)
     python(session, "pytest", "-n", "0", "tests/faults/test_faults.py")
 
@@ -97,9 +93,7 @@ def faults(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Read 25,000 damaged runs and attach 25,000 hostile servers, or as many cases as are named in all: `nox -s fuzz -- 5000 [SEED]`."""
-    cases, *seeds = session.posargs or ["50000"]
-    seed = seeds[0] if seeds else str(secrets.randbelow(2**32))
-    session.log(f"{cases} cases, seed {seed}: nox -s fuzz -- {cases} {seed}")
+    cases, seed = count_and_seed(session, "50000")
     half = str(int(cases) // 2)
     session.env.update(FUZZ_CASES=half, FUZZ_SERVERS=half, FUZZ_SEED=seed)
     python(session, "pytest", "-n", "2", "tests/fuzz")
@@ -219,6 +213,14 @@ def bench_sglang(session: nox.Session) -> None:
     """Measure what a window adds to a real SGLang."""
     install_sglang(session)
     session.run("python", "-m", "benchmarks", "--only", "engines", *session.posargs)
+
+
+def count_and_seed(session: nox.Session, default: str) -> tuple[str, str]:
+    """Return how many random cases to run and their seed, as named on the command line or drawn, and log the command that repeats them."""
+    count, *seeds = session.posargs or [default]
+    seed = seeds[0] if seeds else str(secrets.randbelow(2**32))
+    session.log(f"to repeat it: nox -s {session.name} -- {count} {seed}")
+    return count, seed
 
 
 def run_tests(

@@ -17,7 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     from warm import Server, Warm
-from cudamemory import cuda  # noqa: F401 - a fixture
+from cudamemory import cuda, rehearsed  # noqa: F401 - fixtures
 from faulty import faulty, log, start  # noqa: F401 - fixtures
 from looping import other_loop  # noqa: F401 - a fixture
 from ran import Ran

@@ -215,3 +215,15 @@ def tensors_of(allocator: Allocator) -> AbstractContextManager[object]:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     """The stand-in, for one test."""
     return install(monkeypatch)
+
+
+@pytest.fixture
+def rehearsed(cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    """Return the stand-in for the allocator, with something in it."""
+    import torch
+
+    for name in ("init", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a card")
+    cuda.alloc(1 << 20)
+    return cuda

@@ -44,18 +44,6 @@ def test_the_benchmark_says_so_too() -> None:
         assert "has no CUDA" in str(devices._measured(backend, quick=True)["absent"])
 
 
-@pytest.fixture
-def rehearsed(cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    """The stand-in for the allocator, with something in it."""
-    import torch
-
-    for name in ("init", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a card")
-    cuda.alloc(1 << 20)
-    return cuda
-
-
 @pytest.mark.torch
 def test_what_fails_on_a_card_is_told(rehearsed: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its reason, in the place of its rows."""

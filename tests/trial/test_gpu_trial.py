@@ -30,18 +30,6 @@ def test_the_tests_of_a_gpu_run() -> None:
     assert all("nsys is not on PATH" in line for line in skipped), skipped
 
 
-@pytest.fixture
-def rehearsed(cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    """The stand-in for the allocator, with something in it."""
-    import torch
-
-    for name in ("init", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a card")
-    cuda.alloc(1 << 20)
-    return cuda
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize("case", benchmark.CASES)
 def test_the_benchmark_runs(rehearsed: Allocator, case: str) -> None:
