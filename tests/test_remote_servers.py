@@ -173,6 +173,7 @@ class TestServers:
         assert str(status) in done.entry.error
         assert done.entry.health != "ok"
         assert health in (None, done.entry.health)
+        stepprof.shutdown()  # the stop is sent next to the body
         assert server.posts().count("/start_profile") == (1 if "vllm" in done.entry.kind else 0)
         assert server.posts().count("/stop_profile") == (
             1 if status >= 500 and "vllm" in done.entry.kind else 0
