@@ -15,7 +15,7 @@ CPU = gpu.Device("cpu", kernels="cpu_op", launch="aten::mm", ranges="user_annota
 
 
 @pytest.fixture(autouse=True)
-def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The CPU in the place of the device."""
     import torch
 
