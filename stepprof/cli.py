@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from stepprof import __version__
+from stepprof import __version__, commands
 from stepprof.commands.output import any_encoding, say
 from stepprof.errors import StepprofError
 
@@ -60,7 +60,7 @@ def _carry_out(args: argparse.Namespace) -> int:
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT)
     try:
-        status = int(importlib.import_module(f"stepprof.commands.{args.command}").run(args))
+        status = int(importlib.import_module(f"{commands.__name__}.{args.command}").run(args))
         sys.stdout.flush()
         return status
     except StepprofError as error:
@@ -102,7 +102,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     for name, help_text in COMMANDS.items():
         added = subparsers.add_parser(name, help=help_text)
         if name == command:
-            importlib.import_module(f"stepprof.commands.{name}").add(added)
+            importlib.import_module(f"{commands.__name__}.{name}").add(added)
     args, unknown = parser.parse_known_args(arguments)
     if args.command is None and not unknown:
         parser.print_help(sys.stderr)

@@ -24,6 +24,7 @@ from stepprof import forking
 from stepprof.current import cell
 from stepprof.log import logger
 from stepprof.status import State
+from stepprof.wrapping import wrappers
 
 if TYPE_CHECKING:
     from stepprof.session import Session
@@ -36,15 +37,10 @@ SIGTERM_SECONDS = 8.0
 _COME_BACK_SECONDS = 0.02
 _LAST_WORD_SECONDS = 1.0  # of the budget: for the last manifest and the spans
 
-# the user's own code may stand on these: their frames hold nothing
-_HARMLESS = (
-    "stepprof.wrapping",
-    "stepprof.examples",
-    "stepprof.cli",
-    "stepprof.commands",
-    "stepprof.__main__",
-)
-_HOLDING = ("stepprof", "logging", "structlog")
+_PACKAGE = __name__.partition(".")[0]
+_HOLDING = (_PACKAGE, "logging", "structlog")
+_EXAMPLES = f"{_PACKAGE}.examples"
+"""Where an installation has the examples: training loops as users write them, whose frames hold no lock."""
 
 _fork_watched = False
 _session: Session | None = None
@@ -115,7 +111,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         return
     if _deadline is None:
         _deadline = time.monotonic() + SIGTERM_SECONDS
-    where = _interrupted(frame)
+    where = _interrupted(frame, session)
     if where in ("act", "fork"):
         _put_off = True
         if where == "act":
@@ -124,23 +120,32 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         _end(session)
 
 
-def _interrupted(frame: FrameType | None) -> str | None:
-    """What the main thread was interrupted in, from what stands on its stack.
+def _interrupted(frame: FrameType | None, session: Session) -> str | None:
+    """Return what the main thread was interrupted in, from the frames on its stack.
 
-    An ``act`` of the session, which calls `after_act` at its end (``fork``: one that forks just now, so that nothing else can); another ``moment`` in which it may hold a lock, of ours, of the
-    log, or one that a fork waits for; or nothing of the kind.
+    ``act``: an act of the session, which calls `after_act` at its end. ``fork``: one that is forking, during which no second
+    fork is possible. ``moment``: other code that may hold a lock of ours, of the log, or one that a fork waits for. None: none of these.
     """
-    places = []
+    frames = []
     while frame is not None:
-        places.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
+        frames.append(frame)
         frame = frame.f_back
-    modules = {module for module, _ in places}
-    if ("stepprof.session", "_guard") in places and ("stepprof.session", "shutdown") not in places:
-        return "fork" if "stepprof.forking" in modules else "act"
-    if ("concurrent.futures.thread", "submit") in places:
+    codes = {each.f_code for each in frames}
+    kind = type(session)
+    if kind._guard.__code__ in codes and kind.shutdown.__code__ not in codes:
+        return "fork" if any(each.f_globals is vars(forking) for each in frames) else "act"
+    pools: Any = sys.modules.get("concurrent.futures.thread")
+    if pools is not None and pools.ThreadPoolExecutor.submit.__code__ in codes:
         return "moment"
-    holding = (module for module in modules if module.partition(".")[0] in _HOLDING)
-    return "moment" if any(not module.startswith(_HARMLESS) for module in holding) else None
+    return "moment" if any(map(_may_hold_a_lock, frames)) else None
+
+
+def _may_hold_a_lock(frame: FrameType) -> bool:
+    """Whether a frame is of ours or of the log, and is neither an example nor the wrapper of a user's function."""
+    name = str(frame.f_globals.get("__name__"))
+    if name.partition(".")[0] not in _HOLDING or frame.f_code in wrappers:
+        return False
+    return not f"{name}.".startswith(f"{_EXAMPLES}.")
 
 
 def _come_back() -> bool:

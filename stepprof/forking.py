@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import stat
 import warnings
@@ -55,7 +56,7 @@ def fork_for(work: Report, mask: set[int]) -> tuple[int, int]:
     try:
         # for the one line below; not `catch_warnings`, which undoes what other threads set meanwhile
         warnings.filterwarnings(
-            "ignore", "This process .* is multi-threaded", DeprecationWarning, r"stepprof\.forking$"
+            "ignore", "This process .* is multi-threaded", DeprecationWarning, rf"{re.escape(__name__)}$"
         )
         try:
             pid = os.fork()

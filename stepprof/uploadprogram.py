@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepprof import childprocess
+from stepprof import childprocess, uploadjob
 
 __all__ = ["Program"]
 
@@ -118,4 +118,4 @@ class Program:
 def _program() -> str:
     """What it runs: with the modules that the job finds, and no others, such as those of the folder that the job runs in."""
     path = [str(entry) for entry in sys.path]
-    return f"import sys; sys.path[:] = {path!r}; from stepprof.uploadjob import main; sys.exit(main())"
+    return f"import sys; sys.path[:] = {path!r}; from {uploadjob.__name__} import main; sys.exit(main())"

@@ -10,16 +10,19 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import nullcontext
-from types import MethodType, coroutine
+from types import CodeType, MethodType, coroutine
 from typing import Any, TypeVar, cast
 
 from stepprof.current import cell
 
-__all__ = ["decorate", "refuse_undecorable"]
+__all__ = ["decorate", "refuse_undecorable", "wrappers"]
 
 F = TypeVar("F", bound="Callable[..., Any] | classmethod[Any, ..., Any]")
 
 Block = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+
+wrappers: set[CodeType] = set()
+"""The code of every kind of wrapper made so far: such a frame holds no lock, while the user's function runs above it."""
 
 
 def refuse_undecorable(function: object, what: str) -> None:
@@ -45,6 +48,13 @@ def decorate(
     """
     if isinstance(function, (staticmethod, classmethod)):
         return cast("F", type(function)(decorate(function.__func__, plain=plain, lane=lane)))
+    made = _wrapper(function, lane, plain or (lambda inner: _plain(inner, lane)))
+    wrappers.add(made.__code__)
+    return cast("F", made)
+
+
+def _wrapper(function: Any, lane: Block, plain: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """Return the wrapper for the kind of function that it is."""
     # of an object that can be called, the method says what a call of it is
     kind: Any = (
         function
@@ -52,15 +62,14 @@ def decorate(
         else type(function).__call__
     )
     if inspect.isasyncgenfunction(kind):
-        return cast("F", _async_generator(function, lane))
+        return _async_generator(function, lane)
     if inspect.iscoroutinefunction(kind) or inspect.iscoroutinefunction(function):
-        return cast("F", _coroutine(function, lane))
+        return _coroutine(function, lane)
     if inspect.isgeneratorfunction(kind):
         awaitable = kind.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE if hasattr(kind, "__code__") else 0
         wrapped = _generator(function, lane)
-        return cast("F", coroutine(wrapped) if awaitable else wrapped)
-
-    return cast("F", (plain or (lambda inner: _plain(inner, lane)))(function))
+        return coroutine(wrapped) if awaitable else wrapped
+    return plain(function)
 
 
 def _plain(function: Callable[..., Any], block: Block) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from stepprof import probes, torchfindings
+from stepprof import probes, torchfindings, torchprobe
 from stepprof.cli import main
 from stepprof.probes import machine_findings
 from stepprof.torchfindings import torch_findings
@@ -215,7 +215,7 @@ class TestTorchProbe:
     def stages(self, environ):
         """Run the probe in a process of its own; the outcome of each stage that it came to."""
         done = subprocess.run(
-            [sys.executable, "-m", "stepprof.torchprobe"],
+            [sys.executable, "-m", torchprobe.__name__],
             capture_output=True,
             text=True,
             check=True,

@@ -166,6 +166,27 @@ class TestSignals:
         assert (window["status"], window["error"]) == ("partial", "SIGTERM")
         assert warm.is_readable(window)
 
+    @pytest.mark.parametrize("name", ["__main__", "stepprof.examples", "stepprof.examples.grpo"])
+    def test_inside_a_decorated_function(self, warm, name):
+        """The capture is stopped at once: neither the decorator nor an installed example holds a lock."""
+        ran = warm.run(
+            """
+            stepprof.init()
+            __name__ = sys.argv[1]
+            @region
+            def update():
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)
+                print("put off")
+                time.sleep(60)
+            with profile_step(2, role="actor"):
+                update()
+            """,
+            name,
+        )
+        assert (ran.returncode, ran.stdout) == (-signal.SIGTERM, "")
+        assert warm.window()["error"] == "SIGTERM"
+
     @pytest.mark.parametrize("moment", ["to=armed", "to=recording", "to=flushing", "from=flushing"])
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_in_the_middle_of_our_own_act(self, warm, moment, number):

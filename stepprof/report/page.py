@@ -69,4 +69,4 @@ def _digest(text: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("stepprof.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
