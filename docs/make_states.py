@@ -1,4 +1,4 @@
-"""Writes the state diagram into docs/states.md, from the transitions that the machine is made of.
+"""Write the state diagram into the pages that show it, from the transitions that the machine is made of.
 
 python docs/make_states.py
 """
@@ -11,13 +11,13 @@ from transitions.extensions import GraphMachine
 
 from stepprof.machine import STATES, TRANSITIONS
 
-PAGE = Path(__file__).with_name("states.md")
+PAGES = tuple(Path(__file__).with_name(name) for name in ("states.md", "how-it-works.md"))
 BEGIN = "<!-- made by docs/make_states.py -->\n"
 END = "<!-- end -->\n"
 
 
 def diagram() -> str:
-    """The machine as a mermaid diagram."""
+    """Return the machine as a mermaid diagram."""
     machine = GraphMachine(
         states=list(STATES),
         transitions=[list(transition) for transition in TRANSITIONS],
@@ -27,7 +27,7 @@ def diagram() -> str:
     )
     source = machine.get_combined_graph().source
     lines = source[source.index("stateDiagram") :].splitlines()
-    # colours, and which state it happens to be in
+    # without colours and the current state
     drawn = [
         line.rstrip() for line in lines if line.strip() and not line.lstrip().lower().startswith("class")
     ]
@@ -35,11 +35,12 @@ def diagram() -> str:
 
 
 def with_diagram(page: str) -> str:
-    """The page with the diagram put in."""
+    """Return the page with the current diagram."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}```mermaid\n{diagram()}```\n{END}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_diagram(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(with_diagram(path.read_text()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["counted", "duration", "number", "printable", "size", "table"]
+__all__ = ["counted", "duration", "indented", "number", "printable", "size", "table"]
 
 NOTHING = "-"
 
@@ -33,6 +33,15 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], align: str =
         for row in cells
     )
     return "\n".join(line.rstrip() for line in lines)
+
+
+def indented(headers: Sequence[str]) -> list[str]:
+    """Return the headers of a table that is set off by two spaces.
+
+    >>> indented(("artifact", "kind"))
+    ['  artifact', 'kind']
+    """
+    return ["  " + headers[0], *headers[1:]]
 
 
 def printable(text: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 import stepprof
 from stepprof.cli import COMMANDS
+from stepprof.commands import engines, ls, memory, show, windows
 from stepprof.config import Config, load
 from stepprof.manifest import read_step
 
@@ -18,6 +20,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
+    ROOT / "examples" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -76,6 +79,40 @@ def test_commands_that_are_named_exist():
     }
     assert named - set(COMMANDS) == set()
     assert set(re.findall(r"\bstepprof ([a-z]+)\b", README)) >= set(COMMANDS)
+
+
+COLUMNS = {
+    "Runs": ls.RUN_COLUMNS,
+    "Steps": ls.STEP_COLUMNS,
+    "Windows": windows.WINDOW_COLUMNS,
+    "Engines": engines.ENGINE_COLUMNS,
+    "Files": windows.FILE_COLUMNS,
+    "Files in groups": windows.FILE_GROUP_COLUMNS,
+    "Memory peaks": memory.PEAK_COLUMNS,
+    "Memory at the peak": memory.PLACE_COLUMNS,
+    "Clocks": engines.CLOCK_COLUMNS,
+    "Regions": show.REGION_COLUMNS,
+    "Regions of many ranks": show.RANK_COLUMNS,
+}
+
+
+def columns_of(heading):
+    """The first cells of the table below a heading of docs/concepts.md."""
+    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    section = text.split(f"### {heading}\n")[1].split("\n#")[0]
+    return tuple(re.findall(r"^\| ([^|]+?) \|", section, re.MULTILINE))[1:]
+
+
+@pytest.mark.parametrize("heading", COLUMNS)
+def test_every_printed_column_is_defined(heading):
+    """The concepts page defines the columns of each table of `ls` and `show`, in their order."""
+    assert columns_of(heading) == COLUMNS[heading]
+
+
+def test_the_reference_is_current():
+    """docs/reference.md is what the docstrings say; `python docs/make_reference.py` writes it."""
+    made = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))
+    assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == made["page"]()
 
 
 def test_what_the_readme_adopts_records_what_it_says(tmp_path, monkeypatch):

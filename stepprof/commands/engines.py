@@ -11,7 +11,9 @@ from stepprof.ranges import label_ranges
 from stepprof.summary import engine_label, told_once
 from stepprof.tables import duration, table
 
-__all__ = ["clocks_table", "engine_notes", "engines_table"]
+__all__ = ["CLOCK_COLUMNS", "ENGINE_COLUMNS", "clocks_table", "engine_notes", "engines_table"]
+
+CLOCK_COLUMNS = ("clock of", "ahead ms", "± ms", "method")
 
 _Entry = Mapping[str, Any]
 _Column = tuple[str, str, Callable[[Sequence[_Entry]], "str | None"]]
@@ -64,6 +66,7 @@ _COLUMNS: tuple[_Column, ...] = (
     ("host", "l", lambda row: one_or_count((engine["host"] for engine in row), "host")),
     ("name", "l", lambda row: one_or_count((engine["name"] for engine in row), "engine")),
 )
+ENGINE_COLUMNS = tuple(header for header, _, _ in _COLUMNS)
 _WHERE_KNOWN = ("late s", "write s")
 
 
@@ -99,7 +102,7 @@ def clocks_table(clocks: Sequence[Mapping[str, Any]], *, show_all: bool = False)
         [clock["host"], f"{clock['offset_ns'] / 1e6:+.3f}", f"{clock['error_ns'] / 1e6:.3f}", clock["method"]]
         for clock in others
     ]
-    shown = table(["clock of", "ahead ms", "± ms", "method"], rows, "lrrl") if rows else ""
+    shown = table(CLOCK_COLUMNS, rows, "lrrl") if rows else ""
     return (
         f"{shown}\n({left_out} clocks with a smaller error are left out; --all shows them)"
         if left_out

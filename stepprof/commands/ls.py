@@ -14,7 +14,10 @@ from stepprof.manifest import list_runs, read_run, run_id_of, steps
 from stepprof.summary import StepSummary, summarize_step
 from stepprof.tables import size, table
 
-__all__ = ["add", "run"]
+__all__ = ["RUN_COLUMNS", "STEP_COLUMNS", "add", "run"]
+
+RUN_COLUMNS = ("run", "world", "steps", "windows", "engines", "bytes", "path")
+STEP_COLUMNS = ("step", "version", "windows", "engines", "roles", "ranks", "artifacts", "bytes", "findings")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     elif runs:
         say_text(
             table(
-                ["run", "world", "steps", "windows", "engines", "bytes", "path"],
+                RUN_COLUMNS,
                 [
                     [
                         r["run_id"],
@@ -65,7 +68,7 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
     if summaries:
         say_text(
             table(
-                ["step", "version", "windows", "engines", "roles", "ranks", "artifacts", "bytes", "findings"],
+                STEP_COLUMNS,
                 [
                     [
                         s.step if s.occurrences == 1 else f"{s.step} ({s.occurrence} of {s.occurrences})",

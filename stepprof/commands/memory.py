@@ -11,10 +11,12 @@ from stepprof.commands.grouping import FULL_ROWS
 from stepprof.memorypeaks import as_mapping, listed
 from stepprof.memorysnapshot import UNKNOWN, MemorySnapshot, read_snapshot
 from stepprof.plainfiles import read_table
-from stepprof.tables import duration, number, printable, size, table
+from stepprof.tables import duration, indented, number, printable, size, table
 
-__all__ = ["SNAPSHOT", "describe_memory", "memory_tables"]
+__all__ = ["PEAK_COLUMNS", "PLACE_COLUMNS", "SNAPSHOT", "describe_memory", "memory_tables"]
 
+PEAK_COLUMNS = ("memory", "device", "held", "peak", "at s", "max allocated", "max reserved", "out of memory")
+PLACE_COLUMNS = ("bytes", "blocks", "allocated by")
 SNAPSHOT = "memory-snapshot"
 SUMMARY = "memory-summary"
 HIGHEST = 5
@@ -109,8 +111,7 @@ def _peaks(folder: Path, entries: Sequence[_Entry], notes: list[str], *, show_al
     if len(rows) > FULL_ROWS and not show_all:
         left_out = len(rows) - HIGHEST
         rows = sorted(rows, key=lambda each: -each[0])[:HIGHEST]
-    headers = ["  memory", "device", "held", "peak", "at s", "max allocated", "max reserved", "out of memory"]
-    shown = table(headers, [row for _, row in rows], "lrrrrrrr")
+    shown = table(indented(PEAK_COLUMNS), [row for _, row in rows], "lrrrrrrr")
     return (
         f"{shown}\n  ({left_out} with less allocated are left out; --all shows them)" if left_out else shown
     )
@@ -132,7 +133,7 @@ def _top(snapshot: MemorySnapshot, entry: _Entry) -> Iterator[str]:
             ]
             for place in places
         ]
-        yield f"{printable(title)}\n{table(['  bytes', 'blocks', 'allocated by'], rows, 'rrl')}"
+        yield f"{printable(title)}\n{table(indented(PLACE_COLUMNS), rows, 'rrl')}"
 
 
 def _short(frame: str) -> str:

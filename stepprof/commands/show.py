@@ -31,7 +31,10 @@ from stepprof.statuses import missed_requests
 from stepprof.summary import RegionTime, absent_ranks, ordered_ranks, region_times
 from stepprof.tables import duration, number, printable, table
 
-__all__ = ["add", "render_step", "run"]
+__all__ = ["RANK_COLUMNS", "REGION_COLUMNS", "add", "render_step", "run"]
+
+REGION_COLUMNS = ("role", "region", "calls", "raised")
+RANK_COLUMNS = ("ranks", "min s", "mean s", "max s", "slowest")
 
 _RANKS_SIDE_BY_SIDE = 6  # more than that: the spread over the ranks instead of a column for each
 
@@ -173,12 +176,8 @@ def _regions_table(times: Sequence[RegionTime], *, show_all: bool) -> str:
                 str(slowest),
             ]
         rows.append([role or "step", name, number(calls), number(errors) if errors else None, *spread])
-    columns = (
-        [f"rank {rank} s" for rank in ranks]
-        if side_by_side
-        else ["ranks", "min s", "mean s", "max s", "slowest"]
-    )
-    text = table(["role", "region", "calls", "raised", *columns], rows, "llrr" + "r" * len(columns))
+    columns = [f"rank {rank} s" for rank in ranks] if side_by_side else RANK_COLUMNS
+    text = table([*REGION_COLUMNS, *columns], rows, "llrr" + "r" * len(columns))
     return f"{text}\n({left_out} regions that took less are left out; --all shows them)" if left_out else text
 
 

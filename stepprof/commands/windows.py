@@ -9,9 +9,12 @@ from typing import Any
 from stepprof.commands.grouping import RANGES, grouped, spread
 from stepprof.ranges import ranges
 from stepprof.rundir import step_folder
-from stepprof.tables import duration, number, size, table
+from stepprof.tables import duration, indented, number, size, table
 
 __all__ = [
+    "FILE_COLUMNS",
+    "FILE_GROUP_COLUMNS",
+    "WINDOW_COLUMNS",
     "artifacts_table",
     "bytes_of",
     "events_of",
@@ -20,6 +23,8 @@ __all__ = [
     "windows_table",
 ]
 
+FILE_COLUMNS = ("artifact", "kind", "bytes")
+FILE_GROUP_COLUMNS = ("artifact", "kind", "files", "bytes in all")
 _ALWAYS = 5
 """So many columns are there in any case: whose window it is, how it ended, how long it took."""
 _NOTHING = frozenset((None, duration(0)))
@@ -62,12 +67,12 @@ def artifacts_table(entries: Iterable[_Entry], *, show_all: bool = False) -> str
     )
     if len(groups.rows) == len(artifacts):
         rows = [["  " + each["path"], each["kind"], size(each["bytes"])] for each in artifacts]
-        return table(["  artifact", "kind", "bytes"], rows, "llr")
+        return table(indented(FILE_COLUMNS), rows, "llr")
     rows = [
         ["  " + _paths(row), row[0]["kind"], number(len(row)), size(sum(each["bytes"] for each in row))]
         for row in groups.rows
     ]
-    shown = table(["  artifact", "kind", "files", "bytes in all"], rows, "llrr")
+    shown = table(indented(FILE_GROUP_COLUMNS), rows, "llrr")
     return f"{shown}\n  ({groups.note('files')})"
 
 
@@ -178,3 +183,4 @@ _COLUMNS: tuple[_Column, ...] = (
     ("events", "r", events_of),
     ("joined", "l", _first(_capture)),
 )
+WINDOW_COLUMNS = tuple(header for header, _, _ in _COLUMNS)
