@@ -17,7 +17,7 @@ from test_remote_vllm import make_window
 
 from stepprof.remote import artifacts
 from stepprof.remote.artifacts import adopt
-from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.enginefiles import (
     check_named_folder,
     is_engine_file,
@@ -27,7 +27,9 @@ from stepprof.remote.enginefiles import (
 )
 from stepprof.remote.httpclient import Client
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.sglang_files import find, is_whole, require_writable
+from stepprof.remote.sglang import SglangServer
+from stepprof.remote.sglang_files import bring, discard, find, is_whole, require_writable
+from stepprof.remote.sglang_request import Facts, Request
 from stepprof.remote.vllm import VllmServer
 from stepprof.remote.vllm_args import lay_out
 from stepprof.remote.vllm_folder import TraceFolder
@@ -260,6 +262,18 @@ class TestTraceFolder:
         assert (tmp_path / "home" / "profiler_out_0.txt").exists()
 
 
+def no_links(path: Path, target: Path) -> None:
+    """Stand in for a file system without hard links."""
+    raise PermissionError(1, "no links here")
+
+
+FIELDS = {
+    "components": {
+        "schemas": {"ProfileReq": {"properties": {key: {} for key in ("output_dir", "with_stack")}}}
+    }
+}
+
+
 class TestSglang:
     def test_only_plain_files_are_traces(self, tmp_path) -> None:
         """As of vLLM; also in the folders of torch_npu, and through no linked folder."""
@@ -274,6 +288,75 @@ class TestSglang:
         assert find(folder) == []
         assert not is_whole(folder / "a-TP-0.trace.json.gz")
         assert not is_whole(folder / "b-TP-1.trace.json.gz")
+
+    TRACE = "x-TP-0.trace.json"
+    SNAPSHOT = "x-TP-0-memory.pickle"
+    ASCEND = "h_7_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"
+
+    @needs_root
+    def test_only_files_of_the_engines_user(self, window) -> None:
+        """Traces, snapshots and folders of torch_npu that another user left are neither brought nor removed."""
+        folder = window.output
+        facts = Facts("engine", users=writers(os.geteuid()))
+        both = Request({}, backends=("torch", "memory"))
+        for name in (self.TRACE, self.SNAPSHOT, self.ASCEND):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            written(folder, kineto(EVENT), name)
+            os.chown(folder / name, NOBODY, NOBODY)
+        assert find(folder, facts.users) == []
+        assert not is_whole(folder / self.TRACE, facts.users)
+        brought = bring(folder, window, facts, both)
+        assert brought.artifacts == []
+        assert brought.problems == ["no memory snapshot of the engine's rank 0"]
+        discard(folder, facts.users)
+        assert all((folder / name).exists() for name in (self.TRACE, self.SNAPSHOT, self.ASCEND))
+
+    @needs_root
+    @pytest.mark.parametrize("name", [TRACE, ASCEND])
+    @pytest.mark.parametrize("links", [True, False])
+    def test_files_of_an_engine_of_another_user(self, window, monkeypatch, name, links) -> None:
+        """Are brought, also from a folder of torch_npu on a file system without links; a hard link to the driver's file is not."""
+        if not links:
+            monkeypatch.setattr(Path, "hardlink_to", no_links)
+        file = window.output / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written(window.output, kineto(EVENT), name)
+        facts = Facts("engine", users=writers(NOBODY))
+        assert bring(window.output, window, facts, Request({})).artifacts == []
+        os.chown(file, NOBODY, NOBODY)
+        (artifact,) = bring(window.output, window, facts, Request({})).artifacts
+        assert artifact.events == 1
+
+    def record(self, window: EngineWindow, owners: list[int]) -> Stopped:
+        """Record with a server of another user, where each rank's trace has one of these owners."""
+        routes = {
+            "GET /server_info": (200, json.dumps({"tp_size": len(owners), "version": "0.5.23"})),
+            "GET /openapi.json": (200, json.dumps(FIELDS)),
+            "POST /start_profile": (200, ""),
+            "POST /stop_profile": (200, ""),
+        }
+        with server_of_stranger(routes) as port:
+            driver = SglangServer(Client(f"http://127.0.0.1:{port}"))
+            for verb in (driver.arm, driver.start):
+                remote_loop().submit(verb(window)).result(20)
+            assert driver.writes_to is not None
+            for rank, user in enumerate(owners):
+                os.chown(written(driver.writes_to, kineto(EVENT), f"x-TP-{rank}.trace.json"), user, user)
+            return remote_loop().submit(driver.stop(window)).result(20)
+
+    @needs_root
+    def test_a_server_of_another_user(self, shared, tmp_path) -> None:
+        """From arm to stop: the trace of the server's user is brought, the one that a third user left is not."""
+        stopped = self.record(make_window(tmp_path, trace_dir=shared), [NOBODY, 1234])
+        assert [Path(artifact.path).name for artifact in stopped.artifacts] == ["rank-0.trace.json.gz"]
+        assert stopped.partial == "no trace of the engine's rank 1 of 2"
+        assert [path.name for path in shared.rglob("*.json")][-1] == "x-TP-1.trace.json"
+
+    @needs_root
+    def test_only_files_of_a_third_user(self, shared, tmp_path) -> None:
+        """The reason says so."""
+        said = failure(self.record, make_window(tmp_path, trace_dir=shared), [1234])
+        assert "belong to another user than the engine" in said
 
     @needs_root
     def test_the_trial_of_a_folder_writes_through_no_link(self, shared) -> None:

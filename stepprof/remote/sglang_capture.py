@@ -166,9 +166,10 @@ class SglangCapture:
 
     async def finish(self, window: EngineWindow) -> Stopped:
         """End a capture whose stop failed, or never came; it is left alone where another stop has ended it."""
-        sent = self._sent
-        over = sent is not None and not sent.request.by_stage and bool(await in_thread(find, sent.folder))
-        return await self._end(send=not over)
+        sent, facts = self._sent, self._facts
+        if sent is None or facts is None or sent.request.by_stage:
+            return await self._end(send=True)
+        return await self._end(send=not await in_thread(find, sent.folder, facts.users))
 
     @property
     def writes_to(self) -> Path | None:
@@ -223,14 +224,14 @@ class SglangCapture:
             recorded = await self._send_stop(sent)
         self._sent = None
         if not facts.answers and sent.request.writes_traces:
-            await _until_whole(sent.folder, facts.workers, UNANSWERED_SECONDS)
+            await _until_whole(sent.folder, facts, UNANSWERED_SECONDS)
         elif facts.ranks > facts.tp:  # only the first stage of a pipeline is waited for
-            await _until_whole(sent.folder, facts.workers, STAGES_SECONDS)
+            await _until_whole(sent.folder, facts, STAGES_SECONDS)
         brought = await in_thread(_bring, sent, facts)
         if sent.request.by_stage and len(brought.stages) < 2:
             await self._clear(sent, facts)
         if not brought.artifacts and not brought.problems:
-            raise EngineFailure(_nothing(recorded, sent), "ok")
+            raise EngineFailure(await in_thread(_nothing, recorded, sent), "ok")
         ended_itself = not recorded and _reached_bound(brought.artifacts, sent.request)
         if not recorded and not ended_itself:
             brought.problems.insert(0, STOPPED_BY_OTHERS)
@@ -269,7 +270,7 @@ class SglangCapture:
         await self._free()
         if part is not None:
             part.abandon()
-        await in_thread(discard, sent.folder)
+        await in_thread(discard, sent.folder, facts.users)
 
     async def _send_stop(self, sent: _Sent) -> bool | None:
         sent.doubtful = False
@@ -327,6 +328,8 @@ def _reached_bound(artifacts: Sequence[Artifact], request: Request) -> bool:
 
 
 def _nothing(recorded: bool | None, sent: _Sent) -> str:
+    if find(sent.folder):
+        return f"the traces in {sent.folder} belong to another user than the engine"
     if recorded:
         return (
             f"the stop has returned, and there is no trace in {sent.folder}: the engine sees another folder under that name; name one that "
@@ -337,12 +340,13 @@ def _nothing(recorded: bool | None, sent: _Sent) -> str:
     return "the engine says that it was not recording, and left no trace: somebody else stopped it, or it was started anew"
 
 
-async def _until_whole(folder: Path, workers: int, seconds: float) -> None:
+async def _until_whole(folder: Path, facts: Facts, seconds: float) -> None:
     """Wait for files that nobody announces."""
     waited = 0.0
     while waited < seconds:
-        found = await in_thread(find, folder)
-        if len(found) >= workers and all([await in_thread(is_whole, each.path) for each in found]):
+        found = await in_thread(find, folder, facts.users)
+        whole = [await in_thread(is_whole, each.path, facts.users) for each in found]
+        if len(found) >= facts.workers and all(whole):
             return
         await asyncio.sleep(LOOK_SECONDS)
         waited += LOOK_SECONDS

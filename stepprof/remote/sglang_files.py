@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import re
 import secrets
 import shutil
@@ -22,7 +23,7 @@ from stepprof.files import publish, temporary
 from stepprof.log import logger
 from stepprof.remote.artifacts import adopt, damages, opened
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.enginefiles import is_engine_file, open_engine_file
+from stepprof.remote.enginefiles import is_engine_file, open_engine_file, writers
 from stepprof.remote.sglang_stages import STAGES, cut
 from stepprof.window import Artifact
 
@@ -128,15 +129,20 @@ def require_writable(folder: Path, doing: str) -> None:
         )
 
 
-def find(folder: Path) -> list[Found]:
-    """Every trace that the engine has written there."""
-    return [*_files(folder), *_ascend_folders(folder)]
+def find(folder: Path, users: frozenset[int] | None = None) -> list[Found]:
+    """Return every trace that the engine has written there.
+
+    Args:
+        folder: where to look.
+        users: who may own them, as `writers` returns them.
+    """
+    return [*_files(folder, users), *_ascend_folders(folder, users)]
 
 
-def _files(folder: Path) -> Iterator[Found]:
+def _files(folder: Path, users: frozenset[int] | None) -> Iterator[Found]:
     for path in sorted(folder.glob("*TP-*.trace.json*")):
         match = _NAME.search(path.name)
-        if match is None or not is_engine_file(path, None) or path.name.startswith((".", "merged-")):
+        if match is None or not is_engine_file(path, users) or path.name.startswith((".", "merged-")):
             continue
         stage = match["stage"]
         yield Found(
@@ -148,11 +154,11 @@ def _files(folder: Path) -> Iterator[Found]:
         )
 
 
-def _ascend_folders(folder: Path) -> Iterator[Found]:
+def _ascend_folders(folder: Path, users: frozenset[int] | None) -> Iterator[Found]:
     """torch_npu's: one folder for each process and capture, with its rank in the name of one of its files; in the order of time, a
     second one of a rank is the second stage."""
     by_rank: dict[int, list[Path]] = {}
-    traces = [path for path in folder.glob(_ASCEND) if _is_in_own_folders(path)]
+    traces = [path for path in folder.glob(_ASCEND) if _is_in_own_folders(path, users)]
     for number, trace in enumerate(sorted(traces, key=lambda path: path.lstat().st_mtime_ns)):
         infos = [
             re.fullmatch(r"profiler_info_(\d+)\.json", info.name)
@@ -167,18 +173,18 @@ def _ascend_folders(folder: Path) -> Iterator[Found]:
             yield Found(trace, tp=rank, stage=stage)
 
 
-def _is_in_own_folders(trace: Path) -> bool:
-    """Return whether neither a trace of torch_npu's nor a folder that it lies in is a link."""
-    return is_engine_file(trace, None) and not any(folder.is_symlink() for folder in trace.parents[:2])
+def _is_in_own_folders(trace: Path, users: frozenset[int] | None) -> bool:
+    """Return whether a trace of torch_npu's is the engine's, and no folder that it lies in is a link."""
+    return is_engine_file(trace, users) and not any(folder.is_symlink() for folder in trace.parents[:2])
 
 
 def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) -> Brought:
     """Make what the engine wrote the run's: each asked-for rank's file under its name, the others away. Blocks."""
     brought = Brought()
     seen: set[int] = set()
-    found = find(folder)
+    found = find(folder, facts.users)
     for each in found:
-        stage = each.stage or (_stage(each, found) if request.by_stage else None)
+        stage = each.stage or (_stage(each, found, facts.users) if request.by_stage else None)
         trace = Found(each.path, each.tp, each.dp, each.pp, stage)
         worker = trace.worker(facts)
         if stage is not None:
@@ -193,7 +199,7 @@ def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) ->
             brought.problems.append(str(error))
     asked = window.workers if window.workers is not None else frozenset(range(facts.workers))
     if "memory" in request.backends:
-        _bring_snapshots(folder, window, asked, brought)
+        _bring_snapshots(folder, window, asked, facts.users, brought)
     missing = sorted(worker for worker in asked if worker not in seen)
     if found and missing:
         which = ", ".join(map(str, missing))
@@ -201,12 +207,18 @@ def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) ->
     return brought
 
 
-def _bring_snapshots(folder: Path, window: EngineWindow, asked: frozenset[int], brought: Brought) -> None:
+def _bring_snapshots(
+    folder: Path,
+    window: EngineWindow,
+    asked: frozenset[int],
+    users: frozenset[int] | None,
+    brought: Brought,
+) -> None:
     """Those of the allocators: one for each process, told apart by its rank in the name."""
     seen = set()
     for path in sorted(folder.glob("*TP-*-memory*.pickle")):
         match = _SNAPSHOT.search(path.name)
-        if match is None or path.name.startswith(".") or not is_engine_file(path, None):
+        if match is None or path.name.startswith(".") or not is_engine_file(path, users):
             continue
         rank = int(match["tp"])
         if rank not in asked:
@@ -240,7 +252,8 @@ def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) 
     if trace.stage is not None:
         states["stage"] = trace.stage
     name = trace.name(facts)
-    whole = adopt(_own_copy(trace.path, window.output), window, name, **states)
+    source, users = _own_copy(trace.path, window.output, facts.users)
+    whole = adopt(source, window, name, users=users, **states)
     if not cut_it:
         return [whole]
     path = window.folder / whole.path
@@ -259,27 +272,28 @@ def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) 
     ]
 
 
-def _own_copy(path: Path, output: Path) -> Path:
-    """An Ascend trace stays in its folder, beside tables that are read together with it."""
+def _own_copy(path: Path, output: Path, users: frozenset[int] | None) -> tuple[Path, frozenset[int] | None]:
+    """Return what may be moved in the place of a trace, and who may own it: an Ascend trace stays next to the tables that are read with it."""
     if path.name != "trace_view.json":
-        return path
+        return path, users
     copy = output / f"{path.parents[1].name}.json"
-    with contextlib.suppress(FileExistsError):
-        try:
-            copy.hardlink_to(path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            shutil.copyfile(path, copy)
-    return copy
+    try:
+        copy.hardlink_to(path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        with open_engine_file(path, users) as source, copy.open("xb") as target:
+            shutil.copyfileobj(source, target)
+        return copy, writers(os.geteuid())
+    return copy, users
 
 
-def _stage(trace: Found, others: Iterable[Found]) -> str | None:
+def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) -> str | None:
     """Which stage a window's end cut off: such a file does not say so in its name."""
     same = {each.stage for each in others if (each.tp, each.dp, each.pp) == (trace.tp, trace.dp, trace.pp)}
     if "prefill" in same:
         return "decode"
-    with contextlib.suppress(OSError, *damages()), opened(trace.path) as stream:
+    with contextlib.suppress(OSError, *damages()), opened(trace.path, users) as stream:
         held = b""
         while block := stream.read(_BLOCK):
             match = _STEP.search(held + block)
@@ -289,10 +303,10 @@ def _stage(trace: Found, others: Iterable[Found]) -> str | None:
     return None
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a file can be read to its end: asked where nobody says that it is."""
+def is_whole(path: Path, users: frozenset[int] | None = None) -> bool:
+    """Whether a file of one of these users can be read to its end: asked where nobody says that it is."""
     try:
-        with open_engine_file(path) as file, gzip.GzipFile(fileobj=file) as stream:
+        with open_engine_file(path, users) as file, gzip.GzipFile(fileobj=file) as stream:
             while stream.read(_BLOCK):
                 pass
     except (OSError, EOFError, zlib.error):
@@ -300,9 +314,10 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def discard(folder: Path) -> None:
-    """Throw away what the engine wrote there."""
-    for path in (*(each.path for each in find(folder)), *folder.glob("*TP-*-memory*.pickle")):
+def discard(folder: Path, users: frozenset[int] | None = None) -> None:
+    """Throw away what the engine, which runs as one of these users, wrote there."""
+    snapshots = [path for path in folder.glob("*TP-*-memory*.pickle") if is_engine_file(path, users)]
+    for path in (*(each.path for each in find(folder, users)), *snapshots):
         try:
             path.unlink(missing_ok=True)
         except OSError as error:

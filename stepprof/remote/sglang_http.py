@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.redaction import quoted
 from stepprof.remote.base import Clock, EngineFailure, Stopped
+from stepprof.remote.enginefiles import user_of_server, writers
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import Started
 from stepprof.remote.nsys_server import NsysServer
@@ -121,7 +122,12 @@ class _ServerLink:
             version,
             self._fields,
             answers="with_stack" in self._fields,
+            users=await in_thread(self._users),
         )
+
+    def _users(self) -> frozenset[int] | None:
+        """Return whose files count as the server's; None: every user's, as on another host. Blocks."""
+        return writers(user_of_server(self._client.address.port)) if self._client.same_host else None
 
     async def nsys(self, window: EngineWindow) -> Started:
         """How the process that listens there was started under nsys."""

@@ -19,12 +19,14 @@ import asyncio
 import concurrent.futures
 import importlib
 import inspect
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.enginefiles import writers
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import Started, this_process
 from stepprof.remote.sglang_request import Facts, refuse_environment
@@ -91,7 +93,14 @@ class ObjectLink:
             for key in ("device", "sleep_on_idle", "tp_size", "pp_size", "dp_size", "enable_dp_attention")
         }
         answers = inspect.iscoroutinefunction(getattr(self._manager, "stop_profile", None))
-        return Facts.of(self._name, known, _version(), _fields(self._manager), answers=answers)
+        return Facts.of(
+            self._name,
+            known,
+            _version(),
+            _fields(self._manager),
+            answers=answers,
+            users=writers(os.geteuid()),
+        )
 
     async def facts(self, window: EngineWindow) -> Facts:
         """The same, where it may be started at all."""

@@ -68,6 +68,8 @@ class Facts:
     """What its start takes."""
     answers: bool = True
     """Its stop is answered, when the files are there; 0.4.6 does not."""
+    users: frozenset[int] | None = None
+    """The users whose files count as the engine's (`stepprof.remote.enginefiles.writers`); None: every user's."""
 
     @classmethod
     def of(

@@ -11,6 +11,7 @@ import random
 import shutil
 import socket
 import sqlite3
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def said(path: Path, chance: Random) -> None:
         lines[at : at + 1] = [changed] * (100 if chance.random() < 0.25 and len(changed) < 10_000 else 1)
         path.write_text("\n".join(lines) + "\n")
     elif name.endswith(".gz"):
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError, zlib.error):
             text = gzip.decompress(path.read_bytes()).decode(errors="replace")
             path.write_bytes(gzip.compress(_changed(text, chance).encode(), 1))
     elif name.endswith(".json"):
