@@ -251,6 +251,17 @@ class TestLaunch:
         assert "says why" in done.stderr
         assert "USDT" not in done.stderr
 
+    def test_nothing_on_stderr_reaches_the_terminal_as_it_is(self, run_script, tmp_path) -> None:
+        """Control characters of a rank are shown as escapes, a password as "…", and a line without an end is cut."""
+        script = tmp_path / "loop.py"
+        script.write_text(
+            "import os\n"
+            r"os.write(2, b'\x1b]0;title\x07 \x1b[2Jnot http://me:secret@node/a \xff\n' + b'x' * 300_000 + b'\n')"
+        )
+        done = run_script(LAUNCHING, str(script))
+        assert r"\x1b]0;title\x07 \x1b[2Jnot http://…@node/a" in done.stderr
+        assert all(line.isprintable() and len(line) < 3000 for line in done.stderr.splitlines())
+
     @pytest.mark.parametrize(
         ("number", "status", "patience"),
         [

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import IO
 
 from stepprof.commands.output import say
+from stepprof.redaction import quoted
 
 __all__ = ["launch"]
 
@@ -30,6 +31,8 @@ NOISE = re.compile(r"^(USDT:.*)?$")
 
 Kineto ends its lines in a write of their own, so that those of two ranks can leave an empty one.
 """
+LONGEST_LINE = 1 << 16
+"""Characters that are read at once; the rest of a longer line is the next one."""
 STOP_SECONDS = 40.0
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -92,11 +95,10 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _relay(stream: IO[str] | None, stopping: threading.Event) -> None:
-    """Passes on what the ranks say on stderr; not how torchrun takes it to be stopped, which fills a screen."""
-    for line in stream or ():
+    """Pass on what the ranks write to stderr, fit for a terminal; not torchrun's traceback when it is stopped, which fills a screen."""
+    while stream is not None and (line := stream.readline(LONGEST_LINE)):
         if not (NOISE.match(line) or stopping.is_set()):
-            sys.stderr.write(line)
-            sys.stderr.flush()
+            say(quoted(line.rstrip("\n")), file=sys.stderr)
 
 
 @contextmanager
