@@ -20,6 +20,9 @@ __all__ = ["DEPTH", "is_number", "parse_json", "whole_pairs"]
 DEPTH = 64
 _LONGEST_NUMBER = 20
 _LONG_NUMBER = b"0" * _LONGEST_NUMBER
+_SURROGATES = (b"ud", b"uD")
+_FEW = 10_000
+"""So many escapes are looked at one by one."""
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _INT64 = 1 << 63
 _ESCAPES = re.compile(
@@ -65,9 +68,21 @@ def whole_pairs(data: bytes) -> bytes:
     >>> whole_pairs(rb'"\ud83d\ude00 \udc80 \\ud800"')
     b'"\\ud83d\\ude00 \\ufffd \\\\ud800"'
     """
-    if b"\\ud" not in data and b"\\uD" not in data:
+    if not _has_surrogates(data):
         return data
     return _ESCAPES.sub(lambda found: b"\\ufffd" if found["half"] else found[0], data)
+
+
+def _has_surrogates(data: bytes) -> bool:
+    """Return whether an escape in JSON is a half of a surrogate pair, or of a whole one."""
+    at = data.find(b"\\")  # one byte is found at 20 GB/s, three at one
+    for _ in range(_FEW):
+        if at < 0:
+            return False
+        if data[at + 1 : at + 3] in _SURROGATES:
+            return True
+        at = data.find(b"\\", at + 2)
+    return at >= 0 and any(each in data for each in _SURROGATES)
 
 
 def is_number(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -154,3 +155,15 @@ def test_step_folders_that_are_none(run, reader):
         (run / name).mkdir()
     (listed,) = carried_out(reader, run, "ls RUN")
     assert listed.count("\n") == 4
+
+
+def test_half_of_a_surrogate_pair_in_a_trace(run, reader):
+    """It costs no event in `merge` and `report`, and `check` says what became of it."""
+    trace = run / "step-000002/rollout/replica-0/rank-0.trace.json"
+    trace.write_text(trace.read_text().replace("[DECODE", r"\ud800x"))  # as long as it was
+    commands = ("merge json", "merge", "report", "show", "check")
+    merged, _, report, _, check = carried_out(reader, run, *commands)
+    drawn = gzip.decompress((run.parents[1] / "timeline.json.gz").read_bytes())
+    assert drawn.count("step\ufffdx bs=4".encode()) == 8
+    told = "half of a surrogate pair: replaced by U+FFFD"
+    assert all(told in " ".join(out.split()) for out in (merged, report, check))

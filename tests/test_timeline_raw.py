@@ -319,6 +319,20 @@ class TestDamage:
         assert {msgspec.json.decode(each.args)["who"] for each in raw.events} == {"zoë 東京"}
         assert raw.findings == ["28 bytes are not UTF-8: replaced by U+FFFD"]
 
+    @pytest.mark.parametrize("layout", [pretty, compact])
+    def test_half_of_a_surrogate_pair(self, write, layout, small_blocks):
+        """It costs no event: it is replaced in names, arguments and the header, and pairs stay as they are; other events are not touched."""
+        events = [event(n, name="NAME", args={"KEY": "NAME"}) if n % 7 == 0 else event(n) for n in range(50)]
+        text = layout(events, host_name="NAME").replace(b"NAME", rb"\ud83d\ude00 \udc80 \\ud800")
+        raw = read_raw(write(text.replace(b"KEY", rb"\uD800")))
+        assert len(raw.events) == 50
+        sound = "😀 \ufffd \\ud800"
+        assert {each.name for each in raw.events if each.ts % 7 < 1} == {sound}
+        assert msgspec.json.decode(raw.events[0].args) == {"\ufffd": sound}
+        assert raw.events[1].name == "op 1"
+        assert raw.header["host_name"] == sound
+        assert raw.findings == ["some texts hold half of a surrogate pair: replaced by U+FFFD"]
+
     def test_which_files_are_whole(self, write):
         """A file of which events are missing is not whole; one that was repaired is."""
         text = compact([event(n) for n in range(20)])

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from stepprof.plainjson import whole_pairs
 from stepprof.timeline.salvage import DECODE_ERRORS
 from stepprof.timeline.times import FLOAT_EXACT_US
 
@@ -63,9 +64,16 @@ class EventDecoder:
 
     def __init__(self) -> None:
         self._exact: bool | None = None
+        self.halves = False
+        """Whether halves of surrogate pairs were replaced, also among arguments, which are not decoded here."""
 
     def __call__(self, text: bytes) -> list[Event]:
         """Decode an array. Raises one of DECODE_ERRORS."""
+        sound = whole_pairs(text)
+        self.halves |= sound is not text and sound != text
+        return self._decode(sound)
+
+    def _decode(self, text: bytes) -> list[Event]:
         if not self._exact:
             events: list[Event] = _events.decode(text)
             if self._exact is None and events:  # absolute or relative, a file is the same throughout
@@ -81,7 +89,7 @@ class EventDecoder:
 def loosely(text: bytes) -> Event | None:
     """An event whose fields have other types than they should: what cannot be a name, a number or an id is left out."""
     try:
-        fields: Any = msgspec.json.decode(text)
+        fields: Any = msgspec.json.decode(whole_pairs(text))
     except DECODE_ERRORS:
         return None
     if not isinstance(fields, dict) or not isinstance(fields.get("ph"), str):

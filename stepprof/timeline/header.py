@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from stepprof.plainjson import whole_pairs
 from stepprof.timeline.salvage import DECODE_ERRORS
 
 __all__ = ["ending", "is_nested", "table"]
@@ -53,7 +54,7 @@ def is_nested(head: bytes) -> bool:
 
 def table(text: bytes) -> dict[str, object]:
     """Decode a top level without its events. Raises one of DECODE_ERRORS."""
-    content: dict[str, object] = _header.decode(text)
+    content: dict[str, object] = _header.decode(whole_pairs(text))
     content.pop("", None)
     content.pop("traceEvents", None)
     return content

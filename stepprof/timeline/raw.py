@@ -82,6 +82,8 @@ class TraceStream:
             self.findings.append(
                 f"{self._repaired} event{'s were' if several else ' was'} repaired: unescaped names, control characters, or fields of the wrong type"
             )
+        if self._decode.halves:
+            self.findings.append("some texts hold half of a surrogate pair: replaced by U+FFFD")
         self.findings += self._utf8.finding()
 
     def head(self) -> None:
