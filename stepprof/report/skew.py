@@ -38,12 +38,14 @@ def end_skew(processes: Sequence[Process], waits: Mapping[str, Waiting]) -> list
         held, waiting = process.held(), waits.get(process.label, Waiting())
         stood = (waiting.when | waiting.for_profiler | waiting.unmatched) - process.working()[0]
         left_open = {role for role, _ in process.open_ended()}
+        # a region without a role may be of a window that has not ended
+        unfollowed = left_open | {None} if left_open else left_open
         for window in process.windows:
             if window.role not in left_open:
                 part = _Part(process, window.start, window.end, held, stood)
                 _extend(phases[process.island, (window.role, None)], part)
         for region in process.regions if process.is_followed else []:
-            if region.role not in left_open:
+            if region.role not in unfollowed:
                 part = _Part(process, region.first, region.last, held, stood)
                 _extend(phases[process.island, (region.role, region.name)], part)
     rows = [_row(phase, list(parts.values())) for (_, phase), parts in phases.items() if len(parts) > 1]
