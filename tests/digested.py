@@ -206,12 +206,10 @@ def _i4(values):
     return np.array(values, np.int32)
 
 
-def peer(
-    label, rank, *calls, world=None, groups=(), error=0, host="h", island="", captured=None, whole=False
-):
+def peer(label, rank, *calls, world=None, groups=(), error=0, host="h", island="", captured=None, whole=None):
     """The communication of one rank, as it is matched: calls (start, duration) of gloo's all-reduce, (name, start, duration), or (…, arguments); times in milliseconds.
 
-    `captured`: first and last time of its captures; `whole`: whether these hold all of its windows.
+    `captured`: first and last time of its captures; `whole`: whether these hold all of its windows; None: they do where `captured` does not say how far they go.
     """
     slices = [call if isinstance(call[0], str) else ("gloo:all_reduce", *call) for call in calls]
     tracks = [("stream", "20") if name.startswith("nccl") else ("thread", "worker") for name, *_ in slices]
@@ -236,7 +234,7 @@ def peer(
         error_ns=round(error * MS),
         machine=host,
         captured=None if captured is None else Intervals.one(T0 + captured[0] * MS, T0 + captured[1] * MS),
-        whole=whole,
+        whole=captured is None if whole is None else whole,
     )
 
 

@@ -195,6 +195,13 @@ class TestOneGroup:
         ]
         assert matched(*more) == []
 
+    def test_with_a_root_damaged_traces_alone_prove_no_count(self):
+        """Each has lost a call, which need not be the same one. A third trace that is whole says how many there are."""
+        calls = [("gloo:broadcast", 0, 1), ("gloo:broadcast", 50, 1)]
+        damaged = [peer(str(rank), rank, *calls, world=3, whole=False) for rank in range(3)]
+        assert matched(*damaged) == []
+        assert len(matched(*damaged[:2], peer("2", 2, *calls, world=3))) == 1
+
     def test_with_a_root_whole_windows_hold_the_same_calls(self):
         """Rank 1 began its window late, after rank 0 had entered the first broadcast, and rank 0 ended its own before rank 1 entered the last one: no call of either lies outside. Of a capped one that is not known."""
 

@@ -308,7 +308,7 @@ def _match_in_order(kind: Kind, entries: Mapping[int, Rows], peers: Sequence[Pee
     elif (
         _overlap(entries, found, error)
         if synchronises(kind)
-        else all(peers[at].whole for at in entries) or _all_within(entries, found, shared, error)
+        else _hold_the_same(entries, peers, found, shared, error)
     ):
         _take(kind, entries, peers, found)
 
@@ -339,10 +339,21 @@ def _inside(times: Times, shared: Intervals, slack: int) -> npt.NDArray[np.bool_
     )
 
 
-def _all_within(entries: Mapping[int, Rows], found: Matching, shared: Intervals | None, error: int) -> bool:
-    """Whether all calls begin where every member was captured: with a root their overlap says nothing, and a member that was captured for longer may have another one in place of one that it lacks."""
-    if shared is None:
-        return True
+def _hold_the_same(
+    entries: Mapping[int, Rows],
+    peers: Sequence[Peer],
+    found: Matching,
+    shared: Intervals | None,
+    error: int,
+) -> bool:
+    """Whether as many calls with a root are the same ones on each member: their overlap says nothing.
+
+    They are where captures hold all windows. Else all must begin where every member was captured: one that was captured for longer may have another call in place of one that it lacks. Of a damaged
+    trace it is not known what is missing: then a member whose captures hold everything says how many there were.
+    """
+    whole = [peers[at].whole for at in entries]
+    if all(whole) or shared is None:
+        return any(whole)
     slack = -error - TOLERANCE_NS
     if not all(found.columns[at].finished.all() for at in entries):  # one more call that may be of this kind
         return False
