@@ -104,6 +104,28 @@ FOUND = {
         local="mixed",
         profiler="differing",
     ),
+    "a clock that may be wrong puts no one before a receiver left who came later": Shape(
+        seed=415,
+        ranks=8,
+        machines=2,
+        clock_error=True,
+        phases=("critic", "ref", "actor"),
+        kinds=("broadcast",),
+        rounds=3,
+        local="mixed",
+        fates=((0, "truncated"), (2, "truncated")),
+    ),
+    "regions of killed ranks, whose role is in no span, have no known end": Shape(
+        seed=0,
+        ranks=4,
+        phases=("ref", "actor"),
+        kinds=("broadcast",),
+        fates=((1, "killed"), (2, "killed")),
+        profiler="equal",
+    ),
+    "a thread that leaves late has not waited for one that came just before": Shape(
+        seed=252209314, ranks=12, kinds=("broadcast",), rounds=4, jitter=True
+    ),
 }
 
 
