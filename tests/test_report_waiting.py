@@ -101,6 +101,17 @@ class TestSynchronising:
         found = waits(*hosts)
         assert (waited(found), found.by_phase[ACTOR].straggler) == ({"a": 6}, "b")
 
+    def test_who_came_last_by_clocks_that_tell_it(self):
+        """c came 5 ms after b, by clocks that may be 0.4 ms off; its thread went on 10 ms late, so that b's call was the shortest."""
+        found = waits(
+            peer("a", 0, (0, 97), world=3, error=0.2, host="f"),
+            peer("b", 1, (90, 7), world=3, error=0.2, host="g"),
+            peer("c", 2, (95, 12), world=3, error=0.2, host="h"),
+        )
+        phase = found.by_phase[ACTOR]
+        assert (phase.straggler, in_ms(phase.for_straggler)) == ("c", {"a": 90})
+        assert in_ms(phase.waited) == {"a": 90}
+
     def test_on_clocks_that_were_never_compared_durations_alone_tell(self):
         found = waits(peer("a", 0, numbered(0, 10, 1)), peer("b", 1, numbered(7000, 2, 1), island="other"))
         assert (waited(found), found.by_phase[ACTOR].straggler) == ({"a": 8}, "b")

@@ -52,14 +52,15 @@ def settle(matched: Matched, matching: Matching) -> Settled:
     longer = took - took.min(axis=0)
     error = matched.error_ns
     if synchronises(matched.kind):
-        # without exact clocks: all leave together, so that who took least entered last
-        entered = -took if error is None or error else start
+        entered = _entered(matched, start, took)
         if error is None:
             wait = longer
         else:
             by_entry = np.minimum(start.max(axis=0) - start + error, took)
             wait = by_entry if matched.on_host and not error else np.minimum(longer, by_entry)
-        last = np.broadcast_to(entered.argmax(axis=0), wait.shape)
+        latest = entered.argmax(axis=0)
+        np.put_along_axis(wait, latest[None], 0, axis=0)
+        last = np.broadcast_to(latest, wait.shape)
     else:
         entered = start
         last = _last_before(start, start + took + (error or 0))
@@ -68,6 +69,21 @@ def settle(matched: Matched, matching: Matching) -> Settled:
         before = np.take_along_axis(start, _last_before(start, entry - 1), axis=0)
         last = np.where(entry - before > _apart(matched, took.min(axis=0)), last, UNKNOWN)
     return Settled(matched, start, start + took, entered, wait, np.zeros_like(wait), last)
+
+
+def _entered(matched: Matched, start: Times, took: Times) -> Times:
+    """When each member entered a collective that synchronises: by the clock where that is exact. Else all leave together, so that the one that took least entered last.
+
+    Threads do not leave together: what the clock says within its error bounds what durations say.
+    """
+    error = matched.error_ns
+    if error == 0:
+        return start
+    if error is None or not matched.on_host:
+        return -took
+    together = (start + took).min(axis=0)
+    entered: Times = np.clip(together - took, start - 2 * error, start + 2 * error)
+    return entered
 
 
 def _apart(matched: Matched, shortest: Times) -> Times:

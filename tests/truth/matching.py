@@ -106,7 +106,8 @@ def sides_of(
             sides.total += wait
             ended = call.arrive[rank] + call.waited[rank]
             # the clocks cannot tell the last one from those that came as late within their error
-            late = {other for other, at in call.arrive.items() if abs(at - ended) <= error}
+            unclear = error - call.blur if call.synchronises else error
+            late = {other for other, at in call.arrive.items() if abs(at - ended) <= unclear}
             named = set(call.needed[rank]) | late
             if not decided:  # then it may be anyone who came later
                 named |= {other for other in call.arrive if call.arrive[other] > call.arrive[rank]}
