@@ -74,8 +74,8 @@ def read_table(text: str) -> dict[str, dict[str, Cell | None]]:
 TABLE = read_table(PAGE.read_text())
 
 LAST = "exit, the last of the opener's step"
-ASKED = "region, tick or window where the capture's end was asked for"
-ARM, ARM_OTHER = "arm: a window of the step before goes out", "arm for another step than before"
+ASKED = "region, tick or window after a stop was posted"
+ARM, ARM_OTHER = "arm: a window of the previous step exits", "arm for another step than the armed one"
 
 
 @dataclass(eq=False)
@@ -240,8 +240,8 @@ class Sequences(RuleBasedStateMachine):
             control.fail("arm")
             return "enter, prepare fails"
         if fault == "busy":
-            control.fail("start", Busy("somebody else's"))
-            return "enter, somebody else's profiler runs"
+            control.fail("start", Busy("another profiler"))
+            return "enter, another profiler runs"
         if fault == "start twice" and self.armed is not None:
             control.fail("start", BackendError("no"), OSError("no"))
             return "enter, start fails twice"
@@ -283,7 +283,7 @@ class Sequences(RuleBasedStateMachine):
             if self.asked:
                 events.append("exit, any other")  # the end was asked for before
             else:
-                events.append(f"{LAST}, on a thread that may not stop it")
+                events.append(f"{LAST}, on a thread that cannot stop it")
         elif fault:
             control.fail(fault)
             events.append(f"{LAST}, {fault} fails")
@@ -345,7 +345,7 @@ class Sequences(RuleBasedStateMachine):
             control.size = 0
 
         self._happens(
-            ["cap hit, where only another thread may stop it" if bound else "cap hit"], look, "other"
+            ["limit reached, on a thread that cannot stop the capture" if bound else "limit reached"], look, "other"
         )
         if bound:
             self.asked = True
@@ -367,7 +367,7 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: self._can_hand_over())
     @rule(end=st.booleans(), step=st.sampled_from(SELECTED), bounded=st.booleans())
     def hand_over_on_another_thread(self, end=False, step=3, bounded=False) -> None:
-        """The stop of the backend takes its time; meanwhile everything else comes in."""
+        """The stop of the backend takes its time; meanwhile other events happen."""
         (last,) = [e for e in (self.capture, *self.members) if e in self.open and e.step == self.capture.step]
         before = len(self.log)
         control.hold("stop")
@@ -411,7 +411,7 @@ class Sequences(RuleBasedStateMachine):
 
     def _give_up_waiting(self, step) -> None:
         entered = self._selected(step, "rollout")
-        event = "enter, selected, the hand-over does not end in time"
+        event = "enter, selected, flushing does not end in time"
         (outcome,) = self._happens([event], lambda: entered.window.__enter__(Ahead(3600.0)))
         self.expected[entered.key], self.body_errors[entered.key] = outcome, None
         entered.leave()
@@ -421,7 +421,7 @@ class Sequences(RuleBasedStateMachine):
         return Entered(profile_step(step, role=role), step, role, True, self.entered[step, role])
 
     def _wait(self, step, end):
-        """A selected window, or the end of the run, waits for the hand-over."""
+        """A selected window, or the end of the run, waits for the stop."""
         assert self._cell("shutdown" if end else "enter, selected", "flushing").effect == "wait"
         if end:
             waiting, entered = self.other.submit(self._end), None
