@@ -58,7 +58,12 @@ def core(session: nox.Session) -> None:
     )
     # on 3.11 the main command runs all of them: here what depends on being installed; 3.10 is measured for what only it runs
     some = [
-        f"tests/test_{name}.py" for name in ("cli", "doctests", "import", "packaging", "plugins", "weight")
+        *("tests/cli/test_main.py", "tests/config/test_cost_estimates.py", "tests/config/test_plugins.py"),
+        *(
+            "tests/project/test_doctests.py",
+            "tests/project/test_import.py",
+            "tests/project/test_packaging.py",
+        ),
     ]
     run_tests(
         session,
@@ -166,21 +171,21 @@ def sglang(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def launchers(session: nox.Session) -> None:
     """Record under the real Lightning and the real accelerate: their ranks are one run."""
-    session.install("--no-compile", "-r", "tests/launchers/requirements.txt")
+    session.install("--no-compile", "-r", "tests/real/launchers/requirements.txt")
     install_checkout(session)
-    run_tests(session, "tests/launchers", "-m", "not demo and not ray")
+    run_tests(session, "tests/real/launchers", "-m", "not demo and not ray")
 
 
 @nox.session(venv_backend="none")
 def ray(session: nox.Session) -> None:
     """Record engines and ranks in the actors of a real Ray."""
-    run_tests(session, "tests/engines/ray", "-m", "not demo")
+    run_tests(session, "tests/real/ray", "-m", "not demo")
 
 
 @nox.session(venv_backend="none")
 def viewers(session: nox.Session) -> None:
     """Look at timelines and reports with what people look at them with: Perfetto's trace processor in Node, and Chromium."""
-    run_tests(session, "tests/viewers", "-m", "not demo and not ray")
+    run_tests(session, "tests/real/viewers", "-m", "not demo and not ray")
 
 
 # It needs the very torch that it was built for; of the others the Python is run, over the C library of this one.
@@ -198,7 +203,7 @@ def npu(session: nox.Session) -> None:
         unpack(session, f"torch_npu=={version}", versions / version, only=".py")
     session.env["TORCH_NPU_VERSIONS"] = str(versions)
     session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    run_tests(session, "tests/npu", "-m", "not demo and not ray")
+    run_tests(session, "tests/real/npu", "-m", "not demo and not ray")
 
 
 @nox.session(python="3.11")
@@ -242,7 +247,7 @@ def run_engine_tests(session: nox.Session, engine: str) -> None:
     """Run the tests of a real engine. Coverage is told of no multiprocessing: engines start their processes with it, which run nothing of ours."""
     run_tests(
         session,
-        *(f"tests/engines/{engine}", "tests/engines/test_example_ray.py", "-k", engine),
+        *(f"tests/real/{engine}", "tests/real/test_example_ray.py", "-k", engine),
         coverage=("--concurrency=thread",),
     )
 
@@ -250,7 +255,7 @@ def run_engine_tests(session: nox.Session, engine: str) -> None:
 def install_vllm(session: nox.Session) -> None:
     """Install vLLM, without the half of its requirements that nothing here uses."""
     # of what is installed here most is never imported: what is gets compiled then
-    session.install("--no-compile", "-r", "tests/engines/vllm-requirements.txt")
+    session.install("--no-compile", "-r", "tests/real/vllm-requirements.txt")
     session.install(
         "--no-deps",
         "--no-compile",
@@ -278,7 +283,7 @@ def unpack(session: nox.Session, requirement: str, folder: Path, only: str = "")
 
 def install_sglang(session: nox.Session) -> None:
     """Install SGLang, in the same way."""
-    session.install("--no-compile", "-r", "tests/engines/sglang-requirements.txt")
+    session.install("--no-compile", "-r", "tests/real/sglang-requirements.txt")
     session.install(
         "--no-deps", "--no-compile", "sglang==0.5.23", "xgrammar==0.2.7", "apache-tvm-ffi==0.1.11"
     )

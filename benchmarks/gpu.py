@@ -59,7 +59,7 @@ def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
     import torch
 
     import stepprof
-    from stepprof.summary import held_seconds
+    from stepprof.run.summary import held_seconds
 
     several = MICRO_BATCHES.search(case)
     micro_batches = 1 if several is None else 2 if quick else int(several[1])

@@ -22,9 +22,9 @@ TRIGGERING = "a request to {processes} processes"
 _PUBLISH = """
 import json, sys, tempfile, time
 from pathlib import Path
-from stepprof.publishing import BEAT_SECONDS, Publisher
-from stepprof.records import Origin
-from stepprof.rundir import RunDir
+from stepprof.recording.control.status_publisher import BEAT_SECONDS, Publisher
+from stepprof.run.manifest_writer import Origin
+from stepprof.run.layout import RunDir
 
 ranks, rounds = int(sys.argv[1]), int(sys.argv[2])
 with tempfile.TemporaryDirectory() as folder:
@@ -83,8 +83,8 @@ def _publishing(*, quick: bool) -> list[Row]:
 
 
 def _triggering(*, quick: bool) -> list[Row]:
-    from stepprof.statuses import read_statuses
-    from stepprof.triggering import answers, ask
+    from stepprof.run.status import read_statuses
+    from stepprof.run.trigger import answers, ask
 
     processes, rounds = (2, 1) if quick else (16, 5)
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:

@@ -1,6 +1,6 @@
 """What a region costs under the npu backend, beside torch_npu's own bare mstx calls: off, and in a recorded window.
 
-With the real torch_npu over the tests' stand-in for CANN (``tests/npu/acl.py``), which does nothing in each range: what CANN itself takes is not in the figures. Spans are off, which a region
+With the real torch_npu over the tests' stand-in for CANN (``tests/real/npu/acl.py``), which does nothing in each range: what CANN itself takes is not in the figures. Spans are off, which a region
 costs elsewhere (`calls`). torch_npu needs an environment of its own: `nox -s npu` makes one, in `.nox/npu`.
 """
 
@@ -28,7 +28,7 @@ OURS = "with region(name)"
 def measure_npu_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     """Rows for each of the three, and what is not installed."""
     what = "a region under torch_npu"
-    builder = Path(__file__).parent.parent / "tests" / "npu" / "acl.py"
+    builder = Path(__file__).parent.parent / "tests" / "real" / "npu" / "acl.py"
     if find_spec("torch_npu") is None:
         return [], {what: "torch_npu is not installed (nox -s npu installs it in .nox/npu)"}
     if shutil.which("gcc") is None or not builder.exists():

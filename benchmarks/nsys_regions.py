@@ -1,6 +1,6 @@
 """What a region costs under the nsys backend, beside nvtx's own bare calls: off, in a recorded window without a tool, and with one attached.
 
-NVTX decides about a tool once in a process, so each is a process of its own. The tool is that of the tests (``tests/nsys/injection.c``), told to keep nothing: what it adds is the same
+NVTX decides about a tool once in a process, so each is a process of its own. The tool is that of the tests (``tests/helpers/nsys/injection.c``), told to keep nothing: what it adds is the same
 for everybody. Spans are off, which a region costs elsewhere (`calls`).
 """
 
@@ -51,7 +51,7 @@ def measure_nsys_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
 
 def _tool(folder: Path) -> str | None:
     compiler = shutil.which("gcc") or shutil.which("cc")
-    source = Path(__file__).parent.parent / "tests" / "nsys" / "injection.c"
+    source = Path(__file__).parent.parent / "tests" / "helpers" / "nsys" / "injection.c"
     if compiler is None or not source.exists():
         return None
     made = folder / "injection.so"

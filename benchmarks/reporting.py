@@ -15,7 +15,7 @@ from benchmarks.figures import Row
 from benchmarks.make_traces import STEP, make_traces, traces_folder
 from benchmarks.merging import actor_traces, run_rounds, text_bytes
 from benchmarks.trace_peers import PEERS, Done, measure, rows_of
-from stepprof.manifest import read_step
+from stepprof.run.manifest import read_step
 
 __all__ = ["measure_reporting"]
 

@@ -42,9 +42,9 @@ def decode(given: dict[str, Any]) -> Work:
 
 def merge(given: dict[str, Any]) -> Work:
     """`stepprof merge`."""
-    from stepprof.timeline.find import find
-    from stepprof.timeline.heap import keep_freed_memory
-    from stepprof.timeline.merge import merge as merge_inputs
+    from stepprof.analysis.timeline.find import find
+    from stepprof.analysis.timeline.heap import keep_freed_memory
+    from stepprof.analysis.timeline.merge import merge as merge_inputs
 
     output = Path(given["folder"], f"stepprof.{'pftrace' if given['format'] == 'perfetto' else 'json.gz'}")
 
@@ -59,9 +59,9 @@ def merge(given: dict[str, Any]) -> Work:
 
 def report(given: dict[str, Any]) -> Work:
     """`stepprof report`, without the page."""
-    from stepprof.report.analyse import analyse
-    from stepprof.timeline.find import find
-    from stepprof.timeline.heap import keep_freed_memory
+    from stepprof.analysis.report.analyse import analyse
+    from stepprof.analysis.timeline.find import find
+    from stepprof.analysis.timeline.heap import keep_freed_memory
 
     def work() -> object:
         keep_freed_memory()  # as the command does

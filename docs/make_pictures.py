@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent / "tests" / "viewers"))
+sys.path.insert(0, str(DOCS.parent / "tests" / "real" / "viewers"))
 
 from chromium import Chromium, chromium  # noqa: E402 - the tests' own browser
 

@@ -27,7 +27,7 @@ MODULES = {
         tuple(name for name in stepprof.__all__ if name != "errors"),
     ),
     "stepprof.errors": ("Every exception that stepprof raises.", ()),
-    "stepprof.manifest": (
+    "stepprof.run.manifest": (
         "Read a run directory.",
         ("find_run", "list_runs", "read_run", "read_step", "read_spans", "steps"),
     ),

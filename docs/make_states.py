@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transitions.extensions import GraphMachine
 
-from stepprof.machine import STATES, TRANSITIONS
+from stepprof.state_machine import STATES, TRANSITIONS
 
 PAGES = tuple(Path(__file__).with_name(name) for name in ("states.md", "how-it-works.md"))
 BEGIN = "<!-- made by docs/make_states.py -->\n"

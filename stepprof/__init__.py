@@ -17,13 +17,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stepprof.region import bind, counter, mark, region
-from stepprof.status import State
-from stepprof.step import profile_step, state, tick
+from stepprof.instrument.region import bind, counter, mark, region
+from stepprof.instrument.state import State
+from stepprof.instrument.step import profile_step, state, tick
 
 if TYPE_CHECKING:
     from stepprof import errors
-    from stepprof.config import (
+    from stepprof.config.config import (
         Config,
         EngineOptions,
         MemoryOptions,
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
         TorchOptions,
         WatchOptions,
     )
+    from stepprof.recording.lifecycle import init, shutdown
+    from stepprof.recording.session import Session
     from stepprof.remote.attach import Engine, attach, detach
-    from stepprof.session import Session
-    from stepprof.startup import init, shutdown
-    from stepprof.triggering import trigger
+    from stepprof.run.trigger import trigger
 
 __version__ = "0.1.0"
 
@@ -72,9 +72,9 @@ __all__ = [
 ]
 
 _LAZY = {
-    **dict.fromkeys(("init", "shutdown"), "stepprof.startup"),
-    "Session": "stepprof.session",
-    "trigger": "stepprof.triggering",
+    **dict.fromkeys(("init", "shutdown"), "stepprof.recording.lifecycle"),
+    "Session": "stepprof.recording.session",
+    "trigger": "stepprof.run.trigger",
     **dict.fromkeys(("Engine", "attach", "detach"), "stepprof.remote.attach"),
     **dict.fromkeys(
         (
@@ -89,7 +89,7 @@ _LAZY = {
             "TorchOptions",
             "WatchOptions",
         ),
-        "stepprof.config",
+        "stepprof.config.config",
     ),
 }
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import stepprof
 from stepprof import redaction
 from stepprof.log import logger
-from stepprof.records import describe_error
 from stepprof.redaction import MOST, hide, masked, quoted, redacted
 from stepprof.remote.base import EngineFailure
+from stepprof.run.manifest_writer import describe_error
 
 KEY = "sk-Canary/+= 7f3a\"b'9&c"
 PACKAGE = Path(stepprof.__file__).parent
@@ -154,7 +154,7 @@ class TestSinks:
         }
 
     def test_there_is_no_other_way_into_the_log(self):
-        """No module but `log` speaks to a logger or to structlog (`timeline.onray` quiets Ray's)."""
+        """No module but `log` speaks to a logger or to structlog (`analysis.timeline.onray` quiets Ray's)."""
         found = {
             path.relative_to(PACKAGE).as_posix()
             for path in PACKAGE.rglob("*.py")
@@ -163,4 +163,4 @@ class TestSinks:
             for alias in node.names
             if alias.name.split(".")[0] in ("logging", "structlog")
         }
-        assert found == {"log.py", "timeline/onray.py"}
+        assert found == {"log.py", "analysis/timeline/onray.py"}

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
+from stepprof.config.plugins import BUILT_IN, GROUP
 from stepprof.errors import BackendError
-from stepprof.plugins import BUILT_IN, GROUP
 
 if TYPE_CHECKING:
     from stepprof.backends.base import Backend
-    from stepprof.config import Policy
+    from stepprof.config.config import Policy
 
 __all__ = ["make_backend"]
 
 _HERE = {
-    "memory": ("stepprof.backends.memory", "MemoryBackend"),
+    "memory": ("stepprof.backends.memory.backend", "MemoryBackend"),
     "null": ("stepprof.backends.null", "NullBackend"),
-    "npu": ("stepprof.backends.npu", "NpuBackend"),
-    "nsys": ("stepprof.backends.nsys", "NsysBackend"),
-    "torch": ("stepprof.backends.torch", "TorchBackend"),
+    "npu": ("stepprof.backends.npu.backend", "NpuBackend"),
+    "nsys": ("stepprof.backends.nsys.backend", "NsysBackend"),
+    "torch": ("stepprof.backends.torch.backend", "TorchBackend"),
 }
 
 
@@ -29,7 +29,7 @@ def make_backend(policy: Policy) -> Backend:
     parts = [cast("Backend", _factory(name)(policy.options(name))) for name in policy.backend]
     if len(parts) == 1:
         return parts[0]
-    from stepprof.backends.together import Together
+    from stepprof.backends.composite import Together
 
     return cast("Backend", Together(parts))
 

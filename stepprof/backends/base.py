@@ -1,6 +1,6 @@
 """The contract of a backend: how the local target captures.
 
-A backend knows one profiler and nothing of steps, selections or manifests. The machine around it (``stepprof.local``) sees to it
+A backend knows one profiler and nothing of steps, selections or manifests. The machine around it (``stepprof.recording.local_target``) sees to it
 that the calls come in a legal order and one at a time; the backend sees to it that none of them can take the process down.
 A plug-in is a class with these members, named in the entry-point group ``stepprof.backends``; it is called with the options of
 its table in the configuration.
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from stepprof.errors import BackendError
-from stepprof.window import Annotation, Artifact, Capture, Outcome
+from stepprof.run.model import Annotation, Artifact, Capture, Outcome
 
 __all__ = ["Backend", "Busy", "Export", "ExportError", "Incomplete", "keep_for_good"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepprof.backends.base import Export
-from stepprof.window import Annotation, Artifact, Capture
+from stepprof.run.model import Annotation, Artifact, Capture
 
 __all__ = ["NullBackend"]
 

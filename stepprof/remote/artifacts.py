@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from stepprof.files import publish, temporary
-from stepprof.kinetotext import EVENT, new_compressor, sound_head, whole_lines, with_sound_names
+from stepprof.formats.chrome_events import encoded
+from stepprof.formats.kineto_text import EVENT, new_compressor, sound_head, whole_lines, with_sound_names
+from stepprof.host.atomic_files import publish, temporary
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.enginefiles import open_engine_file
-from stepprof.traceevents import encoded
-from stepprof.window import Artifact
+from stepprof.remote.core.engine_files import open_engine_file
+from stepprof.run.model import Artifact
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow

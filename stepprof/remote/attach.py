@@ -18,29 +18,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepprof.config import role_name
-from stepprof.current import cell
+from stepprof.config.config import role_name
+from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
+from stepprof.instrument.context import cell
 from stepprof.remote.base import EngineDriver, EngineKind
-from stepprof.remote.engine import EngineTarget
-from stepprof.remote.entries import RANKS
+from stepprof.remote.core.engine_backends import check_backends_of
+from stepprof.remote.core.engine_target import EngineTarget
+from stepprof.remote.core.manifest_entries import RANKS
 from stepprof.remote.loop import in_thread
-from stepprof.remote.profilers import check_backends_of
-from stepprof.selection import Ranks
 
 if TYPE_CHECKING:
-    from stepprof.config import Policy
-    from stepprof.remote.fleet import Fleet
+    from stepprof.config.config import Policy
+    from stepprof.remote.core.registry import Fleet
 
 __all__ = ["Engine", "attach", "detach", "recognise", "waiting"]
 
 GROUP = "stepprof.engines"
 
 BUILT_IN = {
-    "http": "stepprof.remote.http:HttpKind",
-    "ray": "stepprof.remote.ray:RayKind",
-    "vllm": "stepprof.remote.vllm:VllmKind",
-    "sglang": "stepprof.remote.sglang:SglangKind",
+    "http": "stepprof.remote.http.kind:HttpKind",
+    "ray": "stepprof.remote.ray.kind:RayKind",
+    "vllm": "stepprof.remote.vllm.driver:VllmKind",
+    "sglang": "stepprof.remote.sglang.driver:SglangKind",
 }
 
 KINDS = ("engine", "rank", "both", "spans")

@@ -1,7 +1,7 @@
 """The contract between stepprof and one kind of engine, and the values that go over it.
 
 A driver is stateless: it translates four verbs into the calls of one library. Whether a call is legal now, what is owed after a
-time-out, and what the manifest says is the business of `stepprof.remote.engine`. Write one in a file of its own and name it in the
+time-out, and what the manifest says is the business of `stepprof.remote.core.engine_target`. Write one in a file of its own and name it in the
 entry-point group ``stepprof.engines``: an object with ``recognises(target) -> bool`` and ``connect(target, **options) -> EngineDriver``.
 """
 
@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from stepprof.config.options.npu import NpuOptions
+from stepprof.config.options.nsys import NsysOptions
 from stepprof.errors import EngineError
-from stepprof.npuoptions import NpuOptions
-from stepprof.nsysoptions import NsysOptions
 from stepprof.redaction import redacted
-from stepprof.window import Artifact, Window
+from stepprof.run.model import Artifact, Window
 
 if TYPE_CHECKING:
     import asyncio
     from pathlib import Path
 
-    from stepprof.options import EngineOptions
+    from stepprof.config.options.tables import EngineOptions
 
 __all__ = [
     "Clock",
@@ -97,7 +97,7 @@ class EngineWindow:
     nsys: NsysOptions = field(default_factory=NsysOptions)
     """Where the reports of nsys are looked for, if the engine records with it, and for how long."""
     owner: Mapping[str, object] = field(default_factory=dict)
-    """The process whose window it is (`stepprof.writer.writer_identity`); empty: this one."""
+    """The process whose window it is (`stepprof.host.process_identity.writer_identity`); empty: this one."""
 
     def is_at(self, other: EngineWindow) -> bool:
         """Whether it is the same window with the same folder; what it is called may have become known only later."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from faults.plan import EnginePlan, Fault
 from stepprof.remote.base import Clock, EngineFailure, Stopped
 from stepprof.remote.loop import on_loop
-from stepprof.window import Artifact
+from stepprof.run.model import Artifact
 
 __all__ = ["LATE_SECONDS", "SLOW_SECONDS", "Call", "Capture", "FaultKind", "SimEngine", "install"]
 

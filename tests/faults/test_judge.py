@@ -15,11 +15,11 @@ from faults.engines import SimEngine
 from faults.judge import broken, slow
 from faults.plan import Act, Block, EnginePlan, Fault, Plan
 from faults.play import Facts, play
-from stepprof.remote import fanout
-from stepprof.remote.engine import EngineTarget
-from stepprof.remote.entries import Entries
-from stepprof.remote.fanout import Bracket
-from stepprof.remote.fleet import Fleet
+from stepprof.remote.core import window_group
+from stepprof.remote.core.engine_target import EngineTarget
+from stepprof.remote.core.manifest_entries import Entries
+from stepprof.remote.core.registry import Fleet
+from stepprof.remote.core.window_group import Bracket
 
 GOOD = Plan(
     engines=(EnginePlan(), EnginePlan(result="nothing")),
@@ -171,7 +171,7 @@ async def _for_ever(gates: Any, timeout: float | None = None) -> bool:
     return await _passed(gates)
 
 
-_passed = fanout.passed
+_passed = window_group.passed
 
 SABOTAGE: dict[str, tuple[Plan, Any, str, Any, str]] = {
     "a late start is forgotten": (
@@ -187,7 +187,7 @@ SABOTAGE: dict[str, tuple[Plan, Any, str, Any, str]] = {
     "the body does not wait for the start": (
         dataclasses.replace(_faults("start", Fault("late")), patient=True), Bracket, "wait_started", lambda self: None, "after the body began",
     ),
-    "a window waits for ever": (_faults("start", Fault("hang")), fanout, "passed", _for_ever, "the enter of window 1"),
+    "a window waits for ever": (_faults("start", Fault("hang")), window_group, "passed", _for_ever, "the enter of window 1"),
     "answers are not written": (
         dataclasses.replace(_faults("stop", Fault("late")), ops=(Block(2), *(Act("pause"),) * 60)), Entries, "save_later", lambda self: None, "does not say what came of it",
     ),

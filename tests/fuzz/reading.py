@@ -93,7 +93,7 @@ def _alarm(*_: object) -> None:
 
 
 def _carry_out(task: dict[str, object]) -> Outcome:
-    from stepprof.cli import main
+    from stepprof.cli.main import main
 
     os.environ["STEPPROF_OUTPUT_DIR"] = str(task["output_dir"])
     os.chdir(str(task["folder"]))

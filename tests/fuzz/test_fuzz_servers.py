@@ -19,11 +19,11 @@ from simulated import told
 
 import stepprof
 from fuzz.hostile import CANARY, KINDS, USER, Routes
-from stepprof.options import EngineOptions
+from stepprof.config.options.tables import EngineOptions
 from stepprof.redaction import hide
-from stepprof.remote import http, httpclient, httpclock
 from stepprof.remote.base import EngineFailure, EngineWindow
-from stepprof.window import Window
+from stepprof.remote.http import client, clock, kind
+from stepprof.run.model import Window
 
 CASES = int(os.environ.get("FUZZ_SERVERS", "100"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
@@ -64,14 +64,14 @@ def routes():
 @pytest.fixture(autouse=True)
 def short(monkeypatch, tmp_path):
     """Requests end soon, in a folder of the test's own; no server is known from another case."""
-    real = httpclient.Client.request
+    real = client.Client.request
 
     async def request(self, method, path, json=None, timeout=10.0):
         return await real(self, method, path, json, min(timeout, REQUEST_SECONDS))
 
-    monkeypatch.setattr(httpclient.Client, "request", request)
-    monkeypatch.setattr(http, "_known", {})
-    monkeypatch.setattr(httpclock, "_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(client.Client, "request", request)
+    monkeypatch.setattr(kind, "_known", {})
+    monkeypatch.setattr(clock, "_WAIT_SECONDS", 0.02)
     monkeypatch.chdir(tmp_path)
 
 
@@ -84,7 +84,7 @@ class Case:
     """One server, from attach to abort. What is raised besides `EngineFailure` fails the test."""
 
     def __init__(self, routes, window, by):
-        http._known.clear()
+        kind._known.clear()
         routes.asked.clear()
         hide(CANARY, USER)  # the fixture that forgets keys does so between tests, not between cases
         url = (
@@ -92,7 +92,7 @@ class Case:
             if by == "key"
             else routes.url.replace("//", "//" + USER.replace("/", "%2F").replace("+", "%2B") + "@")
         )
-        self.driver = http.HttpKind().connect(url, **({"api_key": CANARY} if by == "key" else {}))
+        self.driver = kind.HttpKind().connect(url, **({"api_key": CANARY} if by == "key" else {}))
         self.window = window
         self.leaked = routes.leaked
 
@@ -174,7 +174,7 @@ class TestWindows:
         def one(data):
             routes.become(data.draw, data.draw(st.sampled_from(sorted(KINDS))))
             step = next(steps)
-            http._known.clear()
+            kind._known.clear()
             log.clear()
             engine = stepprof.attach(routes.url, role="rollout", api_key=CANARY)
             began = time.monotonic()

@@ -11,7 +11,7 @@ from pathlib import Path
 from npudatabase import write_database
 from runs import ended_writer, make_run, record
 
-from stepprof.requests import Request, place_request
+from stepprof.run.requests import Request, place_request
 
 __all__ = ["OUTSIDE", "whole_run"]
 

@@ -19,9 +19,11 @@ from benchmarks import gpu as benchmark
 def test_the_tests_of_a_gpu_run() -> None:
     """With the CPU and a stand-in for CUDA's allocator, each test runs to its last line and passes."""
     tests = Path(__file__).parent.parent
-    folder = tests / "gpu"
+    folder = tests / "real" / "gpu"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "rehearsal", "-p", "no:cacheprovider", str(folder / "test_gpu.py")]  # fmt: skip
-    paths = os.pathsep.join([str(folder), str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join(
+        [str(folder), str(tests / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=380, check=False,
     )  # fmt: skip

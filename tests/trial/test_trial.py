@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from test_benchmarks import LIMITED, trial
+from project.test_benchmarks import LIMITED, trial
 
 from benchmarks.ranks import COMMANDS, GROUP, GROWTH
 from benchmarks.run import MEASUREMENTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from stepprof.report.schema import SourceInfo
+from stepprof.analysis.report.schema import SourceInfo
 from truth.known import Place
 from truth.model import Engine, Machine
 from truth.noting import Notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from stepprof.report.schema import Report, Rollout, TimeOf
+from stepprof.analysis.report.schema import Report, Rollout, TimeOf
 from truth.clocks import places
 from truth.figures import kernels, operators, overlapped, phases, step_bounds, tail_of
 from truth.gantt import compare_gantt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from stepprof.report.schema import GanttRow
+from stepprof.analysis.report.schema import GanttRow
 from truth.known import Known, merged, total
 from truth.model import Stretch
 from truth.noting import CLOSE, Notes, key_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from stepprof.report.schema import Report
+from stepprof.analysis.report.schema import Report
 from truth.known import Place
 from truth.model import Engine, Truth
 

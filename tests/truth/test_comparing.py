@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stepprof.report.analyse import analyse
-from stepprof.report.schema import Headline, Report
-from stepprof.timeline.find import find
+from stepprof.analysis.report.analyse import analyse
+from stepprof.analysis.report.schema import Headline, Report
+from stepprof.analysis.timeline.find import find
 from truth.comparing import differences
 from truth.model import Shape, Truth
 from truth.simulate import simulate

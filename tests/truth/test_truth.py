@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from stepprof.report.analyse import analyse
-from stepprof.timeline.find import find
+from stepprof.analysis.report.analyse import analyse
+from stepprof.analysis.timeline.find import find
 from truth.comparing import differences
 from truth.drawing import draw_shape
 from truth.model import Shape

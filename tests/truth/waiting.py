@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from stepprof.report.schema import PhaseSkew, UnmatchedTime
+from stepprof.analysis.report.schema import PhaseSkew, UnmatchedTime
 from truth.known import Known, clipped, merged, minus, total
 from truth.matching import Sides, alone, matchable, replayed, sides_of
 from truth.model import Call, Stretch

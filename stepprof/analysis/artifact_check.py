@@ -1,0 +1,156 @@
+"""Check one artifact: whether it is there, has the size that its manifest says, and can be read to its end.
+
+Traces are read by the reader of `stepprof merge`, so that what passes here is on the timeline as well. That needs `stepprof[report]`; without it only the compression and the JSON are checked, and a note
+says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import importlib.util
+import io
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+
+from stepprof.formats import npu_folder
+from stepprof.formats.memory_snapshot import snapshot_problem
+from stepprof.formatting import size as size_of
+from stepprof.host.plain_files import data_bytes, data_chunks, open_plain
+from stepprof.host.plain_json import parse_json
+
+__all__ = ["Checked", "check_artifact"]
+
+PARSED_BYTES = 64 * 2**20
+"""Up to this many bytes of other JSON are parsed; parsing takes about twenty times as much memory."""
+MOST_BYTES = 32 << 30
+"""Of one artifact, uncompressed."""
+_CHUNK = 1 << 20
+_FIRST_EVENT = re.compile(rb'"traceEvents"\s*:\s*\[\s*([^\s])')
+_READER = ("isal", "msgspec", "numpy")
+_JSON = (".json", ".json.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found; `notes` are worth knowing, and no failure."""
+
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def check_artifact(file: Path, size: int, kind: str | None) -> Checked:
+    """Check one artifact.
+
+    Args:
+        file: where it should be.
+        size: bytes, as the manifest says.
+        kind: the manifest's kind; of a trace, events are expected.
+    """
+    try:
+        if kind == npu_folder.KIND:
+            return Checked(_folder_problem(file))
+        with open_plain(file) as opened:
+            there = os.fstat(opened.fileno()).st_size
+        if there != size:
+            return Checked(f"has {there} bytes; the manifest says {size}")
+        if there == 0:
+            return Checked("is empty")
+        if kind == "memory-snapshot" and size <= PARSED_BYTES:
+            return Checked(snapshot_problem(file))
+        is_trace = "trace" in (kind or "") and file.name.endswith(_JSON)
+        if is_trace and all(map(importlib.util.find_spec, _READER)):
+            return _trace(file)
+        with open_plain(file) as opened:
+            return _content(opened, file.name, is_trace=is_trace)
+    except FileNotFoundError:
+        return Checked("is missing")
+    except IsADirectoryError:
+        return Checked("is no file")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        return Checked(f"is damaged: {error}")
+    except OSError as error:
+        return Checked(f"cannot be read: {error.strerror or error}")
+
+
+def _content(file: io.BufferedReader, name: str, *, is_trace: bool) -> Checked:
+    """Read what is no trace, or no trace that can be read here."""
+    written = data_bytes(file)
+    if not name.endswith((*_JSON, ".gz")):
+        for _ in data_chunks(file):
+            pass
+        return Checked()
+    if written < os.fstat(file.fileno()).st_size:
+        return Checked(f"has a hole at byte {written}")
+    stream = gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file
+    if name.endswith(_JSON):
+        return _json(stream, is_trace=is_trace)
+    for _ in _chunks(stream):
+        pass
+    return Checked()
+
+
+def _trace(file: Path) -> Checked:
+    from stepprof.analysis.timeline.kineto import read
+    from stepprof.analysis.timeline.model import Alignment, Origin
+    from stepprof.analysis.timeline.raw import TraceStream
+    from stepprof.analysis.timeline.strays import without_strays
+
+    stream = TraceStream(file)
+    source = read(stream, Origin("trace", file.name), Alignment("reference"), args=False, flows=False)
+    source = without_strays(source)
+    about_events = source.findings[len(stream.findings) :]
+    if len(source.slices) + len(source.instants) + len(source.counters):
+        return Checked("; ".join(stream.findings) or None, tuple(about_events))
+    return Checked("; ".join(source.findings) or "has no events")
+
+
+def _json(stream: BufferedIOBase, *, is_trace: bool) -> Checked:
+    held = bytearray()
+    end = b""
+    total = 0
+    for chunk in _chunks(stream):
+        total += len(chunk)
+        if len(held) < PARSED_BYTES:
+            held += chunk
+        end = (end + chunk)[-64:]
+    notes = ["its events were not read: pip install 'stepprof[report]'"] if is_trace else []
+    if total <= len(held):
+        try:
+            content = parse_json(bytes(held))
+        except ValueError as error:
+            return Checked(f"is no JSON: {error}")
+        events = content.get("traceEvents") if isinstance(content, dict) else content
+        some = isinstance(events, list) and bool(events)
+    else:
+        if end.rstrip()[-1:] != {b"{": b"}", b"[": b"]"}.get(bytes(held.lstrip()[:1])):
+            return Checked(f"is no JSON: it does not end as it should: {end[-20:]!r}")
+        first = _FIRST_EVENT.search(held)
+        some = first is not None and first[1] != b"]"
+        notes.append(
+            f"is larger than {size_of(PARSED_BYTES)}: only its begin and its end were checked as JSON"
+        )
+    return Checked("has no traceEvents" if is_trace and not some else None, tuple(notes))
+
+
+def _folder_problem(folder: Path) -> str | None:
+    """What is wrong with a folder of torch_npu's; its size grows when it is analysed, and is not compared."""
+    if not folder.is_dir():
+        return "is no folder" if folder.exists() else "is missing"
+    inside = list(npu_folder.profile_folders(folder)) or [folder]
+    return next((problem for found in inside if (problem := npu_folder.missing_parts(found))), None)
+
+
+def _chunks(stream: BufferedIOBase) -> Iterator[bytes]:
+    """Yield what a stream holds. Raises OSError where that is more than is read."""
+    total = 0
+    while chunk := stream.read(_CHUNK):
+        total += len(chunk)
+        if total > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"holds more than {MOST_BYTES} bytes uncompressed")
+        yield chunk

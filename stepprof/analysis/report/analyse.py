@@ -1,0 +1,134 @@
+"""From what was found to the report: each source is read and digested by itself, in a worker process or on the host where it lies, and only the digests come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepprof.analysis.report.combine import combine
+from stepprof.analysis.report.digest import Digest, digest
+from stepprof.analysis.report.groups import Communication
+from stepprof.analysis.report.placing import place
+from stepprof.analysis.report.processes import measurable
+from stepprof.analysis.report.schema import Finding, Report
+from stepprof.analysis.timeline.clocks import never_compared
+from stepprof.analysis.timeline.cutting import cut
+from stepprof.analysis.timeline.find import Found, Input
+from stepprof.analysis.timeline.held import without_held_slices
+from stepprof.analysis.timeline.load import load
+from stepprof.analysis.timeline.model import Origin
+from stepprof.analysis.timeline.recorded import Process, windows_edges
+from stepprof.analysis.timeline.workers import Failed, each_in_worker
+
+if TYPE_CHECKING:
+    from stepprof.analysis.timeline.onray import Cluster
+
+__all__ = ["Progress", "Task", "analyse", "digest_input", "report_of", "tasks_of"]
+
+Progress = Callable[[int, int], None]
+Bounds = tuple[int, int]
+Task = tuple[Input, "Bounds | None", "Mapping[str, int] | None"]
+
+
+def analyse(
+    found: Found,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    assume: Mapping[str, int] | None = None,
+    cluster: Cluster | None = None,
+) -> Report:
+    """Report on what was found.
+
+    Args:
+        found: by `stepprof.analysis.timeline.find.find`.
+        workers: processes at most; by default as many as there are processors, and none where there is little to read. 1: everything in this one.
+        progress: called with (sources done, all sources) after each.
+        assume: nanoseconds that are added to the times of sources, as `load` takes them.
+        cluster: does the work in place of processes of this machine.
+    """
+    sizes = [wanted.bytes for wanted in found.inputs]
+    tasks = tasks_of(found, assume)
+    each = each_in_worker if cluster is None else cluster.each
+    return report_of(found, each(digest_input, tasks, sizes=sizes, workers=workers, progress=progress))
+
+
+def tasks_of(found: Found, assume: Mapping[str, int] | None = None) -> list[Task]:
+    """The arguments of `digest_input` for each source, for whatever calls it where the sources lie."""
+    bounds = _bounds_of_processes(found)
+    return [(wanted, _bounds_of(wanted.origin, bounds), assume) for wanted in found.inputs]
+
+
+def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
+    """The report from what `digest_input` returned for each source, in order; a source of which it failed is in the findings."""
+    digests = [
+        result if isinstance(result, Digest) else _without(wanted, result.reason)
+        for wanted, result in zip(found.inputs, results, strict=True)
+    ]
+    digests, placed, problems = place(digests, found.manifests, found.placed)
+    digests = [
+        msgspec.structs.replace(each, findings=[*each.findings, *never_compared(each.origin, each.alignment)])
+        for each in digests
+    ]
+    report = combine(
+        digests,
+        step=found.step,
+        run_id=found.run_id or (found.folder.name if found.folder is not None else ""),
+        manifests=found.manifests,
+        findings=[
+            *(Finding(source, problem) for source, problem in found.findings),
+            *(Finding(None, problem) for problem in problems),
+        ],
+        placed=placed,
+    )
+    return msgspec.structs.replace(report, occurrence=found.occurrence, occurrences=found.occurrences)
+
+
+def digest_input(
+    wanted: Input, bounds: Bounds | None = None, assume: Mapping[str, int] | None = None
+) -> Digest:
+    """Read one source and digest it: what a worker does, on this host or on the one where the file lies.
+
+    Args:
+        wanted: from `find`.
+        bounds: when its process was in windows of the step, by its own clock; None: all of the source is of the step.
+        assume: as `load` takes it.
+    """
+    keep = True if wanted.origin.kind == "spans" else Communication()
+    source = load(wanted, args=keep, assume=assume, flows=False)
+    if wanted.piece is not None:
+        source = without_held_slices(source)
+    part = cut(source, wanted.window)
+    made = digest(part.source, bounds)
+    return msgspec.structs.replace(
+        made,
+        bytes=wanted.bytes,
+        status=wanted.status,
+        recorded_steps=part.recorded,
+        unclear=not part.is_known,
+    )
+
+
+def _bounds_of_processes(found: Found) -> dict[Process, Bounds]:
+    """Return when each process was in windows of the step: one capture may go over several steps."""
+    windows = [window for manifest in found.manifests for window in manifest["windows"]]
+    return windows_edges(map(measurable, windows))
+
+
+def _bounds_of(origin: Origin, bounds: Mapping[Process, Bounds]) -> Bounds | None:
+    """Return when the process of a rank's capture was in windows of the step; None for any other source."""
+    return bounds.get(origin.process) if origin.kind == "rank" else None
+
+
+def _without(wanted: Input, reason: str) -> Digest:
+    return Digest(
+        wanted.origin,
+        wanted.alignment,
+        events=0,
+        findings=[f"nothing of it is in the report: {reason}"],
+        bytes=wanted.bytes,
+        status=wanted.status,
+        whole=False,
+    )

@@ -1,0 +1,97 @@
+"""The bars of the Gantt chart as columns of integers: a tenth of their JSON, and drawn without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.report.schema import GanttRow
+
+__all__ = ["MOST_BARS", "MOST_STRETCHES", "Columns", "pack_gantt"]
+
+Columns = list[tuple[str, npt.NDArray[np.uint32]]]
+
+MOST_BARS = 200_000
+"""More are beyond what anybody can see and what a page should weigh: of those the shortest are left out, and the page says how many."""
+MOST_STRETCHES = 120_000
+_FINEST = 1e-6  # seconds
+_LONGEST_NAME = 300
+
+
+def pack_gantt(rows: Sequence[GanttRow], seconds: float) -> tuple[dict[str, object], Columns]:
+    """What the page is told of the rows, and the columns of all their bars and stretches, row after row.
+
+    Args:
+        rows: the processes.
+        seconds: how long the step is: by it the unit of time is chosen, a microsecond at best.
+
+    Returns:
+        A JSON-able table: ``tick`` (seconds per unit), ``names``, ``roles``, ``rows`` (each with the number of its ``bars`` per depth and of its ``busy`` stretches), ``left_out``; and
+        the columns start, length, name (into ``names``), role (into ``roles``), busy_start, busy_length.
+    """
+    reach = max(
+        [seconds, *(bar.start + bar.seconds for row in rows for bar in row.bars), *(a + b for row in rows for a, b in row.busy)]
+    )  # fmt: skip
+    earliest = min(
+        [
+            0.0,
+            *(bar.start for row in rows for bar in row.bars),
+            *(start for row in rows for start, _ in row.busy),
+        ]
+    )
+    tick = max(_FINEST, (reach - earliest) / 2**31)
+    names: dict[str, int] = {}
+    roles: dict[str | None, int] = {}
+    shortest = _shortest_kept([bar.seconds for row in rows for bar in row.bars], MOST_BARS)
+    shortest_busy = _shortest_kept([length for row in rows for _, length in row.busy], MOST_STRETCHES)
+    starts, lengths, name_of, role_of, busy_starts, busy_lengths = [], [], [], [], [], []
+    described = []
+    left_out = 0
+    for row in rows:
+        bars = sorted(
+            (bar for bar in row.bars if bar.seconds >= shortest), key=lambda bar: (bar.depth, bar.start)
+        )
+        left_out += len(row.bars) - len(bars)
+        lanes = [0] * (1 + max((bar.depth for bar in bars), default=-1))
+        for bar in bars:
+            lanes[bar.depth] += 1
+            starts.append((bar.start - earliest) / tick)
+            lengths.append(bar.seconds / tick)
+            name_of.append(names.setdefault(bar.name[:_LONGEST_NAME], len(names)))
+            role_of.append(roles.setdefault(bar.role, len(roles)))
+        busy = sorted(stretch for stretch in row.busy if stretch[1] >= shortest_busy)
+        busy_starts += [(start - earliest) / tick for start, _ in busy]
+        busy_lengths += [length / tick for _, length in busy]
+        described.append(
+            {"label": row.label, "host": row.host, "kind": row.kind, "lanes": lanes, "busy": len(busy)}
+        )
+    table = {
+        "tick": tick,
+        "origin": earliest,
+        "names": list(names),
+        "roles": list(roles),
+        "rows": described,
+        "left_out": left_out,
+    }
+    columns: Columns = [
+        ("start", _ticks(starts)),
+        ("length", _ticks(lengths)),
+        ("name", np.asarray(name_of, np.uint32)),
+        ("role", np.asarray(role_of, np.uint32)),
+        ("busy_start", _ticks(busy_starts)),
+        ("busy_length", _ticks(busy_lengths)),
+    ]
+    return table, columns
+
+
+def _ticks(values: list[float]) -> npt.NDArray[np.uint32]:
+    return np.rint(np.asarray(values, np.float64)).astype(np.uint32)
+
+
+def _shortest_kept(lengths: list[float], most: int) -> float:
+    """The length below which bars are left out, so that at most about `most` stay; 0 where all may."""
+    if len(lengths) <= most:
+        return 0.0
+    return float(np.nextafter(np.partition(np.asarray(lengths), -most - 1)[-most - 1], np.inf))

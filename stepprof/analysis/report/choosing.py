@@ -1,0 +1,151 @@
+"""Which slices of a source are what: operators, kernels, communication, regions, windows. The one place that knows the words of the exporters.
+
+The choice is made per name, category and track, of which there are few, and then spread over the slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.report.collectives import is_device_communication, is_host_communication
+from stepprof.analysis.timeline.model import Args, Source, TrackKind
+from stepprof.analysis.timeline.tracks import OURS
+
+__all__ = ["Chosen", "Indices"]
+
+Indices = npt.NDArray[np.intp]
+Bits = npt.NDArray[np.uint16]
+Tests = Mapping[int, Callable[[str], bool]]
+
+_OP, _REGION, _WINDOW, _NOTE, _COPY = (1 << number for number in range(5))
+_HOST, _THREAD, _STREAM, _SAMPLE, _ITERATION = (1 << number for number in range(5, 10))
+_HOST_CALL, _DEVICE_CALL, _DISPATCH, _STEP, _BY_HOST = (1 << number for number in range(10, 15))
+
+_STEPS = ("ProfilerStep#", "execute_context_", "step[", "PyTorch Profiler")
+_KINDS: Mapping[TrackKind, int] = {
+    "thread": _THREAD,
+    "stream": _STREAM,
+    "sample": _SAMPLE,
+    "iterations": _ITERATION,
+}
+_BY_CATEGORY: Tests = {
+    _OP: lambda word: word == "cpu_op",
+    _REGION: lambda word: word in ("region", "user_annotation", "stepprof"),
+    _WINDOW: lambda word: word == "window",
+    # on a stream's row without being work: where annotations of the host show on the device
+    _NOTE: lambda word: word in ("gpu_user_annotation", "overhead"),
+    _COPY: lambda word: word in ("gpu_memcpy", "gpu_memset"),
+    _DEVICE_CALL: lambda word: word == "communication",  # of an NPU
+}
+_BY_TRACK: Tests = {
+    _HOST: lambda kind: kind in ("thread", "async"),
+    **{bit: kind.__eq__ for kind, bit in _KINDS.items()},
+}
+_BY_NAME: Tests = {
+    _HOST_CALL: is_host_communication,
+    _DEVICE_CALL: is_device_communication,
+    # the call that starts a collective: neither communication nor computation
+    _DISPATCH: lambda name: name.startswith("c10d::"),
+    _STEP: lambda name: name.startswith(_STEPS),
+    # a library that moves the data itself: what NCCL and HCCL write on threads is only the start of a kernel
+    _BY_HOST: lambda name: name.lower().startswith(("gloo:", "mpi:", "ucc:")),
+}
+
+
+class _Args(msgspec.Struct, gc=False):
+    role: object = None
+    kind: object = None
+
+
+class Chosen:
+    """Indices into the slices of a source.
+
+    Attributes:
+        ops: operators on threads.
+        device: whatever ran on streams.
+        computation: of the device where there is one, else operators; without copies of a device.
+        communication: collectives of the device where there is one, else of the host.
+        calls: communication of the device, and that of threads that move the data themselves.
+        regions: regions and annotations, without collectives and the steps of engines and profilers.
+        windows: of ``profile_step``.
+        dispatches: the calls on threads that start collectives.
+        annotations: what torch writes on a stream for a region of the host.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        slices = source.slices
+        bits = _table(_BY_CATEGORY, source.categories)[slices.category]
+        bits |= _table(_BY_TRACK, [track.kind for track in source.tracks])[slices.track]
+        bits |= _table(_BY_NAME, source.names)[slices.name]
+        # torch_npu has the profiler's steps among the operators
+        self.ops = np.flatnonzero((bits & (_OP | _THREAD | _HOST_CALL | _STEP)) == _OP | _THREAD)
+        self.regions = np.flatnonzero((bits & (_REGION | _HOST | _HOST_CALL | _STEP)) == _REGION | _HOST)
+        self.windows = np.flatnonzero((bits & (_WINDOW | _HOST)) == _WINDOW | _HOST)
+        self.device = np.flatnonzero((bits & (_STREAM | _NOTE)) == _STREAM)
+        if len(self.device):
+            on_device = bits[self.device]
+            self.communication = self.device[(on_device & (_DEVICE_CALL | _COPY)) == _DEVICE_CALL]
+            self.computation = self.device[(on_device & (_DEVICE_CALL | _COPY)) == 0]
+            by_host = np.flatnonzero((bits & (_BY_HOST | _HOST)) == _BY_HOST | _HOST)
+            self.calls = np.concatenate((self.communication, by_host))
+        else:
+            self.communication = np.flatnonzero((bits & (_HOST_CALL | _HOST)) == _HOST_CALL | _HOST)
+            self.computation = self.ops[(bits[self.ops] & _DISPATCH) == 0]
+            self.calls = self.communication
+        self.dispatches = np.flatnonzero((bits & (_DISPATCH | _THREAD)) == _DISPATCH | _THREAD)
+        noted = np.array([word == "gpu_user_annotation" for word in source.categories], bool)
+        self.annotations = np.flatnonzero(noted[slices.category])
+        self._bits = bits
+
+    def on(self, kind: TrackKind) -> Indices:
+        """The slices on tracks of a kind."""
+        return np.flatnonzero(self._bits & _KINDS[kind])
+
+    def are_windows(self, which: Indices) -> npt.NDArray[np.bool_]:
+        """Which of some regions are windows that stepprof wrote into a trace."""
+        args, slices = self._source.slices.args, self._source.slices
+        if args is None or OURS not in self._source.categories:
+            return np.zeros(len(which), np.bool_)
+        ours = slices.category[which] == self._source.categories.index(OURS)
+        return np.array(
+            [
+                of_ours and _decoded(args[at]).kind == "window"
+                for at, of_ours in zip(which.tolist(), ours.tolist(), strict=True)
+            ],
+            np.bool_,
+        )
+
+    def roles(self, which: Indices) -> list[str | None]:
+        """The role of each of some slices: what its args say where there is a window of that role (an attribute may be called so too), else that of the source."""
+        args = self._source.slices.args
+        default = self._source.origin.role
+        if args is None or self._source.origin.kind != "spans":
+            return [default] * len(which)
+        stated = [_role(args[at]) for at in self.windows.tolist()]
+        roles = stated if which is self.windows else [_role(args[at]) for at in which.tolist()]
+        known = set(stated)
+        return [role if not known or role in known else default for role in roles]
+
+
+def _table(tests: Tests, words: Iterable[str]) -> Bits:
+    """The bits of each of some words."""
+    return np.array([sum(bit for bit, fits in tests.items() if fits(word)) for word in words], np.uint16)
+
+
+def _role(raw: Args) -> str | None:
+    role = _decoded(raw).role
+    return role if isinstance(role, str) else None
+
+
+@lru_cache(maxsize=4096)
+def _decoded(raw: Args) -> _Args:
+    try:
+        return msgspec.json.decode(raw or b"{}", type=_Args)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Args()

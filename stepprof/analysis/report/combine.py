@@ -1,0 +1,309 @@
+"""From the digests of all sources to the report of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+import stepprof
+from stepprof.analysis.report.digest import Digest
+from stepprof.analysis.report.gantt import gantt
+from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES, headlines
+from stepprof.analysis.report.idle import idle_times
+from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.ops import merge_ops
+from stepprof.analysis.report.processes import Process, gather, measurable
+from stepprof.analysis.report.rollout import MOST_SAMPLES, Batches, Curve, rollout, total_curve
+from stepprof.analysis.report.schema import (
+    Finding,
+    GanttRow,
+    Idle,
+    Island,
+    Memory,
+    Report,
+    Rollout,
+    Shortfall,
+    SourceInfo,
+    TimeOf,
+)
+from stepprof.analysis.report.shortfalls import shortfalls_of
+from stepprof.analysis.report.skew import collective_skew, end_skew, unmatched_times, waits_of
+from stepprof.analysis.report.stopcost import stop_costs
+from stepprof.analysis.report.sums import memory_peaks, overheads, overlaps, region_times, role_times
+from stepprof.analysis.report.waiting import Waiting
+from stepprof.analysis.timeline.clocks import describe, worst_error
+from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.analysis.timeline.names import group_of
+from stepprof.run.summary import SESSIONS, engine_label, told_once
+
+__all__ = ["combine"]
+
+_Row = TypeVar("_Row")
+
+
+def combine(
+    digests: Sequence[Digest],
+    *,
+    step: int | None,
+    run_id: str = "",
+    manifests: Sequence[Mapping[str, Any]] = (),
+    findings: Iterable[Finding] = (),
+    placed: Mapping[tuple[object, ...], Alignment] | None = None,
+) -> Report:
+    """Make the report of one step.
+
+    Args:
+        digests: one of each source.
+        step: its number; None: nobody knows.
+        run_id: of which run.
+        manifests: of the step, as `stepprof.run.manifest.read_step` combines them; none for traces that stepprof did not record.
+        findings: what was wrong before any source was read.
+        placed: how the times of each process in the manifests come onto the common clock.
+    """
+    windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]
+    engines = told_once([measurable(engine) for manifest in manifests for engine in manifest["engines"]])
+    everyone = gather(digests, windows, placed)
+    alignments = [digest.alignment for digest in digests]
+    shortfalls = shortfalls_of(everyone, engines)
+    waits = waits_of(everyone)
+    by_process = {label: waiting for each in waits for label, waiting in each.by_process.items()}
+    engine_roles = frozenset(
+        {engine["role"] for engine in engines if engine["kind"] not in SESSIONS}
+        | {process.origin.role for process in everyone if process.kind == "engine"}
+    )
+    parts = [
+        _part(processes, by_process, engine_roles, engines, shortfalls) for processes in _islands(everyone)
+    ]
+    parts.sort(key=lambda part: -part.island.seconds)
+    several = len(parts) > 1
+
+    def every(which: Callable[[_Part], list[_Row]]) -> list[_Row]:
+        return [row for part in parts for row in which(part)]
+
+    report = Report(
+        run_id=run_id,
+        step=step,
+        start_unix_ns=parts[0].island.start_unix_ns if parts else 0,
+        seconds=parts[0].island.seconds if parts else 0.0,
+        clock=describe(alignments),
+        clock_error_ns=worst_error(alignments),
+        stepprof=stepprof.__version__,
+        version=next(
+            (manifest["version"] for manifest in manifests if manifest["version"] is not None), None
+        ),
+        sources=[*(_source(digest) for digest in digests), *_without_trace(windows, engines)],
+        gantt=every(lambda part: part.gantt),
+        roles=[_on(time, part, several) for part in parts for time in part.roles],
+        regions=[_on(time, part, several) for part in parts for time in part.regions],
+        skew=[
+            *end_skew(everyone, by_process),
+            *(row for each in waits for row in collective_skew(each.by_phase)),
+        ],
+        unmatched=[row for each in waits for row in unmatched_times(each.unmatched)],
+        idle=every(lambda part: part.idle),
+        rollout=every(lambda part: part.rollout),
+        overlap=overlaps(everyone),
+        ops=merge_ops(_tables(everyone, "ops"), "op"),
+        kernels=merge_ops(_tables(everyone, "kernels"), "kernel"),
+        memory=every(lambda part: part.memory),
+        overhead=overheads(everyone, windows, engines),
+        stops=stop_costs(everyone, engines),
+        shortfalls=shortfalls,
+        findings=[
+            *findings,
+            *(Finding(digest.origin.path, problem) for digest in digests for problem in digest.findings),
+            *_left_out(digests),
+        ],
+        islands=[part.island for part in parts],
+    )
+    return msgspec.structs.replace(report, headlines=headlines(report))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The tables of one island: what compares times."""
+
+    island: Island
+    gantt: list[GanttRow]
+    roles: list[TimeOf]
+    regions: list[TimeOf]
+    idle: list[Idle]
+    rollout: list[Rollout]
+    memory: list[Memory]
+
+
+def _part(
+    processes: Sequence[Process],
+    waits: Mapping[str, Waiting],
+    engine_roles: frozenset[str | None],
+    engines: Sequence[Mapping[str, Any]],
+    shortfalls: Sequence[Shortfall],
+) -> _Part:
+    start, end = _bounds(processes)
+    hosts = dict.fromkeys(process.host or "an unknown host" for process in processes)
+    return _Part(
+        island=Island(list(hosts), start, (end - start) / 1e9, processes[0].island),
+        gantt=gantt(processes, start),
+        roles=role_times(processes, start, end),
+        regions=region_times(processes, start, end),
+        idle=idle_times(processes, Intervals.one(start, end), engine_roles, waits, engines),
+        rollout=_rollouts(processes, start, {each.label for each in shortfalls}),
+        memory=memory_peaks(processes, start),
+    )
+
+
+def _islands(processes: Sequence[Process]) -> list[list[Process]]:
+    """The processes of each clock, in their order."""
+    islands: dict[str, list[Process]] = {}
+    for process in processes:
+        islands.setdefault(process.island, []).append(process)
+    return list(islands.values())
+
+
+def _on(time: TimeOf, part: _Part, several: bool) -> TimeOf:
+    return msgspec.structs.replace(time, clock=", ".join(part.island.hosts)) if several else time
+
+
+def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
+    """The step: from the first window to the last, spans of the step included; without any, whatever was traced."""
+    edges = [(window.start, window.end) for process in processes for window in process.windows]
+    edges += [(since, since) for process in processes for _, since in process.open_ended()]
+    spans = [digest for process in processes for digest in process.digests if digest.origin.kind == "spans"]
+    everything = [digest for process in processes for digest in process.digests]
+    for digest in spans if edges or spans else everything:
+        if digest.start is not None and digest.end is not None:
+            edges.append((digest.start, digest.end))
+    if not edges:
+        edges = [(digest.start or 0, digest.end or 0) for digest in everything if digest.start is not None]
+    return min((start for start, _ in edges), default=0), max((end for _, end in edges), default=0)
+
+
+def _rollouts(processes: Sequence[Process], start: int, short: Collection[str]) -> list[Rollout]:
+    """Of each engine, of all together where there are several, and of the samples of each process that bound some."""
+    engines: dict[tuple[object, ...], _Engine] = {}
+    for process in processes:
+        for digest in process.digests:
+            if digest.batches is not None and not digest.unclear:
+                alone = digest.origin.replica is None
+                key = (
+                    (process.label,)
+                    if alone
+                    else (digest.origin.role, digest.origin.replica, digest.origin.occurrence)
+                )
+                engines.setdefault(key, _Engine()).add(process, digest.origin, digest.batches)
+    made = [(engine.together(), engine.name not in short) for engine in engines.values()]
+    rows: list[Rollout | None] = [
+        rollout(label, curve, start, iterations=count, peak=peak, whole=whole)
+        for (label, curve, count, peak), whole in made
+    ]
+    if len(engines) > 1 and not any(digest.unclear for process in processes for digest in process.digests):
+        total = total_curve([curve for (_, curve, _, _), _ in made])
+        count = sum(count for (_, _, count, _), _ in made)
+        rows.append(
+            rollout(ALL_ENGINES, total, start, iterations=count, whole=all(whole for _, whole in made))
+        )
+    bound = [
+        (process.label, digest.samples)
+        for process in processes
+        for digest in process.digests
+        if digest.samples is not None and digest.origin.kind == "spans"
+    ]
+    # one after the other: they are looked at, not generated together
+    together = [(label, samples) for label, samples in bound if samples.curve().value.max(initial=0) > 1]
+    for label, samples in together:
+        rows.append(rollout(f"samples of {label}", samples.curve(), start, samples=samples.longest))
+    if len(together) > 1:
+        whole = total_curve([samples.curve() for _, samples in together])
+        longest = sorted(
+            (sample for _, samples in together for sample in samples.longest),
+            key=lambda sample: sample.start - sample.end,
+        )
+        rows.append(rollout(ALL_SAMPLES, whole, start, samples=longest[:MOST_SAMPLES]))
+    return [row for row in rows if row is not None]
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The schedulers of one engine: workers of one go the same steps, so that the busiest tells of it; those of a data-parallel engine go their own."""
+
+    name: str = ""
+    schedulers: dict[object, dict[object, tuple[str, Batches]]] = field(default_factory=dict)
+
+    def add(self, process: Process, origin: Origin, batches: Batches) -> None:
+        """Take in what one worker generated."""
+        which = {"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence}
+        self.name = engine_label(which)
+        workers = self.schedulers.setdefault(group_of(origin.path), {})
+        known = workers.get(origin.rank)
+        if known is None or known[1].iterations < batches.iterations:
+            workers[origin.rank] = (process.label, batches)
+
+    def together(self) -> tuple[str, Curve, int, float | None]:
+        """Whose it is, the batch size over time of all schedulers, their forward steps, and the peak where it is known of single ones."""
+        each = [
+            max(workers.values(), key=lambda worker: worker[1].iterations)
+            for workers in self.schedulers.values()
+        ]
+        if len(each) == 1:
+            label, batches = each[0]
+            return label, batches.curve(), batches.iterations, batches.peak
+        total = total_curve([batches.curve() for _, batches in each])
+        return self.name, total, sum(batches.iterations for _, batches in each), None
+
+
+def _tables(processes: Sequence[Process], which: str) -> Iterable[tuple[str, Any]]:
+    return ((process.label, getattr(digest, which)) for process in processes for digest in process.digests)
+
+
+def _source(digest: Digest) -> SourceInfo:
+    origin, alignment = digest.origin, digest.alignment
+    return SourceInfo(
+        label=origin.label,
+        kind=origin.kind,
+        path=origin.path,
+        role=origin.role,
+        rank=origin.rank,
+        replica=origin.replica,
+        host=origin.host,
+        status=digest.status,
+        events=digest.events,
+        bytes=digest.bytes,
+        alignment=alignment.method,
+        offset_ns=alignment.offset_ns,
+        error_ns=alignment.error_ns,
+        island=alignment.island,
+    )
+
+
+def _without_trace(
+    windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
+) -> Iterable[SourceInfo]:
+    """Captures that should have brought a trace and did not."""
+    for kind, entries in (("rank", windows), ("engine", engines)):
+        for entry in entries:
+            if entry["artifacts"] or entry["status"] == "joined" or entry.get("backend") == "null":
+                continue
+            if entry.get("kind") in SESSIONS and entry["status"] == "complete":
+                continue  # the word of the driver about a rank, which tells of its trace itself
+            if kind == "rank":
+                label = Origin(
+                    "rank", "", role=entry["role"], rank=entry["rank"], occurrence=entry["occurrence"] or 1
+                ).label
+            else:
+                label = engine_label(entry)
+            yield SourceInfo(
+                label, kind, None, entry["role"], entry["rank"], entry.get("replica"), entry["host"], entry["status"],
+                events=0, bytes=None, alignment="", offset_ns=0, error_ns=None,
+            )  # fmt: skip
+
+
+def _left_out(digests: Sequence[Digest]) -> Iterable[Finding]:
+    for digest in digests:
+        if digest.calls.left_out:
+            yield Finding(
+                digest.origin.path,
+                f"{digest.calls.left_out} collectives are more than are matched across ranks: who waited for whom in them is not known",
+            )

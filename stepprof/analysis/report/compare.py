@@ -1,0 +1,196 @@
+"""Two steps, or two runs: what got slower and what faster, and whether that is more than noise.
+
+The noise of a figure is twice the standard deviation between processes that did equal work, or from step to step of a run, in A or in B: whichever is the largest of those that are known. So a change
+within it is surely none, and one beyond it is worth a look. How steps differ is known of what has spans, which a run has of every step; operators and kernels are of recorded steps alone. Those are
+compared by their self time per process, since two runs may have recorded different numbers of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import stdev
+
+from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES, seconds_text
+from stepprof.analysis.report.schema import Change, Comparison, Finding, Headline, Op, Report, Spread, TimeOf
+
+__all__ = ["compare", "noise_text"]
+
+MOST_CHANGES = 200
+MOST_HEADLINES = 8
+WORTH_SAYING = 0.01
+"""Of the step: a smaller change is no headline, and a smaller part that only one of the two has is no finding."""
+
+
+_Key = tuple["str | None", "str | None"]
+_Steps = Mapping[_Key, tuple[float, int]]
+"""Of a role and region: twice the standard deviation between steps, and of how many steps."""
+
+
+def compare(a: Report, b: Report, spreads: Sequence[Sequence[Spread]] = ()) -> Comparison:
+    """What B took longer for than A, and shorter.
+
+    Args:
+        a: the report of one step: what is compared with.
+        b: that of another one, of the same run or of another.
+        spreads: how far the steps of each run differ, by `stepprof.analysis.report.steps.spreads`.
+    """
+    steps: dict[_Key, tuple[float, int]] = {}
+    for each in (each for of_run in spreads for each in of_run):
+        known = steps.get((each.role, each.region), (0.0, 0))
+        steps[each.role, each.region] = max(known, (2 * each.deviation, each.steps))
+    changes = [
+        _change("step", "step", (a.seconds, b.seconds), None, steps.get((None, None))),
+        *_times(a.roles, b.roles, "role", steps),
+        *_times(a.regions, b.regions, "region", steps),
+        *_ops(a.ops, b.ops, "op"),
+        *_ops(a.kernels, b.kernels, "kernel"),
+        *_rollouts(a, b),
+    ]
+    changes.sort(key=lambda change: -abs(change.b - change.a))
+    return Comparison(
+        a=_name(a),
+        b=_name(b),
+        headlines=list(_headlines(a, b, changes)),
+        changes=changes[:MOST_CHANGES],
+        findings=list(_findings(a, b)),
+    )
+
+
+def _name(report: Report) -> str:
+    if report.step is None:
+        return report.run_id
+    of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
+    return f"{report.run_id} step {report.step}{of}"
+
+
+def _change(
+    what: str,
+    topic: str,
+    times: tuple[float, float],
+    processes: float | None,
+    steps: tuple[float, int] | None = None,
+) -> Change:
+    between, count = (None, 0) if steps is None else steps
+    noise = max((each for each in (processes, between) if each is not None), default=None)
+    significant = noise is not None and abs(times[1] - times[0]) > noise
+    return Change(what, topic, times[0], times[1], noise, significant, processes, between, count)
+
+
+def _noise(*sides: Sequence[float]) -> float | None:
+    """Twice the standard deviation over processes; None where no side has two."""
+    known = [2 * stdev(side) for side in sides if len(side) > 1]
+    return max(known, default=None)
+
+
+def _what(time: TimeOf) -> str:
+    clock = "" if time.clock is None else f" on {time.clock}"
+    return f"{_name_of(time)}{clock}"
+
+
+def _name_of(time: TimeOf) -> str:
+    if time.region is None:
+        return time.role or "the whole step"
+    return time.region if time.role is None else f"{time.role}: {time.region}"
+
+
+def _times(a: Iterable[TimeOf], b: Iterable[TimeOf], topic: str, steps: _Steps) -> Iterable[Change]:
+    before = {_what(time): time for time in a}
+    for after in b:
+        known = before.get(_what(after))
+        if known is not None:
+            noise = _noise(
+                [time.seconds for time in known.per_process], [time.seconds for time in after.per_process]
+            )
+            of_steps = steps.get((after.role, after.region))
+            yield _change(_what(after), topic, (known.seconds, after.seconds), noise, of_steps)
+
+
+def _ops(a: Iterable[Op], b: Iterable[Op], topic: str) -> Iterable[Change]:
+    before = {op.name: op for op in a}
+    for after in b:
+        known = before.get(after.name)
+        if known is not None and known.per_process and after.per_process:
+            sides = [[time.seconds for time in op.per_process] for op in (known, after)]
+            means = (sum(sides[0]) / len(sides[0]), sum(sides[1]) / len(sides[1]))
+            yield _change(after.name, topic, means, _noise(*sides))
+
+
+def _rollouts(a: Report, b: Report) -> Iterable[Change]:
+    """Engines among engines, and the samples of processes among those of others."""
+    before = {row.label: row for row in a.rollout}
+    for after in b.rollout:
+        known = before.get(after.label)
+        if known is None:
+            continue
+        alike = [
+            [
+                row
+                for row in report.rollout
+                if bool(row.iterations) == bool(after.iterations)
+                and row.label not in (ALL_ENGINES, ALL_SAMPLES)
+            ]
+            for report in (a, b)
+        ]
+        noise = _noise(*([row.seconds for row in side] for side in alike))
+        yield _change(after.label, "rollout", (known.seconds, after.seconds), noise)
+        noise = _noise(*([row.tail for row in side] for side in alike))
+        yield _change(f"{after.label}: tail", "rollout", (known.tail, after.tail), noise)
+
+
+def _headlines(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Headline]:
+    step = next(change for change in changes if change.topic == "step")
+    difference = b.seconds - a.seconds
+    if abs(difference) < WORTH_SAYING * a.seconds:
+        text = f"the step took {seconds_text(b.seconds)}, as long as before"
+    else:
+        text = f"the step took {_than(a.seconds, b.seconds)}; {noise_text(step)}"
+    yield Headline(text, "step", abs(difference))
+    told = 0
+    for change in changes:
+        difference = abs(change.b - change.a)
+        if change.topic == "step" or difference < WORTH_SAYING * a.seconds or told == MOST_HEADLINES:
+            continue
+        if not change.significant and change.noise is not None:
+            continue
+        told += 1
+        text = f"{change.what} took {_than(change.a, change.b)}; {noise_text(change)}"
+        yield Headline(text, change.topic, difference)
+
+
+def noise_text(change: Change) -> str:
+    """How far it differs anyway, and between what, in words."""
+    if change.noise is None:
+        if change.topic == "step":
+            return "how much of that is noise is not known: fewer than three other steps have spans"
+        return "how much of that is noise is not known: one process, and too few other steps with spans"
+    text = f"it differs by {seconds_text(change.noise)} anyway"
+    if change.noise == change.noise_steps:
+        text += f", from step to step ({change.steps} steps)"
+    else:
+        text += ", between processes"
+    return text if change.significant else f"{text}: within noise"
+
+
+def _than(before: float, after: float) -> str:
+    more = f"{abs(after / before - 1):.0%} " if before > 0 else ""
+    return f"{more}{'longer' if after > before else 'shorter'}: {seconds_text(before)} before, {seconds_text(after)} now"
+
+
+def _findings(a: Report, b: Report) -> Iterable[Finding]:
+    """What cannot be compared: parts of one of them alone, and different numbers of processes."""
+    names: list[Mapping[str, TimeOf]] = [
+        {_what(time): time for time in (*report.roles, *report.regions)} for report in (a, b)
+    ]
+    for here, there, report, other in ((names[0], names[1], a, b), (names[1], names[0], b, a)):
+        for what, time in here.items():
+            if what not in there and time.share >= WORTH_SAYING:
+                yield Finding(
+                    _name(report), f"{what} took {seconds_text(time.seconds)} and is not in {_name(other)}"
+                )
+    for what, time in names[0].items():
+        counts = len(time.per_process), len(names[1][what].per_process) if what in names[1] else 0
+        if time.region is None and counts[1] and counts[0] != counts[1]:
+            yield Finding(None, f"{what}: {counts[0]} processes in A, {counts[1]} in B")
+    for report in (a, b):
+        if report.findings:
+            yield Finding(_name(report), f"{len(report.findings)} findings of its own: it may be incomplete")

@@ -1,0 +1,384 @@
+"""What one source says of a step, small enough to travel: from millions of events to some kilobytes.
+
+A digest is made where the trace lies (in a worker process, on another host) and combined where the report is made. Sums are exact; sets of intervals are reduced to a bound of stretches by closing
+their narrowest gaps, and how much that was is stated beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.report.around import regions_around
+from stepprof.analysis.report.choosing import Chosen, Indices
+from stepprof.analysis.report.collectives import Calls
+from stepprof.analysis.report.cut import sound, within
+from stepprof.analysis.report.groups import configured_groups, groups_of
+from stepprof.analysis.report.intervals import Intervals, Times
+from stepprof.analysis.report.issued import Issued, issued
+from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops
+from stepprof.analysis.report.rollout import (
+    Batches,
+    Curve,
+    Samples,
+    collect_batches,
+    collect_samples,
+    total_curve,
+)
+from stepprof.analysis.timeline.iterations import BATCH_SIZE
+from stepprof.analysis.timeline.model import Alignment, Origin, Slices, Source
+
+__all__ = ["Digest", "MemoryPeak", "RegionTotal", "Window", "Work", "digest"]
+
+MOST_STRETCHES = 4096
+REGION_STRETCHES = 64
+MOST_REGIONS = 500
+ALIKE = 0.9
+"""The share of equal steps above which two workers have one scheduler."""
+_MEMORY = re.compile(r"memory (allocated|reserved) ")
+
+
+class Window(msgspec.Struct, frozen=True, array_like=True):
+    """One window of ``profile_step``; nanoseconds on the common clock."""
+
+    role: str | None
+    start: int
+    end: int
+    ends: bool = True
+    """Whether `end` is its own; False: its capture ended then, and it went on."""
+
+
+class RegionTotal(msgspec.Struct, frozen=True):
+    """One region (or window, or annotation) of one source."""
+
+    name: str
+    role: str | None
+    calls: int
+    covered: int
+    """Nanoseconds in which any call ran: calls that overlap count once."""
+    first: int
+    last: int
+    """Start of the first call, end of the last one."""
+    when: bytes
+    """Packed intervals, at most `REGION_STRETCHES`."""
+    window: bool = False
+    """Whether it is a window, which a trace without spans shows as far as it was captured."""
+
+
+class MemoryPeak(msgspec.Struct, frozen=True, array_like=True):
+    """The highest value of a counter of memory; `device` and of what: ``GPU 0, allocated``."""
+
+    device: str
+    peak: int
+    at: int
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a source's device did, or its threads where no device was traced; nanoseconds, packed intervals."""
+
+    device: str
+    """``gpu``, ``npu`` or ``cpu``."""
+    number: str
+    """Which of several; empty for the threads."""
+    compute: int
+    communication: int
+    overlapped: int
+    busy: int
+    computing: bytes
+    """When it computed, copies of a device included."""
+    communicating: bytes
+    closed: int
+    """Nanoseconds of gaps that the two sets of intervals above count as busy."""
+
+
+class Digest(msgspec.Struct, frozen=True):
+    """One source and one step."""
+
+    origin: Origin
+    alignment: Alignment
+    events: int
+    start: int | None = None
+    """First start and last end of anything in the step; None: there is nothing."""
+    end: int | None = None
+    windows: list[Window] = []
+    regions: list[RegionTotal] = []
+    works: list[Work] = []
+    """One for each device; of a process without one, what its threads did."""
+    calls: Calls = Calls()
+    issued: Issued | None = None
+    """Who called them, where that is sure: None otherwise."""
+    ops: OpTable = OpTable()
+    kernels: OpTable = OpTable()
+    batches: Batches | None = None
+    recorded_steps: int = 0
+    """Forward steps in the whole capture of an engine, also of those outside of its window."""
+    unclear: bool = False
+    """Which of these forward steps are of the engine's window is not known."""
+    samples: Samples | None = None
+    memory: list[MemoryPeak] = []
+    findings: list[str] = []
+    path: str | None = None
+    bytes: int | None = None
+    status: str | None = None
+    """Its outcome in the manifest."""
+    whole: bool = True
+    """Whether everything in the file was read: of a damaged one, what is not there says nothing."""
+
+
+def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
+    """Reduce a source to what a report needs of it.
+
+    Args:
+        source: as it was read, with args where it is a span file: its slices' args say their role.
+        bounds: of the step, in nanoseconds of the source's own clock; what lies outside is left out. None: all of it is of the step.
+    """
+    source = sound(source)
+    if bounds is not None:
+        offset = source.alignment.offset_ns
+        bounds = bounds[0] - offset, bounds[1] - offset
+        source = within(source, *bounds)
+    slices, counters = source.slices, source.counters
+    columns = (source.instants.time, counters.time, slices.start, slices.start + slices.duration)
+    times = [column for column in columns if len(column)]
+    events = len(slices) + len(source.instants) + len(counters)
+    if not times:
+        return Digest(source.origin, source.alignment, events, findings=source.findings, whole=source.whole)
+    chosen = Chosen(source)
+    ops, device = chosen.ops, chosen.device
+    regions, problems = _regions(source, chosen)
+    return Digest(
+        origin=source.origin,
+        alignment=source.alignment,
+        events=events,
+        start=min(int(column.min()) for column in times),
+        end=max(int(column.max()) for column in times),
+        windows=[
+            Window(role, start, start + duration)
+            for role, start, duration in zip(
+                chosen.roles(chosen.windows),
+                slices.start[chosen.windows].tolist(),
+                slices.duration[chosen.windows].tolist(),
+                strict=True,
+            )
+        ],
+        regions=regions,
+        works=_works(source, chosen),
+        calls=_calls(source, chosen),
+        issued=issued(source, bounds),
+        ops=count_ops(
+            source.names, slices.name[ops], slices.track[ops], slices.start[ops], slices.duration[ops]
+        ),
+        kernels=count_kernels(source.names, slices.name[device], slices.duration[device]),
+        batches=_batches(source, chosen),
+        samples=_samples(source, chosen),
+        memory=_memory(source),
+        findings=[*source.findings, *problems],
+        whole=source.whole,
+    )
+
+
+def _calls(source: Source, chosen: Chosen) -> Calls:
+    slices, which = source.slices, chosen.calls
+    told = None if slices.args is None else groups_of([slices.args[at] for at in which.tolist()])
+    world, rank, configured = configured_groups(source.metadata)
+    start, duration = slices.start[which], slices.duration[which]
+    return Calls.collect(
+        source.names,
+        slices.name[which],
+        start,
+        duration,
+        told=told,
+        regions=(source.names, regions_around(source, chosen)),
+        world=world,
+        rank=rank,
+        configured=configured,
+    )
+
+
+def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[str]]:
+    """The regions by name and role, those that took longest first."""
+    slices, which = source.slices, chosen.regions
+    if not len(which):
+        return [], []
+    numbers: dict[str | None, int] = {}
+    roles = np.array([numbers.setdefault(role, len(numbers)) for role in chosen.roles(which)], np.int64)
+    key = (2 * roles + chosen.are_windows(which)) * len(source.names) + slices.name[which]
+    order = np.argsort(key, kind="stable")
+    which, key = which[order], key[order]
+    edges = np.concatenate((np.flatnonzero(np.diff(key, prepend=-1)), [len(key)]))
+    longest = np.argsort(-np.add.reduceat(slices.duration[which], edges[:-1]), kind="stable")
+    spelled = list(numbers)
+    totals = []
+    for group in longest[:MOST_REGIONS].tolist():
+        low, high = edges[group : group + 2].tolist()
+        mine = which[low:high]
+        start = slices.start[mine]
+        end = start + slices.duration[mine]
+        when = Intervals.union(start, end)
+        place, name = divmod(int(key[low]), len(source.names))
+        role, is_window = divmod(place, 2)
+        totals.append(
+            RegionTotal(
+                name=source.names[name],
+                role=spelled[role],
+                calls=_outermost(slices.track[mine], start, end),
+                covered=when.total,
+                first=int(start.min()),
+                last=int(end.max()),
+                when=when.coarse(REGION_STRETCHES)[0].pack(),
+                window=bool(is_window),
+            )
+        )
+    totals.sort(key=lambda total: (-total.covered, total.first))
+    left = len(longest) - len(totals)
+    return totals, [f"{left} regions with other names, each of them shorter, are left out"] if left else []
+
+
+def _outermost(track: npt.NDArray[np.int32], start: Times, end: Times) -> int:
+    """How many calls of one region lie in no other call of it on the same track."""
+    order = np.lexsort((-end, start, track))
+    track, start, end = track[order], start[order], end[order]
+    edges = np.flatnonzero(np.diff(track, prepend=-1))
+    inside = 0
+    for low, high in zip(edges.tolist(), [*edges[1:].tolist(), len(track)], strict=True):
+        reach = np.maximum.accumulate(end[low:high])
+        inside += int(np.count_nonzero(end[low + 1 : high] <= reach[:-1]))
+    return len(track) - inside
+
+
+def _works(source: Source, chosen: Chosen) -> list[Work]:
+    """When each device, or without one the threads, computed and communicated."""
+    if not len(chosen.device):
+        work = _work(source, ("cpu", ""), chosen.computation, chosen.communication, chosen.computation)
+        return [] if work is None else [work]
+    kind = _device(source)
+    # the rows of an NPU are of several processes in name, and of one device
+    devices = [track.key[1] if track.kind == "stream" and kind == "gpu" else "" for track in source.tracks]
+    numbers = {device: at for at, device in enumerate(dict.fromkeys(devices))}
+    device_of = np.array([numbers[device] for device in devices])[source.slices.track]
+    there = np.unique(device_of[chosen.device]).tolist()
+    works = []
+    for number in there:
+        computation, communication, everything = (
+            which[device_of[which] == number]
+            for which in (chosen.computation, chosen.communication, chosen.device)
+        )
+        other = np.setdiff1d(
+            everything, communication, assume_unique=True
+        )  # copies too: the device is not idle meanwhile
+        works.append(_work(source, (kind, list(numbers)[number]), computation, communication, other))
+    return [work for work in works if work is not None]
+
+
+def _work(
+    source: Source, device: tuple[str, str], computation: Indices, communication: Indices, other: Indices
+) -> Work | None:
+    """What one device did, or the threads; `other` is all that is no communication."""
+    computing, communicating, working = (
+        _union(source.slices, which) for which in (computation, communication, other)
+    )
+    busy = working | communicating
+    if not len(busy):
+        return None
+    coarse, closed = working.coarse(MOST_STRETCHES)
+    coarse_calls, closed_calls = communicating.coarse(MOST_STRETCHES)
+    return Work(
+        device=device[0],
+        number=device[1],
+        compute=computing.total,
+        communication=communicating.total,
+        overlapped=(computing & communicating).total,
+        busy=busy.total,
+        computing=coarse.pack(),
+        communicating=coarse_calls.pack(),
+        closed=closed + closed_calls,
+    )
+
+
+def _union(slices: Slices, which: Indices) -> Intervals:
+    start = slices.start[which]
+    return Intervals.union(start, start + slices.duration[which])
+
+
+def _device(source: Source) -> str:
+    """Only the traces of an NPU have these categories on their streams."""
+    return "npu" if {"communication", "overlap analysis"}.intersection(source.categories) else "gpu"
+
+
+def _batches(source: Source, chosen: Chosen) -> Batches | None:
+    """Of all schedulers in the file together: workers of one scheduler go the same steps, those of different ones (data parallelism) do not."""
+    counters = source.counters
+    which = _counters(source, lambda name: name.endswith(BATCH_SIZE))
+    if not len(which):
+        return None
+    schedulers: list[Curve] = []
+    for track in np.unique(counters.track[which]).tolist():
+        mine = which[counters.track[which] == track]
+        mine = mine[np.argsort(counters.time[mine], kind="stable")]
+        if len(mine) > 1:
+            curve = Curve(counters.time[mine], counters.value[mine][:-1])
+            same = next((at for at, known in enumerate(schedulers) if _go_together(curve, known)), None)
+            if same is None:
+                schedulers.append(curve)
+            elif len(curve.value) > len(schedulers[same].value):
+                schedulers[same] = curve
+    if not schedulers:
+        return None
+    # a step without a request (vLLM has such) is none
+    worked = sum(int(np.count_nonzero(curve.value > 0)) for curve in schedulers)
+    return collect_batches(total_curve(schedulers) if len(schedulers) > 1 else schedulers[0], worked)
+
+
+def _go_together(one: Curve, other: Curve) -> bool:
+    """Whether two workers go the same steps: as many, of the same batch sizes, at about the same times."""
+    longer, shorter = (one, other) if len(one.value) >= len(other.value) else (other, one)
+    if not len(shorter.value):
+        return True
+    # captures of two workers rarely begin and end at the same step
+    nearest = np.searchsorted((longer.time[:-2] + longer.time[1:-1]) / 2, shorter.time[:-1])
+    near = np.abs(longer.time[nearest] - shorter.time[:-1]) <= float(np.median(shorter.lengths)) / 2
+    return bool((near & (longer.value[nearest] == shorter.value)).mean() >= ALIKE)
+
+
+def _samples(source: Source, chosen: Chosen) -> Samples | None:
+    """The samples on tracks of their own, in the role that they spent most time in: that one generates them, others only look at them later."""
+    slices, which = source.slices, chosen.on("sample")
+    if not len(which):
+        return None
+    spent: Counter[str | None] = Counter()
+    roles = chosen.roles(which)
+    for role, duration in zip(roles, slices.duration[which].tolist(), strict=True):
+        spent[role] += duration
+    longest = spent.most_common(1)[0][0]
+    which = which[np.array([role == longest for role in roles], bool)]
+    return collect_samples(
+        [track.name for track in source.tracks],
+        source.names,
+        sample=slices.track[which],
+        name=slices.name[which],
+        start=slices.start[which],
+        duration=slices.duration[which],
+    )
+
+
+def _counters(source: Source, fits: Callable[[str], bool]) -> Indices:
+    wanted = np.array([track.kind == "counter" and fits(track.name) for track in source.tracks], bool)
+    return np.flatnonzero(wanted[source.counters.track]) if len(source.counters) else np.zeros(0, np.intp)
+
+
+def _memory(source: Source) -> list[MemoryPeak]:
+    """The highest point of each counter of memory."""
+    counters = source.counters
+    which = _counters(source, lambda name: _MEMORY.match(name) is not None)
+    peaks = []
+    for track in np.unique(counters.track[which]).tolist():
+        mine = which[counters.track[which] == track]
+        top = int(mine[np.argmax(counters.value[mine])])
+        _, what, device = source.tracks[track].name.split(" ", 2)
+        peaks.append(MemoryPeak(f"{device}, {what}", int(counters.value[top]), int(counters.time[top])))
+    return peaks

@@ -1,0 +1,323 @@
+"""The findings as sentences, the costliest first: what a manager reads, and what an engineer looks at next.
+
+A sentence is only made of what stands out; each has a bound below which nobody would act on it. Seconds are those of the step that would be won if the cause went away, as far as that can be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stepprof.analysis.report.schema import (
+    Headline,
+    Idle,
+    Island,
+    Memory,
+    Overhead,
+    Overlap,
+    PhaseSkew,
+    Report,
+    Rollout,
+    Shortfall,
+    UnmatchedTime,
+)
+from stepprof.analysis.report.words import seconds as three_digits
+
+__all__ = ["headlines", "seconds_text"]
+
+WORTH_SAYING = 0.01
+"""Of the step's wall time."""
+LONG_TAIL = 0.25
+"""Share of the rollout below half of its peak batch."""
+MOST_STRAGGLERS = 3
+MOST_SHORTFALLS = 3
+MOST_NAMES = 3
+_CAUSES = {
+    "host": "the device was idle for {share}{mean} in recorded windows: the host launched no work",
+    "rollout": "no work was recorded for {share}{mean} while the rollout ran",
+    "peers": "no work was recorded for {share}{mean} while other ranks of their role were in it",
+    "other_role": "no work was recorded for {share}{mean} while other roles ran",
+    "not_recorded": "{share}{mean} was not recorded",
+    "unknown": "no recorded work or cause explains {share}{mean}",
+}
+
+
+def headlines(report: Report) -> list[Headline]:
+    """What stands out in a report, but for its own headlines."""
+    least = report.seconds * WORTH_SAYING
+    found = [
+        *_stragglers(report.skew, least),
+        *_unmatched(report.unmatched, least),
+        *_tails(report.rollout, least),
+        *_idleness(report.idle, least),
+        *_exposed(report.overlap, report.idle, least),
+        *_overheads(report.overhead, least),
+        *_handovers(report.overhead, report.idle, least),
+        *_memory(report.memory),
+    ]
+    found.sort(key=lambda headline: -(headline.seconds or 0.0))
+    return [
+        *_where(report),
+        *_clocks(report.islands),
+        *_shortfalls(report.shortfalls),
+        *_coverage(report),
+        *found,
+    ]
+
+
+def seconds_text(seconds: float) -> str:
+    """A length of time for a sentence.
+
+    >>> [seconds_text(value) for value in (83.4, 1.84, 0.0421, 0.0000034)]
+    ['83 s', '1.8 s', '42 ms', '3 us']
+    """
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} us"
+
+
+def _where(report: Report) -> list[Headline]:
+    """Where the step went, by role; on clocks that were never compared, how long it was on each."""
+    if not report.seconds:
+        return []
+    if len(report.islands) > 1:
+        known = [each for each in report.islands if each.seconds]  # not of a window whose end is not known
+        shown = [f"{seconds_text(each.seconds)} on {_names(each.hosts)}" for each in known[: MOST_NAMES + 1]]
+        more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+        text = f"the step took, by each clock of its own, {', '.join(shown)}{more}"
+        return [Headline(text, "step", report.seconds)]
+    roles = sorted((time for time in report.roles if time.role is not None), key=lambda time: -time.seconds)
+    if not roles:
+        return []
+    worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or roles[:1]
+    parts = ", ".join(f"{time.role} {time.share:.0%}" for time in worth)
+    # ranks are not in a role at the same time: a role lasts from where any of them is in it
+    overlap = " (they overlap)" if sum(time.share for time in worth) > 1 + WORTH_SAYING else ""
+    text = f"the step took {three_digits(report.seconds)}: {parts}{overlap}"
+    return [Headline(text, "step", report.seconds)]
+
+
+def _names(names: Sequence[str]) -> str:
+    """The first few of some names."""
+    left = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {left} more" if left > 0 else "")
+
+
+def _clocks(islands: Sequence[Island]) -> list[Headline]:
+    if len(islands) < 2:
+        return []
+    text = f"the clocks of {len(islands)} groups of hosts were never compared: every figure is of one of them, and none goes across"
+    return [Headline(text, "coverage")]
+
+
+def _shortfalls(rows: Sequence[Shortfall]) -> list[Headline]:
+    """Captures that are not all of their windows, those alike in one sentence."""
+    groups: dict[tuple[str, str | None], list[Shortfall]] = {}
+    for row in rows:
+        groups.setdefault((row.status, row.capped_by), []).append(row)
+    found = []
+    for (status, capped), those in groups.items():
+        first, who = those[0], _names(list(dict.fromkeys(row.label for row in those)))
+        if capped is not None and status not in ("lost", "failed", "skipped"):
+            text = f"the capture of {who} ended before the window ({capped})"
+            if first.iterations is not None:
+                text = _bounded(those)
+            elif len(those) == 1 and first.recorded is not None:
+                of = "" if first.window is None else f" of {seconds_text(first.window)}"
+                text = f"the capture of {who} ended after {seconds_text(first.recorded)}{of} ({capped})"
+        else:
+            what = _SHORTFALLS.get(status, f"is {status}")
+            text = f"the capture of {who} {what}"
+            if len(those) == 1 and first.reason:
+                text += f": {first.reason}"
+        found.append(Headline(text, "coverage"))
+    left = len(found) - MOST_SHORTFALLS
+    if left > 0:
+        found[MOST_SHORTFALLS:] = [
+            Headline(f"captures fell short in {left} more ways: report.json lists them", "coverage")
+        ]
+    return found
+
+
+def _bounded(rows: Sequence[Shortfall]) -> str:
+    """Engines that ended their captures after so many forward steps."""
+    counts = sorted({row.iterations for row in rows if row.iterations is not None})
+    steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    text = f"only the first {steps} forward steps of {_names([row.label for row in rows])} were recorded (max_iterations)"
+    if len(rows) == 1 and rows[0].window is not None:
+        text += f"; the window lasted {seconds_text(rows[0].window)}"
+    return text
+
+
+_SHORTFALLS = {
+    "lost": "was lost",
+    "failed": "failed",
+    "skipped": "was not made",
+    "partial": "is partial",
+    "damaged": "is damaged: only a part of its file could be read",
+}
+
+
+def _phase(role: str | None, region: str | None) -> str:
+    if region is None:
+        return role or "the step"
+    return region if role is None or role == region else f"{region} ({role})"
+
+
+def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
+    """Of each process and role the phase in which it fell behind most: what it was late by already, when that began, is not counted again."""
+    found: dict[tuple[str, str | None, str], Headline] = {}
+    for row in rows:
+        seconds = row.behind_median - max(row.began_later or 0.0, row.by_profiler, 0.0) - row.by_waiting
+        if not row.significant or seconds < least:
+            continue
+        phase = _phase(row.role, row.region)
+        if row.basis == "collectives":
+            most = row.waited[0]
+            text = f"{most.label} waited {seconds_text(most.seconds)} for {row.straggler} in the collectives of {phase}"
+        else:
+            others = row.waited[0].label if len(row.waited) == 1 else "the median of the others"
+            text = (
+                f"{row.straggler} was the last in {phase}: {seconds_text(row.behind_median)} after {others}"
+            )
+            if row.began_later is not None and row.began_later > seconds / 4:
+                text += f", having begun {seconds_text(row.began_later)} later"
+            if row.by_profiler > seconds / 4:
+                text += f", {seconds_text(row.by_profiler)} of it held up by the profiler"
+        key = (row.straggler, row.role, row.basis)
+        if key not in found or seconds > (found[key].seconds or 0.0):
+            found[key] = Headline(text, "straggler", seconds)
+    return sorted(found.values(), key=lambda headline: -(headline.seconds or 0.0))[:MOST_STRAGGLERS]
+
+
+def _unmatched(rows: Sequence[UnmatchedTime], least: float) -> list[Headline]:
+    """Time in collectives of which it cannot be said who waited for whom."""
+    found = []
+    for row in rows[:MOST_STRAGGLERS]:
+        most = row.spent[0]
+        if most.seconds < least:
+            continue
+        text = f"{most.label} spent {seconds_text(most.seconds)} in collectives of {_phase(row.role, row.region)}"
+        if row.recorded and row.members and row.recorded < row.members:
+            text += (
+                f"; {row.recorded} of {row.members} members were recorded, so whom it waited for is not known"
+            )
+        else:
+            text += " that could not be matched across ranks, so whom it waited for is not known"
+        found.append(Headline(text, "collectives", most.seconds))
+    return found
+
+
+def _tails(rollouts: Sequence[Rollout], least: float) -> list[Headline]:
+    """Of all engines together, or of the one there is; without engines, of the samples."""
+    found = []
+    engines = [row for row in rollouts if row.iterations]
+    samples_of = [row for row in rollouts if not row.iterations]
+    of_all = [row for row in engines or samples_of if row.label in (ALL_ENGINES, ALL_SAMPLES)]
+    row = max(of_all or engines or samples_of, key=lambda row: row.seconds, default=None)
+    if row is not None and row.below_half >= LONG_TAIL and (below := row.below_half * row.seconds) >= least:
+        phase = "the rollout" if row.whole else "what was recorded of the rollout"
+        if row.iterations:
+            text = f"generation ran below half of its peak batch for {row.below_half:.0%} of {phase}"
+        else:
+            text = f"for {row.below_half:.0%} of {phase} fewer than half of its {row.peak_batch:.0f} samples were in flight"
+        if row.tail > 0:
+            text += f", the last {seconds_text(row.tail)} without a break"
+        found.append(Headline(text, "tail", below))
+    samples = [(sample.end - sample.start, sample, row) for row in rollouts for sample in row.samples]
+    if samples:
+        took, sample, of = max(samples, key=lambda each: each[0])
+        if took >= max(0.5 * of.seconds, least) and sample.seconds and of.below_half >= LONG_TAIL:
+            name = max(sample.seconds, key=lambda name: sample.seconds[name])
+            text = f"the longest sample, {sample.sample}, took {seconds_text(took)}, {sample.seconds[name] / took:.0%} of it in {name}"
+            found.append(Headline(text, "tail", None))
+    return found
+
+
+ALL_ENGINES = "all engines"
+"""What the sum of several engines' batches is called."""
+ALL_SAMPLES = "all samples"
+"""And that of several processes' samples."""
+
+
+def _idleness(rows: Sequence[Idle], least: float) -> list[Headline]:
+    """Each cause that took a large part of the step, over the processes of which it took any."""
+    found = []
+    for cause, sentence in _CAUSES.items():
+        those = [row for row in rows if row.causes.get(cause, 0.0) > 0]
+        if not those:
+            continue
+        seconds = sum(row.causes[cause] for row in those) / len(those)
+        wall = sum(row.wall for row in those) / len(those)
+        if seconds < 10 * least:
+            continue
+        who = those[0].label if len(those) == 1 else f"{len(those)} of {len(rows)} processes"
+        mean = "" if len(those) == 1 else " on average"
+        text = sentence.format(share=f"{seconds / wall:.0%} of the step", mean=mean)
+        found.append(Headline(f"{who}: {text}", "coverage" if cause == "not_recorded" else "idle", seconds))
+    return found
+
+
+def _exposed(rows: Sequence[Overlap], idle: Sequence[Idle], least: float) -> list[Headline]:
+    found = []
+    exposed = sum(row.exposed for row in rows)
+    communication = sum(row.communication for row in rows)
+    if rows and exposed / len(rows) >= least:
+        text = f"{exposed / communication:.0%} of the communication is not overlapped by computation: {seconds_text(exposed / len(rows))} on average"
+        waited = sum(row.causes.get("collective", 0.0) for row in idle)
+        if waited >= exposed / 10:
+            text += f", {min(waited / exposed, 1.0):.0%} of it waiting for other ranks"
+        found.append(Headline(text, "overlap", exposed / len(rows)))
+    devices = [row for row in rows if row.device != "cpu" and row.busy_share is not None]
+    if devices:
+        share = sum(row.busy_share or 0.0 for row in devices) / len(devices)
+        kind = devices[0].device.split()[0].upper()
+        text = f"the {kind}s were busy for {share:.0%} of what was captured"
+        found.append(Headline(text, "busy", None))
+    return found
+
+
+def _handovers(rows: Sequence[Overhead], idle: Sequence[Idle], least: float) -> list[Headline]:
+    """What the processes waited for engines to begin and to end their recordings."""
+    slowest = max(rows, key=lambda row: row.stop or 0.0, default=None)
+    waited = sum(row.causes.get("profiler", 0.0) for row in idle) / len(idle) if idle else 0.0
+    if slowest is None or not slowest.stop or waited < least:
+        return []
+    text = f"starting and stopping profilers took {seconds_text(waited)} of each process on average; {slowest.label} took {seconds_text(slowest.stop)} to stop"
+    return [Headline(text, "overhead", waited)]
+
+
+def _overheads(rows: Sequence[Overhead], least: float) -> list[Headline]:
+    held = [(row.held, row.label) for row in rows if row.stop is None]
+    seconds, label = max(held, default=(0.0, ""))
+    if seconds < least or not seconds:
+        return []
+    return [
+        Headline(f"the recording itself held {label} up for {seconds_text(seconds)}", "overhead", seconds)
+    ]
+
+
+def _memory(rows: Sequence[Memory]) -> list[Headline]:
+    devices = [row for row in rows if not row.device.startswith("CPU")] or list(rows)
+    if not devices:
+        return []
+    top = max(devices, key=lambda row: row.peak_bytes)
+    return [Headline(f"{top.label} reached {top.peak_bytes / 2**30:.1f} GiB ({top.device})", "memory")]
+
+
+def _coverage(report: Report) -> list[Headline]:
+    """Traces without an event: a table does not show what is not there. Captures that fell short are reported as such."""
+    short = {each.label for each in report.shortfalls}
+    without = [
+        source
+        for source in report.sources
+        if source.status is not None
+        and not source.events
+        and source.kind != "spans"
+        and source.label not in short
+    ]
+    if not without:
+        return []
+    names = _names([source.label for source in without])
+    return [Headline(f"{len(without)} of {len(report.sources)} sources have no events: {names}", "coverage")]

@@ -1,0 +1,182 @@
+"""How each process spent the step: what of it shows work, and what the rest was as far as the data says.
+
+Work is what was recorded as such: kernels of any device, operators, forward steps of an engine with sequences; where there is no device also the CPU time that the thread of a window used beyond its
+operators. Each other moment has one cause, the surest first. What no capture covers is `not_recorded`, and a process that nothing was recorded of has no row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.processes import Process, union
+from stepprof.analysis.report.schema import Idle
+from stepprof.analysis.report.waiting import Waiting
+from stepprof.analysis.timeline.held import LONGEST_SECONDS
+
+__all__ = ["idle_times"]
+
+_DRIVER = re.compile(r"-engines-rank-(.+?)(?:\.\d+)?\.json$")
+LEAST_NS = 1000
+"""Less of a cause is where two edges of one moment do not quite meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all processes of an island have in common."""
+
+    when: Intervals
+    generating: Intervals
+    """While an engine had sequences to generate."""
+    rollout: Intervals
+    """While any process was in a window of a role that engines work in."""
+    phases: Mapping[str | None, Intervals]
+    """While any process was in a window of a role."""
+    engine_roles: frozenset[str | None]
+    handing: Intervals
+    """While engines were started and stopped."""
+
+
+def idle_times(
+    processes: Sequence[Process],
+    when: Intervals,
+    engine_roles: frozenset[str | None],
+    waits: Mapping[str, Waiting],
+    engines: Sequence[Mapping[str, Any]] = (),
+) -> list[Idle]:
+    """Return a row for each process that windows or a trace are known of.
+
+    Args:
+        processes: of one island.
+        when: the step, from its begin to its end.
+        engine_roles: roles that engines work in: a rank in such a window waits for them.
+        waits: inside collectives, by label.
+        engines: of the manifests: while one is started or stopped, the job waits for it.
+    """
+    phases = {
+        role: union(window for process in processes for window in process.windows if window.role == role)
+        for role in {window.role for process in processes for window in process.windows}
+    }
+    generating = Intervals.all_of(process.generating() for process in processes)
+    rollout = Intervals.all_of(phases.get(role, EMPTY) for role in engine_roles | {"rollout"})
+    phases.pop(None, None)
+    step = _Step(when, generating, rollout, phases, engine_roles, _handing(engines, processes))
+    rows = (_row(process, step, waits.get(process.label, Waiting())) for process in processes)
+    return [row for row in rows if row is not None]
+
+
+def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
+    computing, communicating, closed = process.working()
+    mine = _own(process, step)
+    covered = process.covered() & step.when
+    on_device = process.has_device
+    if not on_device:
+        closed = 0
+    # a process of which neither a capture nor an end of one is known was not recorded, and has no row
+    if not len(computing | communicating | process.generating()) and not process.told:
+        return None
+    unmatched = waiting.unmatched
+    if any(digest.calls.left_out for digest in process.digests):
+        unmatched |= communicating
+    stuck = (waiting.when | waiting.for_profiler | unmatched) - computing
+    busy = ((computing | communicating | process.generating()) - stuck) & step.when
+    left = step.when - busy
+    causes: dict[str, int] = {}
+
+    def give(cause: str, when: Intervals) -> None:
+        nonlocal left
+        part = (left & when).total
+        if part >= LEAST_NS:
+            left -= when
+            causes[cause] = causes.get(cause, 0) + part
+
+    give("profiler", process.held() | waiting.for_profiler)
+    give("collective", waiting.when)
+    give("collective_unmatched", unmatched)
+    worked = busy.total - closed
+    if on_device:
+        give("host", covered & (mine if process.windows else step.when))
+    else:
+        worked += _by_cpu_time(process, step.engine_roles, left, computing)
+    give("unknown", covered & mine)
+    give("not_recorded", mine - covered)
+    give("rollout", step.generating)
+    give("profiler", step.handing)
+    give("rollout", step.rollout)
+    own = process.roles - step.engine_roles
+    give("peers", Intervals.all_of(phase for role, phase in step.phases.items() if role in own))
+    give("other_role", Intervals.all_of(phase for role, phase in step.phases.items() if role not in own))
+    by_cpu = worked - (busy.total - closed)
+    for cause in ("unknown", "not_recorded"):  # the CPU time says how much of a gap was work, not when
+        taken = min(by_cpu, causes.get(cause, 0))
+        causes[cause] = causes.get(cause, 0) - taken
+        by_cpu -= taken
+    if closed:  # gaps too narrow to travel one by one lie where the device was traced
+        causes["host"] = causes.get("host", 0) + closed
+    causes["unknown"] = causes.get("unknown", 0) + left.total
+    wall = step.when.total
+    return Idle(
+        label=process.label,
+        wall=wall / 1e9,
+        busy=max(worked, 0) / 1e9,
+        causes={cause: nanoseconds / 1e9 for cause, nanoseconds in causes.items() if nanoseconds > 0},
+    )
+
+
+def _own(process: Process, step: _Step) -> Intervals:
+    """While it was in windows of its own: not in those in which it waits for engines, nor in one around all of its roles. One of which no end is known lasts until its next one."""
+    end = int(step.when.end[-1]) if len(step.when) else 0
+    stretches = [(window.role, window.start, window.end) for window in process.windows]
+    for role, since in process.open_ended():
+        following = [start for _, start, _ in stretches if start > since]
+        stretches.append((role, since, min(following, default=end)))
+    named = [each for each in stretches if each[0] is not None]
+    chosen = [each for each in named if each[0] not in step.engine_roles]
+    if process.kind == "rank" and not named:
+        chosen = stretches
+    return Intervals.union([start for _, start, _ in chosen], [end for _, _, end in chosen])
+
+
+def _by_cpu_time(
+    process: Process, engine_roles: frozenset[str | None], gaps: Intervals, computing: Intervals
+) -> int:
+    """How much of the gaps in its own windows a process worked [ns]: the CPU time of the window's thread beyond what operators took, at most the gaps."""
+    own = [window for window in process.told if window["role"] is not None]
+    own = [window for window in own if window["role"] not in engine_roles] if own else process.told
+    worked, reach = 0, 0
+    for window in sorted(
+        own, key=lambda window: (window["start_unix_ns"] or 0, -(window["end_unix_ns"] or 0))
+    ):
+        start, end, cpu = window["start_unix_ns"], window["end_unix_ns"], window.get("thread_cpu_seconds")
+        if (
+            start is None or end is None or not cpu or end <= reach
+        ):  # a window in another one: the CPU time is counted there
+            continue
+        reach = int(end)
+        low, high = int(start) - process.offset_ns, int(end) - process.offset_ns
+        beyond = int(cpu * 1e9) - computing.clip(low, high).total
+        worked += min(max(beyond, 0), gaps.clip(low, high).total)
+    return worked
+
+
+def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process]) -> Intervals:
+    """While engines were started and stopped, by the clock of the process that drove them, where that is one of these."""
+    offsets = {str(process.origin.rank): process.offset_ns for process in processes if process.kind == "rank"}
+    start, end = [], []
+    for engine in engines:
+        driver = _DRIVER.search(engine.get("fragment") or "")
+        offset = offsets.get(driver[1]) if driver else None
+        if offset is None:
+            continue
+        for at, seconds, before in (
+            (engine["start_unix_ns"], engine["start_seconds"], True),
+            (engine["end_unix_ns"], engine["stop_seconds"], False),
+        ):
+            if at is not None and 0 < (seconds or 0) < LONGEST_SECONDS:
+                length = int(seconds * 1e9)
+                start.append(int(at) - offset - (length if before else 0))
+                end.append(start[-1] + length)
+    return Intervals.union(start, end)

@@ -1,0 +1,386 @@
+"""Which calls of several ranks are one collective.
+
+Calls that state their process group are matched within it, by number where they are numbered. Of the others (gloo on threads, torch 2.13) the process groups of the job are known from the traces,
+and a call belongs to the only group that it can be of, if the calls of all members overlap. A collective counts as matched only if every member of its group is there: a rank that was not recorded may be
+the one that the others wait for. What cannot be matched so stays unmatched, and no rank is named for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.report.collectives import Columns, Kind, ranks_text, synchronises
+from stepprof.analysis.report.intervals import Intervals, Times
+
+__all__ = ["Matched", "Matching", "Peer", "match"]
+
+TOLERANCE_NS = 200_000
+"""How far a rank's call may end before the last one begins, beyond the clocks' errors: of 600 synchronising calls of gloo (torch 2.13, one machine) each ended 62 us or more after the last one began."""
+
+_SLACKS_NS = (0, 2_000_000, 50_000_000, 200_000_000)
+"""How far from the edges of a capture calls are left out: the ends of one call spread by up to 38 ms on a busy machine (torch 2.13, gloo)."""
+
+Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The communication of one process.
+
+    Attributes:
+        label: what the process is called.
+        columns: its communication.
+        rank: its rank in the job; -1: not known.
+        world: ranks of the job; 0: not known.
+        configured: the ranks of each process group that it is in, as `ranks_text`; empty: not known.
+        island: processes of one island can be compared in time.
+        error_ns: how wrong a time of it may be, on the clock of its island.
+        machine: processes of one machine have no error between them.
+        captured: when it was captured; None: not known.
+        whole: whether its captures hold all of its windows, from their begin to their end; windows begin and end at the same places of every rank's program.
+    """
+
+    label: str
+    columns: Columns
+    rank: int = -1
+    world: int = 0
+    configured: Sequence[str] = ()
+    island: str = ""
+    error_ns: int = 0
+    machine: str | None = None
+    captured: Intervals | None = None
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Collectives of one kind whose members were all recorded: call `rows[m][i]` of `members[m]` is the i-th of them."""
+
+    kind: Kind
+    members: list[int]
+    """Into the peers."""
+    rows: list[Rows]
+    error_ns: int | None
+    """How wrong a comparison of their times may be; None: their clocks were never compared."""
+    on_host: bool
+
+
+@dataclass(slots=True)
+class Matching:
+    """What `match` found."""
+
+    columns: list[Columns]
+    """Of each peer."""
+    matched: list[Matched] = field(default_factory=list)
+    recorded: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    """Of each call of each peer how many members of its group were recorded; 0: not known; -1: the call is matched."""
+    members: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    """Of each call of each peer how many members its group has; 0: not known."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Calls of one kind that may belong together."""
+
+    kind: Kind
+    entries: dict[int, Rows] = field(default_factory=dict)
+
+
+def match(peers: Sequence[Peer]) -> Matching:
+    """Match the calls of all ranks of a job.
+
+    Args:
+        peers: one for each process, in any order.
+    """
+    found = Matching([peer.columns for peer in peers])
+    for columns in found.columns:
+        found.recorded.append(np.zeros(len(columns.start), np.int64))
+        found.members.append(np.zeros(len(columns.start), np.int64))
+    stated, others = _buckets(found.columns)
+    for (name, _), bucket in stated.items():
+        _match_stated(name, bucket, peers, found)
+    for bucket in others.values():
+        _match_by_time(bucket, peers, found)
+    return found
+
+
+def _buckets(
+    columns: Sequence[Columns],
+) -> tuple[dict[tuple[str, Kind], _Bucket], dict[Kind, _Bucket]]:
+    """The calls by group and kind, and those that state no group by kind. What is between two ranks is in neither."""
+    stated: dict[tuple[str, Kind], _Bucket] = {}
+    others: dict[Kind, _Bucket] = {}
+    for number, each in enumerate(columns):
+        for kind_at, kind in enumerate(each.kinds):
+            if kind == "point_to_point":
+                continue
+            which = np.flatnonzero((each.kind == kind_at) & each.finished)
+            for group in np.unique(each.group[which]).tolist():
+                rows = which[each.group[which] == group]
+                if group >= 0:
+                    name = each.groups[group].name
+                    stated.setdefault((name, kind), _Bucket(kind)).entries[number] = rows
+                else:
+                    others.setdefault(kind, _Bucket(kind)).entries[number] = rows
+    return stated, others
+
+
+def _match_stated(name: str, bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> None:
+    """Calls that say which group they are of."""
+    first = next(iter(bucket.entries))
+    group = next(each for each in found.columns[first].groups if each.name == name)
+    size = group.size
+    entries = _distinct(bucket.entries, peers)
+    _say(found, bucket.entries, len(entries), size)
+    if not size or len(entries) != size:
+        return
+    columns = found.columns
+    if all((columns[at].seq[rows] >= 0).all() for at, rows in entries.items()):
+        numbered = {}
+        for at, rows in entries.items():
+            known, where = np.unique(columns[at].seq[rows], return_index=True)
+            numbered[at] = (known, rows[where])
+        common = numbered[next(iter(numbered))][0]
+        for known, _ in numbered.values():
+            common = np.intersect1d(common, known, assume_unique=True)
+        aligned = {at: rows[np.isin(known, common)] for at, (known, rows) in numbered.items()}
+        _take(bucket.kind, aligned, peers, found)
+        return
+    _match_in_order(bucket.kind, entries, peers, found)
+
+
+def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> None:
+    """Calls that state no group: the traces say which groups there are, time says which of them a call is of.
+
+    A rank that is in one group alone says which calls are of that; once these are matched, another rank may be left with one group. Where every rank is in several, time alone proves nothing: ranks
+    of different groups often call at the same time.
+    """
+    groups = _groups_of(peers, bucket.entries)
+    by_rank = {peers[at].rank: at for at in bucket.entries}
+    if not groups or -1 in by_rank or len(by_rank) != len(bucket.entries):
+        return
+    whole = all(rank in by_rank for group in groups for rank in group)
+    alone = _has_alone(peers, bucket.entries)
+    if alone and not (whole and synchronises(bucket.kind) and len(groups) == 1):
+        # calls of one group that synchronise overlap; of others nothing tells which are of a group of one
+        return
+    if len(groups) == 1:
+        (only,) = groups
+        there = {by_rank[rank]: bucket.entries[by_rank[rank]] for rank in only if rank in by_rank}
+        if not alone:
+            _say(found, there, len(there), len(only))
+        if len(there) == len(only):
+            _match_in_order(bucket.kind, there, peers, found)
+        return
+    error = _error_ns([peers[at] for at in bucket.entries])
+    if error is None or not whole:
+        return  # a call may be of the group that is not whole
+    left = dict(bucket.entries)
+    open_groups = [tuple(by_rank[rank] for rank in group) for group in groups]
+    while single := next(
+        (
+            mine[0]
+            for at in left
+            if len(mine := [group for group in open_groups if at in group]) == 1 and len(left[at])
+        ),
+        None,
+    ):
+        anchor = next(at for at in single if sum(at in group for group in open_groups) == 1)
+        aligned = _partners(bucket.kind, anchor, {at: left[at] for at in single}, error, found)
+        if aligned is None:
+            return
+        _take(bucket.kind, aligned, peers, found)
+        shared = _captured(single, peers)
+        for at, rows in aligned.items():
+            rest = np.setdiff1d(left[at], rows, assume_unique=True)
+            # a call from when a member of this group was not captured may still be of it
+            left[at] = (
+                rest if shared is None else _within({at: rest}, found, shared, error + _SLACKS_NS[1])[at]
+            )
+        open_groups.remove(single)
+
+
+def _partners(
+    kind: Kind, anchor: int, entries: Mapping[int, Rows], error: int, found: Matching
+) -> dict[int, Rows] | None:
+    """The calls of a group's members that belong to those of one member, which are all of that group; None: it cannot be said."""
+    if len({len(rows) for rows in entries.values()}) == 1:
+        return dict(entries) if not synchronises(kind) or _overlap(entries, found, error) else None
+    if not synchronises(kind):
+        return None
+    begin, end = _times(found, anchor, entries[anchor])
+    aligned = {anchor: entries[anchor]}
+    for at, rows in entries.items():
+        if at == anchor:
+            continue
+        begins, ends = (np.sort(times) for times in _times(found, at, rows))
+        # how many of its calls end before the anchor's begins, and how many begin before it ends
+        over = np.searchsorted(ends, begin - error, side="right")
+        under = np.searchsorted(begins, end + error, side="left")
+        if (under - over != 1).any():  # none of its calls overlaps the anchor's, or several do
+            return None
+        aligned[at] = rows[np.argsort(_times(found, at, rows)[1], kind="stable")][over]
+    return aligned if _overlap(aligned, found, error) else None
+
+
+def _times(found: Matching, at: int, rows: Rows) -> tuple[Times, Times]:
+    """When calls begin and end."""
+    start = found.columns[at].start[rows]
+    return start, start + found.columns[at].duration[rows]
+
+
+def _groups_of(peers: Sequence[Peer], entries: Iterable[int]) -> list[list[int]]:
+    """The process groups of some peers that have more than one member, as their traces list them, else the whole job; the largest first."""
+    texts: dict[str, None] = {}
+    for at in entries:
+        peer = peers[at]
+        texts.update(dict.fromkeys(peer.configured))
+        if not peer.configured and peer.world:
+            texts[ranks_text(range(peer.world))] = None
+    groups = [_ranks_of(text) for text in texts]
+    return sorted((group for group in groups if len(group) > 1), key=lambda group: (-len(group), group))
+
+
+def _has_alone(peers: Sequence[Peer], entries: Iterable[int]) -> bool:
+    """Whether any of some peers is in a group of its own beside others, as frameworks make one for each rank: a call of it may be of that."""
+    return any(
+        len(peers[at].configured) > 1 and any(len(_ranks_of(text)) == 1 for text in peers[at].configured)
+        for at in entries
+    )
+
+
+def _ranks_of(text: str) -> list[int]:
+    ranks: list[int] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        ranks += range(int(low), int(high or low) + 1)
+    return ranks
+
+
+def _distinct(entries: Mapping[int, Rows], peers: Sequence[Peer]) -> dict[int, Rows]:
+    """One entry of each rank; of a rank that two processes say they are, none can be trusted."""
+    count: dict[int, int] = defaultdict(int)
+    for at in entries:
+        count[peers[at].rank] += 1
+    return {at: rows for at, rows in entries.items() if peers[at].rank < 0 or count[peers[at].rank] == 1}
+
+
+def _say(found: Matching, entries: Mapping[int, Rows], recorded: int, size: int) -> None:
+    """Note of calls how many members of their group were recorded."""
+    for at, rows in entries.items():
+        found.recorded[at][rows] = recorded if size else 0
+        found.members[at][rows] = size
+
+
+def _take(kind: Kind, aligned: Mapping[int, Rows], peers: Sequence[Peer], found: Matching) -> None:
+    """Note that calls are matched, one by one in the order given."""
+    members = list(aligned)
+    error = _error_ns([peers[at] for at in members])
+    if not len(aligned[members[0]]) or (error is None and not synchronises(kind)):
+        return
+    on_host = bool(found.columns[members[0]].on_host[aligned[members[0]]].all())
+    found.matched.append(Matched(kind, members, [aligned[at] for at in members], error, on_host))
+    for at in members:
+        found.recorded[at][aligned[at]] = -1
+
+
+def _match_in_order(kind: Kind, entries: Mapping[int, Rows], peers: Sequence[Peer], found: Matching) -> None:
+    """Calls of one group that are not numbered: the i-th of each member, where their numbers agree and time does not object."""
+    error = _error_ns([peers[at] for at in entries])
+    if (
+        error is None
+    ):  # a call that was under way when a capture began is not in it: equal counts prove nothing
+        return
+    shared = _captured(entries, peers)
+    if len({len(rows) for rows in entries.values()}) > 1:
+        if shared is None or not synchronises(kind):
+            return
+        for slack in _SLACKS_NS:
+            part = _within(entries, found, shared, slack + error)
+            if len({len(rows) for rows in part.values()}) == 1 and _overlap(part, found, error):
+                _take(kind, part, peers, found)
+                return
+    elif (
+        _overlap(entries, found, error)
+        if synchronises(kind)
+        else _hold_the_same(entries, peers, found, shared, error)
+    ):
+        _take(kind, entries, peers, found)
+
+
+def _captured(entries: Iterable[int], peers: Sequence[Peer]) -> Intervals | None:
+    """When all of some peers were captured; None: not known."""
+    shared: Intervals | None = None
+    for at in entries:
+        captured = peers[at].captured
+        if captured is None:
+            return None
+        shared = captured if shared is None else shared & captured
+    return shared
+
+
+def _within(entries: Mapping[int, Rows], found: Matching, shared: Intervals, slack: int) -> dict[int, Rows]:
+    """The calls that end in some times, and not near their edges: members leave a synchronising collective at about the same time."""
+    return {at: rows[_inside(_times(found, at, rows)[1], shared, slack)] for at, rows in entries.items()}
+
+
+def _inside(times: Times, shared: Intervals, slack: int) -> npt.NDArray[np.bool_]:
+    """Which of some times lie within the stretches, so far from their edges; less than 0: or so near to them."""
+    at = np.searchsorted(shared.start + slack, times, side="right") - 1
+    return (
+        (at >= 0) & (times <= (shared.end - slack)[np.maximum(at, 0)])
+        if len(shared)
+        else np.zeros(len(times), bool)
+    )
+
+
+def _hold_the_same(
+    entries: Mapping[int, Rows],
+    peers: Sequence[Peer],
+    found: Matching,
+    shared: Intervals | None,
+    error: int,
+) -> bool:
+    """Whether as many calls with a root are the same ones on each member: their overlap says nothing.
+
+    They are where captures hold all windows. Else all must begin where every member was captured: one that was captured for longer may have another call in place of one that it lacks. Of a damaged
+    trace it is not known what is missing: then a member whose captures hold everything says how many there were.
+    """
+    whole = [peers[at].whole for at in entries]
+    if all(whole) or shared is None:
+        return any(whole)
+    slack = -error - TOLERANCE_NS
+    if not all(found.columns[at].finished.all() for at in entries):  # one more call that may be of this kind
+        return False
+    return all(_inside(_times(found, at, rows)[0], shared, slack).all() for at, rows in entries.items())
+
+
+def _overlap(entries: Mapping[int, Rows], found: Matching, error: int) -> bool:
+    """Whether the calls of all members overlap, one by one."""
+    latest: Times | None = None
+    earliest: Times | None = None
+    for at, rows in entries.items():
+        start = found.columns[at].start[rows]
+        end = start + found.columns[at].duration[rows]
+        latest = start if latest is None else np.maximum(latest, start)
+        earliest = end if earliest is None else np.minimum(earliest, end)
+    if latest is None or earliest is None or not len(latest):
+        return False
+    return bool((earliest - latest >= -TOLERANCE_NS - error).all())
+
+
+def _error_ns(peers: Sequence[Peer]) -> int | None:
+    """How wrong a comparison of any two of them may be; None: some were never compared."""
+    if len({peer.island for peer in peers}) > 1:
+        return None
+    by_machine: dict[str | None, int] = {}
+    for peer in peers:
+        by_machine[peer.machine] = max(by_machine.get(peer.machine, 0), peer.error_ns)
+    if len(by_machine) < 2:
+        return 0
+    return sum(sorted(by_machine.values())[-2:])

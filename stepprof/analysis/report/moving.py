@@ -1,0 +1,62 @@
+"""Move a digest to another clock: every time in it, and how it came there."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from stepprof.analysis.report.digest import Digest, MemoryPeak, Window
+from stepprof.analysis.report.rollout import Batches, Samples, SampleTime
+from stepprof.analysis.timeline.model import Alignment
+
+__all__ = ["moved"]
+
+_Curve = TypeVar("_Curve", Batches, Samples)
+
+
+def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
+    """Return the digest with all its times earlier.
+
+    Args:
+        digest: what is moved.
+        offset_ns: by how much.
+        alignment: how its source is placed from now on.
+    """
+    replace = msgspec.structs.replace
+
+    def at(time: int) -> int:
+        return time - offset_ns
+
+    def packed(times: bytes) -> bytes:
+        return (np.frombuffer(times, "<i8") - offset_ns).astype("<i8").tobytes()
+
+    def curve(values: _Curve | None) -> _Curve | None:
+        return None if values is None else replace(values, time=packed(values.time))
+
+    samples = curve(digest.samples)
+    if samples is not None:
+        longest = [
+            SampleTime(each.sample, at(each.start), at(each.end), each.spent) for each in samples.longest
+        ]
+        samples = replace(samples, longest=longest)
+    return replace(
+        digest,
+        alignment=alignment,
+        start=None if digest.start is None else at(digest.start),
+        end=None if digest.end is None else at(digest.end),
+        windows=[Window(each.role, at(each.start), at(each.end), each.ends) for each in digest.windows],
+        regions=[
+            replace(each, first=at(each.first), last=at(each.last), when=packed(each.when))
+            for each in digest.regions
+        ],
+        works=[
+            replace(each, computing=packed(each.computing), communicating=packed(each.communicating))
+            for each in digest.works
+        ],
+        calls=replace(digest.calls, start=packed(digest.calls.start)),
+        batches=curve(digest.batches),
+        samples=samples,
+        memory=[MemoryPeak(each.device, each.peak, at(each.at)) for each in digest.memory],
+    )

@@ -1,0 +1,327 @@
+"""From sources to processes: which traces and spans are of one process, what it is called in every table, and which windows it went through.
+
+One process has a span file and a trace per capture; they are one by host and process id. An engine's workers, and files that nobody knows the process of, are rows of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepprof.analysis.report.digest import Digest, RegionTotal, Window
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.timeline import clocks
+from stepprof.analysis.timeline.held import profiler_times
+from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.analysis.timeline.names import group_of
+from stepprof.analysis.timeline.recorded import process_of
+
+__all__ = ["Process", "gather", "is_of", "measurable", "unsure_ns"]
+
+_LARGEST = 2**62
+_WHOLE = ("complete", "joined")
+_COVERS = (*_WHOLE, "partial")
+"""Outcomes of a capture that recorded its window."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One process over the step, from all that is known of it."""
+
+    label: str
+    kind: str
+    origin: Origin
+    """Of its first source; of a process that only the manifest knows, what that says."""
+    alignment: Alignment
+    """How its clock was brought onto that of its island."""
+    digests: list[Digest]
+    windows: list[Window] = field(default_factory=list)
+    told: list[Mapping[str, Any]] = field(default_factory=list)
+    """Its windows in the manifest."""
+
+    @property
+    def host(self) -> str | None:
+        """Where it ran."""
+        return self.origin.host
+
+    @property
+    def machine(self) -> str | None:
+        """What tells its machine from others: the boot, or the host's name where that is all that is known."""
+        return self.origin.machine or self.host
+
+    @property
+    def island(self) -> str:
+        """By whose clock its times are: processes of one island can be compared in time."""
+        return self.alignment.island
+
+    @property
+    def regions(self) -> list[RegionTotal]:
+        """From its spans, which have them all; without spans, from its traces, but for the windows that the manifest knows better."""
+        spans = [digest for digest in self.digests if digest.origin.kind == "spans"]
+        regions = [region for digest in spans or self.digests for region in digest.regions]
+        return [region for region in regions if not (region.window and self.told)]
+
+    @property
+    def offset_ns(self) -> int:
+        """Its own clock minus that of its island."""
+        return self.alignment.offset_ns
+
+    @property
+    def error_ns(self) -> int | None:
+        """How wrong its place on the clock of its island may be; None: not known."""
+        return self.alignment.error_ns
+
+    @property
+    def roles(self) -> frozenset[str | None]:
+        """Of its windows, those of which no end is known too."""
+        return frozenset(window.role for window in self.windows) | {role for role, _ in self.open_ended()}
+
+    @property
+    def has_device(self) -> bool:
+        """Whether a device was traced."""
+        return any(work.device != "cpu" for digest in self.digests for work in digest.works)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is known when its regions ended: by its spans, or by captures that are whole."""
+        if any(digest.origin.kind == "spans" for digest in self.digests):
+            return True
+        return self.is_whole or (not self.told and all(digest.whole for digest in self.digests))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its captures hold all of its windows, from their begin to their end."""
+        short = any(window["capped_by"] is not None or window["status"] not in _WHOLE for window in self.told)
+        return bool(self.told) and not short and all(digest.whole for digest in self.digests)
+
+    def open_ended(self) -> list[tuple[str | None, int]]:
+        """Windows of which the end is not known, as (role, since when): the process died in one, or its capture ended before it and it has no spans."""
+        found = [(window.role, window.end) for window in self.windows if not window.ends]
+        closed = [window for window in self.windows if window.ends]
+        for window in self.told:
+            if window["start_unix_ns"] is None or window["end_unix_ns"] is not None:
+                continue
+            start = int(window["start_unix_ns"]) - self.offset_ns
+            if not any(each.role == window["role"] and each.end > start for each in closed):
+                found.append((window["role"], start))
+        return found
+
+    def in_role(self, role: str | None) -> Intervals:
+        """When it was in a window of a role, as far as ends are known."""
+        return union(window for window in self.windows if window.role == role and window.ends)
+
+    def working(self) -> tuple[Intervals, Intervals, int]:
+        """When it computed, when it communicated, and how many nanoseconds of gaps these two hold: on any of its devices, else on its threads."""
+        works = [work for digest in self.digests for work in digest.works]
+        computing = Intervals.all_of(Intervals.unpack(work.computing) for work in works)
+        communicating = Intervals.all_of(Intervals.unpack(work.communicating) for work in works)
+        return computing, communicating, sum(work.closed for work in works)
+
+    def generating(self) -> Intervals:
+        """When an engine's worker had sequences to generate."""
+        busy = EMPTY
+        for digest in self.digests:
+            if digest.batches is not None:
+                curve = digest.batches.curve()
+                at = curve.value > 0
+                busy |= Intervals.union(curve.time[:-1][at], curve.time[1:][at])
+        return busy
+
+    def covered(self) -> Intervals:
+        """What its captures cover: there, a moment without an event is a moment in which nothing of the kind happened."""
+        traces = [digest for digest in self.digests if digest.origin.kind != "spans"]
+        whole = [digest for digest in traces if digest.whole and digest.start is not None]
+        if self.kind != "rank" or not self.told:
+            return Intervals.all_of(Intervals.one(digest.start or 0, digest.end or 0) for digest in whole)
+        paths = [digest.origin.path for digest in whole]
+        return Intervals.all_of(
+            Intervals.one(window["start_unix_ns"] - self.offset_ns, window["end_unix_ns"] - self.offset_ns)
+            for window in self.told
+            if window["status"] in _COVERS
+            and window["start_unix_ns"] is not None
+            and window["end_unix_ns"] is not None
+            and any(is_of(window, path) for path in paths)
+        )
+
+    def held(self) -> Intervals:
+        """While the profiler held the process up: until a window began, and after it ended."""
+        start, end = [], []
+        for window in self.told:
+            for _, begin, finish in profiler_times(window):
+                start.append(begin - self.offset_ns)
+                end.append(finish - self.offset_ns)
+        return Intervals.union(start, end)
+
+
+def is_of(window: Mapping[str, Any], path: str) -> bool:
+    """Return whether a window is in the capture whose trace has this path below the run."""
+    if any(path.endswith(f"/{artifact['path']}") for artifact in window["artifacts"]):
+        return True
+    capture = window["capture"]
+    stem = capture.get("stem") if isinstance(capture, dict) else None
+    return isinstance(stem, str) and f"/{stem}." in path
+
+
+def union(windows: Iterable[Window]) -> Intervals:
+    """What any of some windows covers."""
+    windows = list(windows)
+    return Intervals.union([window.start for window in windows], [window.end for window in windows])
+
+
+def measurable(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of a manifest without numbers that are none, or beyond all measure: a damaged file has them.
+
+    >>> measurable({"role": "actor", "stall_seconds": float("nan"), "start_unix_ns": 1e300, "replica": 1})
+    {'role': 'actor', 'stall_seconds': None, 'start_unix_ns': None, 'replica': 1}
+    """
+    return {
+        key: None if isinstance(value, int | float) and not -_LARGEST < value < _LARGEST else value
+        for key, value in entry.items()
+    }
+
+
+def unsure_ns(one: Process, other: Process) -> int | None:
+    """Return how wrong a comparison of two processes' times may be; None: their clocks were never compared."""
+    if one is other or (one.machine is not None and one.machine == other.machine):
+        return 0
+    return clocks.unsure_ns(one.alignment, other.alignment)
+
+
+def gather(
+    digests: Sequence[Digest],
+    windows: Sequence[Mapping[str, Any]],
+    placed: Mapping[tuple[object, ...], Alignment] | None = None,
+) -> list[Process]:
+    """The processes, as people order them: the driver, ranks, engines, whatever else.
+
+    Args:
+        digests: of all sources.
+        windows: of the manifests.
+        placed: how the times of each process in the manifests come onto the common clock.
+    """
+    grouped: dict[tuple[object, ...], list[Digest]] = defaultdict(list)
+    for digest in digests:
+        grouped[_key(digest.origin)].append(digest)
+    told: dict[tuple[object, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for window in windows:
+        told[_of_session(process_of(window))].append(window)
+    clocks = {digest.origin.machine or digest.origin.host: digest.alignment for digest in digests}
+    processes = []
+    for key, group in grouped.items():
+        first = group[0]
+        process = Process("", _kind(group), first.origin, first.alignment, group, told=told.pop(key, []))
+        process.windows = _windows(process)
+        processes.append(process)
+    for entries in told.values():
+        process = _without_source(entries, clocks, (placed or {}).get(process_of(entries[0])))
+        process.windows = _windows(process)
+        processes.append(process)
+    begins: dict[frozenset[str | None], int] = {}
+    for process in processes:
+        roles = process.roles
+        for each in process.windows:
+            begins[roles] = min(each.start, begins.get(roles, each.start))
+    processes.sort(key=lambda process: _order(process, begins.get(process.roles, 0)))
+    for process in processes:
+        process.label = _label(process)
+    _distinguish(processes)
+    return processes
+
+
+def _without_source(
+    entries: Sequence[Mapping[str, Any]], clocks: Mapping[str | None, Alignment], placed: Alignment | None
+) -> Process:
+    """A process of which only the manifest is left: it has no spans, and brought no trace."""
+    window = entries[0]
+    pid = window["pid"] if isinstance(window["pid"], int) else None
+    role = window["role"] if len({each["role"] for each in entries}) == 1 else None
+    origin = Origin(
+        "rank", f"manifest/{window.get('fragment')}", role, window["rank"], None, window["host"], pid,
+        machine=window.get("boot_id"), pid_namespace=window.get("pid_namespace"),
+    )  # fmt: skip
+    machine = origin.machine or origin.host
+    unknown = Alignment("unmeasured", 0, None, f"{machine}")
+    return Process("", "rank", origin, clocks.get(machine) or placed or unknown, [], told=list(entries))
+
+
+def _key(origin: Origin) -> tuple[object, ...]:
+    if origin.kind in ("rank", "spans"):
+        return _of_session(origin.process)
+    if origin.kind == "engine":
+        return ("engine", origin.role, origin.replica, group_of(origin.path), *origin.process)
+    return ("trace", origin.path)
+
+
+def _of_session(process: tuple[object, ...]) -> tuple[object, ...]:
+    *process_id, rank = process
+    return ("rank", rank) if process_id[-1] is None else ("process", *process_id)
+
+
+def _kind(group: Sequence[Digest]) -> str:
+    kinds = {digest.origin.kind for digest in group}
+    return "rank" if "rank" in kinds or "spans" in kinds else group[0].origin.kind
+
+
+def _windows(process: Process) -> list[Window]:
+    """From its spans, else from the manifest, whose times are by its own clock; of a capture that was capped, the manifest does not know when its window ended."""
+    windows = [window for digest in process.digests for window in digest.windows]
+    if windows:
+        return windows
+    offset = process.offset_ns
+    return [
+        Window(
+            window["role"],
+            int(window["start_unix_ns"]) - offset,
+            int(window["end_unix_ns"]) - offset,
+            ends=window["capped_by"] is None,
+        )
+        for window in process.told
+        if window["start_unix_ns"] is not None and window["end_unix_ns"] is not None
+    ]
+
+
+def _order(process: Process, begins: int) -> tuple[object, ...]:
+    """Ranks that do the same together, whoever begins first above the others."""
+    origin = process.origin
+    rank = origin.rank
+    kinds = ("rank", "engine", "trace")
+    roles = sorted(role or "" for role in process.roles) if process.kind == "rank" else [origin.role or ""]
+    return (
+        rank != "driver",
+        kinds.index(process.kind),
+        begins,
+        roles,
+        -1 if origin.replica is None else origin.replica,
+        isinstance(rank, str),
+        rank if isinstance(rank, int) else 0,
+        str(rank),
+        origin.path,
+    )
+
+
+def _label(process: Process) -> str:
+    origin = process.origin
+    if process.kind != "rank":
+        return origin.label
+    roles = {role for role in process.roles if role is not None}
+    roles = roles or {digest.origin.role for digest in process.digests if digest.origin.role is not None}
+    return Origin("rank", origin.path, role=roles.pop() if len(roles) == 1 else None, rank=origin.rank).label
+
+
+def _distinguish(processes: Sequence[Process]) -> None:
+    """Two processes of one name are told apart by host, then by process id, then by path."""
+    tells: tuple[Callable[[Process], object], ...] = (
+        lambda process: process.host,
+        lambda process: process.origin.pid,
+        lambda process: process.origin.path,
+    )
+    for tell in tells:
+        same: dict[str, list[Process]] = defaultdict(list)
+        for process in processes:
+            same[process.label].append(process)
+        for group in same.values():
+            if len({tell(process) for process in group}) > 1:
+                for process in group:
+                    process.label = f"{process.label} ({tell(process)})"

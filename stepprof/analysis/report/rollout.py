@@ -1,0 +1,226 @@
+"""The rollout's long tail: how many sequences an engine generated at a time, and which samples came last.
+
+A batch size holds until it changes; it is none where the engine paused. Without iterations, the samples that were bound with
+``stepprof.bind(sample=…)`` say the same: a sample is in flight from its first region to its last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.report.intervals import Times, nesting_order, self_times
+from stepprof.analysis.report.schema import Rollout, Sample
+
+__all__ = [
+    "MOST_SAMPLES",
+    "Batches",
+    "Curve",
+    "SampleTime",
+    "Samples",
+    "collect_batches",
+    "collect_samples",
+    "rollout",
+    "total_curve",
+]
+
+MOST_POINTS = 20_000
+"""Steps of a curve that travel; a longer one is averaged over stretches of equal length."""
+CURVE_POINTS = 300
+MOST_SAMPLES = 50
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """A value over time that changes in steps: ``value[i]`` from ``time[i]`` to ``time[i + 1]``; one more time than values."""
+
+    time: Times
+    value: Values
+
+    @property
+    def lengths(self) -> Values:
+        """Nanoseconds of each step."""
+        return np.diff(self.time).astype(np.float64)
+
+    def reduced(self, most: int) -> Curve:
+        """The same, with at most so many steps of equal length, each with its mean."""
+        if len(self.value) <= most:
+            return self
+        edges = np.linspace(self.time[0], self.time[-1], most + 1).astype(np.int64)
+        area = np.concatenate(([0.0], np.cumsum(self.value * self.lengths)))
+        means = np.diff(np.interp(edges, self.time, area)) / np.maximum(np.diff(edges), 1)
+        return Curve(edges, means)
+
+
+class Batches(msgspec.Struct, frozen=True):
+    """The iterations of one engine's worker as a curve, packed."""
+
+    iterations: int
+    time: bytes
+    value: bytes
+    peak: float
+    """Of single iterations: a mean over many is lower."""
+
+    def curve(self) -> Curve:
+        """Unpacked."""
+        return Curve(
+            np.frombuffer(self.time, "<i8").astype(np.int64),
+            np.frombuffer(self.value, "<f8").astype(np.float64),
+        )
+
+
+class SampleTime(msgspec.Struct, frozen=True):
+    """One sample; nanoseconds, `spent` by the name of the region."""
+
+    sample: str
+    start: int
+    end: int
+    spent: dict[str, int]
+
+
+class Samples(msgspec.Struct, frozen=True):
+    """All samples of one source as a curve of how many were in flight, packed, and the longest ones, longest first."""
+
+    count: int
+    time: bytes
+    value: bytes
+    longest: list[SampleTime]
+
+    def curve(self) -> Curve:
+        """Unpacked."""
+        return Curve(
+            np.frombuffer(self.time, "<i8").astype(np.int64),
+            np.frombuffer(self.value, "<f8").astype(np.float64),
+        )
+
+
+def collect_batches(curve: Curve, iterations: int) -> Batches:
+    """Pack the batch sizes of an engine.
+
+    Args:
+        curve: the batch size over time; 0 where nothing ran.
+        iterations: how many forward steps it is from.
+    """
+    packed = curve.reduced(MOST_POINTS)
+    return Batches(
+        iterations, packed.time.astype("<i8").tobytes(), packed.value.tobytes(), float(curve.value.max())
+    )
+
+
+def collect_samples(
+    samples: Sequence[str],
+    names: Sequence[str],
+    *,
+    sample: npt.NDArray[np.int32],
+    name: npt.NDArray[np.int32],
+    start: Times,
+    duration: Times,
+) -> Samples:
+    """The samples of one source, from the slices on their tracks; at least one.
+
+    Args:
+        samples: what each sample is called.
+        names: of the slices.
+        sample: of each slice, into `samples`.
+        name: of each slice, into `names`.
+        start: of each slice, nanoseconds.
+        duration: of each slice.
+    """
+    end = start + duration
+    order = nesting_order(sample, start, end)
+    own = self_times(sample, start, duration)
+    bounds = np.concatenate((np.flatnonzero(np.diff(sample[order], prepend=-1)), [len(order)]))
+    first = start[order][bounds[:-1]]
+    last = np.maximum.reduceat(end[order], bounds[:-1])
+    longest = []
+    for at in np.argsort(first - last, kind="stable")[:MOST_SAMPLES].tolist():
+        mine = order[bounds[at] : bounds[at + 1]]
+        spent: dict[str, int] = {}
+        for which, nanoseconds in zip(name[mine].tolist(), own[mine].tolist(), strict=True):
+            spent[names[which]] = spent.get(names[which], 0) + nanoseconds
+        longest.append(SampleTime(samples[sample[mine[0]]], int(first[at]), int(last[at]), spent))
+    curve = _in_flight(first, last).reduced(MOST_POINTS)
+    return Samples(len(first), curve.time.astype("<i8").tobytes(), curve.value.tobytes(), longest)
+
+
+def _in_flight(first: Times, last: Times) -> Curve:
+    """How many of some stretches hold at a time."""
+    times = np.concatenate((first, last))
+    steps = np.repeat(np.array([1.0, -1.0]), [len(first), len(last)])
+    order = np.argsort(times, kind="stable")
+    at, where = np.unique(times[order], return_index=True)
+    value = np.add.reduceat(steps[order], where).cumsum()
+    return Curve(at, value[:-1])
+
+
+def total_curve(curves: Sequence[Curve]) -> Curve:
+    """The sum of several curves, each none outside of its own time."""
+    times = np.concatenate([curve.time for curve in curves])
+    steps = np.concatenate([np.diff(curve.value, prepend=0.0, append=0.0) for curve in curves])
+    order = np.argsort(times, kind="stable")
+    at, where = np.unique(times[order], return_index=True)
+    value = np.add.reduceat(steps[order], where).cumsum()
+    return Curve(at, np.maximum(value[:-1], 0.0))
+
+
+def rollout(
+    label: str,
+    curve: Curve,
+    origin_ns: int,
+    *,
+    iterations: int = 0,
+    peak: float | None = None,
+    samples: Sequence[SampleTime] = (),
+    whole: bool = True,
+) -> Rollout | None:
+    """What the curve of a generation phase says; None where it has no length.
+
+    Args:
+        label: whose it is.
+        curve: batch sizes, or samples in flight.
+        origin_ns: second 0 of the report.
+        iterations: how many iterations the curve is of.
+        peak: the largest batch, where the curve's own steps are means.
+        samples: the longest ones.
+        whole: the curve is all of the phase.
+    """
+    lengths = curve.lengths
+    total = float(lengths.sum())
+    if not total:
+        return None
+    highest = float(curve.value.max()) if peak is None else peak
+    full = curve.value >= highest / 2
+    filled = np.flatnonzero(full & (lengths > 0))
+    tail = float(lengths[filled[-1] + 1 :].sum()) if len(filled) else total
+    shown = curve.reduced(CURVE_POINTS)
+    points = [
+        (round((at - origin_ns) / 1e9, 6), round(value, 3))
+        for at, value in zip(shown.time.tolist(), [*shown.value.tolist(), 0.0], strict=True)
+    ]
+    return Rollout(
+        label=label,
+        iterations=iterations,
+        seconds=total / 1e9,
+        peak_batch=highest,
+        mean_batch=float((curve.value * lengths).sum()) / total,
+        below_half=float(lengths[~full].sum()) / total,
+        tail=tail / 1e9,
+        curve=points,
+        samples=[_sample(sample, origin_ns) for sample in samples],
+        whole=whole,
+    )
+
+
+def _sample(sample: SampleTime, origin_ns: int) -> Sample:
+    return Sample(
+        sample.sample,
+        (sample.start - origin_ns) / 1e9,
+        (sample.end - origin_ns) / 1e9,
+        {name: nanoseconds / 1e9 for name, nanoseconds in sample.spent.items()},
+    )

@@ -1,0 +1,59 @@
+"""Estimate what an engine's stop would have cost with another bound of forward steps.
+
+An engine answers no request while it writes its trace, and the trace grows with each forward step. So the time that was needed for the recorded ones, divided by their number, is the rate of the estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stepprof.analysis.report.processes import Process
+from stepprof.analysis.report.schema import StopCost
+from stepprof.run.summary import SESSIONS, engine_label
+
+__all__ = ["recorded_steps", "stop_costs"]
+
+BOUNDS = (32, 128, 512)
+"""Values of `max_iterations` that an estimate is given for."""
+
+
+def recorded_steps(processes: Iterable[Process]) -> dict[str, int]:
+    """Return how many forward steps the capture of each engine has, those outside of its window included: of the worker that has most."""
+    steps: dict[str, int] = {}
+    for process in processes:
+        origin = process.origin
+        if process.kind == "engine":
+            label = engine_label(
+                {"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence}
+            )
+            steps[label] = max([steps.get(label, 0), *(digest.recorded_steps for digest in process.digests)])
+    return steps
+
+
+def stop_costs(processes: Iterable[Process], engines: Sequence[Mapping[str, Any]]) -> list[StopCost]:
+    """Return the estimate of each engine of which it is known what its trace took to be written."""
+    steps = recorded_steps(processes)
+    found = []
+    for engine in engines:
+        label = engine_label(engine)
+        count = steps.get(label, 0)
+        if not count or engine["kind"] in SESSIONS or engine["status"] not in ("complete", "partial"):
+            continue
+        seconds, basis = _seconds(engine)
+        if seconds:
+            estimates = [(bound, seconds / count * bound) for bound in BOUNDS if bound != count]
+            found.append(StopCost(label, count, seconds, basis, estimates))
+    return found
+
+
+def _seconds(engine: Mapping[str, Any]) -> tuple[float, str]:
+    """Return what the trace took to be written, and from what that is known.
+
+    The stop of an engine that had ended its capture by itself says nothing of it: the trace was written before.
+    """
+    if engine["write_seconds"]:
+        return engine["write_seconds"], "write"
+    if engine["stop_seconds"] is None or engine["capped_by"] == "engine":
+        return 0.0, "stop"
+    return max(engine["stop_seconds"] - (engine["overrun_seconds"] or 0.0), 0.0), "stop"

@@ -1,0 +1,65 @@
+"""Reports on disk: JSON by the schema, and the page; each appears whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stepprof.analysis.report.schema import SCHEMA_VERSION, Comparison, Report
+from stepprof.errors import ConfigError
+from stepprof.host.atomic_files import write_atomically
+from stepprof.host.plain_files import read_plain
+
+__all__ = ["dump", "read", "write"]
+
+_Content = TypeVar("_Content", Report, Comparison)
+_MOST_BYTES = 1 << 30
+
+
+def dump(content: Report | Comparison) -> bytes:
+    """JSON for a program, indented so that two reports can be compared line by line."""
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
+def read(path: Path, kind: type[_Content]) -> _Content:
+    """A report, or a comparison, that was written earlier.
+
+    Raises:
+        ConfigError: there is no such file, it holds something else, or it is of a schema that this stepprof does not know.
+    """
+    try:
+        data = read_plain(path.resolve(), _MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(f'report "{path}": cannot be read: {error.strerror or error}') from error
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).schema_version
+        if version != SCHEMA_VERSION:
+            raise ConfigError(
+                f'report "{path}": written with schema_version {version}; this stepprof reads {SCHEMA_VERSION}: make it again with "stepprof report"'
+            )
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f'report "{path}": no {kind.__name__.lower()} of stepprof: {error}; make it again with "stepprof report"'
+        ) from error
+
+
+def write(path: Path, data: bytes) -> None:
+    """Put `data` at `path`, in place of what an earlier report left there.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+    except OSError as error:
+        raise ConfigError(
+            f'"{path}": cannot be written: {error.strerror or error}; name another file with --html or --json'
+        ) from error
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int

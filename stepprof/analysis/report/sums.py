@@ -1,0 +1,150 @@
+"""Tables of a report that are sums over processes: time by role and region, overlap, memory, and what the recording cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepprof.analysis.report.digest import Work
+from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.processes import Process
+from stepprof.analysis.report.schema import Memory, Overhead, Overlap, ProcessTime, TimeOf
+from stepprof.analysis.timeline.model import Origin
+from stepprof.run.summary import engine_label
+
+__all__ = ["memory_peaks", "overheads", "overlaps", "region_times", "role_times"]
+
+MOST_REGIONS = 200
+
+
+def _times(
+    parts: Mapping[tuple[str | None, str | None], Sequence[tuple[Process, Intervals, int, int]]],
+    start: int,
+    end: int,
+) -> list[TimeOf]:
+    rows = []
+    for (role, region), entries in parts.items():
+        when = Intervals.all_of(covered for _, covered, _, _ in entries)
+        per_process = []
+        for process, covered, calls, nanoseconds in entries:
+            last = int(covered.end[-1]) if len(covered) else start
+            per_process.append(ProcessTime(process.label, nanoseconds / 1e9, calls, (last - start) / 1e9))
+        seconds = min(when.total, sum(entry[3] for entry in entries)) / 1e9
+        share = seconds * 1e9 / (end - start) if end > start else 0.0
+        rows.append(TimeOf(role, region, seconds, share, per_process))
+    return rows
+
+
+def role_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
+    """In the order in which they begin."""
+    parts: dict[tuple[str | None, str | None], list[tuple[Process, Intervals, int, int]]] = defaultdict(list)
+    first: dict[str | None, int] = {}
+    for process in processes:
+        known = [window for window in process.windows if window.ends]
+        for role in {window.role for window in known}:
+            when = process.in_role(role)
+            calls = sum(window.role == role for window in known)
+            parts[role, None].append((process, when, calls, when.total))
+            begins = min(window.start for window in known if window.role == role)
+            first[role] = min(begins, first.get(role, begins))
+    ordered = sorted(parts, key=lambda key: (key[0] is not None, first[key[0]], key[0] or ""))
+    return _times({key: parts[key] for key in ordered}, start, end)
+
+
+def region_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
+    """The longest first."""
+    parts: dict[tuple[str | None, str | None], dict[str, tuple[Process, Intervals, int, int]]] = defaultdict(
+        dict
+    )
+    for process in processes:
+        for region in process.regions:
+            entries = parts[region.role, region.name]
+            when = Intervals.unpack(region.when)
+            if process.label in entries:  # of several captures
+                _, known, calls, covered = entries[process.label]
+                entries[process.label] = (
+                    process,
+                    known | when,
+                    calls + region.calls,
+                    covered + region.covered,
+                )
+            else:
+                entries[process.label] = (process, when, region.calls, region.covered)
+    rows = _times({key: list(entries.values()) for key, entries in parts.items()}, start, end)
+    rows.sort(key=lambda row: (-row.seconds, row.region or ""))
+    return rows[:MOST_REGIONS]
+
+
+def overlaps(processes: Sequence[Process]) -> list[Overlap]:
+    """Communication and computation of each device, and of each process without one that communicates: its captures together."""
+    rows = []
+    for process in processes:
+        works: dict[tuple[str, str], list[Work]] = defaultdict(list)
+        for digest in process.digests:
+            for work in digest.works:
+                works[work.device, work.number].append(work)
+        covered = process.covered()
+        several = len({number for device, number in works if device != "cpu"}) > 1
+        for (device, number), those in works.items():
+            communication = sum(work.communication for work in those)
+            overlapped = sum(work.overlapped for work in those)
+            if not communication and device == "cpu":
+                continue
+            busy = Intervals.all_of(
+                Intervals.unpack(each) for work in those for each in (work.computing, work.communicating)
+            )
+            closed = sum(work.closed for work in those)
+            rows.append(
+                Overlap(
+                    label=process.label,
+                    device=f"{device} {number}" if several else device,
+                    compute=sum(work.compute for work in those) / 1e9,
+                    communication=communication / 1e9,
+                    overlapped=overlapped / 1e9,
+                    exposed=(communication - overlapped) / 1e9,
+                    busy_share=max((busy & covered).total - closed, 0) / covered.total
+                    if len(covered)
+                    else None,
+                )
+            )
+    return rows
+
+
+def memory_peaks(processes: Sequence[Process], start: int) -> list[Memory]:
+    """The highest point of each process on each device, the highest first."""
+    rows: dict[tuple[str, str], Memory] = {}
+    for process in processes:
+        for digest in process.digests:
+            for device, peak, at in ((peak.device, peak.peak, peak.at) for peak in digest.memory):
+                known = rows.get((process.label, device))
+                if known is None or peak > known.peak_bytes:
+                    rows[process.label, device] = Memory(process.label, device, peak, (at - start) / 1e9)
+    return sorted(rows.values(), key=lambda row: -row.peak_bytes)
+
+
+def overheads(
+    processes: Sequence[Process], windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
+) -> list[Overhead]:
+    """What the manifest says of each process and each engine."""
+    labels = {id(window): process.label for process in processes for window in process.told}
+    sums: dict[str, dict[str, float | None]] = {}
+    for window in windows:
+        label = labels.get(id(window)) or Origin("rank", "", role=window["role"], rank=window["rank"]).label
+        _add(
+            sums,
+            label,
+            {key: window.get(f"{key}_seconds") for key in ("arm", "start", "wait", "stall", "export")},
+        )
+    for engine in engines:
+        if engine["status"] != "joined":
+            _add(sums, engine_label(engine), {key: engine[f"{key}_seconds"] for key in ("start", "stop")})
+    rows = [Overhead(label, **times) for label, times in sums.items()]
+    return [row for row in rows if row.held or row.export or row.stop]
+
+
+def _add(sums: dict[str, dict[str, float | None]], label: str, times: Mapping[str, float | None]) -> None:
+    known = sums.setdefault(label, {})
+    for key, seconds in times.items():
+        if seconds is not None:
+            known[key] = (known.get(key) or 0.0) + seconds

@@ -1,0 +1,159 @@
+"""The report as text: headlines, the roles on the clock, and the few rows of each figure that a terminal has room for; the page has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from stepprof.analysis.report.schema import Comparison, Finding, Headline, Report
+from stepprof.analysis.report.termtables import (
+    MOST_PROCESSES,
+    changes_table,
+    cost_lines,
+    idle_table,
+    ops_table,
+    overlap_table,
+    regions_table,
+    roles_table,
+    rollouts_table,
+    skew_table,
+    stops_table,
+    unmatched_table,
+)
+from stepprof.analysis.report.words import seconds
+from stepprof.formatting import printable
+
+__all__ = ["print_comparison", "print_report"]
+
+_INDENT = 2
+_MOST_FINDINGS = 10
+_CHANGES = {
+    "step": "step",
+    "role": "roles",
+    "rollout": "rollout",
+    "region": "regions",
+    "op": "operators, self time per process",
+    "kernel": "kernels, self time per process",
+}
+_TOPICS = {
+    "straggler": "red",
+    "tail": "yellow",
+    "idle": "yellow",
+    "collectives": "yellow",
+    "overlap": "magenta",
+    "overhead": "cyan",
+    "memory": "cyan",
+    "coverage": "red",
+}
+
+
+def print_report(report: Report, console: Console, *, top: int = 8) -> None:
+    """Print a report.
+
+    Args:
+        report: what to print.
+        console: where; without colour and at its own width where it is no terminal.
+        top: rows of the longest tables.
+    """
+    plain = not console.encoding.lower().startswith("utf")
+    room = console.width - _INDENT
+    version = "" if report.version is None else f"  version {report.version}"
+    which = "traces of" if report.step is None else "run"
+    of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
+    step = "" if report.step is None else f"  step {report.step}{of}"
+    title = Text(printable(f"{which} {report.run_id}{step}{version}"), style="bold")
+    title.append(f"  {seconds(report.seconds)}", style="bold cyan")
+    console.print(title, soft_wrap=True)
+    _print_headlines(console, report.headlines)
+    if report.roles:
+        _section(console, "where the time went", roles_table(report, plain, room))
+    if report.rollout:
+        _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
+    if report.skew:
+        _section(console, "stragglers", skew_table(report, top, room))
+    if report.unmatched:
+        heading = "in collectives that were not recorded on all ranks, or could not be matched"
+        _section(console, heading, unmatched_table(report.unmatched[:top], room))
+    if report.idle:
+        _section(console, "work and waiting", idle_table(report.idle, room))
+    if report.overlap:
+        _section(console, "communication and compute, mean of the processes", overlap_table(report, room))
+    if report.regions:
+        _section(console, "regions", regions_table(report.regions[:top], room))
+    for name, ops in (("operators", report.ops), ("kernels", report.kernels)):
+        if ops:
+            _section(console, f"{name} by self time, all processes", ops_table(ops[:top], room))
+    _section(console, "memory and the cost of recording", cost_lines(report))
+    if report.stops:
+        heading = "what engines took for their traces, with estimates for other bounds"
+        _section(console, heading, stops_table(report.stops, room))
+    _print_findings(console, report.findings)
+    clock = report.clock.rstrip(".")
+    if report.clock_error_ns:
+        clock += f", right within {seconds(report.clock_error_ns / 1e9)}"
+    console.print()
+    _indented(console, Text(printable(f"clock: {clock}"), style="dim"), 0)
+
+
+def print_comparison(comparison: Comparison, console: Console, *, top: int = 12) -> None:
+    """Print what changed from A to B; `top` rows of each kind."""
+    console.print(Text(printable(f"A  {comparison.a}"), style="bold"), soft_wrap=True)
+    console.print(Text(printable(f"B  {comparison.b}"), style="bold"), soft_wrap=True)
+    _print_headlines(console, comparison.headlines)
+    there = dict.fromkeys(change.topic for change in comparison.changes)
+    for topic in [
+        *(known for known in _CHANGES if known in there),
+        *(other for other in there if other not in _CHANGES),
+    ]:
+        changes = [change for change in comparison.changes if change.topic == topic]
+        _section(console, _CHANGES.get(topic, topic), changes_table(changes[:top], console.width - _INDENT))
+    _print_findings(console, comparison.findings)
+
+
+def _print_headlines(console: Console, headlines: Sequence[Headline]) -> None:
+    if not headlines:
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for headline in headlines:
+        cost = "" if headline.seconds is None else seconds(headline.seconds)
+        table.add_row(
+            Text(cost, style=f"bold {_TOPICS.get(headline.topic, 'blue')}"), Text(printable(headline.text))
+        )
+    console.print()
+    _indented(console, table)
+
+
+def _section(console: Console, title: str, content: RenderableType | None) -> None:
+    if content is None:
+        return
+    console.print()
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    _indented(console, content)
+
+
+def _indented(console: Console, content: RenderableType, indent: int = _INDENT) -> None:
+    """Print, with nothing behind the last character of a line; a line that is longer than the terminal is the terminal's to wrap."""
+    options = console.options.update_width(max(console.width - indent, 1))
+    for line in Segment.split_lines(console.render(content, options)):
+        text = Text.assemble(" " * indent, *((segment.text, segment.style or "") for segment in line))
+        text.rstrip()
+        console.print(text, soft_wrap=True)
+
+
+def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    if not findings:
+        return
+    console.print()
+    console.print(Text("notes", style="bold"))
+    for finding in findings[:_MOST_FINDINGS]:
+        source = "" if finding.source is None else f"{finding.source}: "
+        _indented(console, Text(printable(f"{source}{finding.problem}"), style="yellow"))
+    if len(findings) > _MOST_FINDINGS:
+        more = f"and {len(findings) - _MOST_FINDINGS} more, in the JSON"
+        _indented(console, Text(more, style="yellow"))

@@ -1,0 +1,210 @@
+"""Who waited for whom inside collectives, how long, and in which region.
+
+How long each waits in one collective is in `stepprof.analysis.report.settling`; what of it the recording caused, in `stepprof.analysis.report.profilerwaits`. Here it is added up by process and phase.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
+from stepprof.analysis.report.matching import Matching
+from stepprof.analysis.report.profilerwaits import take_out_profiler
+from stepprof.analysis.report.settling import UNKNOWN, settle
+
+__all__ = ["Phase", "PhaseWaits", "Unmatched", "Waiting", "Waits", "waits_in"]
+
+Phase = tuple["str | None", "str | None"]
+"""A role and a region of it; the region is None where a call lies in none."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What one process spent in collectives."""
+
+    when: Intervals = field(default_factory=lambda: EMPTY)
+    """While it waited for another rank."""
+    for_profiler: Intervals = field(default_factory=lambda: EMPTY)
+    """While it waited because the profiler held another rank up for longer."""
+    unmatched: Intervals = field(default_factory=lambda: EMPTY)
+    """While it was in communication that could not be matched."""
+
+
+@dataclass(slots=True)
+class PhaseWaits:
+    """The matched collectives of one phase, by the process's label; nanoseconds. What a process waited in two at once counts once."""
+
+    calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    waited: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """For any other rank."""
+    caused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """What all others waited for this one."""
+    straggler: str | None = None
+    """The one that caused most."""
+    for_straggler: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """How long each waited for the straggler."""
+
+
+@dataclass(slots=True)
+class Unmatched:
+    """The communication of one phase that could not be matched."""
+
+    calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    spent: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """By label, nanoseconds: waiting and transfer together."""
+    recorded: set[int] = field(default_factory=set)
+    """How many members of the groups were recorded; 0: not known."""
+    members: set[int] = field(default_factory=set)
+    """How many members the groups have; 0: not known."""
+
+
+@dataclass(slots=True)
+class Waits:
+    """All of it, by label and by phase."""
+
+    by_process: dict[str, Waiting] = field(default_factory=lambda: defaultdict(Waiting))
+    by_phase: dict[Phase, PhaseWaits] = field(default_factory=lambda: defaultdict(PhaseWaits))
+    unmatched: dict[Phase, Unmatched] = field(default_factory=lambda: defaultdict(Unmatched))
+
+
+def waits_in(
+    labels: Sequence[str],
+    matching: Matching,
+    phases: Sequence[Sequence[Phase]],
+    held: Sequence[Intervals],
+    computing: Sequence[Intervals],
+) -> Waits:
+    """Add up what was waited, less the moments in which the process computed meanwhile.
+
+    Args:
+        labels: of the peers that were matched.
+        matching: of their calls.
+        phases: of each peer the phase of each of its calls.
+        held: of each peer, when the profiler held it up.
+        computing: of each peer, when it computed: a call that was begun early hides behind that.
+    """
+    waits = Waits()
+    numbers: dict[Phase, int] = {}
+    numbered = [
+        np.array([numbers.setdefault(phase, len(numbers)) for phase in each], np.int64) for each in phases
+    ]
+    by_number = list(numbers)
+    settled = [settle(matched, matching) for matched in matching.matched]
+    take_out_profiler(settled, held, matching)
+    parts: list[list[_Part]] = [[] for _ in labels]
+    for each in settled:
+        members = np.array(
+            [*each.matched.members, UNKNOWN], np.int64
+        )  # the last one stands for an unknown member
+        for row, (at, rows) in enumerate(zip(each.matched.members, each.matched.rows, strict=True)):
+            parts[at].append(
+                (
+                    numbered[at][rows],
+                    each.start[row],
+                    each.wait[row],
+                    each.profiler[row],
+                    members[each.last[row]],
+                )
+            )
+    caused = [
+        _add(waits, label, part, computing=worked, labels=labels, by_number=by_number)
+        for label, part, worked in zip(labels, parts, computing, strict=True)
+    ]
+    for phase in waits.by_phase.values():
+        phase.straggler = max(phase.caused, key=lambda label: phase.caused[label], default=None)
+    for label, pairs in zip(labels, caused, strict=True):
+        for number, other, nanoseconds in pairs:
+            phase = waits.by_phase[by_number[number]]
+            if labels[other] == phase.straggler:
+                phase.for_straggler[label] += nanoseconds
+    _add_unmatched(waits, matching, labels, computing=computing, numbered=numbered, by_number=by_number)
+    return waits
+
+
+_Part = tuple[npt.NDArray[np.int64], Times, Times, Times, npt.NDArray[np.int64]]
+"""Of some calls of a process: their phases, starts, waits, what the profiler caused, and for which peers it waited."""
+
+
+def _add(
+    waits: Waits,
+    label: str,
+    parts: Sequence[_Part],
+    *,
+    computing: Intervals,
+    labels: Sequence[str],
+    by_number: Sequence[Phase],
+) -> list[tuple[int, int, int]]:
+    """Add what one process waited. Returns (phase, peer, nanoseconds) for each that it waited for in each phase."""
+    if not parts:
+        return []
+    phase, start, wait, profiler, other = (np.concatenate(column) for column in zip(*parts, strict=True))
+    process = waits.by_process[label]
+    process.when |= Intervals.union(start, start + wait)
+    process.for_profiler |= Intervals.union(start + wait, start + wait + profiler)
+    for number, calls in enumerate(np.bincount(phase, minlength=len(by_number)).tolist()):
+        if calls:
+            waits.by_phase[by_number[number]].calls[label] += calls
+    for number, nanoseconds in _totals(phase, start, wait, computing):
+        waits.by_phase[by_number[number]].waited[label] += nanoseconds
+    known = other != UNKNOWN
+    pairs = []
+    pair = phase * len(labels) + other
+    for key, nanoseconds in _totals(pair[known], start[known], wait[known], computing):
+        number, peer = divmod(key, len(labels))
+        waits.by_phase[by_number[number]].caused[labels[peer]] += nanoseconds
+        pairs.append((number, peer, nanoseconds))
+    return pairs
+
+
+def _totals(
+    key: npt.NDArray[np.int64], start: Times, length: Times, computing: Intervals
+) -> list[tuple[int, int]]:
+    """For each key the nanoseconds that any of its stretches covers, without those of `computing`; keys without any stretch are left out."""
+    real = length > 0
+    key, start, length = key[real], start[real], length[real]
+    if not len(key):
+        return []
+    keys, number = np.unique(key, return_inverse=True)
+    low = int(start.min())
+    width = int((start + length).max()) - low + 1
+    if width.bit_length() + len(keys).bit_length() >= 63:  # times of a damaged file
+        return []
+    offset = number * width - low  # the stretches of each key lie apart from those of the others
+    merged = Intervals.union(start + offset, start + length + offset)
+    number = merged.start // width
+    back = low - number * width
+    exposed = merged.end - merged.start - computing.within(merged.start + back, merged.end + back)
+    totals = np.bincount(number, exposed, len(keys))
+    return list(zip(keys.tolist(), totals.astype(np.int64).tolist(), strict=True))
+
+
+def _add_unmatched(
+    waits: Waits,
+    matching: Matching,
+    labels: Sequence[str],
+    *,
+    computing: Sequence[Intervals],
+    numbered: Sequence[npt.NDArray[np.int64]],
+    by_number: Sequence[Phase],
+) -> None:
+    for at, (label, columns, worked) in enumerate(zip(labels, matching.columns, computing, strict=True)):
+        left = np.flatnonzero(matching.recorded[at] >= 0)
+        if not len(left):
+            continue
+        process = waits.by_process[label]
+        process.unmatched |= Intervals.union(
+            columns.start[left], columns.start[left] + columns.duration[left]
+        )
+        for number in np.unique(numbered[at][left]).tolist():
+            rows = left[numbered[at][left] == number]
+            phase = waits.unmatched[by_number[number]]
+            phase.calls[label] += len(rows)
+            inside = Intervals.union(columns.start[rows], columns.start[rows] + columns.duration[rows])
+            phase.spent[label] += (inside - worked).total
+            phase.recorded.update(np.unique(matching.recorded[at][rows]).tolist())
+            phase.members.update(np.unique(matching.members[at][rows]).tolist())

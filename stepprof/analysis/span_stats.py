@@ -1,0 +1,209 @@
+"""What the spans of a run add up to: calls, seconds, the median and the longest of each window and region, per role and rank."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepprof.config.selection import Ranks
+from stepprof.config.validators import nearest
+from stepprof.errors import ConfigError
+from stepprof.recording.watch.baseline import median_of
+from stepprof.run.layout import SPANS
+from stepprof.run.manifest import read_spans
+from stepprof.run.occurrence_spans import Portions, within
+from stepprof.run.outermost_spans import Outermost
+from stepprof.run.summary import Rank, rank_order
+
+__all__ = ["SpanTable", "SpanTime", "Wanted", "span_times"]
+
+KINDS = ("window", "region", "mark", "counter")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which spans are meant; None: all."""
+
+    step: int | None = None
+    role: str | None = None
+    region: str | None = None
+    """The name, whatever the kind."""
+    ranks: Ranks | None = None
+
+    def includes_rank(self, rank: object) -> bool:
+        """Whether spans of this rank are meant; a process without a number is, unless numbers are asked for."""
+        return self.ranks is None or (isinstance(rank, int) and rank in self.ranks)
+
+
+@dataclass(slots=True)
+class SpanTime:
+    """The spans of one name, kind, role and rank."""
+
+    kind: str
+    name: str
+    role: str | None
+    rank: Rank | None
+    """None: of several ranks together."""
+    ranks: int = 1
+    errors: int = 0
+    longest: float = -1.0
+    """Seconds of the longest one; of which step and rank:"""
+    longest_step: int | None = None
+    longest_rank: Rank | None = None
+    seconds_of_each: array[float] = field(default_factory=lambda: array("d"))
+    """Of the outermost ones: one that lies inside another one of them does not count."""
+    _outermost: Outermost = field(default_factory=Outermost)
+
+    def add(self, span: Mapping[str, Any], step: int | None) -> None:
+        """Add the span that was written next."""
+        seconds = self._outermost.add(span) / 1e9
+        if seconds > self.longest:
+            self.longest, self.longest_step, self.longest_rank = seconds, step, self.rank
+
+    def settle(self) -> None:
+        """Add up: all spans are read."""
+        self.seconds_of_each, self.errors = self._outermost.seconds_of_each, self._outermost.errors
+        self._outermost = Outermost()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; the keys are stable. A mark and a value have no duration."""
+        table: dict[str, Any] = {
+            "kind": self.kind,
+            "name": self.name,
+            "role": self.role,
+            "rank": self.rank,
+            "count": len(self.seconds_of_each),
+            "errors": self.errors,
+        }
+        if self.kind in ("window", "region"):
+            table |= {
+                "seconds": sum(self.seconds_of_each),
+                "median_seconds": median_of(self.seconds_of_each),
+                "longest_seconds": self.longest,
+                "longest_step": self.longest_step,
+            }
+        return table
+
+
+@dataclass(slots=True)
+class SpanTable:
+    """Times of spans, the longest in all first, and what was wrong with the files."""
+
+    times: list[SpanTime] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """The processes that any span is of."""
+        return sorted({time.rank for time in self.times if time.rank is not None}, key=rank_order)
+
+    def together(self) -> list[SpanTime]:
+        """The same with all ranks in one row."""
+        rows: dict[tuple[str, str, str | None], SpanTime] = {}
+        for time in self.times:
+            row = rows.setdefault(
+                (time.kind, time.name, time.role), SpanTime(time.kind, time.name, time.role, None, ranks=0)
+            )
+            if time.longest > row.longest:
+                row.longest, row.longest_step, row.longest_rank = time.longest, time.longest_step, time.rank
+            row.ranks += 1
+            row.errors += time.errors
+            row.seconds_of_each.extend(time.seconds_of_each)
+        return _ordered(rows.values())
+
+
+def span_times(path: Path, wanted: Wanted | None = None, portions: Portions | None = None) -> SpanTable:
+    """Add up the spans of a run.
+
+    Args:
+        path: the run's folder.
+        wanted: which spans.
+        portions: of the occurrences of the wanted step the one that is meant; None: all of them.
+
+    Raises:
+        ConfigError: no span is meant by what is wanted, though there are others; says which is nearest.
+    """
+    wanted = wanted or Wanted()
+    table = SpanTable()
+    found: dict[tuple[str, str, str | None, Any], SpanTime] = {}
+    roles: set[str] = set()
+    names: set[str] = set()
+    ranks: set[Rank] = set()
+    spans = read_spans(path, step=wanted.step, findings=table.findings)
+    if portions is not None and wanted.step is not None:
+        spans = within(spans, portions, path / SPANS, wanted.step, table.findings)
+    for span in spans:
+        kind, name, role, rank = span.get("kind"), span.get("name"), span.get("role"), span["rank"]
+        if kind not in KINDS or not isinstance(name, str):
+            continue
+        ranks.add(rank)
+        if not wanted.includes_rank(rank):
+            continue
+        if isinstance(role, str):
+            roles.add(role)
+        else:
+            role = None
+        if wanted.role not in (None, role):
+            continue
+        names.add(name)
+        if wanted.region not in (None, name):
+            continue
+        time = found.get((kind, name, role, rank))
+        if time is None:
+            time = found[kind, name, role, rank] = SpanTime(kind, name, role, rank)
+        step = span.get("step")
+        time.add(span, step if isinstance(step, int) else None)
+    if not found:
+        _refuse_step(path, wanted)
+        _refuse_ranks(path, wanted, ranks)
+        _refuse(path, wanted, roles, names)
+    for time in found.values():
+        time.settle()
+    table.times = _ordered(found.values())
+    return table
+
+
+def _refuse_step(path: Path, wanted: Wanted) -> None:
+    """Raise ConfigError where the ranks that are meant have spans, and none of the step."""
+    if wanted.step is None:
+        return
+    number = wanted.step
+    steps = {
+        step
+        for span in read_spans(path)
+        if wanted.includes_rank(span["rank"]) and isinstance(step := span.get("step"), int)
+    }
+    if steps and number not in steps:
+        close = min(steps, key=lambda step: abs(step - number))
+        raise ConfigError(f"--step = {number}: no span of it in {path}; the nearest that has some: {close}")
+
+
+def _refuse_ranks(path: Path, wanted: Wanted, ranks: Collection[Rank]) -> None:
+    """There are spans, and none of these ranks."""
+    if ranks and not any(map(wanted.includes_rank, ranks)):
+        known = ", ".join(map(str, sorted(ranks, key=rank_order)))
+        raise ConfigError(f'--ranks = "{wanted.ranks}": no span of them in {path}; there are: {known}')
+
+
+def _refuse(path: Path, wanted: Wanted, roles: Collection[str], names: Collection[str]) -> None:
+    """Raise ConfigError where no span has the role or the name that is meant, with the nearest that some have."""
+    for option, given, known in (("--role", wanted.role, roles), ("--region", wanted.region, names)):
+        if given is not None and given not in known and known:
+            raise ConfigError(f'{option} = "{given}": no span of it in {path}{nearest(given, sorted(known))}')
+
+
+def _ordered(times: Iterable[SpanTime]) -> list[SpanTime]:
+    """By kind, then by what took the most time."""
+    return sorted(
+        times,
+        key=lambda time: (
+            KINDS.index(time.kind),
+            -sum(time.seconds_of_each),
+            time.name,
+            time.role or "",
+            rank_order(time.rank if time.rank is not None else -1),
+        ),
+    )

@@ -1,0 +1,169 @@
+"""The arguments that people look at, as debug annotations of Perfetto: shapes, collectives, grids, bytes, whatever a user gave a region; not the numbers by which a profiler finds its own events.
+
+A trace repeats itself: the same few shapes at the same few operators. Without those numbers its arguments are a few thousand texts, so that they are kept once while the file is read (`Shortened`), and
+encoded once when it is written (`Arguments`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.timeline.event import Event
+from stepprof.analysis.timeline.model import Args
+from stepprof.analysis.timeline.protobuf import bytes_field, double_field, varint, varint_field
+
+__all__ = ["PROFILER", "Arguments", "Shortened"]
+
+PROFILER = frozenset({"cpu_op", "cuda_runtime", "cuda_driver", "python_function"})
+"""Categories whose arguments are the profiler's alone: which there are, and in which order, is known."""
+
+_BOOKKEEPING = (
+    "cbid", "correlation", "Correlation id", "Ev Idx", "External id", "Fwd thread id", "Python id", "Python module id", "Python parent id", "Record function id", "Sequence number",
+)  # fmt: skip
+_DROP = frozenset(_BOOKKEEPING)
+_PAIRS = re.compile(rb'"(?:%s)"\s*:\s*(?:-?\d+|"[^"\\]*"|null)\s*,?\s*' % "|".join(_BOOKKEEPING).encode())
+_DIGITS = b"0123456789-"
+_SHAPES, _INDEX = b'"Concrete Inputs"', b'"Ev Idx":'  # what stands before, and after, only tells events apart
+_LAST = b"0123456789 }\r\n\t"
+_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_LAUNCH, _OUTER = b'"correlation":', b'"External id":'
+_NUMBER = b"0123456789 "
+_INT64 = 2**63
+_LARGEST = 1 << 16  # bytes of one value: nobody reads more in a viewer
+
+
+class Shortened:
+    """What of the arguments of events is kept while a file is read, as `stepprof.analysis.timeline.load.load` takes it: equal ones are one object."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[bytes, bytes] = {}
+        self._launches: dict[tuple[bytes, bytes, bytes], bytes] = {}
+        self._bare: set[bytes] = set()
+
+    def __call__(self, events: Iterable[Event], *names: object) -> list[Args]:
+        """The arguments of each event, without what `PROFILER` writes for itself; None: nothing remains."""
+        shapes, bare, profiler = self._shapes, self._bare, PROFILER
+        kept: list[Args] = []
+        for event in events:
+            raw = bytes(event.args)
+            if event.cat not in profiler:
+                kept.append(self._launched(raw) if event.cat in _DEVICE else raw or None)
+                continue
+            _, found, rest = raw.partition(_SHAPES)
+            if found:
+                key = rest.rstrip(_LAST)
+                known = shapes.get(key)
+                if known is None:
+                    if not key.endswith(_INDEX):
+                        known = raw
+                    else:
+                        inputs = key[: -len(_INDEX)].rstrip(b", \r\n\t")
+                        known = shapes[key] = b"{%b%b}" % (_SHAPES, inputs)
+                kept.append(known)
+            elif (text := raw.translate(None, _DIGITS)) in bare:
+                kept.append(None)
+            elif _PAIRS.sub(b"", raw).strip(b" {},\r\n\t"):
+                kept.append(raw)
+            else:
+                bare.add(text)
+                kept.append(None)
+        return kept
+
+    def _launched(self, raw: bytes) -> bytes | None:
+        """Of what a device did, all but which launch it was of tells it from others: the first that is like it stands for it."""
+        before, found, after = raw.partition(_LAUNCH)
+        if not found:
+            return raw or None
+        first, _, rest = before.partition(_OUTER)
+        key = (first, rest.lstrip(_NUMBER), after.lstrip(_NUMBER))
+        known = self._launches.get(key)
+        if known is None:
+            known = self._launches[key] = raw
+        return known
+
+
+class _Codes(dict["bytes | None", int]):
+    """What a function makes of each key, found out once."""
+
+    def __init__(self, code: Callable[[bytes | None], int]) -> None:
+        super().__init__()
+        self._code = code
+
+    def __missing__(self, raw: bytes | None) -> int:
+        code = self[raw] = self._code(raw)
+        return code
+
+
+class Arguments:
+    """Encodes the arguments of one source; names and texts are interned, and `interned()` says which are new since it was last asked."""
+
+    def __init__(self) -> None:
+        self.table: list[bytes] = [b""]
+        """The debug annotations behind each code."""
+        self._codes: dict[bytes, int] = {}
+        self._names: dict[str, int] = {}
+        self._texts: dict[str, int] = {}
+        self._told = (0, 0)
+
+    def codes(self, raws: list[Args]) -> npt.NDArray[np.int64]:
+        """The numbers of debug annotations in the table for raw JSON objects; what is equal is encoded once."""
+        codes = _Codes(self._code)
+        return np.array([codes[raw] for raw in raws], np.int64)
+
+    def _code(self, raw: bytes | None) -> int:
+        if raw is None:
+            return 0
+        rest = _PAIRS.sub(b"", raw)
+        if not rest.strip(b" {},\r\n\t"):
+            return 0
+        known = self._codes.get(rest)
+        if known is None:
+            known = self._codes[rest] = len(self.table)
+            self.table.append(self._encode(raw))
+        return known
+
+    def interned(self) -> bytes:
+        """The fields of an InternedData for every name and text that is new."""
+        names, texts = self._told
+        self._told = (len(self._names), len(self._texts))
+        return b"".join(
+            [
+                bytes_field(3, varint_field(1, number) + bytes_field(2, name))
+                for name, number in list(self._names.items())[names:]
+            ]
+            + [
+                bytes_field(29, varint_field(1, number) + bytes_field(2, text))
+                for text, number in list(self._texts.items())[texts:]
+            ]
+        )
+
+    def _encode(self, raw: bytes) -> bytes:
+        try:
+            content = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            content = {"arguments": raw.decode("utf-8", "replace")}
+        if not isinstance(content, dict):
+            content = {"arguments": content}
+        return b"".join(self.field(name, value) for name, value in content.items() if name not in _DROP)
+
+    def field(self, name: str, value: object) -> bytes:
+        """One debug annotation, as a field of a TrackEvent."""
+        number = self._names.setdefault(name, len(self._names) + 1)
+        return bytes_field(4, varint_field(1, number) + self._value(value))
+
+    def _value(self, value: object) -> bytes:
+        if isinstance(value, bool):
+            return varint_field(2, value)
+        if isinstance(value, int) and -_INT64 <= value < _INT64:
+            return varint_field(4, value)
+        if isinstance(value, float):
+            return double_field(5, value)
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        if len(text) > _LARGEST:
+            text = text[:_LARGEST] + "…"
+        return varint(17 << 3) + varint(self._texts.setdefault(text, len(self._texts) + 1))

@@ -1,0 +1,73 @@
+"""Offsets that the user gives: ``--assume-offset NAME=SECONDS``, for sources whose clock nobody measured or that do not say when their times begin."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from stepprof.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stepprof.analysis.timeline.find import Input
+
+__all__ = ["ALL", "assumed_for", "assumed_offsets", "check_assumed"]
+
+ALL = "*"
+"""The name that stands for every source without an anchor."""
+OPTION = "--assume-offset"
+_LARGEST_SECONDS = 4_102_444_800
+"""The year 2100."""
+
+
+def assumed_offsets(texts: Iterable[str]) -> dict[str, int]:
+    """Read the option: what is added to the times of a source [ns], by its name; a bare number is for `ALL`.
+
+    >>> assumed_offsets(["rank-1.json=1700000000.5", "-2"])
+    {'rank-1.json': 1700000000500000000, '*': -2000000000}
+
+    Raises:
+        ConfigError: what stands behind the last equals sign is no number of seconds.
+    """
+    offsets = {}
+    for text in texts:
+        name, equals, number = text.rpartition("=")
+        try:
+            seconds = Decimal(number.strip())
+        except InvalidOperation:
+            seconds = Decimal("NaN")
+        if not seconds.is_finite() or abs(seconds) > _LARGEST_SECONDS:
+            raise ConfigError.at(
+                OPTION,
+                text,
+                "expected NAME=SECONDS or SECONDS, such as host-2=-1.25 or rank-1.json=1700000000",
+            )
+        offsets[name.strip() if equals else ALL] = int((seconds * 10**9).to_integral_value())
+    return offsets
+
+
+def assumed_for(wanted: Input, assume: Mapping[str, int]) -> int | None:
+    """What is assumed of this source by one of its names; None: nothing."""
+    return next((assume[name] for name in _names(wanted) if name in assume), None)
+
+
+def check_assumed(assume: Mapping[str, int], inputs: Iterable[Input]) -> None:
+    """See that every name is one of a source's: its path as it is shown, its file's name, its label, or its host.
+
+    Raises:
+        ConfigError: one is not; says the nearest that is.
+    """
+    known = list(dict.fromkeys(name for each in inputs for name in _names(each)))
+    for name in assume:
+        if name != ALL and name not in known:
+            near = difflib.get_close_matches(name, known, 1) or known[:1]
+            hint = f'did you mean "{near[0]}"?' if near else "there is no source"
+            raise ConfigError.at(OPTION, name, f"no source, file or host is called so; {hint}")
+
+
+def _names(wanted: Input) -> list[str]:
+    origin = wanted.origin
+    names = (origin.path, PurePath(wanted.paths[0]).name, origin.label, origin.host)
+    return [name for name in names if name]

@@ -1,0 +1,252 @@
+"""Put the clocks of several machines onto one: from the comparisons in the manifests to the offset and the error of each source.
+
+The common clock is that of the machine that compared the most others with its own, as a rule the driver's. A comparison of two other machines reaches further through the one that they share;
+errors add up along the way. Machines that no comparison connects with the common clock are clock islands: their times are not comparable with those of others.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepprof.analysis.timeline.comparisons import Edge, agreed
+from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.formatting import counted
+from stepprof.run.fields import LARGEST_OFFSET_NS
+
+__all__ = ["Clocks", "describe", "never_compared", "unsure_ns", "worst_error"]
+
+SAME = ("local", "same-host")
+
+
+@dataclass(slots=True)
+class Clocks:
+    """What the fragments of a step say about their clocks, by `stepprof.run.manifest.read_clocks`, of one or more run directories.
+
+    >>> told = [{"fragment": "f", "host": "a", "boot_id": None, "clocks": [
+    ...     {"host": "b", "boot_id": None, "offset_ns": 5_000, "error_ns": 20, "method": "ping-pong"}]}]
+    >>> clocks = Clocks.of(told)
+    >>> [clocks.alignment(Origin("spans", "x", host=host)).method for host in "abc"]
+    ['reference', 'ping-pong', 'unmeasured']
+    """
+
+    findings: list[str] = field(default_factory=list)
+    """Comparisons that contradict each other, and those that could be of several machines."""
+    _machines: dict[str, set[str]] = field(default_factory=dict)
+    """host → its machines."""
+    _writers: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """fragment → host and machine that it was written on."""
+    _compared: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(fragment, host) → the machine that its writer knows by that host name."""
+    _placed: dict[str, Alignment] = field(default_factory=dict)
+    """machine → how its clock comes onto that of its island."""
+    _reference: str | None = None
+    _reference_host: str | None = None
+
+    @classmethod
+    def of(cls, told: Sequence[Mapping[str, Any]], origins: Sequence[Origin] = ()) -> Clocks:
+        """Put the comparisons together.
+
+        Args:
+            told: {fragment, host, boot_id, clocks} of each fragment.
+            origins: of the sources that have to be placed: where nothing was compared, the machine with the most sources is the reference.
+        """
+        clocks = cls()
+        for entry in told:
+            if entry["host"] is not None:
+                machine = clocks._note(entry["host"], entry["boot_id"])
+                clocks._writers[str(entry["fragment"])] = (entry["host"], machine)
+        for origin in origins:
+            if origin.host is not None and origin.machine is not None:
+                clocks._note(origin.host, origin.machine)
+        edges = clocks._edges(told)
+        for origin in origins:
+            if origin.host is not None and origin.host not in clocks._machines:
+                clocks._note(origin.host, None)
+        clocks._choose(edges, origins)
+        edges, problems = agreed(edges)
+        clocks.findings += [clocks._worded(circle, error) for circle, error in problems]
+        clocks._place(edges)
+        return clocks
+
+    def _note(self, host: str, boot_id: str | None) -> str:
+        machine = f"boot {boot_id}" if boot_id else f"host {host}"
+        self._machines.setdefault(host, set()).add(machine)
+        return machine
+
+    def _edges(self, told: Sequence[Mapping[str, Any]]) -> list[Edge]:
+        """The comparisons of two machines; one with another name of its own machine (that of a container) notes that name."""
+        comparisons = [
+            (str(entry["fragment"]), *writer, clock)
+            for entry in told
+            if (writer := self._writers.get(str(entry["fragment"]))) is not None
+            for clock in entry["clocks"]
+        ]
+        for fragment, _, here, clock in comparisons:
+            if clock["method"] in SAME:
+                self._machines.setdefault(clock["host"], {here})
+                self._compared[fragment, clock["host"]] = here
+        edges = []
+        for fragment, name, here, clock in comparisons:
+            if clock["method"] in SAME:
+                continue
+            host = clock["host"]
+            others = self._machines.get(host, set()) - {here}
+            if clock.get("boot_id"):
+                there = self._note(host, clock["boot_id"])
+            elif len(others) > 1:
+                self.findings.append(
+                    f"a comparison of clocks by {name} names {host}, and {len(others)} machines have that name: it is left out"
+                )
+                continue
+            else:
+                there = next(iter(others), f"host {host}" if host != name else f"host {host} beside {here}")
+                self._machines.setdefault(host, set()).add(there)
+            self._compared[fragment, host] = there
+            if there != here:
+                edges.append(
+                    Edge(here, there, int(clock["offset_ns"]), abs(int(clock["error_ns"])), clock["method"])
+                )
+        return edges
+
+    def _choose(self, edges: Sequence[Edge], origins: Sequence[Origin]) -> None:
+        compared = Counter(edge.here for edge in edges)
+        sources = Counter(machine for each in origins if (machine := self._machine(each, None)) is not None)
+        known = [machine for machines in self._machines.values() for machine in sorted(machines)]
+        counted = compared or sources or Counter(known)
+        if counted:
+            self._reference = counted.most_common(1)[0][0]
+        names = [host for host, machines in self._machines.items() if self._reference in machines]
+        self._reference_host = names[0] if names else None
+
+    def _place(self, edges: Sequence[Edge]) -> None:
+        """Place every machine: on the common clock where comparisons lead to it, else on that of its island."""
+        neighbours: dict[str, list[Edge]] = {}
+        for edge in edges:
+            neighbours.setdefault(edge.here, []).append(edge)
+            neighbours.setdefault(edge.there, []).append(edge.turned())
+        busiest = sorted(neighbours, key=lambda machine: (-len(neighbours[machine]), machine))
+        alone = sorted({machine for machines in self._machines.values() for machine in machines})
+        for root in [self._reference, *busiest, *alone]:
+            if root is None or root in self._placed:
+                continue
+            common = root == self._reference
+            island = "" if common else root
+            first = Alignment("reference") if common else Alignment("unmeasured", 0, None, island)
+            numbers = itertools.count()  # of ways with the same error any
+            queue: list[tuple[int, int, str, int, int, Alignment]] = [(0, 0, root, 0, next(numbers), first)]
+            while queue:  # the way with the smallest error
+                error, hops, machine, offset, _, alignment = heapq.heappop(queue)
+                if machine in self._placed:
+                    continue
+                self._placed[machine] = alignment
+                for edge in neighbours.get(machine, ()):
+                    total, wrong = offset + edge.offset_ns, error + edge.error_ns
+                    if abs(total) > LARGEST_OFFSET_NS:
+                        continue  # no clock is so wrong
+                    further = Alignment(edge.method, total, wrong, island)
+                    heapq.heappush(queue, (wrong, hops + 1, edge.there, total, next(numbers), further))
+
+    def alignment(self, origin: Origin, fragment: str | None = None) -> Alignment:
+        """Return how a source comes onto the common clock.
+
+        Args:
+            origin: whose source it is.
+            fragment: the fragment of the manifest that names it.
+        """
+        machine = self._machine(origin, fragment)
+        if machine is None or machine not in self._placed:
+            return Alignment("unmeasured", 0, None, machine or origin.path)
+        if machine == self._reference and origin.host != self._reference_host:
+            return Alignment("same-host")
+        return self._placed[machine]
+
+    def _machine(self, origin: Origin, fragment: str | None) -> str | None:
+        """The machine of a source; None: not known."""
+        host = origin.host
+        if origin.machine is not None:
+            return f"boot {origin.machine}"
+        if host is None:
+            return None
+        if (fragment, host) in self._compared:
+            return self._compared[fragment or "", host]
+        writer = self._writers.get(fragment or "")
+        if writer is not None and writer[0] == host:
+            return writer[1]
+        machines = self._machines.get(host, set())
+        return next(iter(machines)) if len(machines) == 1 else None
+
+    def _worded(self, circle: Sequence[Edge], error_ns: int) -> str:
+        names = {machine: host for host, machines in self._machines.items() for machine in machines}
+        each = [f"{names[edge.there]} against {names[edge.here]}: {edge}" for edge in circle]
+        return (
+            f"comparisons of clocks contradict each other ({'; '.join(each)}): "
+            f"times of these hosts may be wrong by {error_ns / 1e9:.6g} s"
+        )
+
+
+def unsure_ns(one: Alignment, other: Alignment) -> int | None:
+    """Return how wrong a comparison of the times of two machines may be; None: their clocks were never compared.
+
+    >>> unsure_ns(Alignment("reference"), Alignment("ping-pong", 5, 70))
+    70
+    """
+    if one.island != other.island:
+        return None
+    # the clock of an island is exact on its island
+    own = [each.method == "unmeasured" and each.island != "" for each in (one, other)]
+    errors = [0 if exact else each.error_ns for exact, each in zip(own, (one, other), strict=True)]
+    return None if None in errors else sum(error for error in errors if error is not None)
+
+
+def never_compared(origin: Origin, alignment: Alignment) -> list[str]:
+    """Return the finding about a source whose clock nothing connects with the common one."""
+    if alignment.island == "":
+        return []
+    where = f"its host {origin.host}" if origin.host else "its host, which is not known,"
+    return [
+        f"{where} was never compared with the host of the common clock: placed by its own wall clock, and by how much that is wrong is not known"
+    ]
+
+
+def worst_error(alignments: Iterable[Alignment]) -> int | None:
+    """Return the largest error [ns]; None where that of one is not known."""
+    errors = [None if alignment.island else alignment.error_ns for alignment in alignments]
+    return None if None in errors else max((error for error in errors if error is not None), default=0)
+
+
+def describe(alignments: Iterable[Alignment]) -> str:
+    """Say in a sentence how sources came onto one clock.
+
+    >>> describe([Alignment("reference"), Alignment("same-host"), Alignment("ping-pong", 5, 200_000)])
+    '2 sources by the clock of one host; 1 compared by ping-pong, right within 0.2 ms'
+    """
+    by_method: dict[str, list[Alignment]] = {}
+    for alignment in alignments:
+        method = "unmeasured" if alignment.island else alignment.method
+        by_method.setdefault("same-host" if method == "reference" else method, []).append(alignment)
+    parts = []
+    for method, those in sorted(by_method.items(), key=lambda item: _ORDER.get(item[0], 2)):
+        parts.append(_PHRASES.get(method, "{count} compared by {method}{within}").format(
+            count=len(those), hosts=counted(len(set(those)), "host"), its="its" if len(set(those)) == 1 else "their",
+            sources=f"{len(those)} source{'s' * (len(those) > 1)}", method=method, within=_within(those)
+        ))  # fmt: skip
+    return "; ".join(parts) or "no source is placed"
+
+
+_ORDER = {"same-host": 0, "ping-pong": 1, "assumed": 4, "unmeasured": 5}
+_PHRASES = {
+    "same-host": "{sources} by the clock of one host",
+    "collectives": "{hosts} placed by {its} matched collectives{within}",
+    "assumed": "{count} placed by --assume-offset",
+    "unmeasured": "{count} on hosts that were never compared, placed by their own wall clocks: their error is not known",
+}
+
+
+def _within(alignments: Sequence[Alignment]) -> str:
+    error = worst_error(alignments)
+    return "" if error is None else f", right within {error / 1e6:.3g} ms"

@@ -1,0 +1,219 @@
+"""Growing columns: what readers put a Source together from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import islice
+from sys import getsizeof
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.timeline.model import Args, Counters, Flows, Indices, Instants, Slices, Times
+
+__all__ = ["CounterColumns", "FlowColumns", "InstantColumns", "Interned", "SliceColumns"]
+
+Key = TypeVar("Key", bound=Hashable)
+Number = TypeVar("Number", bound=np.generic)
+_ENTRY = 110
+"""Bytes of an entry of a dictionary, with its number."""
+Flags = npt.NDArray[np.bool_]
+
+
+class Interned(dict[Key, int], Generic[Key]):
+    """Numbers for keys in the order in which they first come; looking a known one up is a plain subscription.
+
+    Attributes:
+        held: bytes of memory that the keys take, roughly.
+
+    >>> names = Interned()
+    >>> names["a"], names["b"], names["a"], list(names)
+    (0, 1, 0, ['a', 'b'])
+    """
+
+    held = 0
+
+    def __missing__(self, key: Key) -> int:
+        number = self[key] = len(self)
+        parts = sum(map(getsizeof, key)) if isinstance(key, tuple) else 0
+        self.held += _ENTRY + getsizeof(key) + parts
+        return number
+
+    def since(self, known: int) -> list[Key]:
+        """Return the keys that came after the first `known`, in order."""
+        return [*islice(reversed(self), len(self) - known)][::-1]
+
+
+class _Columns:
+    """Parts of columns of equal length, joined at the end.
+
+    Args:
+        columns: how many.
+        args: whether a column of arguments is kept as well.
+        shared: equal arguments are one object, and a writer encodes them once.
+    """
+
+    _ROW = 0
+    """Bytes of memory that a row takes at most, until it is drawn or summed up."""
+
+    def __init__(self, columns: int, args: bool = False, shared: bool = False) -> None:
+        self._parts: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(columns)]
+        self._args: list[Args] | None = [] if args else None
+        self._rows = self._kept = 0
+        self._each, self._byte = (640, 4) if shared else (56, 1)
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the rows take at most."""
+        return self._ROW * self._rows + self._kept
+
+    def _add(self, *columns: Sequence[int] | npt.NDArray[np.generic]) -> None:
+        self._rows += len(columns[0])
+        for parts, column in zip(self._parts, columns, strict=True):
+            parts.append(column if isinstance(column, np.ndarray) else np.array(column, dtype=np.int32))
+
+    def _keep(self, count: int, args: Sequence[Args] | None) -> None:
+        if self._args is None:
+            return
+        self._args.extend([None] * count if args is None else args)
+        distinct = {each for each in args or () if each is not None}
+        self._kept += self._each * len(distinct) + self._byte * sum(map(len, distinct))
+
+    def _joined(self, column: int, dtype: type[Number]) -> npt.NDArray[Number]:
+        parts = self._parts[column]
+        joined = np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+        parts.clear()
+        return joined
+
+    def _times(self, column: int) -> Times:
+        return self._joined(column, np.int64)
+
+    def _indices(self, column: int) -> Indices:
+        return self._joined(column, np.int32)
+
+
+class SliceColumns(_Columns):
+    """Slices as they come; times are on whatever clock the reader works in until `built`."""
+
+    _ROW = 240
+
+    def __init__(self, args: bool, shared: bool = False) -> None:
+        super().__init__(5, args, shared)
+
+    def add(
+        self,
+        start: Times,
+        duration: Times,
+        name: Sequence[int] | Indices,
+        category: Sequence[int] | Indices,
+        track: Sequence[int] | Indices,
+        *,
+        args: Sequence[Args] | None = None,
+    ) -> None:
+        """Take some slices; without `args` they have none."""
+        self._add(start, duration, name, category, track)
+        self._keep(len(start), args)
+
+    def built(self, shift_ns: int) -> Slices:
+        """Return all of them, `shift_ns` later."""
+        start, duration = self._times(0) + shift_ns, self._times(1)
+        return Slices(start, duration, self._indices(2), self._indices(3), self._indices(4), self._args)
+
+
+class InstantColumns(_Columns):
+    """Instants as they come."""
+
+    _ROW = 100
+
+    def __init__(self, args: bool, shared: bool = False) -> None:
+        super().__init__(4, args, shared)
+
+    def add(
+        self,
+        time: Times,
+        name: Sequence[int] | Indices,
+        category: Sequence[int],
+        track: Sequence[int],
+        *,
+        args: Sequence[Args] | None = None,
+    ) -> None:
+        """Take some instants; without `args` they have none."""
+        self._add(time, name, category, track)
+        self._keep(len(time), args)
+
+    def built(self, shift_ns: int) -> Instants:
+        """Return all of them, `shift_ns` later."""
+        time = self._times(0) + shift_ns
+        return Instants(time, self._indices(1), self._indices(2), self._indices(3), self._args)
+
+
+class CounterColumns(_Columns):
+    """Values of counters as they come."""
+
+    _ROW = 100
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def add(self, time: Times, value: npt.NDArray[np.float64], track: Sequence[int] | Indices) -> None:
+        """Take some values."""
+        self._add(time, value, track)
+
+    def built(self, shift_ns: int) -> Counters:
+        """Return all of them, `shift_ns` later."""
+        time = self._times(0) + shift_ns
+        return Counters(time, self._joined(1, np.float64), self._indices(2))
+
+
+class FlowColumns(_Columns):
+    """Ends of arrows as they come (which arrow, when, where, and whether it begins, goes on or ends there), until `built` puts the ends together."""
+
+    BEGIN, STEP, END = range(3)
+    _ROW = 160
+
+    def __init__(self) -> None:
+        super().__init__(5)
+        self.unpaired = 0
+        """Ends without a beginning and beginnings without an end: a capture that begins or ends between the two leaves them."""
+
+    def add(
+        self,
+        time: Times,
+        place: Indices,
+        arrow: npt.NDArray[np.int64],
+        category: Indices,
+        phase: Indices,
+    ) -> None:
+        """Take some ends; those with one `arrow` belong together."""
+        self._add(time, place, arrow, category, phase)
+
+    def built(self, shift_ns: int, tracks: Callable[[Indices, Times, Flags], Indices]) -> Flows:
+        """Return all arrows, `shift_ns` later: each step and end from the latest beginning or step of its arrow before it.
+
+        Args:
+            shift_ns: is added to the times.
+            tracks: returns the track of each end of an arrow, from its place, its shifted time, and whether it is an end.
+        """
+        time, place, arrow = self._times(0) + shift_ns, self._indices(1), self._times(2)
+        category, phase = self._indices(3), self._indices(4)
+        track = tracks(place, time, phase == self.END)
+        order = np.lexsort((phase, time, arrow))
+        time, track, arrow, category, phase = (
+            time[order],
+            track[order],
+            arrow[order],
+            category[order],
+            phase[order],
+        )
+        # the latest one to leave from at or before each place: of its own arrow, or there is none
+        every = np.arange(len(time))
+        leaving = np.maximum.accumulate(np.where(phase != self.END, every, -1)) if len(time) else every
+        before = np.where(phase == self.END, leaving, np.concatenate((leaving[:1] * 0 - 1, leaving[:-1])))
+        to = np.flatnonzero((phase != self.BEGIN) & (before >= 0) & (arrow[before] == arrow))
+        origin = before[to]
+        self.unpaired = int(np.count_nonzero(phase != self.BEGIN)) - len(to)
+        left = np.zeros(len(time), np.bool_)
+        left[origin] = True
+        self.unpaired += int(np.count_nonzero((phase == self.BEGIN) & ~left))
+        return Flows(time[origin], track[origin], time[to], track[to], category[to])

@@ -1,0 +1,87 @@
+"""Values over time in a trace: its counters, and what the allocations of torch's memory profiler amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepprof.analysis.timeline.columns import CounterColumns
+from stepprof.analysis.timeline.event import Event
+from stepprof.analysis.timeline.salvage import DECODE_ERRORS
+from stepprof.analysis.timeline.tracks import Place, Rows
+
+__all__ = ["MEMORY", "Counted"]
+
+MEMORY = "[memory]"
+"""How Kineto names the event of an allocation."""
+_DEVICES = {0: "CPU", 1: "GPU"}
+
+
+class _Allocation(
+    msgspec.Struct,
+    rename={
+        "total": "Total Allocated",
+        "reserved": "Total Reserved",
+        "kind": "Device Type",
+        "number": "Device Id",
+    },
+):
+    total: float | None = None
+    reserved: float | None = None
+    kind: int = -1
+    number: int = -1
+
+
+_allocation = msgspec.json.Decoder(_Allocation)
+_values = msgspec.json.Decoder(dict[str, Any])
+
+
+class Counted:
+    """Collects values; `unreadable` counts the events that held none."""
+
+    def __init__(self, rows: Rows, counters: CounterColumns) -> None:
+        self._rows, self._counters = rows, counters
+        self.unreadable = 0
+
+    def counters(self, events: Iterable[Event], times: Iterable[int]) -> None:
+        """Take counters: each number among the arguments is one series."""
+        self._add(events, times, _series)
+
+    def allocations(self, events: Iterable[Event], times: Iterable[int]) -> None:
+        """Take allocations: each states the sum so far, which is a counter for each device."""
+        self._add(events, times, _sums)
+
+    def _add(self, events: Iterable[Event], times: Iterable[int], told: Any) -> None:
+        rows: list[tuple[int, float, int]] = []
+        for event, at in zip(events, times, strict=True):
+            try:
+                values = list(told(event))
+            except DECODE_ERRORS:
+                values = []
+            self.unreadable += not values
+            pid: Place = event.pid
+            rows += [(at, value, self._rows.keys["counter", pid, name]) for name, value in values]
+        if rows:
+            at_, value_, track = zip(*rows, strict=True)
+            self._counters.add(np.array(at_, dtype=np.int64), np.array(value_, dtype=np.float64), track)
+
+
+def _series(event: Event) -> Iterator[tuple[str, float]]:
+    values = _values.decode(event.args)
+    for series, value in values.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            plain = len(values) == 1 and series in ("value", event.name)
+            yield event.name if plain else f"{event.name} {series}", float(value)
+
+
+def _sums(event: Event) -> Iterator[tuple[str, float]]:
+    told = _allocation.decode(event.args)
+    device = _DEVICES.get(told.kind, f"device {told.kind}")
+    of = device if told.kind == 0 else f"{device} {told.number}"
+    if told.total is not None:
+        yield f"memory allocated {of}", told.total
+    if told.reserved is not None and told.kind != 0:
+        yield f"memory reserved {of}", told.reserved

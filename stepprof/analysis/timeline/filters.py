@@ -1,0 +1,57 @@
+"""What of a source goes into a timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.timeline.model import Source, Times
+
+__all__ = ["CPU_OPS", "Filters"]
+
+CPU_OPS = frozenset({"cpu_op", "python_function"})
+"""Categories of what the host does operator by operator, and call by call where stacks were recorded."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What is left out. Flows go with the slices that they join."""
+
+    min_ns: int = 0
+    """Slices shorter than this are left out."""
+    cpu_ops: bool = True
+    """False: slices of `CPU_OPS` are left out."""
+    from_ns: int | None = None
+    """What ends before this moment is left out [ns since 1970]; None: no limit."""
+    to_ns: int | None = None
+    """What begins after this moment is left out."""
+
+    def __bool__(self) -> bool:
+        return self != Filters()
+
+    def apply(self, source: Source) -> Source:
+        """The source without what is left out; what stays, stays whole: a slice that reaches over an edge of the range is not cut."""
+        if not self:
+            return source
+        slices, instants, counters = source.slices, source.instants, source.counters
+        kept = self._within(slices.start, slices.start + slices.duration)
+        if self.min_ns > 0:
+            kept &= slices.duration >= self.min_ns
+        if not self.cpu_ops:
+            left_out = [number for number, name in enumerate(source.categories) if name in CPU_OPS]
+            kept &= ~np.isin(slices.category, left_out)
+        moments = self._within(instants.time, instants.time)
+        values = self._within(counters.time, counters.time)
+        return source.parts(kept, moments, values)
+
+    def _within(self, start: Times, end: Times) -> Mask:
+        kept = np.ones(len(start), np.bool_)
+        if self.from_ns is not None:
+            kept &= end >= self.from_ns
+        if self.to_ns is not None:
+            kept &= start <= self.to_ns
+        return kept

@@ -1,0 +1,387 @@
+"""What there is to be read: from runs, steps, folders and files to a list of inputs, each small enough to travel to a worker.
+
+What only this module knows: which files of a run make one step, and how other tools name theirs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stepprof.analysis.timeline.clocks import Clocks, describe, worst_error
+from stepprof.analysis.timeline.held import with_held
+from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.analysis.timeline.names import is_trace_name, origin_of_file, stated_step
+from stepprof.analysis.timeline.narrowing import of_ranks, of_roles
+from stepprof.analysis.timeline.occurrence import Occurrence, without_superseded
+from stepprof.analysis.timeline.ours import read_timeline
+from stepprof.analysis.timeline.recorded import (
+    TRACES,
+    Input,
+    Process,
+    Recorded,
+    process_of,
+    span_inputs,
+    with_machines,
+)
+from stepprof.config.selection import Ranks
+from stepprof.errors import ConfigError
+from stepprof.formats.npu_folder import is_database
+from stepprof.host.plain_files import readable
+from stepprof.run.conflicts import sentences
+from stepprof.run.layout import step_folder, step_number
+from stepprof.run.manifest import find_run, find_step, is_run, read_clocks, read_step, run_id_of, steps
+from stepprof.run.occurrences import of_fragments, told
+from stepprof.run.same_run import evidence_of, parts_of_one_run, why_apart
+from stepprof.run.summary import absent_ranks
+
+__all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What one run directory has of a step; small, so that it can travel."""
+
+    run: Path
+    manifest: dict[str, Any]
+    clocks: list[dict[str, Any]]
+    inputs: list[tuple[Input, str | None]]
+    """Each with the fragment that told of it."""
+    findings: list[tuple[str | None, str | None, str]]
+    """(the fragment that told of it, whose it is, the problem)."""
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        return int(self.manifest["step"])
+
+
+Elsewhere = Callable[[Sequence[Path], "int | None"], "list[Gathered]"]
+"""Gives what other nodes have of a run and a step, or of the last step that any of them has."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What `find` found."""
+
+    inputs: list[Input] = field(default_factory=list)
+    considered: list[Input] = field(default_factory=list)
+    """Before some roles and ranks are chosen."""
+    manifests: list[dict[str, Any]] = field(default_factory=list)
+    """Of each run directory the manifest of the step."""
+    findings: list[tuple[str | None, str]] = field(default_factory=list)
+    """What brought nothing, and what is damaged: (whose it is, the problem)."""
+    run_id: str | None = None
+    step: int | None = None
+    occurrence: int = 1
+    """Which of the recorded occurrences of the step."""
+    occurrences: int = 1
+    """How many of it were recorded."""
+    runs: list[Path] = field(default_factory=list)
+    """The run directories."""
+    placed: dict[Process, Alignment] = field(default_factory=dict)
+    """How the times of each process in the manifests come onto the common clock; also of one that left no source."""
+    folder: Path | None = None
+    """The step's folder (of the first run directory), where what is made of it goes; of other traces the folder that they lie in."""
+
+    filtered: list[tuple[Path, str]] = field(default_factory=list)
+    """Timelines from which slices were left out, and by which filters: no figure can be taken from them."""
+
+    def named(self, name: str) -> str:
+        """Return what a file that is made of the step is called by default: of an occurrence before the last one with its number.
+
+        >>> Found(occurrence=1, occurrences=2).named("timeline.pftrace")
+        'timeline.1.pftrace'
+        """
+        stem, dot, suffix = name.partition(".")
+        return name if self.occurrence == self.occurrences else f"{stem}.{self.occurrence}{dot}{suffix}"
+
+    @property
+    def clock(self) -> str:
+        """How the inputs come onto one clock, in a sentence."""
+        return describe(each.alignment for each in self.inputs)
+
+    @property
+    def clock_error_ns(self) -> int | None:
+        """By how much a time may be wrong at most; None: nobody knows."""
+        return worst_error(each.alignment for each in self.inputs)
+
+
+def find(
+    paths: Sequence[str | Path] = (),
+    *,
+    output_dir: Path,
+    step: int | None = None,
+    occurrence: int | None = None,
+    roles: Collection[str] | None = None,
+    ranks: Ranks | None = None,
+    elsewhere: Elsewhere | None = None,
+) -> Found:
+    """Find what is to be read.
+
+    Args:
+        paths: run ids, run directories (several of one run, from nodes that share no disk, are read as one), the folder of a step, any folder with traces, trace files; none: the newest
+            run under `output_dir`.
+        output_dir: the folder that holds runs.
+        step: which step of a run; by default the last one that was recorded.
+        occurrence: which one, where its number was used several times; by default the last one.
+        roles: only sources of these.
+        ranks: only these ranks; an engine's workers are not ranks, and stay.
+        elsewhere: what other nodes have of the run on disks of their own.
+
+    Raises:
+        ConfigError: there is no such run, step, file, role or rank; says which there are.
+    """
+    runs: list[Path] = []
+    plain: list[Path] = []
+    for each in paths or (None,):
+        path = None if each is None else Path(each)
+        if path is not None and path.is_file():
+            plain.append(path)
+        elif path is not None and path.is_dir() and not _has_runs(path):
+            number = step_number(path.resolve().name)
+            if number is not None and is_run(path.resolve().parent):
+                if step not in (None, number):
+                    raise ConfigError(f"step {step}: {path} is step {number}")
+                step = number
+                runs.append(path.resolve().parent)
+            else:
+                plain.append(path)
+        else:
+            runs.append(find_run(output_dir, None if each is None else str(each)).absolute())
+    # one that is named twice, or by a link too, is read once
+    runs = list({run.resolve(): run for run in reversed(runs)}.values())[::-1]
+    plain = list({path.resolve(): path for path in reversed(plain)}.values())[::-1]
+    found = Found()
+    clocks = None
+    _refuse_two_runs(runs)
+    if runs:
+        found.runs = runs
+        there = [] if elsewhere is None else elsewhere(runs, step)
+        found.step = there[0].step if there else find_step(runs, step)
+        clocks = _from_runs(found, found.step, list(_parts(runs, found.step, there)), occurrence)
+        if not plain:
+            found.folder = runs[0] / step_folder(found.step)
+    for path in plain:
+        _from_files(found, path)
+    if plain:
+        if not found.inputs:
+            names = ", ".join(f'"{path}"' for path in plain)
+            raise ConfigError(
+                f"{names}: no run, no step and no trace (.json, .json.gz, .db of torch_npu) is there"
+            )
+        _tell_apart(found.inputs)
+        found.folder = plain[0] if plain[0].is_dir() else plain[0].parent
+        if not runs and len(plain) == 1 and plain[0].is_file():
+            found.run_id, found.step = stated_step(plain[0])
+        _align_files(found, clocks)
+    found.inputs = with_held(
+        found.inputs, (window for manifest in found.manifests for window in manifest["windows"])
+    )
+    found.considered = found.inputs
+    if roles is not None:
+        found.inputs = of_roles(found.inputs, found.manifests, roles)
+    if ranks is not None:
+        found.inputs = of_ranks(found.inputs, ranks)
+    return found
+
+
+def _parts(runs: Sequence[Path], step: int, there: Sequence[Gathered]) -> Iterator[Gathered]:
+    """What the directories here have, and of those elsewhere what is not the same: a node that shares the disk tells all of it again."""
+    known: set[object] = set()
+    here = [gather(run, step) for run in runs if step in steps(run)]
+    for number, part in enumerate([*here, *there]):
+        new = [(each, fragment) for each, fragment in part.inputs if each.paths not in known]
+        fresh = {
+            kind: [entry for entry in part.manifest[kind] if _named(kind, entry) not in known]
+            for kind in ("windows", "engines")
+        }
+        findings = [each for each in part.findings if each not in known]
+        if number < len(here) or new or any(fresh.values()):
+            yield replace(part, manifest={**part.manifest, **fresh}, inputs=new, findings=findings)
+        known.update(each.paths for each, _ in part.inputs)
+        known.update(_named(kind, entry) for kind in fresh for entry in part.manifest[kind])
+        known.update(part.findings)
+
+
+def _named(kind: str, entry: Mapping[str, Any]) -> object:
+    """What tells a window or an engine of a run from all others."""
+    keys = ("fragment", "host", "boot_id", "pid", "rank", "role", "replica", "occurrence", "start_unix_ns")
+    return (kind, *(str(entry.get(key)) for key in keys))
+
+
+def _has_runs(path: Path) -> bool:
+    return is_run(path) or any(is_run(child) for child in path.iterdir() if child.is_dir())
+
+
+def gather(run: Path, step: int) -> Gathered:
+    """What one run directory has of a step; also on another node."""
+    manifest = read_step(run, step)
+    recorded = Recorded(run, step)
+    recorded.take(manifest)
+    findings = [
+        (finding["fragment"], finding["fragment"], finding["problem"]) for finding in manifest["findings"]
+    ]
+    traces: list[tuple[Input, str | None]] = [*recorded.traces]
+    spans: list[tuple[Input, str | None]] = []
+    try:
+        spans += [(each, None) for each in span_inputs(run, step)]
+    except OSError as error:
+        recorded.findings.append((None, None, f"the spans cannot be read: {error.strerror}"))
+    return Gathered(run, manifest, read_clocks(run, step), traces + spans, findings + recorded.findings)
+
+
+def _refuse_two_runs(runs: Sequence[Path]) -> None:
+    """Raise ConfigError where directories are of two runs, by their ids or in spite of them."""
+    first = run_id_of(runs[0]) if runs else ""
+    for run in runs[1:]:
+        if run_id_of(run) != first:
+            raise ConfigError(
+                f'run "{run}" is {run_id_of(run)}, and "{runs[0]}" is {first}: one timeline is of one run; compare two with "stepprof report A B"'
+            )
+    parts = parts_of_one_run(runs)
+    if len(parts) > 1:
+        one, other = parts[0][0], parts[1][0]
+        reason = why_apart(evidence_of(one), evidence_of(other))
+        raise ConfigError(
+            f'run "{one}" and run "{other}" are both called {first} and are two runs: {reason}; name one of them, or compare the two with "stepprof report A B"'
+        )
+
+
+def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int | None) -> Clocks:
+    # names of fragments are unique within one directory alone
+    marks = [f"{number}/" for number in range(len(parts))]
+    found.run_id = str(parts[0].manifest["run_id"])
+    unique = {
+        each.paths: (each, None if fragment is None else mark + fragment)
+        for mark, part in reversed(list(zip(marks, parts, strict=True)))
+        for each, fragment in reversed(part.inputs)
+    }
+    windows = [window for part in parts for window in part.manifest["windows"]]
+    inputs = with_machines((each for each, _ in reversed(unique.values())), windows)
+    written = [
+        {**entry, "fragment": mark + entry["fragment"]}
+        for mark, part in zip(marks, parts, strict=True)
+        for entry in part.clocks
+    ]
+    clocks = Clocks.of(written, [each.origin for each in inputs])
+    found.findings += [(None, problem) for problem in clocks.findings]
+    of = Occurrence(
+        {mark: part.manifest for mark, part in zip(marks, parts, strict=True)}, clocks, wanted, step
+    )
+    found.occurrence, found.occurrences = of.number, of.count
+    found.findings += [(None, sentence) for sentence in told(of.count, of.number, step)]
+    found.findings += [(None, sentence) for sentence in sentences(windows)]
+    found.findings += [
+        (
+            None,
+            f"captures of {host} may be of another occurrence of step {step}: there are fewer than of other hosts, and its clock was never compared",
+        )
+        for host in of.unsure
+    ]
+    for mark, part in zip(marks, parts, strict=True):
+        found.manifests.append(of_fragments(part.manifest, partial(of.has, mark=mark)))
+        found.findings += [
+            (source, problem)
+            for fragment, source, problem in part.findings
+            if fragment is None or of.has(fragment, mark=mark)
+        ]
+    found.findings += [(None, sentence) for sentence in _absent(found.runs, found.manifests)]
+    for each, (_, fragment) in zip(inputs, reversed(unique.values()), strict=True):
+        alignment = clocks.alignment(each.origin, fragment)
+        if fragment is None:
+            found.inputs.append(
+                replace(each, alignment=alignment, portion=of.portion(each.origin, alignment))
+            )
+        elif of.has(fragment):
+            found.inputs.append(_with_window(replace(each, alignment=alignment), clocks, fragment))
+    found.inputs = without_superseded(found.inputs, step)
+    for mark, manifest in zip(marks, found.manifests, strict=True):
+        for window in manifest["windows"]:
+            origin = Origin(
+                "rank", "", rank=window["rank"], host=window["host"], pid=window["pid"],
+                machine=window["boot_id"], pid_namespace=window["pid_namespace"],
+            )  # fmt: skip
+            found.placed[process_of(window)] = clocks.alignment(origin, f"{mark}{window['fragment']}")
+    return clocks
+
+
+def _with_window(each: Input, clocks: Clocks, fragment: str) -> Input:
+    """The input with the window of its capture on the common clock, where it has one."""
+    if each.window is None:
+        return each
+    driver = clocks.alignment(Origin("rank", "", machine=each.driver), fragment)
+    return replace(each, window=each.window.placed(driver, each.alignment))
+
+
+def _absent(runs: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ranks that should have a window; told of all directories together."""
+    together = {
+        "windows": [window for manifest in manifests for window in manifest["windows"]],
+        "engines": [engine for manifest in manifests for engine in manifest["engines"]],
+    }
+    return absent_ranks(runs[0], together)
+
+
+def _from_files(found: Found, path: Path) -> None:
+    single = path.is_file()
+    files = [path] if single else sorted(file for file in path.rglob("*") if file.is_file())
+    passed = 0
+    for file in files:
+        if not single and not _may_be_trace(file):
+            continue
+        if _from_timeline(found, file.resolve()):
+            continue
+        shown = readable(file.name if single else file.relative_to(path).as_posix())
+        origin, problems = origin_of_file(file, shown)
+        if problems and not single and "trace" not in file.name.lower():
+            passed += 1
+            continue
+        found.inputs.append(Input(origin, (str(file.resolve()),), file.stat().st_size))
+    if passed:
+        found.findings.append((str(path), f"{passed} JSON files that are no traces passed over"))
+
+
+def _from_timeline(found: Found, file: Path) -> bool:
+    """Take a timeline in JSON as the sources that it was made of; False where the file is none."""
+    known = read_timeline(file)
+    if known is None:
+        return False
+    timeline, inputs = known
+    found.inputs += inputs
+    found.manifests += timeline.manifests
+    found.findings += timeline.findings
+    found.placed |= {each.origin.process: each.alignment for each in inputs}
+    if timeline.left_out:
+        found.filtered.append((file, timeline.left_out))
+    return True
+
+
+def _may_be_trace(file: Path) -> bool:
+    """By its name; a database only where the JSON of the same recording is not beside it."""
+    if is_database(file.name):
+        return not file.with_name("trace_view.json").exists()
+    return file.name.endswith(TRACES) and is_trace_name(file.name)
+
+
+def _tell_apart(inputs: list[Input]) -> None:
+    """Files of the same name in several folders are shown with their folders."""
+    names = Counter(each.origin.path for each in inputs)
+    for number, each in enumerate(inputs):
+        if names[each.origin.path] > 1 and each.piece is None:
+            path = readable(Path(each.paths[0]).as_posix())
+            inputs[number] = replace(each, origin=replace(each.origin, path=path))
+
+
+def _align_files(found: Found, of_runs: Clocks | None) -> None:
+    """Traces without a manifest: those of one host share its clock; nobody has compared it with another one's, but for a run that is read beside them."""
+    clocks = of_runs or Clocks.of([], [each.origin for each in found.inputs])
+    alone = len(found.inputs) == 1
+    for number, each in enumerate(found.inputs):
+        if each.alignment.method == "unmeasured" and each.piece is None:
+            alignment = Alignment("reference") if alone else clocks.alignment(each.origin)
+            found.inputs[number] = replace(each, alignment=alignment)

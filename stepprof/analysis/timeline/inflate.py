@@ -1,0 +1,137 @@
+"""The bytes of a trace file, compressed or not, in blocks: as far as they can be had, and no further than a bound.
+
+What only this module knows: a gzip file may have several members, may break off, may be a bomb, and may be called ``.json``. What came before the damage is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from isal import isal_zlib
+
+from stepprof.analysis.timeline.model import Piece
+from stepprof.host.plain_files import data_bytes, open_plain
+
+__all__ = ["blocks", "member"]
+
+BLOCK = 1 << 19
+"""What fits into the caches of a core together with the events in it."""
+_FEED = 1 << 14
+"""So much is decompressed at once, at most: where it is damaged, all that it would have given is lost at first."""
+_GZIP = b"\x1f\x8b"
+_WHOLE_MEMBER = 31  # window bits: gzip, with its checksum
+_DAMAGED: Any = isal_zlib.error
+
+
+def blocks(
+    path: Path, limit: int, findings: list[str], block: int = BLOCK, part: tuple[int, int] | None = None
+) -> Iterator[bytes]:
+    """Yield what a file holds, uncompressed, in blocks of at most `block` bytes.
+
+    Args:
+        path: the file.
+        limit: after so many uncompressed bytes it ends.
+        findings: gets one sentence for what is wrong; nothing is raised.
+        block: no block is larger.
+        part: from where to where it is read; None: all of it.
+    """
+    total = 0
+    for piece in _pieces(path, findings, block, part):
+        if total + len(piece) > limit:
+            yield piece[: limit - total]
+            findings.append(f"holds more than {limit} bytes uncompressed: what follows is left out")
+            return
+        total += len(piece)
+        yield piece
+
+
+def member(path: Path, piece: Piece) -> tuple[int, int] | None:
+    """Return from where to where the member of a source lies in a timeline; None where the file is not as it was written."""
+    try:
+        with open_plain(path) as file:
+            start = file.seek(0, 2) - piece.from_end
+            file.seek(max(0, start))
+            return (start, start + piece.bytes) if start > 0 and file.read(2) == _GZIP else None
+    except OSError:
+        return None  # it is said where it is read
+
+
+class _Part:
+    """A part of a file, as a file that ends with it; its places are those of the whole file."""
+
+    def __init__(self, file: BinaryIO, start: int, end: int) -> None:
+        self._file, self._end = file, end
+        self.tell, self.seek = file.tell, file.seek
+        file.seek(start)
+
+    def read(self, count: int) -> bytes:
+        return self._file.read(max(0, min(count, self._end - self.tell())))
+
+
+def _pieces(path: Path, findings: list[str], block: int, part: tuple[int, int] | None) -> Iterator[bytes]:
+    try:
+        with open_plain(path) as whole:
+            written = data_bytes(whole)
+            if written < os.fstat(whole.fileno()).st_size:
+                findings.append(f"has a hole at byte {written}: what follows is left out")
+            start, end = part or (0, written)
+            file = _Part(whole, start, min(end, written))
+            compressed = file.read(2) == _GZIP
+            file.seek(start)
+            if compressed:
+                yield from _gunzip(file, findings, block)
+            else:
+                while piece := file.read(block):
+                    yield piece
+    except OSError as error:
+        findings.append(f"cannot be read: {error.strerror or error}")
+
+
+def _gunzip(file: _Part, findings: list[str], block: int) -> Iterator[bytes]:
+    stream: Any = None
+    member = 0
+    while feed := file.read(_FEED):
+        at = file.tell() - len(feed)
+        while feed:
+            if stream is None or stream.eof:
+                feed = feed.lstrip(b"\0") if stream is not None else feed
+                if not feed:
+                    break
+                stream = isal_zlib.decompressobj(_WHOLE_MEMBER)
+                member = at = file.tell() - len(feed)
+            try:
+                yield from _fed(stream, feed, block)
+            except _DAMAGED as error:
+                yield from _closely(file, member, at, block)
+                findings.append(f"is damaged as gzip ({error}): what comes before the damage is kept")
+                return
+            feed = stream.unused_data if stream.eof else b""
+    if stream is not None and not stream.eof:
+        findings.append("breaks off as gzip: what comes before is kept")
+
+
+def _fed(stream: Any, feed: bytes, block: int) -> Iterator[bytes]:
+    """All that some compressed bytes give, in pieces of at most `block`; after a full one there may be more without any further byte."""
+    while True:
+        piece = stream.decompress(feed, block)
+        yield piece
+        feed = stream.unconsumed_tail
+        if stream.eof or (not feed and len(piece) < block):
+            return
+
+
+def _closely(file: _Part, member: int, damaged: int, block: int) -> Iterator[bytes]:
+    """What a feed that is damaged gives byte by byte: at its end there may be nothing wrong but the checksum."""
+    stream: Any = isal_zlib.decompressobj(_WHOLE_MEMBER)
+    file.seek(member)
+    while file.tell() < damaged:
+        for _ in _fed(stream, file.read(min(_FEED, damaged - file.tell())), block):
+            pass
+    for byte in iter(lambda: file.read(1), b""):
+        try:
+            yield from _fed(stream, byte, block)
+        except _DAMAGED:
+            return

@@ -1,0 +1,108 @@
+"""What many events of a trace have in common: their phase, name, category and place.
+
+What only this module knows: a look into one table with all of that as its key is quicker than one look for each; the columns follow from the numbers in a handful of numpy operations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.timeline.columns import FlowColumns, Interned
+from stepprof.analysis.timeline.event import Event
+from stepprof.analysis.timeline.model import Indices
+from stepprof.analysis.timeline.tracks import HOST, Rows
+
+__all__ = ["COMPLETE", "OTHER", "Kinds"]
+
+COMPLETE, OTHER = -1, -2
+"""Phases beside those of `FlowColumns`."""
+_PHASES = {"X": COMPLETE, "s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}
+_GROUP = re.compile(r"\[[^\]]*\]")
+_ID_BITS = 40
+_SMALL = 1 << 39
+
+_Place = int | str
+_Kind = tuple[str, str, str, _Place, _Place]
+
+
+class Kinds:
+    """The kinds of the events of one file, numbered as they are met."""
+
+    def __init__(self, names: Interned[str], categories: Interned[str], rows: Rows) -> None:
+        self._names, self._categories, self._rows = names, categories, rows
+        self._kinds: Interned[_Kind] = Interned()
+        self._groups: Interned[tuple[str, str]] = Interned()
+        self._ids: Interned[_Place | None] = Interned()
+        self._columns: list[Indices] = [np.zeros(0, np.int32)] * 4
+
+    def of(self, events: Sequence[Event]) -> tuple[Indices, Indices]:
+        """Return two columns: the kind of each event, and its phase: one of `FlowColumns` for the end of an arrow, `COMPLETE`, or `OTHER`."""
+        kinds, known = self._kinds, len(self._kinds)
+        kind = np.array(
+            [kinds[each.ph, each.name, each.cat, each.pid, each.tid] for each in events], np.int32
+        )
+        if len(kinds) > known:
+            self._learn(kinds.since(known))
+        return kind, self._columns[0][kind]
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that they take, roughly."""
+        return self._kinds.held + self._groups.held + self._ids.held
+
+    def complete(self, kind: Indices) -> tuple[Indices, Indices, Indices]:
+        """Return three columns for kinds of complete events: numbers of names, of categories and of tracks of `Rows`."""
+        _, name, category, track = self._columns
+        return name[kind], category[kind], track[kind]
+
+    def arrows(
+        self, kind: Indices, events: Sequence[Event]
+    ) -> tuple[Indices, npt.NDArray[np.int64], Indices, Indices]:
+        """Return four columns for ends of arrows: numbers of `Rows.ends`, one for all ends of the same arrow, numbers of categories, phases."""
+        number = self._numbers([event.id for event in events])
+        phase, group, category, place = (column[kind] for column in self._columns)
+        return place, group.astype(np.int64) << _ID_BITS | number, category, phase
+
+    def _numbers(self, ids: list[_Place | None]) -> npt.NDArray[np.int64]:
+        """A number for each id: itself, where it is a small one, as they nearly always are."""
+        if all(type(each) is int for each in ids):
+            number = np.array(ids)
+            if number.dtype == np.int64 and int(number.min()) >= 0 and int(number.max()) < _SMALL:
+                return number
+        interned = self._ids
+        return np.array(
+            [
+                each if isinstance(each, int) and 0 <= each < _SMALL else _SMALL + interned[each]
+                for each in ids
+            ],
+            np.int64,
+        )
+
+    def _learn(self, new: list[_Kind]) -> None:
+        columns = np.full((4, len(new)), OTHER, np.int32)
+        complete = [at for at, each in enumerate(new) if each[0] == "X"]
+        if complete:
+            columns[0, complete] = COMPLETE
+            columns[1, complete] = [self._names[new[at][1]] for at in complete]
+            category = np.array([self._categories[new[at][2]] for at in complete], np.int32)
+            place = np.array([self._rows.places[new[at][3:]] for at in complete], np.int32)
+            columns[2, complete] = category
+            for at in complete:
+                if new[at][2] in HOST:
+                    self._rows.works_on_host(*new[at][3:])
+            columns[3, complete] = self._rows.of_places(place, category, self._categories)
+        for at, (phase, _, category_, pid, tid) in enumerate(new):
+            if phase in _PHASES and phase != "X":
+                group = self._groups[category_, _group(pid)]
+                columns[:, at] = _PHASES[phase], group, self._categories[category_], self._rows.ends[pid, tid]
+        self._columns = [np.concatenate(both) for both in zip(self._columns, columns, strict=True)]
+
+
+def _group(pid: _Place) -> str:
+    """A merger leaves the ids of several ranks as they were, and puts the rank before the process."""
+    match = _GROUP.match(pid) if isinstance(pid, str) else None
+    return match[0] if match else ""

@@ -1,0 +1,287 @@
+"""From the events of a Chrome trace (torch's, an engine's, our own export) to a Source.
+
+Events are looked at by phase, in columns. What only this module knows: which phase means what, and how the parts of a trace come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+
+import numpy as np
+
+from stepprof.analysis.timeline.anchor import anchor_of
+from stepprof.analysis.timeline.columns import (
+    CounterColumns,
+    FlowColumns,
+    InstantColumns,
+    Interned,
+    SliceColumns,
+)
+from stepprof.analysis.timeline.counted import MEMORY, Counted
+from stepprof.analysis.timeline.event import Event
+from stepprof.analysis.timeline.iterations import Iterations
+from stepprof.analysis.timeline.kinds import COMPLETE, OTHER, Kinds
+from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.model import Alignment, Args, Indices, Origin, Source, Times
+from stepprof.analysis.timeline.npu import adapt, is_npu
+from stepprof.analysis.timeline.npudb import DatabaseStream
+from stepprof.analysis.timeline.pairs import PAIRED, Pairs
+from stepprof.analysis.timeline.raw import TraceStream
+from stepprof.analysis.timeline.stated import SOURCE, StatedSource, stated_source
+from stepprof.analysis.timeline.times import nanoseconds
+from stepprof.analysis.timeline.tracks import Rows
+from stepprof.formatting import number, size
+
+__all__ = ["Keep", "read"]
+
+Keep = Callable[[Sequence[Event], Indices, Interned[str]], Sequence[Args]]
+"""Gives what of the arguments of events is kept; it is told the name of each, and what the names are."""
+
+_INSTANTS = ("i", "I", "R")
+_LARGEST_METADATA = 4096
+
+
+def read(
+    raw: TraceStream | DatabaseStream,
+    origin: Origin,
+    alignment: Alignment,
+    *,
+    args: bool | Keep,
+    base_ns: int | None = None,
+    flows: bool = True,
+) -> Source:
+    """Read a trace.
+
+    Args:
+        raw: its events, in batches.
+        origin: whose it is.
+        alignment: how its host's clock is brought onto the common one.
+        args: keep the arguments of slices and instants; or what gives those of events that are kept.
+        base_ns: the Unix time that its times are relative to, for a file that does not say.
+        flows: read its arrows.
+
+    Returns:
+        The source; without events and with a finding where nothing says when its times begin.
+    """
+    limit = (raw.limits or Limits()).memory_bytes
+    ours = isinstance(raw, TraceStream) and raw.piece is not None
+    reader = _Reader(args, arrows_wanted=flows, ours=ours)
+    taken = total = held = 0
+    for batch in raw:
+        total += len(batch)
+        if held < limit:
+            reader.take(batch)
+            taken, held = total, reader.held
+        elif reader.held < held + limit // 16:  # names of threads stand behind their events
+            reader.name(batch)
+    source = reader.source(origin, alignment, raw.header, raw.findings, base_ns)
+    source.whole = raw.whole and taken == total
+    if ours and reader.stated is not None:
+        source.metadata = reader.stated.metadata
+        source.findings += reader.stated.findings
+        source.whole &= reader.stated.whole
+    if taken < total:
+        source.findings.append(
+            f"the first {number(taken)} of its {number(total)} events are read: a source takes at most {size(limit)} of memory"
+        )
+    return source
+
+
+@dataclass(slots=True)
+class _Reader:
+    args: bool | Keep
+    arrows_wanted: bool
+    ours: bool
+    """Of a timeline of ours, whose metadata says what the rows are."""
+    names: Interned[str] = field(default_factory=Interned)
+    categories: Interned[str] = field(default_factory=Interned)
+    rows: Rows = field(default_factory=Rows)
+    kinds: Kinds = field(init=False)
+    flows: FlowColumns = field(default_factory=FlowColumns)
+    counters: CounterColumns = field(default_factory=CounterColumns)
+    slices: SliceColumns = field(init=False)
+    instants: InstantColumns = field(init=False)
+    pairs: Pairs = field(init=False)
+    counted: Counted = field(init=False)
+    iterations: Iterations = field(init=False)
+    untimed: int = 0
+    negative: int = 0
+    unknown: dict[str, int] = field(default_factory=dict)
+    earliest: int | None = None
+    stated: StatedSource | None = None
+
+    def __post_init__(self) -> None:
+        self.slices = SliceColumns(bool(self.args), shared=callable(self.args))
+        self.instants = InstantColumns(bool(self.args), shared=callable(self.args))
+        self.pairs = Pairs(self.names, self.categories, self.rows, self.slices, self.instants)
+        self.kinds = Kinds(self.names, self.categories, self.rows)
+        self.counted = Counted(self.rows, self.counters)
+        self.iterations = Iterations(self.names, self.categories, self.rows)
+
+    def take(self, batch: list[Event]) -> None:
+        """Sort a batch by phase, and each phase into its columns."""
+        if self.ours:
+            self.name(batch)
+        kind, phase = self.kinds.of(batch)
+        complete = phase == COMPLETE
+        if complete.all():
+            self._complete(batch, kind)
+            return
+        self._complete([*compress(batch, complete.tolist())], kind[complete])
+        arrows = phase >= 0
+        if self.arrows_wanted and arrows.any():
+            self._flow([*compress(batch, arrows.tolist())], kind[arrows])
+        others = phase == OTHER
+        if others.any():
+            self._others([*compress(batch, others.tolist())])
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that all of it takes at most, until it is drawn or summed up."""
+        parts = (self.names, self.categories, self.rows, self.kinds, self.flows, self.counters, self.slices, self.instants, self.pairs, self.iterations)  # fmt: skip
+        return sum(part.held for part in parts)
+
+    def name(self, batch: list[Event]) -> None:
+        """Take what a batch says of processes and threads alone."""
+        for event in batch:
+            if event.ph == "M":
+                self.rows.name(event)
+                if event.name == SOURCE:
+                    self.stated = stated_source(event.args)
+
+    def _others(self, events: list[Event]) -> None:
+        rest: dict[str, list[Event]] = {}
+        for event in events:
+            rest.setdefault(event.ph, []).append(event)
+        self.name(rest.pop("M", []))
+        self._counter(rest.pop("C", []))
+        self._instant([event for phase in _INSTANTS for event in rest.pop(phase, ())])
+        if not PAIRED.isdisjoint(rest):
+            paired, time, _ = self._timed([event for event in events if event.ph in PAIRED])
+            self.pairs.take(paired, time.tolist())
+        for phase in rest.keys() - PAIRED:
+            self.unknown[phase] = self.unknown.get(phase, 0) + len(rest[phase])
+
+    def _timed(self, events: list[Event], kind: Indices | None = None) -> tuple[list[Event], Times, Indices]:
+        """Those of the events that have a time, their times, and what is left of a column beside them."""
+        times, usable = nanoseconds([event.ts for event in events])
+        kind = np.zeros(len(events), np.int32) if kind is None else kind
+        if not usable.all():
+            self.untimed += int(np.count_nonzero(~usable))
+            events, times, kind = list(compress(events, usable)), times[usable], kind[usable]
+        if len(times):
+            first = int(times.min())
+            self.earliest = first if self.earliest is None else min(first, self.earliest)
+        return events, times, kind
+
+    def _complete(self, events: list[Event], kind: Indices) -> None:
+        events, start, kind = self._timed(events, kind)
+        duration, usable = nanoseconds([event.dur for event in events])
+        self.untimed += int(np.count_nonzero(~usable))
+        if len(duration) and duration.min() < 0:
+            self.negative += int(np.count_nonzero(duration < 0))
+            duration = np.maximum(duration, 0)
+        name, category, track = self.kinds.complete(kind)
+        self.slices.add(start, duration, name, category, track, args=self._kept(events, name))
+        self.iterations.take(name, track, start, duration)
+
+    def _kept(self, events: list[Event], name: Indices) -> Sequence[Args] | None:
+        if not self.args:
+            return None
+        if callable(self.args):
+            return self.args(events, name, self.names)
+        return [bytes(event.args) or None for event in events]
+
+    def _flow(self, events: list[Event], kind: Indices) -> None:
+        events, time, kind = self._timed(events, kind)
+        self.flows.add(time, *self.kinds.arrows(kind, events))
+
+    def _counter(self, events: list[Event]) -> None:
+        events, time, _ = self._timed(events)
+        self.counted.counters(events, time.tolist())
+
+    def _instant(self, events: list[Event]) -> None:
+        events, time, _ = self._timed(events)
+        memory = np.array([event.name == MEMORY for event in events], dtype=np.bool_)
+        if memory.any():
+            self.counted.allocations(compress(events, memory), time[memory].tolist())
+            events, time = list(compress(events, ~memory)), time[~memory]
+        name = np.array([self.names[event.name] for event in events], np.int32)
+        self.instants.add(
+            time,
+            name,
+            [self.categories[event.cat] for event in events],
+            [self.rows.of_thread(event.pid, event.tid) for event in events],
+            args=self._kept(events, name),
+        )
+
+    def source(
+        self,
+        origin: Origin,
+        alignment: Alignment,
+        header: dict[str, object],
+        findings: Sequence[str],
+        base_ns: int | None,
+    ) -> Source:
+        """Put it together, on the common clock."""
+        self.pairs.finish()
+        self.iterations.finish(self.slices, self.counters)
+        base = anchor_of(header, self.earliest)
+        if base is None and base_ns is not None:
+            base, alignment = base_ns, Alignment("assumed", 0, None)
+        refused = base is None
+        shift = (base or 0) - alignment.offset_ns
+        slices = self.slices.built(shift)
+        flows = self.flows.built(
+            shift, lambda place, time, ends: self.rows.of_ends(place, time, ends, slices)
+        )
+        source = Source(
+            origin,
+            alignment,
+            list(self.names),
+            list(self.categories),
+            self.rows.tracks(),
+            slices,
+            self.instants.built(shift),
+            self.counters.built(shift),
+            flows,
+            [*findings, *self._findings()],
+            metadata={
+                key: value
+                for key, value in header.items()
+                if key == "distributedInfo" or len(repr(value)) <= _LARGEST_METADATA
+            },
+        )
+        if self.flows.unpaired:
+            source.metadata["unpaired_flows"] = self.flows.unpaired
+        if is_npu(self.rows.processes()):
+            adapt(source, self.rows.processes())
+        return _refused(source) if refused and self.earliest is not None else source
+
+    def _findings(self) -> list[str]:
+        findings = self.pairs.findings()
+        if self.counted.unreadable:
+            findings.append(f"{self.counted.unreadable} counters or allocations without a number passed over")
+        if self.untimed:
+            findings.append(f"{self.untimed} times are none: such an event is passed over, or has no length")
+        if self.negative:
+            findings.append(f"{self.negative} events end before they begin: they are shown without a length")
+        if self.unknown:
+            kinds = [f"{count} of phase {phase!r}" for phase, count in sorted(self.unknown.items())[:8]]
+            findings.append(f"events of unknown phases passed over: {', '.join(kinds)}")
+        return findings
+
+
+def _refused(source: Source) -> Source:
+    """The source without its events: nothing says where on the common clock they are."""
+    nothing = _Reader(False, arrows_wanted=False, ours=False).source(
+        source.origin, source.alignment, {}, source.findings, None
+    )
+    nothing.findings.append(
+        "refused: it states no baseTimeNanoseconds and its times are no Unix times, so that it cannot be placed on the clock of the others; "
+        f'if you know when its time 0 was, say so: --assume-offset "{source.origin.path}=SECONDS"'
+    )
+    nothing.metadata = source.metadata
+    return nothing

@@ -1,0 +1,283 @@
+"""What lies under what: slices in the order of their rows, with their parents, and lanes for those that overlap without nesting.
+
+A viewer stacks the slices of a row by time alone. One that begins within another and outlasts it cannot be drawn there: Perfetto drops it (and says so in its `stats`). So such slices go
+to rows of their own, the lanes of their track. An empty slice counts as one nanosecond long, since that is how it is drawn.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.timeline.model import Flows, Indices, Source, Times, Track
+
+__all__ = ["BoundFlows", "Layout", "Nesting", "Row", "bind_flows", "lay_out", "nest"]
+
+Positions = npt.NDArray[np.int64]
+_LARGEST = 2**62
+_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A track as it is drawn, or one of the lanes of a track."""
+
+    track: int
+    lane: int = 0
+
+
+@dataclass(slots=True)
+class Nesting:
+    """Slices in the order (row, start, longest first). Everything but `order` is in that order too, and `parent` and `enclosing` point into it."""
+
+    order: Positions
+    """Where each slice is in the source."""
+    row: Indices
+    start: Times
+    end: Times
+    parent: Positions
+    """The innermost slice that it lies in; -1: none."""
+
+    def enclosing(self, row: Indices, time: Times) -> Positions:
+        """The innermost slice of `row` that holds `time`, one that ends just then only if no other holds it; -1: none."""
+        found = _last_begun(self, row, time)
+        ending = np.full(len(found), -1, np.int64)
+        looking = np.flatnonzero(found >= 0)
+        while len(looking):
+            at = found[looking]
+            looking = looking[self.end[at] <= time[looking]]
+            at = found[looking]
+            just = (self.end[at] == time[looking]) & (ending[looking] < 0)
+            ending[looking[just]] = at[just]
+            found[looking] = self.parent[at]
+            looking = looking[found[looking] >= 0]
+        return np.where(found >= 0, found, ending)
+
+
+@dataclass(slots=True)
+class Layout:
+    """How a source is drawn: rows, slices on them, and which slices its flows bind."""
+
+    rows: list[Row]
+    nesting: Nesting
+    track_row: Indices
+    """The first row of each track: where its instants and counters go."""
+
+
+@dataclass(slots=True)
+class BoundFlows:
+    """The flows that can be drawn."""
+
+    drawn: Positions
+    """Which of the source they are."""
+    first: Positions
+    """The slice that each begins in, as a place in the nesting."""
+    last: Positions
+
+
+def lay_out(source: Source) -> Layout:
+    """Give every slice of a source a row on which it nests with the others."""
+    slices = source.slices
+    rows = [Row(track) for track in range(len(source.tracks))]
+    nesting = nest(slices.track.astype(np.int32, copy=False), slices.start, slices.duration)
+    row = _spread(source, nesting, rows)
+    if row is not None:
+        del nesting  # as large as the slices themselves
+        nesting = nest(row, slices.start, slices.duration)
+    return Layout(rows, nesting, np.arange(len(source.tracks), dtype=np.int32))
+
+
+def _spread(source: Source, nesting: Nesting, rows: list[Row]) -> Indices | None:
+    """Return the row of each slice where those that cross lie on lanes, which are added to `rows`; None: nothing crosses."""
+    crossing = _crossing(nesting)
+    if not crossing.any():
+        return None
+    row = source.slices.track.astype(np.int32, copy=True)
+    for bad in np.unique(nesting.row[crossing]).tolist():
+        members = np.arange(*np.searchsorted(nesting.row, (bad, bad + 1)))
+        if source.tracks[bad].kind != "async":
+            members = members[_in_knots(nesting.start[members], nesting.end[members], crossing[members])]
+        lanes = _lanes(source.tracks[bad], nesting.start[members], nesting.end[members])
+        for lane in range(1, int(lanes.max()) + 1):
+            rows.append(Row(bad, lane))
+        moved = lanes > 0
+        row[nesting.order[members[moved]]] = len(rows) - 1 - int(lanes.max()) + lanes[moved]
+    return row
+
+
+def nest(row: Indices, start: Times, duration: Times) -> Nesting:
+    """Sort slices by row and time and find what each lies in.
+
+    The parents are right on rows on which all slices nest; on others there are slices that outlast their parent.
+    """
+    end = start + np.maximum(duration, 1)
+    count = len(start)
+    place = np.arange(count)
+    if not count:
+        return Nesting(place, row, start, end, place)
+    begins, ends = _keys(row, start, row, end)
+    order = _sorted(begins, end)
+    row, start, end, begins = row[order], start[order], end[order], begins[order]
+    # how many lie open where it begins: all that began before it, less those that have ended
+    depth = place - np.searchsorted(_in_order(ends[order]), begins, side="right")
+    by_depth = _in_order(depth * count + place)
+    before = np.searchsorted(by_depth, by_depth - count) - 1
+    parent = np.empty(count, np.int64)
+    parent[by_depth % count] = np.where(by_depth >= count, by_depth[before] % count, -1)
+    return Nesting(order, row, start, end, parent)
+
+
+def bind_flows(flows: Flows, layout: Layout) -> BoundFlows:
+    """Find the slices that flows join.
+
+    Left out are those with an end that lies in no slice, on any lane of its track, and those that run backwards.
+    """
+    lanes: dict[int, list[int]] = {}
+    for number, row in enumerate(layout.rows):
+        if row.lane:
+            lanes.setdefault(row.track, []).append(number)
+    first = _bind(flows.start_track, flows.start, layout.nesting, lanes)
+    last = _bind(flows.end_track, flows.end, layout.nesting, lanes)
+    drawn = np.flatnonzero((first >= 0) & (last >= 0) & (flows.start <= flows.end))
+    return BoundFlows(drawn, first[drawn], last[drawn])
+
+
+def _bind(track: Indices, time: Times, nesting: Nesting, lanes: dict[int, list[int]]) -> Positions:
+    found = nesting.enclosing(track, time)
+    for number, others in lanes.items():
+        here = np.flatnonzero(track == number)
+        if len(here):
+            found[here] = _innermost(nesting, [number, *others], time[here])
+    return found
+
+
+def _innermost(nesting: Nesting, rows: list[int], time: Times) -> Positions:
+    """What began last of the slices of some rows that hold each time; of one that none holds what ends just then; -1: none."""
+    members = np.flatnonzero(np.isin(nesting.row, rows))
+    members = members[np.lexsort((-nesting.end[members], nesting.start[members]))]
+    start, end = nesting.start[members], nesting.end[members]
+    found = np.full(len(time), -1, np.int64)
+    holding: list[tuple[int, int]] = []  # (the latest of them first, when it ends)
+    order = np.argsort(time, kind="stable")
+    begun = np.searchsorted(start, time[order], side="right").tolist()
+    taken = 0
+    for at, moment, until in zip(order.tolist(), time[order].tolist(), begun, strict=True):
+        for number in range(taken, until):
+            heapq.heappush(holding, (-number, int(end[number])))
+        taken = until
+        while holding and holding[0][1] <= moment:
+            heapq.heappop(holding)
+        if holding:
+            found[at] = -holding[0][0]
+    by_end = np.lexsort((start, end))
+    last = np.searchsorted(end[by_end], time, side="right") - 1
+    ending = np.where(last >= 0, by_end[last], -1)
+    just = (found < 0) & (ending >= 0) & (end[ending] == time)
+    found = np.where(just, ending, found)
+    return np.where(found >= 0, members[found], -1)
+
+
+def _last_begun(nesting: Nesting, row: Indices, time: Times) -> Positions:
+    """The last slice of `row` that began at `time` or before; -1: none."""
+    if not len(nesting.row) or not len(time):
+        return np.full(len(time), -1, np.int64)
+    first = np.searchsorted(nesting.row, np.arange(int(row.max()) + 1))[row]
+    begins, keys = _keys(nesting.row, nesting.start, row, time)
+    found = np.searchsorted(begins, keys, side="right") - 1
+    return np.where(found >= first, found, -1)
+
+
+def _sorted(begins: Times, end: Times) -> Positions:
+    """By begin, and those of one begin with the longest first; as they came where they do not differ."""
+    order = np.argsort(begins, kind="stable")
+    tied = np.flatnonzero(begins[order[1:]] == begins[order[:-1]])
+    if len(tied):
+        members = np.union1d(tied, tied + 1)
+        some = order[members]
+        order[members] = some[np.lexsort((-end[some], begins[some]))]
+    return order
+
+
+def _in_order(column: Times) -> Times:
+    """Sorted by a merge: what is almost in order, as all of this is, takes a tenth of the time."""
+    ordered: Times = np.sort(column, kind="stable")
+    return ordered
+
+
+def _keys(row: Indices, time: Times, other_row: Indices, other: Times) -> tuple[Times, Times]:
+    """Numbers that sort two columns of times, each on its row, by row and then by time."""
+    low = min(int(time.min()), int(other.min()))
+    span = max(int(time.max()), int(other.max())) - low + 1
+    # days of time on millions of rows: ranks instead of times
+    if (max(int(row.max()), int(other_row.max())) + 1) * span >= _LARGEST:
+        ranks = np.unique(np.concatenate((time, other)), return_inverse=True)[1].reshape(-1)
+        time, other, low, span = ranks[: len(time)], ranks[len(time) :], 0, len(ranks) + 1
+    return row.astype(np.int64) * span + (time - low), other_row.astype(np.int64) * span + (other - low)
+
+
+def _crossing(nesting: Nesting) -> npt.NDArray[np.bool_]:
+    """Which slices outlast what they lie in."""
+    return (nesting.parent >= 0) & (nesting.end > nesting.end[nesting.parent])
+
+
+def _in_knots(start: Times, end: Times, crossing: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which slices of a row touch, through others, one that crosses: all the rest nests as it is."""
+    begins_anew = np.ones(len(start), np.bool_)
+    begins_anew[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
+    knot = np.cumsum(begins_anew) - 1
+    tied = np.zeros(knot[-1] + 1, np.bool_)
+    tied[knot[crossing]] = True
+    knotted: npt.NDArray[np.bool_] = tied[knot]
+    return knotted
+
+
+def _lanes(track: Track, start: Times, end: Times) -> Indices:
+    """A lane for each slice of a track, in order. Requests of an engine lie alone; on a thread or stream what nests stays where it is."""
+    if track.kind == "async":
+        return _flat(start, end)
+    crossing = ~_stacks(start, end)
+    lane = np.zeros(len(start), np.int32)
+    lane[crossing] = 1 + _flat(start[crossing], end[crossing])
+    return lane
+
+
+def _stacks(start: Times, end: Times) -> npt.NDArray[np.bool_]:
+    """Which of these intervals, in order, nest in what was taken before them."""
+    taken = np.ones(len(start), np.bool_)
+    stack: list[int] = []
+    for number, (begin, stop) in enumerate(_both(start, end)):
+        while stack and stack[-1] <= begin:
+            stack.pop()
+        if stack and stop > stack[-1]:
+            taken[number] = False
+        else:
+            stack.append(stop)
+    return taken
+
+
+def _both(start: Times, end: Times) -> Iterator[tuple[int, int]]:
+    """Numbers of Python's of two columns: few at once, since they take three times as much memory."""
+    for at in range(0, len(start), _AT_ONCE):
+        yield from zip(start[at : at + _AT_ONCE].tolist(), end[at : at + _AT_ONCE].tolist(), strict=True)
+
+
+def _flat(start: Times, end: Times) -> Indices:
+    """Intervals in order onto as few lanes as it takes when none lies under another; the first free one each."""
+    lanes = np.zeros(len(start), np.int32)
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    count = 0
+    for number, (begin, stop) in enumerate(_both(start, end)):
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            lane = heapq.heappop(free)
+        else:
+            lane, count = count, count + 1
+        lanes[number] = lane
+        heapq.heappush(busy, (stop, lane))
+    return lanes

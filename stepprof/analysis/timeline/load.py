@@ -1,0 +1,66 @@
+"""The one way from an input to a source: what every writer and analysis calls, in whatever process it works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stepprof.analysis.timeline.assume import ALL, assumed_for
+from stepprof.analysis.timeline.find import Input
+from stepprof.analysis.timeline.kineto import Keep, read
+from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.model import Alignment, Source
+from stepprof.analysis.timeline.npudb import DatabaseStream
+from stepprof.analysis.timeline.raw import TraceStream
+from stepprof.analysis.timeline.spanfiles import read_spans_of
+from stepprof.analysis.timeline.strays import without_strays
+from stepprof.formats.npu_folder import is_database
+
+__all__ = ["load"]
+
+
+def load(
+    wanted: Input,
+    *,
+    args: bool | Keep,
+    assume: Mapping[str, int] | None = None,
+    limits: Limits | None = None,
+    flows: bool = True,
+) -> Source:
+    """Read one input onto the common clock.
+
+    Args:
+        wanted: which, from `find`.
+        args: keep the arguments of slices and instants; or what gives those of events that are kept.
+        assume: what is added to the times of a source [ns], as `stepprof.analysis.timeline.assume.assumed_offsets` gives it.
+        limits: how much of a file is read at most.
+        flows: read the arrows of a trace.
+
+    Returns:
+        The source. A file that cannot be read gives one without events, and its findings say why; nothing is raised for it.
+    """
+    assume = assume or {}
+    alignment = wanted.alignment
+    named = assumed_for(wanted, assume)
+    if named is not None:
+        alignment = Alignment("assumed", -named, None)
+    if wanted.origin.kind == "spans" and wanted.piece is None:
+        source = read_spans_of(
+            wanted.paths,
+            wanted.step,
+            wanted.origin,
+            alignment,
+            args=bool(args),
+            roles=wanted.roles,
+            portion=wanted.portion,
+        )
+    else:
+        path = Path(wanted.paths[0])
+        stream = (
+            DatabaseStream(path, limits)
+            if is_database(path.name)
+            else TraceStream(path, limits, wanted.piece)
+        )
+        base = assume.get(ALL) if named is None else named
+        source = read(stream, wanted.origin, alignment, args=args, base_ns=base, flows=flows)
+    return without_strays(source)

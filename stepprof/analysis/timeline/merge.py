@@ -1,0 +1,298 @@
+"""One timeline of many sources: each is read and written by a worker of its own into a part, and the parts are put behind each other.
+
+Both formats allow that: packets of Perfetto follow each other, and so do members of gzip. No source waits for another, and none is in memory beside one of the same worker, so that the largest
+one bounds what is needed, whatever their number.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from isal import igzip
+
+from stepprof.analysis.timeline import chrome, descriptors, ours
+from stepprof.analysis.timeline.clocks import describe, worst_error
+from stepprof.analysis.timeline.filters import Filters
+from stepprof.analysis.timeline.find import Input
+from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.load import load
+from stepprof.analysis.timeline.order import source_order
+from stepprof.analysis.timeline.parts import FORMATS, Format, Job, Part, write_part
+from stepprof.analysis.timeline.place import Place, clock_text, suffixes
+from stepprof.analysis.timeline.workers import Failed, each_in_worker
+from stepprof.errors import ConfigError
+from stepprof.formatting import counted
+
+if TYPE_CHECKING:
+    from stepprof.analysis.timeline.onray import Cluster
+
+__all__ = ["Merged", "default_output", "merge", "places"]
+
+_DAY_NS = 86_400 * 10**9
+_COPY = 4 << 20
+_TOLD = 3
+"""How much of what was left out is told where nothing else was found."""
+_GUESSED_FROM = 1 << 17
+"""Bytes of a trace by whose events it is guessed when the timeline begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A timeline that was written."""
+
+    path: Path
+    format: Format
+    bytes: int
+    parts: list[Part]
+    clock: str
+    clock_error_ns: int | None
+
+    @property
+    def findings(self) -> list[tuple[str, str]]:
+        """What is wrong with the sources: (which, the problem)."""
+        return [(part.label, problem) for part in self.parts for problem in part.findings]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stands at the head of a timeline in JSON."""
+
+    inputs: Sequence[Input]
+    base_ns: int
+    about: Mapping[str, object]
+
+
+def merge(
+    inputs: Sequence[Input],
+    output: Path,
+    *,
+    format: Format = "perfetto",  # noqa: A002 - what the option is called
+    title: str = "timeline",
+    filters: Filters | None = None,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    assume: Mapping[str, int] | None = None,
+    roles: Mapping[str | None, int] | None = None,
+    cluster: Cluster | None = None,
+    left_out: Sequence[tuple[str | None, str]] = (),
+    about: Mapping[str, object] | None = None,
+) -> Merged:
+    """Write one timeline.
+
+    Args:
+        inputs: the sources, from `find`.
+        output: the file; it appears whole, or what was there stays.
+        format: "perfetto" (compact) or "json" (every argument; Chrome's, compressed).
+        title: what the timeline is called.
+        filters: what is left out.
+        workers: processes at most; None: as many as there are cores, and none beside this one where the sources are small.
+        progress: called with (sources done, all sources) after each.
+        assume: offsets for sources without an anchor [ns], as `load` takes them.
+        roles: when each role began [ns], for the order of the sources.
+        cluster: does the work in place of processes of this machine.
+        left_out: what `find` has found besides, and why it is no source: told where there is none.
+        about: what a timeline in JSON says of itself besides its sources, for who reads it again: the fields of `stepprof.analysis.timeline.ours.Timeline`.
+
+    Raises:
+        ConfigError: there is nothing to merge, nothing is left of it by the filters, or the output cannot be written.
+    """
+    if not inputs:
+        raise ConfigError(_nothing(left_out))
+    job = Job(format, filters or Filters(), dict(assume or {}))
+    ordered = places(inputs, roles or {})
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".merge-", dir=output.parent) as scratch:
+            parts, base = _write_parts(
+                ordered,
+                job,
+                Path(scratch),
+                workers,
+                progress,
+                cluster=cluster,
+                begin=min(roles.values()) if roles else None,
+            )
+            _refuse_nothing(parts, job.filters)
+            alignments = [part.alignment for part in parts]
+            merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
+            whole = Path(scratch, "whole")
+            with whole.open("wb") as file:
+                if format == "perfetto":
+                    _assemble_perfetto(file, merged, title, Path(scratch))
+                else:
+                    head = Head(
+                        [wanted for wanted, _ in ordered], base, {"findings": left_out, **(about or {})}
+                    )
+                    _assemble_json(file, merged, title, Path(scratch), head)
+            size = whole.stat().st_size
+            whole.replace(output)
+    except OSError as problem:
+        raise ConfigError(
+            f'output = "{output}": cannot be written: {problem.strerror or problem}; name another file with --output'
+        ) from problem
+    return replace(merged, bytes=size)
+
+
+def _nothing(left_out: Sequence[tuple[str | None, str]]) -> str:
+    told = [problem if label is None else f"{label}: {problem}" for label, problem in left_out]
+    more = [f"and {len(told) - _TOLD} more"] if len(told) > _TOLD else []
+    return "; ".join(["there is nothing to merge: no trace and no spans were found", *told[:_TOLD], *more])
+
+
+def _refuse_nothing(parts: Sequence[Part], filters: Filters) -> None:
+    """A timeline without an event would say nothing, and take the place of one that does."""
+    if any(part.events for part in parts):
+        return
+    problems = [f"{part.path}: {problem}" for part in parts for problem in part.findings]
+    if filters and not problems:
+        raise ConfigError(
+            f"nothing is left of {counted(len(parts), 'source')}: what --from, --to, --min-us and --no-cpu-ops leave out is all that they hold"
+        )
+    raise ConfigError(
+        f"nothing could be read of {counted(len(parts), 'source')}: {'; '.join(problems[:3]) or 'they are empty'}"
+    )
+
+
+def places(inputs: Iterable[Input], roles: Mapping[str | None, int]) -> list[tuple[Input, Place]]:
+    """Put sources in order, and give each its place; those that would have the same name get behind it what tells them apart."""
+    ordered = sorted(inputs, key=lambda each: source_order(each.origin, roles))
+    apart = suffixes([each.origin for each in ordered])
+    return [(each, Place(number, len(ordered), apart[number])) for number, each in enumerate(ordered)]
+
+
+def _write_parts(
+    ordered: list[tuple[Input, Place]],
+    job: Job,
+    scratch: Path,
+    workers: int | None,
+    progress: Callable[[int, int], None] | None,
+    *,
+    cluster: Cluster | None,
+    begin: int | None,
+) -> tuple[list[Part], int]:
+    """Write the part of each source; returns what they are, and what times are relative to."""
+    if job.format == "json":
+        ordered = _with_base(ordered, begin or _first_guess(ordered, job))
+    while True:
+        sizes = [wanted.bytes for wanted, _ in ordered]
+        results: list[Part | Failed]
+        if cluster is None:
+            tasks = [(wanted, place, job, str(_part_file(scratch, place.index))) for wanted, place in ordered]
+            results = each_in_worker(_write_file, tasks, sizes=sizes, workers=workers, progress=progress)
+        else:
+            results = cluster.each(
+                _write_bytes,
+                [(wanted, place, job) for wanted, place in ordered],
+                sizes=sizes,
+                workers=workers,
+                progress=progress,
+                taken=partial(_take, scratch),
+            )
+        parts = [
+            _failed(wanted, place, result) if isinstance(result, Failed) else result
+            for (wanted, place), result in zip(ordered, results, strict=True)
+        ]
+        for (_, place), result in zip(ordered, results, strict=True):
+            if isinstance(result, Failed):
+                _part_file(scratch, place.index).unlink(missing_ok=True)
+        first = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
+        if job.format == "perfetto" or first >= ordered[0][1].base_ns:
+            return parts, ordered[0][1].base_ns
+        # a source that begins days before the one that the base was taken from
+        ordered, progress = _with_base(ordered, first), None
+
+
+def _write_file(wanted: Input, place: Place, job: Job, path: str) -> Part:
+    with Path(path).open("wb") as file:
+        return write_part(wanted, place, job, file)
+
+
+def _write_bytes(wanted: Input, place: Place, job: Job) -> tuple[Part, bytes]:
+    file = BytesIO()
+    return write_part(wanted, place, job, file), file.getvalue()
+
+
+def _take(scratch: Path, number: int, result: tuple[Part, bytes]) -> Part:
+    part, data = result
+    _part_file(scratch, number).write_bytes(data)
+    return part
+
+
+def _failed(wanted: Input, place: Place, failure: Failed) -> Part:
+    origin = wanted.origin
+    return Part(
+        origin.label + place.suffix,
+        origin.path,
+        wanted.alignment,
+        findings=(f"is not in the timeline: {failure.reason}",),
+    )
+
+
+def _part_file(scratch: Path, index: int) -> Path:
+    return scratch / f"part-{index}"
+
+
+def _first_guess(ordered: list[tuple[Input, Place]], job: Job) -> int:
+    """About when the timeline begins: what the first events of the smallest source say, or all of it where that takes reading to its end."""
+    smallest = sorted((wanted for wanted, _ in ordered), key=lambda each: each.bytes)
+    for limits in (Limits(inflated_bytes=_GUESSED_FROM), None):
+        for wanted in smallest:
+            extent = load(wanted, args=False, assume=job.assume, limits=limits, flows=False).extent
+            if extent is not None:
+                return extent[0]
+    return 0
+
+
+def _with_base(ordered: list[tuple[Input, Place]], first_ns: int) -> list[tuple[Input, Place]]:
+    base = max(0, first_ns - first_ns % _DAY_NS - _DAY_NS)
+    return [(wanted, replace(place, base_ns=base)) for wanted, place in ordered]
+
+
+def _assemble_perfetto(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None:
+    """Put the parts behind each other, with what a file of the format begins with."""
+    start = min((part.first_ns for part in merged.parts if part.first_ns is not None), default=0)
+    file.write(descriptors.head(title, merged.clock, start))
+    _append(file, len(merged.parts), scratch)
+
+
+def _assemble_json(file: BinaryIO, merged: Merged, title: str, scratch: Path, head: Head) -> None:
+    """The same of JSON, in members of gzip; the head says where each source lies."""
+    parts = merged.parts
+    sources = [
+        {
+            "name": part.label,
+            "file": part.path,
+            "clock": clock_text(part.alignment),
+            "findings": part.findings,
+        }
+        for part in parts
+    ]
+    facts = {"title": title, "clock": merged.clock, "clock_error_ns": merged.clock_error_ns}
+    tail = igzip.compress(chrome.tail({**facts, "sources": sources}), 1, mtime=0)
+    files = [_part_file(scratch, index) for index in range(len(parts))]
+    sizes = [part.stat().st_size if part.is_file() else 0 for part in files]
+    described = ours.described(head.inputs, [part.alignment for part in parts], sizes, len(tail), head.about)
+    file.write(igzip.compress(chrome.head(head.base_ns, described), 1, mtime=0))
+    _append(file, len(parts), scratch)
+    file.write(tail)
+
+
+def _append(file: BinaryIO, count: int, scratch: Path) -> None:
+    for index in range(count):
+        path = _part_file(scratch, index)
+        if path.is_file():
+            with path.open("rb") as part:
+                shutil.copyfileobj(part, file, _COPY)
+            path.unlink()
+
+
+def default_output(folder: Path, format_: Format) -> Path:
+    """Where the timeline of a step goes by default."""
+    return folder / f"timeline{FORMATS[format_]}"

@@ -1,0 +1,235 @@
+"""Work on one source each, as tasks of a Ray cluster: on the node where the source lies, so that only what is made of it travels.
+
+What only this module knows: that a node is looked for by whether it sees the file, and among those that do by the host that recorded it; and that such a task asks for no processor, since those of a
+cluster that trains are all taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepprof.analysis.timeline.find import Gathered, Input, gather
+from stepprof.analysis.timeline.workers import Failed, call
+from stepprof.errors import ConfigError
+from stepprof.run.manifest import is_run, read_run, steps
+from stepprof.run.same_run import Evidence, evidence_of, is_part
+
+__all__ = ["Cluster"]
+
+Result = TypeVar("Result")
+LOOK_SECONDS = 60.0
+"""How long a node is waited for that is asked which files it sees."""
+KNOCK_SECONDS = 10.0
+BESIDE = 2
+"""Tasks on one node at once: each needs the memory of one source, beside whatever trains there."""
+
+
+class Cluster:
+    """A Ray cluster that does what `each_in_worker` does with processes of this machine.
+
+    Args:
+        address: as `ray.init` takes it; "auto": $RAY_ADDRESS, else the cluster of this machine. A program that is connected already stays so.
+
+    Raises:
+        ConfigError: Ray is not installed, or no cluster answers.
+    """
+
+    def __init__(self, address: str = "auto") -> None:
+        try:
+            import ray
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        except ImportError:
+            raise ConfigError("--ray: Ray is not installed here: pip install ray") from None
+        self._ray: Any = ray
+        self._affinity: Any = NodeAffinitySchedulingStrategy
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            try:
+                _knock(address)
+                ray.init(
+                    address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="stepprof"
+                )
+            except (OSError, OverflowError, RuntimeError, ValueError) as error:
+                raise ConfigError(
+                    f'--ray = "{address}": no cluster answers: {_first_line(error)}; name one as "HOST:6379", or leave --ray out'
+                ) from error
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Disconnect, unless the program was connected before."""
+        if self._ours:
+            self._ray.shutdown()
+
+    def each(
+        self,
+        function: Callable[..., Any],
+        tasks: Sequence[tuple[Any, ...]],
+        *,
+        sizes: Sequence[int],
+        workers: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        taken: Callable[[int, Any], Any] | None = None,
+    ) -> list[Any]:
+        """Call `function(*task)` for each task on a node that sees the files of its input; here, where no node does.
+
+        Args:
+            function: of a module that is installed on the nodes.
+            tasks: the arguments of each call; the first is the `Input`.
+            sizes: bytes of each; the largest begin first.
+            workers: tasks at once on a node.
+            progress: called with (tasks done, all tasks) after each.
+            taken: gets the number and the result as it arrives, and gives what is kept of it: results need not be in memory together.
+
+        Returns:
+            What each call returned, in order, or `Failed` where it or its node did not live to return it.
+        """
+        results: dict[int, Any] = {}
+
+        def note(number: int, result: Any) -> None:
+            results[number] = taken(number, result) if taken and not isinstance(result, Failed) else result
+            if progress:
+                progress(len(results), len(tasks))
+
+        order = sorted(range(len(tasks)), key=lambda number: -sizes[number])
+        nodes = self._places([tasks[number][0] for number in order], [sizes[number] for number in order])
+        waiting: dict[str, deque[int]] = {}
+        here = []
+        for number, node in zip(order, nodes, strict=True):
+            if node is None:
+                here.append(number)
+            else:
+                waiting.setdefault(node, deque()).append(number)
+        running: dict[Any, tuple[int, str]] = {}
+        for node, queue in waiting.items():
+            for _ in range(min(len(queue), workers or BESIDE)):
+                self._submit(function, tasks, node, queue, running)
+        for number in here:
+            note(number, call(function, tasks[number]))
+        while running:
+            ready, _ = self._ray.wait(list(running), num_returns=1)
+            number, node = running.pop(ready[0])
+            if waiting[node]:
+                self._submit(function, tasks, node, waiting[node], running)
+            try:
+                result = self._ray.get(ready[0])
+            except self._ray.exceptions.RayError as error:
+                result = Failed(f"its task on a node of the cluster failed: {_first_line(error)}")
+            note(number, result)
+        return [results[number] for number in range(len(tasks))]
+
+    def _submit(
+        self,
+        function: Callable[..., Any],
+        tasks: Sequence[tuple[Any, ...]],
+        node: str,
+        queue: deque[int],
+        running: dict[Any, tuple[int, str]],
+    ) -> None:
+        number = queue.popleft()
+        running[self._on(node, call).remote(function, tasks[number])] = (number, node)
+
+    def _on(self, node: str, function: Callable[..., Any]) -> Any:
+        """The function as a task on that node and no other."""
+        options = {"num_cpus": 0, "max_retries": 1, "scheduling_strategy": self._affinity(node, soft=False)}
+        return self._ray.remote(function).options(**options)
+
+    def elsewhere(self, runs: Sequence[Path], step: int | None) -> list[Gathered]:
+        """What each node has of a step under the paths of a run, as `stepprof.analysis.timeline.find.find` takes it: of the last one that any of them has, where none is named."""
+        paths = [str(run) for run in runs]
+        run_ids = [(read_run(run).get("run_id"), evidence_of(run)) for run in runs]
+        recorded = {number for run in runs for number in steps(run)}
+        for numbers in self._everywhere(steps_there, paths, run_ids).values():
+            recorded.update(numbers)
+        if step is None:
+            step = max(recorded, default=None)
+        if step not in recorded:
+            return []  # who asked says which there are
+        found = self._everywhere(gathered_there, paths, run_ids, step)
+        return [part for _, parts in sorted(found.items()) for part in parts]
+
+    def _everywhere(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+        """What a function returns on each node; without those that do not answer in time, or have no stepprof."""
+        alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        asked = {self._on(node, function).remote(*arguments): node for node in alive}
+        answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)
+        answers: dict[str, Any] = {}
+        for each in answered:
+            with contextlib.suppress(self._ray.exceptions.RayError):  # a node that leaves: the others do it
+                answers[asked[each]] = self._ray.get(each)
+        return answers
+
+    def _places(self, inputs: Sequence[Input], sizes: Sequence[int]) -> list[str | None]:
+        """A node for each input; None where none sees it."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        sees = {
+            node: [size == wanted.bytes for size, wanted in zip(found, inputs, strict=True)]
+            for node, found in self._everywhere(seen, [wanted.paths for wanted in inputs]).items()
+        }
+        hosts = {
+            node["NodeID"]: {node.get("NodeManagerHostname"), node.get("NodeManagerAddress")}
+            for node in alive
+        }
+        load = dict.fromkeys(sees, 0)
+        places: list[str | None] = []
+        for number, wanted in enumerate(inputs):
+            candidates = [node for node, which in sees.items() if which[number]]
+            home = [node for node in candidates if wanted.origin.host in hosts[node]]
+            chosen = min(home or candidates, key=load.__getitem__, default=None)
+            if chosen is not None:
+                load[chosen] += sizes[number]
+            places.append(chosen)
+        return places
+
+
+def steps_there(runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]]) -> list[int]:
+    """The steps that the directories of a run have here. Runs on a node."""
+    return [number for run in _same(runs, run_ids) for number in steps(run)]
+
+
+def gathered_there(
+    runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]], step: int
+) -> list[Gathered]:
+    """What the directories of a run have of a step here. Runs on a node."""
+    return [gather(run, step) for run in _same(runs, run_ids) if step in steps(run)]
+
+
+def _same(runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]]) -> list[Path]:
+    """Those of the directories that are here, and of that run: another job may have used the path on this node."""
+    there = [(Path(run), *told) for run, told in zip(runs, run_ids, strict=True)]
+    return [
+        run
+        for run, run_id, evidence in there
+        if is_run(run) and read_run(run).get("run_id") == run_id and is_part(run, evidence)
+    ]
+
+
+def seen(paths: Sequence[Sequence[str]]) -> list[int | None]:
+    """How large the files of each input are here, together; None where one is not here. Runs on a node."""
+    sizes: list[int | None] = []
+    for files in paths:
+        try:
+            sizes.append(sum(Path(file).stat().st_size for file in files))
+        except OSError:
+            sizes.append(None)
+    return sizes
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
+
+
+def _first_line(error: BaseException) -> str:
+    """The last line of a task's traceback says what happened; of anything else the first."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1] if "Traceback" in str(error) else lines[0]

@@ -1,0 +1,64 @@
+"""In which order people look for things: sources in a timeline, and tracks in a source."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from stepprof.analysis.timeline.model import Origin, Source
+
+__all__ = ["order_of_tracks", "source_order"]
+
+_KIND_ORDER = {"iterations": 0, "counter": 1, "thread": 2, "stream": 3, "async": 4, "sample": 5}
+_ORIGIN_ORDER = {"spans": 0, "rank": 1, "engine": 2, "trace": 3}
+_NUMBERS = re.compile(r"(\d+)")
+
+
+def source_order(origin: Origin, roles: Mapping[str | None, int]) -> tuple[object, ...]:
+    """A key to sort sources by: spans above, the driver's first, so that the whole step is seen at a glance; then ranks role by role, engines, and other traces by their path.
+
+    Args:
+        origin: whose source it is.
+        roles: when each role began; those that it lacks come last.
+    """
+    role = (roles.get(origin.role, math.inf), origin.role or "")
+    rank = (
+        origin.rank != "driver",
+        origin.rank is None or isinstance(origin.rank, str),
+        origin.rank if isinstance(origin.rank, int) else 0,
+        str(origin.rank),
+    )
+    replica = math.inf if origin.replica is None else origin.replica
+    path = [
+        (part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _NUMBERS.split(origin.path)
+    ]
+    if origin.kind == "spans":
+        return (0, rank, origin.host or "", path)
+    return (_ORIGIN_ORDER[origin.kind], role, replica, rank, origin.occurrence, origin.host or "", path)
+
+
+def order_of_tracks(source: Source) -> list[int]:
+    """The place of each track among those of its source: iterations and counters above, samples below, the longest last."""
+    extent = np.zeros(len(source.tracks), np.int64)
+    if len(source.slices):
+        first = np.full(len(source.tracks), np.iinfo(np.int64).max)
+        last = np.full(len(source.tracks), np.iinfo(np.int64).min)
+        np.minimum.at(first, source.slices.track, source.slices.start)
+        np.maximum.at(last, source.slices.track, source.slices.start + source.slices.duration)
+        extent = np.where(last >= first, last - first, 0)
+    keys = [
+        (
+            _KIND_ORDER[track.kind],
+            int(extent[number]) if track.kind == "sample" else track.order,
+            track.name,
+            number,
+        )
+        for number, track in enumerate(source.tracks)
+    ]
+    order = [0] * len(keys)
+    for place, number in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
+        order[number] = place
+    return order

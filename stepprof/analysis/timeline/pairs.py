@@ -1,0 +1,175 @@
+"""Beginnings and ends put together: asynchronous events (by their id), and the B and E of threads (by their nesting)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from stepprof.analysis.timeline.columns import InstantColumns, Interned, SliceColumns
+from stepprof.analysis.timeline.event import NOTHING, Event
+from stepprof.analysis.timeline.salvage import DECODE_ERRORS
+from stepprof.analysis.timeline.tracks import OURS, Rows
+
+__all__ = ["PAIRED", "Pairs"]
+
+PAIRED = frozenset("BEbneSTpFP")
+"""The phases of what begins and ends in events of its own."""
+
+_OPEN = 800
+"""Bytes of memory that an event takes that has not ended."""
+_AT_ONCE = 1 << 16
+_Open = tuple[Event, int]
+
+
+class _Args(msgspec.Struct):
+    """What says of one of our own events whose it is."""
+
+    sample: Any = None
+
+
+class _Id(msgspec.Struct):
+    local: str | int | None = None
+    global_: str | int | None = msgspec.field(default=None, name="global")
+
+
+_args = msgspec.json.Decoder(_Args)
+_id = msgspec.json.Decoder(_Id)
+
+
+class Pairs:
+    """What has begun and not ended, and what to do when it does."""
+
+    def __init__(
+        self,
+        names: Interned[str],
+        categories: Interned[str],
+        rows: Rows,
+        slices: SliceColumns,
+        instants: InstantColumns,
+    ) -> None:
+        self._names, self._categories, self._rows = names, categories, rows
+        self._slices, self._instants = slices, instants
+        self._open: dict[tuple[object, ...], list[_Open]] = {}
+        self._ended = 0
+        self._unended = 0
+        self._latest = 0
+        self._rows_done: list[tuple[int, int, int, int, int, bytes | None]] = []
+        self._moments: list[tuple[int, int, int, int, bytes | None]] = []
+        self.held = 0
+        """Bytes of memory that takes what has not ended, roughly."""
+
+    def take(self, events: list[Event], times: list[int]) -> None:
+        """Take events with their times, in the order of the file."""
+        if times:
+            self._latest = max(self._latest, *times) if self._latest else max(times)
+        # a file need not be sorted; of one moment the order of the file counts
+        for number in sorted(range(len(events)), key=times.__getitem__):
+            event, at = events[number], times[number]
+            phase = event.ph
+            if phase == "n":
+                self._moments.append(
+                    (
+                        at,
+                        self._names[event.name],
+                        self._categories[event.cat],
+                        self._rows.keys["async", event.pid, event.cat or "async"],
+                        bytes(event.args) or None,
+                    )
+                )
+            elif phase in "TpP":  # a step of what has begun: told by no viewer
+                continue
+            elif phase in "bSB":
+                opened = self._open.setdefault(_key(event), [])
+                # its arguments alone: where they lie, the text of the whole batch would stay with them
+                event.args, event.id2 = Raw(bytes(event.args)), NOTHING
+                opened.append((event, at))
+                self.held += _OPEN + len(event.args) + len(event.name)
+            else:
+                begun = self._open.get(_key(event))
+                # in another batch than its beginning, an end may lie before it in time: that one ends nothing
+                if begun and begun[-1][1] <= at:
+                    event, start = begun.pop()
+                    self.held -= _OPEN + len(event.args) + len(event.name)
+                    self._done(event, start, at)
+                else:
+                    self._ended += 1
+        self._flush()
+
+    def finish(self) -> None:
+        """What never ended lasts until the last that is known."""
+        for begun in self._open.values():
+            for event, at in begun:
+                self._unended += 1
+                self._done(event, at, max(at, self._latest))
+                if len(self._rows_done) >= _AT_ONCE:
+                    self._flush()
+        self._open.clear()
+        self._flush()
+
+    def findings(self) -> list[str]:
+        """What could not be put together."""
+        findings = []
+        if self._unended:
+            findings.append(
+                f"{self._unended} events never end: they are shown until the last time that is known"
+            )
+        if self._ended:
+            findings.append(f"{self._ended} ends without a beginning passed over")
+        return findings
+
+    def _done(self, event: Event, start: int, end: int) -> None:
+        args = bytes(event.args)
+        name, category = self._names[event.name], self._categories[event.cat]
+        for track in self._tracks(event, args):
+            self._rows_done.append((start, end - start, name, category, track, args or None))
+
+    def _flush(self) -> None:
+        if self._moments:
+            time, name, category, track, args = zip(*self._moments, strict=True)
+            self._instants.add(np.array(time, dtype=np.int64), name, category, track, args=args)
+            self._moments.clear()
+        if not self._rows_done:
+            return
+        start, duration, name, category, track, args = zip(*self._rows_done, strict=True)
+        self._slices.add(
+            np.array(start, dtype=np.int64),
+            np.array(duration, dtype=np.int64),
+            name,
+            category,
+            track,
+            args=args,
+        )
+        self._rows_done.clear()
+
+    def _tracks(self, event: Event, args: bytes) -> Iterator[int]:
+        """Where an event lies; one of ours that is bound to a sample lies on the row of the sample as well."""
+        if event.ph == "B":
+            yield self._rows.keys["thread", event.pid, event.tid]
+            return
+        yield self._rows.keys["async", event.pid, event.cat or "async"]
+        if event.cat == OURS and b'"sample"' in args:
+            try:
+                sample = _args.decode(args).sample
+            except DECODE_ERRORS:
+                return
+            if isinstance(sample, str | int | float):
+                yield self._rows.keys["sample", event.pid, str(sample)]
+
+
+def _key(event: Event) -> tuple[object, ...]:
+    if event.ph in "BE":
+        return ("thread", event.pid, event.tid)
+    number: object = event.id
+    where: object = None
+    if number is None:
+        try:
+            told = _id.decode(event.id2)
+        except DECODE_ERRORS:
+            told = _Id()
+        number = told.local if told.global_ is None else told.global_
+        where = event.pid if told.global_ is None else None
+    return (event.cat, number, where, event.scope)

@@ -1,0 +1,113 @@
+"""The part of a timeline that one source becomes: what a worker does, on this machine or on the node where the source lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO, Literal
+
+from isal import isal_zlib
+
+from stepprof.analysis.timeline import chrome, perfetto
+from stepprof.analysis.timeline.arguments import Shortened
+from stepprof.analysis.timeline.clocks import never_compared
+from stepprof.analysis.timeline.cutting import cut
+from stepprof.analysis.timeline.filters import Filters
+from stepprof.analysis.timeline.find import Input
+from stepprof.analysis.timeline.held import with_held_slices
+from stepprof.analysis.timeline.load import load
+from stepprof.analysis.timeline.model import Alignment
+from stepprof.analysis.timeline.place import Place, process_name
+from stepprof.analysis.timeline.stated import StatedSource
+
+__all__ = ["FORMATS", "Format", "Job", "Part", "write_part"]
+
+Format = Literal["perfetto", "json"]
+FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz"}
+"""Formats, and how the names of their files end."""
+_MEMBER = 31  # window bits: a member of gzip
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is told beside the input and its place: the same for all of them."""
+
+    format: Format = "perfetto"
+    filters: Filters = field(default_factory=Filters)
+    assume: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What became of one source."""
+
+    label: str
+    path: str
+    alignment: Alignment
+    slices: int = 0
+    instants: int = 0
+    counters: int = 0
+    flows: int = 0
+    """As they are in the source; those that join no slices are not drawn."""
+    first_ns: int | None = None
+    last_ns: int | None = None
+    bytes: int = 0
+    findings: tuple[str, ...] = ()
+    """What is wrong with the source."""
+
+    @property
+    def events(self) -> int:
+        """Slices, instants and values of counters."""
+        return self.slices + self.instants + self.counters
+
+
+def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
+    """Read one source and write its part of a timeline.
+
+    Args:
+        wanted: which source.
+        place: where it stands among the others.
+        job: in which format, and what is left out.
+        file: gets the part.
+    """
+    keep = Shortened() if job.format == "perfetto" else True
+    source = load(wanted, args=keep, assume=job.assume)
+    filters = job.filters
+    if (filters.from_ns, filters.to_ns) == (None, None):
+        source = cut(source, wanted.window).source
+    stated = StatedSource(source.metadata, list(source.findings), source.whole)
+    source = with_held_slices(source, wanted.held if wanted.piece is None else ())  # a timeline has them
+    source.findings += never_compared(source.origin, source.alignment)
+    if wanted.within is not None and (filters.from_ns, filters.to_ns) == (None, None):
+        start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
+        filters = replace(filters, from_ns=start, to_ns=end)
+        source.findings.append(
+            "its capture goes over several steps or roles: cut to its windows of what is asked for; --from and --to show what is around"
+        )
+    source = filters.apply(source)
+    first, last = source.extent or (None, None)
+    written = 0
+    if job.format == "perfetto":
+        for piece in perfetto.encode(source, place):
+            written += file.write(piece)
+    elif first is None or first >= place.base_ns:
+        written = _compress(chrome.encode(source, place, stated), file)
+    return Part(
+        process_name(source, place),
+        wanted.origin.path,
+        source.alignment,
+        len(source.slices),
+        len(source.instants),
+        len(source.counters),
+        len(source.flows),
+        first,
+        last,
+        written,
+        tuple(source.findings),
+    )
+
+
+def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
+    """One member of gzip."""
+    member = isal_zlib.compressobj(1, wbits=_MEMBER)
+    return sum(file.write(member.compress(piece)) for piece in pieces) + file.write(member.flush())

@@ -1,0 +1,74 @@
+"""Where a source stands in a timeline: what it is called, in which order it comes, and which numbers are its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from stepprof.analysis.timeline.model import Alignment, Origin, Source
+from stepprof.formats.npu_folder import is_database
+
+__all__ = ["Place", "clock_text", "process_name", "suffixes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of `count` sources. Everything that must be unique in the timeline follows from `index`, so that sources are written without knowing of each other."""
+
+    index: int
+    """From 0: the order from top to bottom as well."""
+    count: int
+    suffix: str = ""
+    """What tells it from another source of the same name."""
+    base_ns: int = 0
+    """What times are relative to, in formats that cannot hold nanoseconds since 1970; no event is earlier."""
+
+
+def process_name(source: Source, place: Place) -> str:
+    """The role, rank or replica, and host."""
+    origin = source.origin
+    host = f" · {origin.host}" if origin.host else ""
+    return f"{origin.label}{place.suffix}{host}"
+
+
+def suffixes(origins: Sequence[Origin]) -> list[str]:
+    """What tells each source from others of its name and host: what it holds, and its file only where that does not do.
+
+    >>> suffixes([Origin("spans", "spans/rank-0.jsonl", rank=0), Origin("rank", "step/rank-0.trace.json.gz", rank=0)])
+    [' · spans', ' · torch']
+    """
+    names = [(origin.label, origin.host) for origin in origins]
+    contents = [_content(origin) for origin in origins]
+    held = Counter(name for name, _ in set(zip(names, contents, strict=True)))
+    like = Counter(zip(names, contents, strict=True))
+    return [
+        (f" · {content}" if held[name] > 1 else "")
+        + (f" ({PurePath(origin.path).name})" if like[name, content] > 1 else "")
+        for origin, name, content in zip(origins, names, contents, strict=True)
+    ]
+
+
+def _content(origin: Origin) -> str:
+    if origin.kind == "spans":
+        return "spans"
+    name = PurePath(origin.path).name
+    return "torch_npu" if name.startswith("trace_view") or is_database(name) else "torch"
+
+
+def clock_text(alignment: Alignment) -> str:
+    """How a source came onto the common clock, and how far that may be wrong.
+
+    >>> clock_text(Alignment("ping-pong", 2_000_000_000, 120_000))
+    'ping-pong, its clock is 2.000000 s ahead, ±0.120 ms'
+    >>> clock_text(Alignment("unmeasured", 0, None))
+    'unmeasured, error unknown'
+    """
+    parts = [alignment.method]
+    if alignment.offset_ns:
+        parts.append(
+            f"its clock is {abs(alignment.offset_ns) / 1e9:.6f} s {'ahead' if alignment.offset_ns > 0 else 'behind'}"
+        )
+    parts.append("error unknown" if alignment.error_ns is None else f"±{alignment.error_ns / 1e6:.3f} ms")
+    return ", ".join(parts)

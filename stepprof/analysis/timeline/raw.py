@@ -1,0 +1,304 @@
+"""The events of a trace file as they stand in it, typed, batch by batch: no file is ever held as a whole, and none is too damaged to be read as far as it is whole.
+
+Read are Chrome's JSON traces, compressed or not: a table with ``traceEvents`` (what stands beside them is the header, wherever it is in the file), or nothing but an array of events, closed or not.
+
+A batch ends where the text up to there decodes as an array; a border that lies within an event or a string never does, so that none is cut in two.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from stepprof.analysis.timeline.event import Event, EventDecoder, loosely
+from stepprof.analysis.timeline.header import ending, is_nested, table
+from stepprof.analysis.timeline.inflate import BLOCK, blocks, member
+from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.model import Piece
+from stepprof.analysis.timeline.salvage import BORDER, DECODE_ERRORS, borders, salvage
+from stepprof.analysis.timeline.utf8 import Utf8
+from stepprof.formats.kineto_text import sound_head
+
+__all__ = ["Event", "TraceStream", "read_header"]
+
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_HEAD_LIMIT = 64 << 20
+_PEEK = 1 << 16
+_PEEK_LIMIT = 8 << 20
+_LOOKED_BACK = 256
+_NESTED = 64
+"""So many keys called traceEvents may come before the one at the top level."""
+_LAST = b'{"ph":"M"}]'
+"""Behind the last comma of a source in a timeline."""
+
+
+def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
+    """Read what stands before the events of a file, and what is wrong with that; for a look at many files."""
+    stream = TraceStream(path)
+    stream.head()
+    return stream.header, stream.findings
+
+
+@dataclass(slots=True)
+class TraceStream:
+    """A file in batches of events, each of some half a MB of text. The header is whole once the last batch has been taken.
+
+    Args:
+        path: the file.
+        limits: how much is read of it at most.
+        piece: of a timeline, the source that is meant.
+    """
+
+    path: Path
+    limits: Limits | None = None
+    piece: Piece | None = None
+    header: dict[str, object] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    inflated_bytes: int = 0
+    """Read so far, uncompressed."""
+    whole: bool = True
+    """Whether all of its events could be read."""
+    _is_table: bool = False
+    """Whether something may stand behind the events, and a brace must."""
+    _damaged: int = 0
+    _repaired: int = 0
+    _utf8: Utf8 = field(default_factory=Utf8)
+    _decode: EventDecoder = field(default_factory=EventDecoder)
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        """Yield the batches; once."""
+        yield from self._batches(self.limits or Limits())
+        if self._damaged:
+            self.whole = False
+            self.findings.append(f"{self._damaged} damaged event{'s' * (self._damaged > 1)} passed over")
+        if self._repaired:
+            several = self._repaired > 1
+            self.findings.append(
+                f"{self._repaired} event{'s were' if several else ' was'} repaired: unescaped names, control characters, or fields of the wrong type"
+            )
+        if self._decode.halves:
+            self.findings.append("some texts hold half of a surrogate pair: replaced by U+FFFD")
+        self.findings += self._utf8.finding()
+
+    def head(self) -> None:
+        """Read the header alone, as far as it stands before the events."""
+        self._head(Utf8().blocks(blocks(self.path, _PEEK_LIMIT, self.findings, _PEEK)))
+
+    def _batches(self, limits: Limits) -> Iterator[list[Event]]:
+        if self.piece is not None:
+            yield from self._of_piece(limits, self.piece)
+            return
+        batch = min(BLOCK, limits.event_bytes)
+        yield from self._decoded(self._utf8.blocks(self._counted(limits.inflated_bytes, batch)), limits)
+
+    def _of_piece(self, limits: Limits, piece: Piece) -> Iterator[list[Event]]:
+        """The events of one source of a timeline: of its member alone, or where the file was compressed anew, those of all that are its own."""
+        self.head()
+        base = self.header.get("baseTimeNanoseconds")
+        header: dict[str, object] = {
+            "baseTimeNanoseconds": base + piece.offset_ns if isinstance(base, int) else None
+        }
+        self._is_table = False  # a member is an array
+        part = member(self.path, piece)
+        text = self._counted(limits.inflated_bytes, min(BLOCK, limits.event_bytes), part)
+        source = self._utf8.blocks(text if part is None else chain([b"["], text, [_LAST]))
+        for batch in self._decoded(source, limits):
+            yield [event for event in batch if event.pid == piece.pid]
+        self.header = header
+
+    def _decoded(self, source: Iterator[bytes], limits: Limits) -> Iterator[list[Event]]:
+        batch = min(BLOCK, limits.event_bytes)
+        text = self._head(source)
+        if text is None:
+            self.whole = False
+            return
+        held, size, wanted, passing = [text], len(text), batch, False
+        for block in source:
+            held.append(block)
+            size += len(block)
+            if size < wanted and not passing:
+                continue
+            if not passing:
+                rest, events = self._quickly(held)
+                if events:
+                    yield events
+                    held, size, wanted = [rest], len(rest), batch
+                    continue
+            text = b"".join(held)
+            if passing:
+                border = BORDER.search(text)
+                text = text[border.end() :] if border else text[-_LOOKED_BACK:]
+                held, size, passing = [text], len(text), border is None
+                if passing:
+                    continue
+            rest, events, ended = self._take(text)
+            if events:
+                yield events
+            text, taken = rest, len(rest) < len(text)
+            wanted = batch if taken else 2 * len(text)
+            if not taken and not ended and len(text) > limits.event_bytes:
+                ended = self._has_ended(text)
+                passing = not ended
+                self._damaged += passing
+            if ended:
+                yield from self._end(text + self._rest(source, limits.event_bytes))
+                return
+            held, size = [text], len(text)
+        yield from self._end(b"".join(held))
+
+    def _quickly(self, held: list[bytes]) -> tuple[bytes, list[Event]]:
+        """Decode up to the last border, which is looked for in the last piece alone, so that the text is copied once; nothing where that does not go."""
+        last = held[-1]
+        cut = next(borders(last), None)
+        if cut is None:
+            return b"", []
+        border = BORDER.match(last, cut)
+        try:
+            events = self._decode(b"".join((b"[", *held[:-1], memoryview(last)[: cut + 1], b"]")))
+        except DECODE_ERRORS:
+            return b"", []
+        return last[border.end() :] if border else b"", events
+
+    def _has_ended(self, text: bytes) -> bool:
+        """Whether the array of events ends in a text that is too long for one event."""
+        try:
+            self._decode(b"[" + text)
+        except DECODE_ERRORS as error:
+            return _TRAILING.search(str(error)) is not None
+        return True
+
+    def _rest(self, source: Iterator[bytes], limit: int) -> bytes:
+        """What follows the events, if it is not more than a header may be."""
+        rest = b""
+        for block in source:
+            rest += block
+            if len(rest) > limit:
+                self.findings.append(f"more than {limit} bytes follow its events: left out")
+                return b""
+        return rest
+
+    def _counted(self, limit: int, block: int, part: tuple[int, int] | None = None) -> Iterator[bytes]:
+        problems: list[str] = []
+        for text in blocks(self.path, limit, problems, block, part):
+            self.inflated_bytes += len(text)
+            yield text
+        self.findings += problems
+        self.whole &= not problems
+
+    def _head(self, source: Iterator[bytes]) -> bytes | None:
+        """What follows the bracket that opens the events; the header is filled with what stands before it."""
+        head, searched, tried = b"", 0, 0
+        for block in source:
+            head = (head + block).removeprefix(codecs.BOM_UTF8)
+            start = head[:64].lstrip()
+            if start[:1] == b"[":
+                return head[head.index(b"[") + 1 :]
+            if start and start[:1] != b"{":
+                self.findings.append(f"is no trace: it begins with {start[:20]!r}")
+                return None
+            for opening in _EVENTS.finditer(head, searched):
+                tried += 1
+                if tried > _NESTED:
+                    break
+                if self._understand(head[: opening.start()]):
+                    self._is_table = True
+                    return head[opening.end() :]
+            searched = max(0, len(head) - _LOOKED_BACK)
+            if len(head) > _HEAD_LIMIT or tried > _NESTED:
+                break
+        if not head.strip():
+            self.findings += [] if self.findings else ["is empty"]
+        else:
+            self.findings.append(f"has no traceEvents in its first {len(head)} bytes")
+        return None
+
+    def _understand(self, head: bytes) -> bool:
+        """Take in what stands before the events; False where that is not the top level."""
+        for sound in (bytes, sound_head):
+            try:
+                self.header.update(table(sound(head) + b'"":0}'))
+            except DECODE_ERRORS:
+                continue
+            if sound is sound_head:
+                self._leave_out("before")
+            return True
+        if is_nested(head):
+            return False
+        base = _BASE.search(head)
+        if base is not None:
+            self.header["baseTimeNanoseconds"] = int(base[1])
+        self._leave_out("before")
+        return True
+
+    def _leave_out(self, where: str) -> None:
+        self.findings.append(f"what it states about itself {where} its events is no JSON: that was left out")
+
+    def _take(self, text: bytes) -> tuple[bytes, list[Event], bool]:
+        """Decode up to the last border: what is left of the text, the events, and whether the array ends within it."""
+        for cut in borders(text):
+            border = BORDER.match(text, cut)
+            after = text[border.end() :] if border else b""
+            try:
+                return after, self._decode(b"".join((b"[", memoryview(text)[: cut + 1], b"]"))), False
+            except DECODE_ERRORS as error:
+                message = str(error)
+            if _TRAILING.search(message) is not None:  # the array has ended, and what follows are other keys
+                return text, [], True
+            if "truncated" not in message:
+                saved = salvage(text[: cut + 1], self._decode, loosely, more=True)
+                self._damaged += saved.damaged
+                self._repaired += saved.repaired
+                return (saved.rest + b"," + after if saved.rest else after), saved.events, False
+        return text, [], False
+
+    def _end(self, text: bytes) -> Iterator[list[Event]]:
+        """What is left when the file has been read: the last events, and the keys behind them."""
+        text = text.strip()
+        cut = next(borders(text), None)
+        if cut is not None and cut > len(text) // 2:  # so that the many are decoded once, and the few twice
+            rest, events, _ = self._take(text)
+            if events:
+                yield events
+            text = rest
+        try:
+            yield self._decode(b"[" + text)
+            self._close(b"")
+            return
+        except DECODE_ERRORS as error:
+            trailing = _TRAILING.search(str(error))
+        if trailing is not None:
+            end: int | None = int(trailing[1]) - 2
+            yield self._decode(b"[" + text[:end])
+        else:
+            end = ending(text)
+            saved = salvage(
+                text[:end].strip(b"], \r\n\t") if end is None else text[: end - 1], self._decode, loosely
+            )
+            yield saved.events
+            self._damaged += saved.damaged
+            self._repaired += saved.repaired
+            if end is None:
+                self.whole = False
+                self._damaged -= saved.last_damaged
+                self.findings.append(
+                    f"breaks off after {self.inflated_bytes} bytes: the events before that were kept"
+                )
+        if end is not None:
+            self._close(text[end:].strip())
+
+    def _close(self, rest: bytes) -> None:
+        """Take in what stands behind the events."""
+        if not rest:
+            if self._is_table:
+                self.findings.append("breaks off behind its events")
+            return
+        try:
+            self.header.update(table(b'{"":0' + rest))
+        except DECODE_ERRORS:
+            self._leave_out("after")

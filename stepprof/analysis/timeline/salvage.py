@@ -1,0 +1,162 @@
+"""What is whole in a stretch of events that is not: a file that breaks off, a bit that flipped, a name that Kineto did not escape.
+
+The text is divided where one event seems to end and the next to begin, and the parts that do not decode are halved until what is left are single events. Where a seeming border
+lies within an event (a list of tables among its arguments), the parts are joined again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+
+from stepprof.formats.kineto_text import EVENT, repaired_names
+
+__all__ = ["BORDER", "DECODE_ERRORS", "Salvaged", "borders", "salvage"]
+
+Event = TypeVar("Event")
+
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+_BLANKS = re.compile(rb"\s+")
+_CUTS = 8
+"""So many borders are tried before more text is asked for."""
+_JOINED = 32
+"""So many parts at most make one event."""
+
+
+Decode = Callable[[bytes], list[Event]]
+Loosely = Callable[[bytes], "Event | None"]
+
+
+@dataclass(slots=True)
+class Salvaged(Generic[Event]):
+    """What came of it."""
+
+    events: list[Event] = field(default_factory=list)
+    damaged: int = 0
+    """How many were given up."""
+    repaired: int = 0
+    """How many were changed so that they could be read."""
+    last_damaged: bool = False
+    """Whether the last one is among those."""
+    rest: bytes = b""
+    """What failed at the end, where more may follow: perhaps the beginning of an event."""
+
+
+def borders(text: bytes) -> Iterator[int]:
+    """Offsets of closing braces behind which another event seems to begin, the last first."""
+    end, found = len(text), 0
+    while found < _CUTS:
+        end = text.rfind(b"}", 0, end)
+        if end < 0:
+            return
+        if BORDER.match(text, end):
+            found += 1
+            yield end
+
+
+def salvage(
+    text: bytes, decode: Decode[Event], loosely: Loosely[Event], *, more: bool = False
+) -> Salvaged[Event]:
+    """Decode what can be of events separated by commas.
+
+    Args:
+        text: the events, without the brackets around them.
+        decode: decodes a whole array; raises one of DECODE_ERRORS.
+        loosely: decodes one event whose fields have unusual types; None where it is none.
+        more: the text may end within an event; what failed at its end is given back.
+    """
+    sound, escaped = repaired_names(text)
+    try:
+        return Salvaged(decode(b"[%b]" % sound), repaired=escaped)
+    except DECODE_ERRORS:
+        parts = _parts(sound)
+    found: Salvaged[Event] = Salvaged(repaired=escaped)
+    failed: list[bytes] = []
+    for events, part in _halved(parts, decode, found, loosely):
+        if events is None:
+            failed.append(part)
+            continue
+        left = _join(failed, found, decode, loosely)
+        found.damaged += _count(left)
+        failed.clear()
+        found.events += events
+    left = _join(failed, found, decode, loosely)
+    if more:
+        found.rest = b",".join(left[-_JOINED:])
+        del left[-_JOINED:]
+    found.damaged += _count(left)
+    found.last_damaged = bool(left)
+    return found
+
+
+def _halved(
+    parts: Sequence[bytes], decode: Decode[Event], found: Salvaged[Event], loosely: Loosely[Event]
+) -> Iterator[tuple[list[Event] | None, bytes]]:
+    """The events of stretches that decode, and single parts that do not; in order."""
+    stack = [(0, len(parts))]
+    while stack:
+        start, end = stack.pop()
+        if end - start == 1:
+            event = _one(parts[start], decode, found, loosely)
+            yield None if event is None else [event], parts[start]
+            continue
+        try:
+            events = decode(b"[%b]" % b",".join(parts[start:end]))
+        except DECODE_ERRORS:
+            middle = (start + end) // 2
+            stack += [(middle, end), (start, middle)]
+        else:
+            yield events, b""
+
+
+def _join(
+    failed: Sequence[bytes], found: Salvaged[Event], decode: Decode[Event], loosely: Loosely[Event]
+) -> list[bytes]:
+    """What failed in a row may be the pieces of events: those are found. Returns what is left at the end."""
+    left: list[bytes] = []
+    at = 0
+    while at < len(failed):
+        for count in range(2, min(len(failed) - at, _JOINED) + 1):
+            event = _one(b",".join(failed[at : at + count]), decode, found, loosely)
+            if event is not None:
+                found.events.append(event)
+                found.damaged += _count(left)
+                left.clear()
+                at += count
+                break
+        else:
+            left.append(failed[at])
+            at += 1
+    return left
+
+
+def _count(pieces: Sequence[bytes]) -> int:
+    """How many events these pieces are of: each has its phase in one of them."""
+    return max(1, sum(EVENT in _BLANKS.sub(b"", piece) for piece in pieces)) if pieces else 0
+
+
+def _parts(text: bytes) -> list[bytes]:
+    parts, at = [], 0
+    for border in BORDER.finditer(text):
+        parts.append(text[at : border.start() + 1])
+        at = border.end()
+    parts.append(text[at:])
+    return parts
+
+
+def _one(text: bytes, decode: Decode[Event], found: Salvaged[Event], loosely: Loosely[Event]) -> Event | None:
+    try:
+        events = decode(b"[%b]" % text)
+    except DECODE_ERRORS:
+        pass
+    else:
+        return events[0] if len(events) == 1 else None
+    event = loosely(_CONTROL.sub(b" ", text))
+    found.repaired += event is not None
+    return event

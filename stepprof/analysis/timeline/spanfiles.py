@@ -1,0 +1,302 @@
+"""Span files: the regions, windows, marks and counters of every step, from stepprof's own rolling files to a Source per process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from stepprof.analysis.timeline.columns import (
+    CounterColumns,
+    FlowColumns,
+    InstantColumns,
+    Interned,
+    SliceColumns,
+)
+from stepprof.analysis.timeline.model import Alignment, Origin, Source, Track, TrackKind
+from stepprof.analysis.timeline.salvage import DECODE_ERRORS
+from stepprof.analysis.timeline.utf8 import Utf8
+from stepprof.host.plain_files import open_plain, readable
+from stepprof.host.plain_json import parse_json
+from stepprof.instrument.attributes import short_name
+from stepprof.run.fields import is_rank
+from stepprof.run.occurrence_spans import Portion, SpanWindow, other_windows, unclear, visits_of
+from stepprof.run.span_lines import span_lines
+
+__all__ = ["SpanFiles", "read_spans_of", "span_files"]
+
+_NAME = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
+LARGEST_NS = 2**62
+_HEADER_BYTES = 1 << 16
+
+
+class _Header(msgspec.Struct):
+    kind: str = ""
+    rank: int | str | None = None
+    host: str | None = None
+    pid: int | None = None
+    boot_id: str | None = None
+    pid_namespace: str | None = None
+
+
+class _Span(msgspec.Struct, gc=False):
+    name: str
+    kind: str
+    start: int
+    dur: int
+    thread: int = 0
+    task: int | None = None
+    step: int | None = None
+    role: str | None = None
+    value: float | str | None = None
+    attrs: Raw = Raw(b"")
+    error: bool = False
+
+
+class _Bound(msgspec.Struct):
+    sample: Any = None
+
+
+_header = msgspec.json.Decoder(_Header)
+_span = msgspec.json.Decoder(_Span)
+_bound = msgspec.json.Decoder(_Bound)
+
+
+_Writer = tuple["int | str", "str | None", "int | None", "str | None", "str | None"]
+"""Rank, host, process id, boot id and namespace of process ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanFiles:
+    """The rolling files of one process, in order."""
+
+    rank: int | str
+    host: str | None
+    pid: int | None
+    boot_id: str | None
+    pid_namespace: str | None
+    files: tuple[Path, ...]
+
+
+def span_files(folder: Path) -> list[SpanFiles]:
+    """The span files in a folder, those of one process together; in the order of the ranks, a driver first. Raises OSError where there is a folder that cannot be read."""
+    groups: dict[_Writer, list[tuple[int, Path]]] = {}
+    try:
+        found = [(file, _NAME.fullmatch(readable(file.name))) for file in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    for file, match in found:
+        if match is None:
+            continue
+        rank: int | str = int(match[1]) if match[1].isdecimal() and len(match[1]) < 10 else match[1]
+        told = _Header()
+        try:
+            with open_plain(file) as lines:
+                told = _header.decode(lines.read(_HEADER_BYTES).partition(b"\n")[0])
+        except (OSError, *DECODE_ERRORS):
+            pass
+        rank = told.rank if is_rank(told.rank) and told.rank is not None else rank
+        writer = (rank, told.host, told.pid, told.boot_id, told.pid_namespace)
+        groups.setdefault(writer, []).append((int(match[2]), file))
+    ordered = sorted(
+        groups.items(),
+        key=lambda group: (isinstance(group[0][0], int), *_natural(group[0][0]), min(group[1])),
+    )
+    return [SpanFiles(*writer, files=tuple(file for _, file in sorted(files))) for writer, files in ordered]
+
+
+def _natural(rank: int | str) -> tuple[int, str]:
+    return (rank, "") if isinstance(rank, int) else (0, rank)
+
+
+def read_spans_of(
+    paths: Sequence[str],
+    step: int | None,
+    origin: Origin,
+    alignment: Alignment,
+    *,
+    args: bool,
+    roles: Collection[str] | None = None,
+    portion: Portion | None = None,
+) -> Source:
+    """Read the spans of one process.
+
+    A span lies on the track of its thread; of a coroutine, which others may overlap, on the track of all of those. One that is bound to a sample lies on the track of that sample as well.
+
+    Args:
+        paths: the files of one process.
+        step: spans of this step alone; None: all.
+        origin: whose they are.
+        alignment: how its host's clock is brought onto the common one.
+        roles: spans of these, and of none; None: all.
+        portion: of the occurrences of the step, the one that is meant; None: all of them.
+        args: keep attributes (with the step, the role and the kind) as arguments.
+    """
+    reader = _Reader(args, roles)
+    for path in paths:
+        reader.read(Path(path), step)
+    if portion is not None and step is not None:
+        others = partial(other_windows, [Path(path) for path in paths], step)
+        visits = visits_of(reader.windows, others)
+        bounds = portion.bounds(visits)
+        if bounds is None:
+            reader.findings.append(unclear(step, len(visits), len(portion.spans)))
+        reader.keep_within(bounds or (0, 0))
+    return reader.source(origin, alignment)
+
+
+class _Reader:
+    def __init__(self, args: bool, roles: Collection[str] | None) -> None:
+        self.args = args
+        self.roles = roles
+        self.names: Interned[str] = Interned()
+        self.categories: Interned[str] = Interned()
+        self.tracks: Interned[tuple[TrackKind, str]] = Interned()
+        self.slices: list[tuple[int, int, int, int, int, bytes | None]] = []
+        self.instants: list[tuple[int, int, int, int, bytes | None]] = []
+        self.counters: list[tuple[int, float, int]] = []
+        self.findings: list[str] = []
+        self.main: int | None = None
+        self.windows: list[SpanWindow] = []
+
+    def keep_within(self, bounds: tuple[int, int]) -> None:
+        """Leave out what begins before or after."""
+        begin, end = bounds
+        self.slices = [each for each in self.slices if begin <= each[0] < end]
+        self.instants = [each for each in self.instants if begin <= each[0] < end]
+        self.counters = [each for each in self.counters if begin <= each[0] < end]
+
+    def read(self, path: Path, step: int | None) -> None:
+        damaged, utf8 = 0, Utf8()
+        try:
+            for number, line in enumerate(map(utf8.valid, span_lines(path, step))):
+                if number == 0 and b'"kind": "spans"' in line:
+                    continue
+                span = _decoded(line)
+                if span is None:
+                    # a last line that is not whole: its process was writing it, or was killed
+                    damaged += line.endswith(b"\n")
+                    continue
+                if step is not None and span.step == step and span.kind == "window":
+                    self.windows.append((span.role, span.start, span.start + span.dur))
+                if self._is_wanted(span, step):
+                    span.name = short_name(span.name)
+                    damaged += not self._take(span)
+        except OSError as error:
+            self.findings.append(f"{readable(path.name)} cannot be read: {error.strerror or error}")
+        if damaged:
+            self.findings.append(
+                f"{damaged} damaged line{'s' * (damaged > 1)} of {readable(path.name)} passed over"
+            )
+        self.findings += [f"{readable(path.name)}: {finding}" for finding in utf8.finding()]
+
+    def _is_wanted(self, span: _Span, step: int | None) -> bool:
+        return (step is None or span.step == step) and (
+            self.roles is None or span.role is None or span.role in self.roles
+        )
+
+    def _take(self, span: _Span) -> bool:
+        if not 0 <= span.start < LARGEST_NS or not 0 <= span.dur < LARGEST_NS:
+            return False
+        if span.kind == "counter":
+            if isinstance(span.value, float):
+                self.counters.append((span.start, span.value, self.tracks["counter", span.name]))
+            return True
+        name, category = self.names[span.name], self.categories[span.kind]
+        place: tuple[TrackKind, str] = (
+            ("thread", str(span.thread)) if span.task is None else ("async", "tasks")
+        )
+        args = self._args(span) if self.args else None
+        tracks = [self.tracks[place]]
+        if b'"sample"' in (attributes := bytes(span.attrs)):
+            try:
+                sample = _bound.decode(attributes).sample
+            except DECODE_ERRORS:
+                sample = None
+            if isinstance(sample, str | int | float) and not isinstance(sample, bool):
+                tracks.append(self.tracks["sample", str(sample)])
+        for track in tracks:
+            if span.kind == "mark":
+                self.instants.append((span.start, name, category, track, args))
+            else:
+                self.slices.append((span.start, span.dur, name, category, track, args))
+        if self.main is None and span.kind == "window":
+            self.main = span.thread
+        return True
+
+    @staticmethod
+    def _args(span: _Span) -> bytes:
+        """The attributes, and before them whose span it is; an attribute of the same name is the user's and wins."""
+        attributes = bytes(span.attrs).strip()
+        fields: dict[str, object] = {"step": span.step, "role": span.role, "kind": span.kind}
+        if span.error:
+            fields["error"] = True
+        common = {
+            key: value
+            for key, value in fields.items()
+            if value is not None and f'"{key}"'.encode() not in attributes
+        }
+        text = msgspec.json.encode(common)
+        if len(attributes) <= 2:
+            return text
+        return attributes if text == b"{}" else text[:-1] + b", " + attributes[1:]
+
+    def source(self, origin: Origin, alignment: Alignment) -> Source:
+        shift = -alignment.offset_ns
+        slices, instants, counters = SliceColumns(self.args), InstantColumns(self.args), CounterColumns()
+        if self.slices:
+            start, duration, name, category, track, args = zip(*self.slices, strict=True)
+            slices.add(_int64(start), _int64(duration), name, category, track, args=args)
+        if self.instants:
+            time, name, category, track, args = zip(*self.instants, strict=True)
+            instants.add(_int64(time), name, category, track, args=args)
+        if self.counters:
+            time, value, track = zip(*self.counters, strict=True)
+            counters.add(_int64(time), np.array(value, dtype=np.float64), track)
+        return Source(
+            origin,
+            alignment,
+            list(self.names),
+            list(self.categories),
+            list(self._tracks()),
+            slices.built(shift),
+            instants.built(shift),
+            counters.built(shift),
+            FlowColumns().built(shift, lambda place, *_: place),
+            self.findings,
+        )
+
+    def _tracks(self) -> Iterable[Track]:
+        for number, (kind, key) in enumerate(self.tracks):
+            if kind == "thread":
+                main = key == str(self.main)
+                yield Track(
+                    kind,
+                    "main thread" if main else f"thread {key}",
+                    (kind, key),
+                    0 if main else 1000 + number,
+                )
+            else:
+                yield Track(kind, key, (key,) if kind == "sample" else (kind, key), 1_000_000 + number)
+
+
+def _decoded(line: bytes) -> _Span | None:
+    """Return the span of a line; None where it is damaged."""
+    try:
+        return _span.decode(line)
+    except DECODE_ERRORS:
+        try:  # NaN, and halves of surrogate pairs, are the user's own values
+            return _span.decode(msgspec.json.encode(parse_json(line)))
+        except (ValueError, RecursionError):
+            return None
+
+
+def _int64(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)

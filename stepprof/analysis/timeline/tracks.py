@@ -1,0 +1,264 @@
+"""The rows of a trace file: which of its (process, thread) pairs are threads, and which the streams of a device, what they are called and how they are ordered."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stepprof.analysis.timeline.columns import Interned
+from stepprof.analysis.timeline.event import Event
+from stepprof.analysis.timeline.model import Indices, Slices, Times, Track, TrackKind
+from stepprof.analysis.timeline.salvage import DECODE_ERRORS
+from stepprof.analysis.timeline.stated import StatedRow
+
+__all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "Rows"]
+
+DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+"""Categories of what a stream of a device does."""
+DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})
+"""Lies over kernels without nesting in them."""
+HOST = frozenset(
+    {"cpu_op", "cuda_runtime", "cuda_driver", "user_annotation", "python_function", "xpu_runtime", "xpu_driver"}
+)  # fmt: skip
+"""Categories of what a thread does. A thread and a stream may have the same numbers: these tell them apart."""
+
+OURS = "stepprof"
+"""The category of what stepprof writes into a trace: regions that are coroutines', and those of a trace that has none of its own."""
+
+Flags = npt.NDArray[np.bool_]
+Place = int | str
+Kind = TrackKind | Literal["annotations", "waits", "stated"]
+_KINDS: tuple[Kind, ...] = ("thread", "stream", "annotations", "waits")
+_KIND_OF = dict.fromkeys(DEVICE, 1) | dict.fromkeys(DEVICE_ANNOTATIONS, 2) | {"cuda_sync": 3}
+_ON_DEVICE = frozenset(_KINDS[1:])
+
+_OF_PROCESSES = frozenset({"process_name", "process_labels", "process_sort_index"})
+_OF_THREADS = frozenset({"thread_name", "thread_sort_index"})
+_TRACK, _NAMED = 900, 600
+"""Bytes of memory that a track takes until it is drawn, and the name of one."""
+_STREAM_NAME = re.compile(r"stream\b", re.IGNORECASE)
+_MERGED = re.compile(r"\[[^\]]*\]")
+"""What a merger puts before the process of each rank."""
+
+
+class _Named(msgspec.Struct):
+    """The arguments of what names a process or thread."""
+
+    name: str = ""
+    labels: str = ""
+    sort_index: float = 0
+    stepprof: StatedRow | None = None
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The tracks of one file, as they are met."""
+
+    keys: Interned[tuple[Kind, Place, Place]] = field(default_factory=Interned)
+    """(kind, pid, tid) or (kind, pid, what it is called) of each track, in order."""
+    places: Interned[tuple[Place, Place]] = field(default_factory=Interned)
+    """(pid, tid) of each place that complete events lie at."""
+    ends: Interned[tuple[Place, Place]] = field(default_factory=Interned)
+    """(pid, tid) of each place that an arrow begins or ends at."""
+    _hosts: set[tuple[Place, Place]] = field(default_factory=set)
+    """Places at which a thread of the host worked."""
+    _tracks: npt.NDArray[np.int32] = field(default_factory=lambda: np.full((0, len(_KINDS)), -1, np.int32))
+    _kinds: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    _process: dict[Place, _Named] = field(default_factory=dict)
+    _thread: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
+    _stream: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
+    """What names a stream, at a place that may be a thread's too."""
+    _stated: dict[tuple[Place, Place], StatedRow] = field(default_factory=dict)
+    """The track of each row of a timeline that stepprof wrote; it stands before what lies on the row."""
+    _told: int = 0
+
+    def of_places(self, place: Indices, category: Indices, categories: Interned[str]) -> Indices:
+        """Return the track of each complete event: by where it lies, and for a device also by what it is."""
+        if len(categories) > len(self._kinds):
+            kinds = [_KIND_OF.get(name, 0) for name in categories]
+            self._kinds = np.array(kinds, dtype=np.int32)
+        missing = len(self.places) - len(self._tracks)
+        self._tracks = np.concatenate((self._tracks, np.full((missing, len(_KINDS)), -1, np.int32)))
+        kind = self._kinds[category]
+        track: Indices = self._tracks[place, kind]
+        if len(track) and track.min() < 0:
+            unknown = track < 0
+            first = int(place[unknown].min())
+            places = self.places.since(first)
+            for number in np.unique(place[unknown].astype(np.int64) * len(_KINDS) + kind[unknown]).tolist():
+                where, what = divmod(number, len(_KINDS))
+                self._tracks[where, what] = self._track_of(_KINDS[what], *places[where - first])
+            track = self._tracks[place, kind]
+        return track
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that they take, roughly."""
+        return self.keys.held + self.places.held + self.ends.held + _TRACK * len(self.keys) + self._told
+
+    def of_thread(self, pid: Place, tid: Place) -> int:
+        """Return the track of what lies on a thread without a duration."""
+        return self._track_of("thread", pid, tid)
+
+    def _track_of(self, kind: Kind, pid: Place, tid: Place) -> int:
+        stated = self._stated.get((pid, tid))
+        return self.keys[kind, pid, tid] if stated is None else self.keys["stated", pid, stated.number]
+
+    def works_on_host(self, pid: Place, tid: Place) -> None:
+        """Note that a place is a thread's, whatever stream has the same numbers."""
+        self._hosts.add((pid, tid))
+
+    def of_ends(self, place: Indices, time: Times, ends: Flags, slices: Slices) -> Indices:
+        """Return the track of each end of an arrow: of a device the stream itself. Once all events are known.
+
+        Where a thread and a stream have the same numbers, the end lies where a slice begins just then, as Kineto writes arrows.
+
+        Args:
+            place: where each is, of `ends`.
+            time: when, on the clock of `slices`.
+            ends: whether the arrow ends there, and does not begin.
+            slices: all of the file.
+        """
+        known = [
+            self._track_of("stream" if ("stream", *at) in self.keys else "thread", *at) for at in self.ends
+        ]
+        track = np.array(known, dtype=np.int32)[place]
+        for number, (pid, tid) in enumerate(self.ends):
+            if not self._is_shared(pid, tid):
+                continue
+            here = np.flatnonzero(place == number)
+            thread, stream = self.keys["thread", pid, tid], self.keys["stream", pid, tid]
+            on_thread, on_stream = (
+                np.isin(time[here], slices.start[slices.track == row]) for row in (thread, stream)
+            )
+            unclear = on_thread == on_stream
+            track[here] = np.where(np.where(unclear, ends[here], on_stream), stream, thread)
+        return track
+
+    def _is_shared(self, pid: Place, tid: Place) -> bool:
+        return (pid, tid) in self._hosts and ("stream", pid, tid) in self.keys
+
+    def _is_beside_stream(self, pid: Place, tid: Place) -> bool:
+        """Whether a stream has these numbers, and no thread of the host."""
+        return (pid, tid) not in self._hosts and ("stream", pid, tid) in self.keys
+
+    def name(self, event: Event) -> None:
+        """Take in an event of metadata."""
+        if event.name not in _OF_PROCESSES and event.name not in _OF_THREADS:
+            return
+        try:
+            told = _named.decode(event.args)
+        except DECODE_ERRORS:
+            return
+        if told.stepprof is not None:
+            self._stated[event.pid, event.tid] = told.stepprof
+        if event.name in _OF_PROCESSES:
+            known = self._process.setdefault(event.pid, _Named())
+        elif _STREAM_NAME.match(told.name):
+            known = self._stream.setdefault((event.pid, event.tid), _Named())
+        else:
+            known = self._thread.setdefault((event.pid, event.tid), _Named())
+        self._told += _NAMED + len(event.args)
+        known.name = told.name or known.name
+        if told.labels != "CPU":  # a device with the number of this process has one that says more
+            known.labels = told.labels or known.labels
+        known.sort_index = told.sort_index or known.sort_index
+
+    def processes(self) -> dict[str, str]:
+        """Return the name of each process that has one."""
+        return {str(pid): told.name for pid, told in self._process.items() if told.name}
+
+    def tracks(self) -> list[Track]:
+        """Return the tracks, in the order of their numbers."""
+        keys = list(self.keys)
+        stated: dict[tuple[Place, Place], StatedRow] = {
+            (pid, row.number): row for (pid, _), row in self._stated.items()
+        }
+        processes = {
+            pid for kind, pid, _ in keys if kind == "thread" and (isinstance(pid, int) or _MERGED.match(pid))
+        }
+        devices = {pid for kind, pid, _ in keys if kind == "stream"}
+        processes -= devices - {pid for pid, _ in self._hosts}
+        many = len(processes) > 1
+        order = sorted(range(len(keys)), key=lambda number: self._order(keys[number]))
+        place = {number: rank for rank, number in enumerate(order)}
+        return [
+            self._track(key, many and key[1] in processes, place[number])
+            if row is None
+            else _stated(row, key)
+            for number, key in enumerate(keys)
+            for row in [stated.get(key[1:]) if key[0] == "stated" else None]
+        ]
+
+    def _track(self, key: tuple[Kind, Place, Place], told: bool, order: int) -> Track:
+        kind, pid, tid = key
+        parts = (kind, str(pid), str(tid))
+        prefix = f"{self._process_name(pid)}: " if told else ""
+        if kind == "waits" or (kind == "thread" and self._is_beside_stream(pid, tid)):
+            return Track("async", f"{self._stream_name(pid, tid)} other", parts, order)
+        if kind == "stream":
+            return Track("stream", self._stream_name(pid, tid), parts, order)
+        if kind == "annotations":
+            return Track("async", f"{self._stream_name(pid, tid)} annotations", parts, order)
+        if kind == "thread":
+            known = self._thread.get((pid, tid)) or self._stream.get((pid, tid))
+            unnamed = f"thread {tid}" if isinstance(tid, int) else tid or "profiler"
+            name = known.name if known and known.name else unnamed
+            if pid == tid and name.startswith(f"thread {tid} ("):  # as torch names them
+                name = f"main {name}"
+            return Track("thread", prefix + name, parts, order)
+        if kind == "sample":
+            return Track("sample", prefix + str(tid), (str(tid),), order)
+        if kind == "async" and tid == OURS:
+            return Track("async", f"{prefix}regions", parts, order)
+        return Track("async" if kind == "stated" else kind, prefix + str(tid), parts, order)
+
+    def _process_name(self, pid: Place) -> str:
+        known = self._process.get(pid)
+        name = known.name if known and known.name else "process"
+        return f"{name} {pid}"
+
+    def _stream_name(self, pid: Place, tid: Place) -> str:
+        known = self._process.get(pid)
+        label = known.labels if known and known.labels else f"GPU {pid}"
+        merged = _MERGED.match(pid) if isinstance(pid, str) else None
+        if merged is not None and merged[0] not in label:
+            label = f"{merged[0]} {label}"
+        thread = self._stream.get((pid, tid))
+        if thread is None and (pid, tid) not in self._hosts:
+            thread = self._thread.get((pid, tid))
+        name = (
+            re.sub(r"^stream (\S+) \1$", r"stream \1", thread.name.strip())
+            if thread and thread.name
+            else f"stream {tid}"
+        )
+        return f"{label} {name}"
+
+    def _order(self, key: tuple[str, Place, Place]) -> tuple[object, ...]:
+        kind, pid, tid = key
+        process = self._process.get(pid)
+        thread = self._thread.get((pid, tid))
+        first = {"iterations": 0, "counter": 1, "async": 2, "sample": 2}.get(kind, 3)
+        if isinstance(pid, str) and not _MERGED.match(pid):
+            first += 2  # what the profiler says of itself
+        return (
+            first,
+            kind in _ON_DEVICE or self._is_beside_stream(pid, tid),
+            process.sort_index if process else 0,
+            str(pid),
+            thread.sort_index if thread else 0,
+            str(tid),
+            kind,
+        )
+
+
+def _stated(row: StatedRow, key: tuple[Kind, Place, Place]) -> Track:
+    return Track(row.kind, row.name, (row.kind, str(key[1]), str(key[2])), row.order)

@@ -1,0 +1,110 @@
+"""Work on one source each, in processes beside each other.
+
+What only this module knows: a worker can die (out of memory, of a signal), and takes with it what the others of its pool were at; so what was lost is done again, each in a process of its own, and only
+what dies there too has failed. Workers are spawned, never forked: that works everywhere, and inherits nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from stepprof.analysis.timeline.heap import keep_freed_memory
+
+__all__ = ["Failed", "call", "each_in_worker"]
+
+Result = TypeVar("Result")
+SMALL = 4 << 20
+"""Bytes in all below which starting a process takes longer than the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What a task brought that its worker did not survive, or that raised."""
+
+    reason: str
+
+
+def each_in_worker(
+    function: Callable[..., Result],
+    tasks: Sequence[tuple[Any, ...]],
+    *,
+    sizes: Sequence[int],
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Result | Failed]:
+    """Call `function(*task)` for each task.
+
+    Args:
+        function: of a module, so that a worker finds it; it and the tasks are pickled.
+        tasks: the arguments of each call.
+        sizes: bytes of each; the largest begin first.
+        workers: processes at most, 1: all in this one; None: as many as there are cores, and none where there is little to do.
+        progress: called with (tasks done, all tasks) after each.
+
+    Returns:
+        What each call returned, in order.
+    """
+    results: dict[int, Result | Failed] = {}
+
+    def note(number: int, result: Result | Failed) -> None:
+        results[number] = result
+        if progress:
+            progress(len(results), len(tasks))
+
+    count = min(len(tasks), workers or _cores())
+    order = sorted(range(len(tasks)), key=lambda number: -sizes[number])
+    if count > 1 and (workers is not None or sum(sizes) >= SMALL):
+        _in_pool(function, tasks, order, count, note)
+        for number in order:
+            if number not in results:
+                _in_pool(function, tasks, [number], 1, note)
+                if number not in results:
+                    note(number, Failed("the process that read it died, probably for want of memory"))
+    for number in order:
+        if number not in results:
+            note(number, call(function, tasks[number]))
+    return [results[number] for number in range(len(tasks))]
+
+
+def _in_pool(
+    function: Callable[..., Result],
+    tasks: Sequence[tuple[Any, ...]],
+    order: Sequence[int],
+    count: int,
+    note: Callable[[int, Result | Failed], None],
+) -> None:
+    """Do some tasks; with a worker that dies, all that have not ended are left."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, initializer=keep_freed_memory) as pool:
+        futures: dict[Future[Result | Failed], int] = {}
+        try:
+            for number in order:
+                futures[pool.submit(call, function, tasks[number])] = number
+            for future in as_completed(futures):
+                note(futures[future], future.result())
+        except BrokenProcessPool:
+            return
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def call(function: Callable[..., Result], task: tuple[Any, ...]) -> Result | Failed:
+    """Call `function(*task)`; an error of what is in a source becomes a `Failed`."""
+    try:
+        return function(*task)
+    except (MemoryError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+        # one source must not take the others with it, whatever is in it
+        return Failed(f"{type(error).__name__}: {error}")
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))  # what a container or a scheduler leaves of the machine
+    except AttributeError:  # macOS, Windows
+        return os.cpu_count() or 1

@@ -1,0 +1,257 @@
+"""Several backends as one: ``backend = ["torch", "memory"]``.
+
+They start in the order in which they are named and stop the other way round, each into a file of its own below the same stem. What cannot start takes the others back with it, so that a capture
+is never less than what was asked for without saying so; what cannot stop, or be exported, costs nobody else's artifacts: the window is `partial` then, and says which one failed and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stepprof.backends.base import Backend, Busy, Export, ExportError, Incomplete
+from stepprof.errors import BackendError
+from stepprof.log import logger
+from stepprof.run.model import Annotation, Artifact, Capture, Window
+
+__all__ = ["Together"]
+
+Mark = AbstractContextManager[object]
+
+_CAREFUL = ("inline", "thread", "fork")
+"""The modes of an export, the most careful one first."""
+
+
+class Together:
+    """Backends that record side by side.
+
+    A backend that marks no regions says so with ``marks = False``: where only one marks, a region costs what that one takes.
+    """
+
+    def __init__(self, parts: Sequence[Backend]) -> None:
+        self.parts = tuple(parts)
+        self.name = "+".join(part.name for part in self.parts)
+        self._marking = tuple(part for part in self.parts if getattr(part, "marks", True))
+        self.mark: Callable[[str], Mark | None] = (
+            self._marking[0].mark if len(self._marking) == 1 else self._mark_all
+        )
+
+    @property
+    def waits(self) -> bool:
+        """Whether the export of one of them waits for somebody else."""
+        return any(getattr(part, "waits", False) for part in self.parts)
+
+    def mark_lane(self, name: str) -> Mark | None:
+        """A region that may be suspended, in those that mark such."""
+        return self._mark_by("mark_lane", name)
+
+    def mark_window(self, window: Window) -> Mark | None:
+        """A window that joins the capture, in those that mark such."""
+        return self._mark_by("mark_window", window)
+
+    def may_leave(self, mark: Any) -> bool:
+        """Whether the calling thread can end every range of this mark."""
+        pairs = [(self._marking[0], mark)] if len(self._marking) == 1 else mark.pairs
+        return all(getattr(part, "may_leave", _always)(inner) for part, inner in pairs)
+
+    @property
+    def thread_bound(self) -> bool:
+        """Whether one of them has to be stopped by the thread that started it."""
+        return any(part.thread_bound for part in self.parts)
+
+    def probe(self) -> str | None:
+        """What stands in the way of the first that cannot record here."""
+        for part in self.parts:
+            reason = part.probe()
+            if reason is not None:
+                return f"{part.name}: {reason}"
+        return None
+
+    def keep_near(self, folder: Path) -> None:
+        """Where captures will belong, for those that have to know before there is one."""
+        for part in self.parts:
+            keep_near = getattr(part, "keep_near", None)
+            if keep_near is not None:
+                keep_near(folder)
+
+    def arm(self) -> None:
+        """Arm each; where one cannot be, none is."""
+        self._each(lambda part: part.arm())
+
+    def start(self, capture: Capture) -> None:
+        """Start each; where one does not start, none records."""
+        self._each(lambda part: part.start(capture))
+
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+        """Stop each, the last one first. Raises BackendError where none could be stopped."""
+        exports: list[tuple[str, Export]] = []
+        failures: list[str] = []
+        for part in reversed(self.parts):
+            try:
+                exports.insert(0, (part.name, part.stop(capture, annotations)))
+            except Exception as error:  # noqa: BLE001 - what the others recorded is theirs to hand over
+                failures.insert(0, _told(part.name, error))
+                _let_go(part)
+        if not exports:
+            raise BackendError("; ".join(failures))
+        return _Exports(exports, failures)
+
+    def abort(self) -> None:
+        """Each leaves its half state."""
+        for part in reversed(self.parts):
+            _let_go(part)
+
+    def leave(self, marks: Sequence[Mark]) -> None:
+        """End the ranges that are still in progress: each backend its own, in its own way, before any of them stops."""
+        failure: Exception | None = None
+        for part in reversed(self._marking):
+            ours = list(marks) if len(self._marking) == 1 else [m for mark in marks for m in _of(part, mark)]
+            try:
+                getattr(part, "leave", _leave)(ours)
+            except Exception as error:  # noqa: BLE001 - the others' ranges are still open
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def bytes_so_far(self) -> int | None:
+        """The sum of what is known."""
+        known = [size for part in self.parts if (size := part.bytes_so_far()) is not None]
+        return sum(known) if known else None
+
+    def export_mode(self) -> str:
+        """The most careful mode that one of them asks for, since they are exported by one job."""
+        modes = [part.export_mode() for part in self.parts]
+        return next((mode for mode in _CAREFUL if mode in modes), "inline")
+
+    def _each(self, act: Callable[[Backend], None]) -> None:
+        done: list[Backend] = []
+        for part in self.parts:
+            done.append(part)
+            try:
+                act(part)
+            except BaseException as error:  # a KeyboardInterrupt, too, must not leave half of them recording
+                for other in reversed(done):
+                    _let_go(other)
+                if not isinstance(error, Exception):
+                    raise
+                kind = Busy if isinstance(error, Busy) else BackendError
+                raise kind(_told(part.name, error)) from error
+
+    def _mark_by(self, kind: str, what: object) -> Mark | None:
+        found = [
+            (part, mark)
+            for part in self._marking
+            if (make := getattr(part, kind, None)) is not None and (mark := make(what)) is not None
+        ]
+        if len(self._marking) == 1:
+            return found[0][1] if found else None
+        return _Marks(found) if found else None
+
+    def _mark_all(self, name: str) -> Mark | None:
+        found = [(part, mark) for part in self._marking if (mark := part.mark(name)) is not None]
+        return _Marks(found) if found else None
+
+
+class _Marks:
+    """One range of each backend, entered in order and left the other way round."""
+
+    __slots__ = ("_entered", "pairs")
+
+    def __init__(self, pairs: Sequence[tuple[Backend, Mark]]) -> None:
+        self.pairs = tuple(pairs)
+        self._entered = 0
+
+    def __enter__(self) -> _Marks:
+        try:
+            for _, mark in self.pairs:
+                mark.__enter__()
+                self._entered += 1
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        failure: BaseException | None = None
+        while self._entered:
+            self._entered -= 1
+            try:
+                self.pairs[self._entered][1].__exit__(kind, error, traceback)
+            except BaseException as problem:  # noqa: BLE001 - the ranges around it are still open
+                failure = failure or problem
+        if failure is not None:
+            raise failure
+
+
+class _Exports:
+    """The exports of one capture, one after another; what one of them cannot write is no loss to the others."""
+
+    def __init__(self, exports: Sequence[tuple[str, Export]], failures: Sequence[str]) -> None:
+        self._exports = exports
+        self._failures = failures
+
+    def __call__(self) -> tuple[Artifact, ...]:
+        """Write every artifact. Raises Incomplete where some are missing, ExportError where nothing came out whole."""
+        artifacts: list[Artifact] = []
+        failures = list(self._failures)
+        whole = 0
+        for name, export in self._exports:
+            try:
+                artifacts += export()
+                whole += 1
+            except Exception as error:  # noqa: BLE001 - as above
+                artifacts += getattr(error, "artifacts", ())
+                whole += isinstance(error, Incomplete)
+                failures.append(_told(name, error))
+        if failures:
+            kind = Incomplete if whole else ExportError
+            raise kind("; ".join(failures), tuple(artifacts))
+        return tuple(artifacts)
+
+    def hurry(self, until: float) -> None:
+        """The process is about to end: what waits for somebody else may wait until then."""
+        for _, export in self._exports:
+            hurry = getattr(export, "hurry", None)
+            if callable(hurry):
+                hurry(until)
+
+    def discard(self) -> None:
+        """Remove what an export that was cut short may have left."""
+        for _, export in self._exports:
+            discard = getattr(export, "discard", None)
+            if callable(discard):
+                discard()
+
+
+def _of(part: Backend, mark: Any) -> list[Mark]:
+    return [inner for owner, inner in mark.pairs if owner is part]
+
+
+def _always(mark: Mark) -> bool:
+    return True
+
+
+def _leave(marks: Sequence[Mark]) -> None:
+    for mark in marks:
+        mark.__exit__(None, None, None)
+
+
+def _let_go(part: Backend) -> None:
+    try:
+        part.abort()
+    except Exception as error:  # noqa: BLE001 - against its contract; the others have to be left, too
+        logger.warning("abort failed", backend=part.name, reason=_told(part.name, error))
+
+
+def _told(name: str, error: Exception) -> str:
+    """Which backend failed, and why; of its own errors the message says it."""
+    text = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
+    return f"{name}: {text}"

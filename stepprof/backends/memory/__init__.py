@@ -1,0 +1,1 @@
+"""The memory backend: snapshots of CUDA's caching allocator."""

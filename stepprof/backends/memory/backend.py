@@ -1,0 +1,222 @@
+"""CUDA's allocator as a backend: its history runs from the start of a window to its end, and a snapshot at the end says what was allocated, by whom, and when.
+
+Never outside a window: while armed nothing is switched on, only looked whether somebody else's history is in the way (and, for stacks with C++ frames, torch's unwinder is loaded). The snapshot is
+taken at the stop, before the history is switched off, which throws it away; to write it is left to the export job. It stays what torch makes of it: the viewer at pytorch.org/memory_viz opens it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import pickle
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stepprof.backends.base import Export, ExportError, Incomplete
+from stepprof.backends.memory.api import MemoryApi, history
+from stepprof.config.options.memory import MemoryOptions
+from stepprof.errors import BackendError
+from stepprof.formats.memory_peaks import device_peaks, entries_of
+from stepprof.host.atomic_files import publish
+from stepprof.log import logger
+from stepprof.run.model import Annotation, Artifact, Capture
+
+__all__ = ["MemoryBackend", "SnapshotFile"]
+
+KIND = "memory-snapshot"
+SUFFIX = ".memory.pickle"
+SUMMARY_KIND = "memory-summary"
+SUMMARY_SUFFIX = ".memory.json"
+PROTOCOL = 4
+
+_numbers = itertools.count(1)
+
+
+class MemoryBackend:
+    """Records the allocations of CUDA's caching allocator, of every thread and device of the process.
+
+    >>> MemoryBackend(MemoryOptions(max_entries=1000)).name
+    'memory'
+    """
+
+    name = "memory"
+    thread_bound = False
+    marks = False
+    """Regions are in the spans: the history has none."""
+    _is_warm: ClassVar[bool] = False
+
+    def __init__(self, options: MemoryOptions | None = None) -> None:
+        self._options = options or MemoryOptions()
+        self._api: MemoryApi | None = None
+        self._recording = False
+
+    def probe(self) -> str | None:
+        """Say why there is no allocator to record here."""
+        if self._api is None:
+            try:
+                self._api = MemoryApi()
+            except ImportError as error:
+                return f"torch cannot be imported ({error}); install it with: pip install 'stepprof[torch]'"
+            except (RuntimeError, OSError) as error:
+                return f"torch cannot be imported: {error}"
+        return self._api.obstacle()
+
+    def arm(self) -> None:
+        """Look whether the history is free, and load torch's unwinder where it is needed: once, for it is slow."""
+        api = self._ready()
+        history.check(api)
+        if self._options.stacks == "all" and api.is_in_use and not MemoryBackend._is_warm:
+            history.begin(self, api, dataclasses.replace(self._options, max_entries=1))
+            history.end(self, api)
+            MemoryBackend._is_warm = True
+
+    def start(self, capture: Capture) -> None:
+        """Switch the history on."""
+        api = self._ready()
+        if self._recording:
+            raise BackendError("the memory backend is recording already")
+        if not api.is_in_use:
+            raise BackendError(
+                "this process has not used CUDA yet, so that there is no allocator to record (to ask it would take memory on a device); "
+                "record a later step, or call torch.cuda.init() first"
+            )
+        try:
+            history.begin(self, api, self._options)
+        except RuntimeError as error:
+            if isinstance(error, BackendError):
+                raise
+            raise BackendError(f"CUDA's allocation history did not start: {error}") from error
+        self._recording = True
+
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+        """Take the snapshot, then switch the history off; the callable writes it."""
+        api = self._api
+        if api is None or not self._recording:
+            raise BackendError("there is no allocation history to stop")
+        try:
+            lost = not api.is_recording() and _can_tell(api)
+            snapshot, stats = api.snapshot(), api.stats()
+        except Exception as error:
+            raise BackendError(f"no snapshot of CUDA's allocator: {type(error).__name__}: {error}") from error
+        finally:
+            self.abort()
+        problem = (
+            "somebody else switched the allocation history off inside this window, and what it held is lost; the snapshot tells what was allocated at its end"
+            if lost
+            else None
+        )
+        options = self._options
+        about = {"max_entries": options.max_entries, "context": options.context, "devices": stats}
+        return SnapshotFile(snapshot, capture, about, problem)
+
+    def abort(self) -> None:
+        """Switch the history off, if it is ours."""
+        if not self._recording or self._api is None:
+            return
+        self._recording = False
+        try:
+            history.end(self, self._api)
+        except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch thinks of it
+            logger.warning("memory history not switched off", error=repr(error))
+
+    def mark(self, name: str) -> None:
+        """Regions are in the spans."""
+
+    def bytes_so_far(self) -> int | None:
+        """Unknown; `max_entries` is the bound."""
+        return None
+
+    def export_mode(self) -> str:
+        """A thread, for a process that uses CUDA is not forked; the writing lets go of the interpreter for each block of the file."""
+        return "thread"
+
+    def _ready(self) -> MemoryApi:
+        reason = self.probe()
+        if reason is not None or self._api is None:
+            raise BackendError(reason or "CUDA's allocator cannot be recorded here")
+        return self._api
+
+
+class SnapshotFile:
+    """Writes one snapshot as torch does, with what it is of under the key ``stepprof``, and a small JSON of the peaks beside it."""
+
+    def __init__(
+        self,
+        snapshot: dict[str, Any],
+        capture: Capture,
+        about: dict[str, Any],
+        problem: str | None = None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._folder = capture.folder
+        self._metadata = dict(capture.metadata)
+        self._about = about
+        self._problem = problem
+        self._final = capture.folder / f"{capture.stem}{SUFFIX}"
+        self._summary = capture.folder / f"{capture.stem}{SUMMARY_SUFFIX}"
+        number = f"{os.getpid()}-{next(_numbers)}"
+        self._hidden = tuple(
+            path.with_name(f".{path.name}.{number}") for path in (self._final, self._summary)
+        )
+
+    def __call__(self) -> tuple[Artifact, ...]:
+        """Write both. Raises ExportError; Incomplete where something of the history is missing."""
+        try:
+            artifacts = (self._write_snapshot(), self._write_summary())
+        except OSError as error:
+            raise ExportError(
+                f"the snapshot cannot be written to {self._final.parent}: {error.strerror or error}"
+            ) from error
+        finally:
+            self.discard()
+        if self._problem is not None:
+            raise Incomplete(self._problem, artifacts)
+        return artifacts
+
+    def discard(self) -> None:
+        """Remove what an export that was cut short may have left."""
+        for path in self._hidden:
+            path.unlink(missing_ok=True)
+
+    def _write_snapshot(self) -> Artifact:
+        with self._hidden[0].open("xb") as file:
+            of_it = plain({**self._metadata, "context": self._about["context"]})
+            pickle.dump({**self._snapshot, "stepprof": of_it}, file, protocol=PROTOCOL)
+        return self._published(0, self._final, KIND, events=entries_of(self._snapshot))
+
+    def _write_summary(self) -> Artifact:
+        history_of = {
+            peak.device: {
+                "history_entries": peak.entries,
+                "history_peak_bytes": peak.peak_bytes,
+                "history_peak_unix_us": peak.peak_unix_us,
+            }
+            for peak in device_peaks(self._snapshot)
+        }
+        devices = [{**stats, **history_of.get(stats["device"], {})} for stats in self._about["devices"]]
+        content = {
+            "stepprof": self._metadata,
+            "written_unix_ns": time.time_ns(),
+            **self._about,
+            "devices": devices,
+        }
+        self._hidden[1].write_text(json.dumps(content, indent=1, default=str))
+        return self._published(1, self._summary, SUMMARY_KIND)
+
+    def _published(self, which: int, final: Path, kind: str, events: int | None = None) -> Artifact:
+        size = self._hidden[which].stat().st_size
+        path = publish(self._hidden[which], final)
+        return Artifact(path.relative_to(self._folder).as_posix(), kind, size, events)
+
+
+def plain(value: Any) -> Any:
+    """What a reader that allows nothing but plain values can read."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _can_tell(api: MemoryApi) -> bool:
+    return hasattr(api.torch._C, "_cuda_isHistoryEnabled")

@@ -1,0 +1,1 @@
+"""The npu backend: torch_npu's profiler on Ascend devices."""

@@ -1,0 +1,81 @@
+"""What is left to do after torch_npu's stop: its folder under the artifact's name, and a look whether it holds what was recorded.
+
+torch_npu reports nothing of what CANN did: that the device recorded is seen by the folder that CANN made, and by nothing else.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from stepprof.backends.base import ExportError, Incomplete
+from stepprof.backends.npu.clock import correct_end
+from stepprof.backends.npu.session import NpuSession, tree_bytes
+from stepprof.config.options.npu import NpuOptions
+from stepprof.formats.npu_folder import KIND, SUFFIX, missing_parts
+from stepprof.log import logger
+from stepprof.run.model import Artifact, Capture
+
+__all__ = ["NpuExport"]
+
+
+class NpuExport:
+    """Gives one session's folder its place: ``<stem>.npu/<host>_<pid>_<time>_ascend_pt``, by a rename.
+
+    Args:
+        problem: what went wrong at stop; what there is is kept nevertheless.
+    """
+
+    def __init__(
+        self, session: NpuSession, capture: Capture, options: NpuOptions, problem: str | None
+    ) -> None:
+        self._staging = session.staging
+        self._made = session.folder
+        self._complaints = tuple(session.complaints)
+        self._capture = capture
+        self._options = options
+        self._problem = problem
+
+    def __call__(self) -> tuple[Artifact, ...]:
+        """Name the artifact. Raises ExportError; Incomplete where only the analysis failed."""
+        if self._made is None or not self._made.is_dir():
+            raise ExportError(self._problem or f"torch_npu left no folder in {self._staging}")
+        final = self._capture.folder / f"{self._capture.stem}{SUFFIX}"
+        try:
+            final.mkdir()
+            folder = self._made.rename(final / self._made.name)
+        except OSError as error:
+            raise ExportError(
+                f"the capture cannot be moved to {final}: {error.strerror or error}; it lies in {self._made}"
+            ) from error
+        finally:
+            self.discard()
+        correct_end(folder)
+        lacking = missing_parts(folder, on_host=self._options.on_host, on_device=self._options.on_device)
+        problem = self._problem or lacking
+        if problem is not None:
+            said = [each for each in self._complaints if each.rpartition(" (")[0] not in problem]
+            raise ExportError("; CANN said ".join([problem, *said]), self._artifact(folder))
+        if self._complaints:
+            logger.warning(
+                "npu recorded, and CANN complained", folder=folder.name, reason="; ".join(self._complaints)
+            )
+        if self._options.analyse:
+            self._analyse(folder)
+        return self._artifact(folder)
+
+    def discard(self) -> None:
+        """Remove the folder in which it was recorded, once there is nothing in it any more."""
+        if self._made is None or not self._made.exists():
+            shutil.rmtree(self._staging, ignore_errors=True)
+
+    def _artifact(self, folder: Path) -> tuple[Artifact, ...]:
+        path = folder.relative_to(self._capture.folder).as_posix()
+        return (Artifact(path=path, kind=KIND, bytes=tree_bytes(folder)),)
+
+    def _analyse(self, folder: Path) -> None:
+        from stepprof.formats.npu_analysis import analyse
+
+        problem = analyse(folder, timeout_seconds=self._options.analyse_timeout_seconds)
+        if problem is not None:
+            raise Incomplete(f"{problem}; the capture itself is whole", self._artifact(folder))

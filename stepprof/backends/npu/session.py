@@ -1,0 +1,180 @@
+"""One session of torch_npu's profiler, from warm-up to its folder: what is called in which order, and what was seen of each call.
+
+What only this module knows is what leaves CANN in a clean state. A warm-up that is only aborted keeps three threads and a configuration of CANN's for every time it was (torch_npu 2.13): so it is
+recorded for a moment and ended like any other session, which is how torch_npu itself leaves a warm-up that is followed by nothing. A profile that is dropped without having been stopped stops
+whichever session there is: so `stopped` is set before each is let go, and in every forked process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from stepprof.backends.npu.api import NpuApi
+from stepprof.config.options.npu import NpuOptions
+from stepprof.errors import BackendError
+from stepprof.log import logger
+
+__all__ = ["NpuSession", "tree_bytes"]
+
+
+class NpuSession:
+    """A session that is warm, records, or is over.
+
+    Args:
+        staging: a folder of its own, which is made; torch_npu makes one in it.
+
+    Raises:
+        BackendError: it cannot be prepared; nothing is left of it then.
+    """
+
+    def __init__(self, api: NpuApi, options: NpuOptions, staging: Path) -> None:
+        self._api = api
+        self.staging = staging
+        self.folder: Path | None = None
+        """What torch_npu has made, below `staging`."""
+        self.complaints: list[str] = []
+        """What CANN said of calls that failed; torch_npu does not tell."""
+        self.device = -1
+        self._phase: Literal["cold", "warm", "recording", "over"] = "cold"
+        self.profile: Any = None
+        try:
+            staging.mkdir(parents=True)
+        except OSError as error:
+            raise BackendError(f"the folder {staging} cannot be made: {error.strerror or error}") from error
+        _sessions.add(self)
+        try:
+            api.cann_complaint()
+            self.profile = api.profile(options, staging)
+            self.device = api.device()
+            self._phase = "warm"
+            api.call(self.profile.start)
+            self._note_complaint("warm-up")
+            self.folder = self._made()
+        except BaseException as error:
+            self.discard()
+            if isinstance(error, BackendError) or not isinstance(error, Exception):
+                raise
+            raise BackendError(
+                f"torch_npu's profiler was not prepared: {type(error).__name__}: {error}"
+            ) from error
+
+    def record(self, metadata: Mapping[str, object]) -> None:
+        """Begin to record. Raises BackendError; `discard` is to be called then."""
+        self._api.cann_complaint()
+        self._phase = "recording"
+        self._api.call(self.profile.step)
+        self._note_complaint("start")
+        if not self._api.recording_this_thread():
+            raise BackendError(
+                "torch_npu's profiler did not start, and does not say why; CANN's log may (~/ascend/log)"
+            )
+        with contextlib.suppress(BackendError):  # torch_npu leaves out what is too long
+            self._api.call(
+                self.profile.add_metadata_json, "stepprof", json.dumps(dict(metadata), default=str)
+            )
+
+    def finish(self) -> str | None:
+        """End the recording; what went wrong, if anything did. What there is of it lies in the folder either way."""
+        problem = None
+        self._api.cann_complaint()
+        if not self._api.recording_this_thread():
+            problem = "another profiler ended this capture and took its events"
+        try:
+            self._api.call(
+                self.profile.step
+            )  # stop() alone takes the schedule for incomplete, and says so on stdout
+            self._api.call(self.profile.stop)
+        except BackendError as error:
+            problem = problem or str(error)
+            self._end_by_force()
+        finally:
+            self.let_go()
+        complaint = self._note_complaint("stop")
+        return problem or (complaint and f"CANN did not end the recording: {complaint}")
+
+    def discard(self) -> None:
+        """End it, however far it came, and remove its folder. Never raises."""
+        try:
+            if self._phase == "warm" and self.folder is not None and not self._api.recording_this_thread():
+                self._api.call(self.profile.step)
+                self._phase = "recording"
+            if self._phase == "recording":
+                self.finish()
+            elif self._phase == "warm":
+                self._api.call(self.profile.stop)
+        except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch_npu thinks of it
+            logger.debug("npu session not ended in order", reason=str(error))
+            self._end_by_force()
+        finally:
+            self.let_go()
+            shutil.rmtree(self.staging, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """The thread that recorded is gone, and with it what torch_npu needs to stop: CANN is told to, without it."""
+        self._end_by_force()
+        self.let_go()
+        shutil.rmtree(self.staging, ignore_errors=True)
+
+    def let_go(self) -> None:
+        """Make it harmless to drop the profile."""
+        self._phase = "over"
+        if self.profile is not None:
+            self.profile.stopped = True
+
+    def bytes_so_far(self) -> int:
+        """What its files take by now."""
+        return tree_bytes(self.staging)
+
+    def _made(self) -> Path:
+        path = str(getattr(getattr(self.profile, "prof_if", None), "prof_path", "") or "")
+        if not path or not Path(path).is_dir():
+            raise BackendError(
+                f"torch_npu made no folder in {self.staging}; CANN's log may say why (~/ascend/log)"
+            )
+        return Path(path)
+
+    def _note_complaint(self, call: str) -> str | None:
+        told = self._api.cann_complaint()
+        if told:
+            self.complaints.append(f"{told} (at {call})")
+        return told
+
+    def _end_by_force(self) -> None:
+        """After a call that failed half-way: the parts of stopping that may still be owed."""
+        interface = getattr(self.profile, "prof_if", None)
+        for name in ("stop_trace", "finalize_trace"):
+            if name == "stop_trace" and not self._api.recording_this_thread():
+                continue
+            try:
+                self._api.call(getattr(interface, name))
+            except Exception as error:  # noqa: BLE001 - as much as can be ended is ended
+                logger.debug("npu session not ended in order", call=name, reason=str(error))
+
+
+def tree_bytes(folder: Path) -> int:
+    """What the files below a folder take."""
+    total = 0
+    for where, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):  # it was removed meanwhile
+                total += os.lstat(f"{where}/{name}").st_size
+    return total
+
+
+_sessions: weakref.WeakSet[NpuSession] = weakref.WeakSet()
+
+
+def _let_go_all() -> None:
+    for session in tuple(_sessions):
+        session.let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_all)

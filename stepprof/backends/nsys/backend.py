@@ -1,0 +1,173 @@
+"""Nsight Systems as a backend: a window is a range of its capture, a region an NVTX range, and the report comes afterwards.
+
+nsys records from outside: it has to have started the process (`nsys_command`, `ray_runtime_env`), and a window only tells it when to begin and to end. So nothing here can fail in the
+window for want of nsys: a window whose report never comes is `lost`, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+
+from stepprof.backends.base import Export
+from stepprof.backends.nsys.cuda import CudaProfiler
+from stepprof.backends.nsys.launch import count_windows, nsys_command, ray_runtime_env
+from stepprof.backends.nsys.process import launch_of, under_nsys
+from stepprof.backends.nsys.ranges import Ranges, may_leave
+from stepprof.backends.nsys.reports import Report, ranges
+from stepprof.backends.nsys.secrets import warn_of_secrets
+from stepprof.backends.process_slot import slot
+from stepprof.config.options.nsys import NsysOptions
+from stepprof.errors import BackendError
+from stepprof.log import logger
+from stepprof.run.model import Annotation, Capture, Window
+
+__all__ = ["NsysBackend", "count_windows", "nsys_command", "ray_runtime_env"]
+
+NOT_STARTED = (
+    "this process was not started under nsys; prefix its command with stepprof.backends.nsys.backend.nsys_command(config), "
+    "or make its Ray actor with stepprof.backends.nsys.backend.ray_runtime_env(config)"
+)
+_told: set[str] = set()
+
+
+class NsysBackend:
+    """Brackets windows for Nsight Systems.
+
+    >>> NsysBackend(NsysOptions()).name
+    'nsys'
+    """
+
+    name = "nsys"
+    thread_bound = False
+    waits = True
+
+    def __init__(self, options: NsysOptions | None = None) -> None:
+        self._options = options or NsysOptions()
+        self._cuda = CudaProfiler()
+        self._ranges = Ranges()
+        self._recording = False
+        self._brackets = False
+        self._number = 0
+        self._window: AbstractContextManager[object] | None = None
+        self._pid = os.getpid()
+
+    def probe(self) -> str | None:
+        """Say why no window can be bracketed here. Whether nsys started this process, and what a torch that is still to come brings, shows at each window."""
+        settled = "torch" in sys.modules or find_spec("torch") is None
+        return self._cuda.missing() if settled and under_nsys(os.environ) else None
+
+    def arm(self) -> None:
+        """Look whether a tool is attached by now, and say once what its reports would give away or lack."""
+        with slot.held_by(self, "nsys"):
+            self._look()
+
+    def start(self, capture: Capture) -> None:
+        """Begin a range."""
+        if self._recording:
+            raise BackendError("the nsys backend is recording already")
+        slot.take(self, "nsys")
+        try:
+            self._pid = os.getpid()
+            self._look()
+            self._brackets = under_nsys(os.environ)
+            if self._brackets:
+                self._cuda.start()
+                self._number = ranges.begin((capture.window.step, capture.stem), own=True)
+            self._recording = True
+            window = self._ranges.window(capture.window)
+            if window is not None:
+                window.__enter__()
+                self._window = window
+        except BaseException:
+            self.abort()
+            raise
+
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+        """End the range; the callable waits for its report."""
+        if not self._recording or self._pid != os.getpid():
+            raise BackendError("there is no nsys range to end")
+        failure = self._end()
+        launch = launch_of(self._options, os.environ)
+        if not self._brackets:
+            failure = NOT_STARTED
+        elif failure is None:
+            failure = launch.without_report(self._number)
+        return Report(capture, launch, self._number, self._options, hopeless=failure)
+
+    def abort(self) -> None:
+        """End the range where one has begun. Idempotent."""
+        if self._recording and self._pid == os.getpid():
+            failure = self._end()
+            if failure is not None:
+                logger.warning("nsys range left open", reason=failure)
+        elif self._brackets and self._pid == os.getpid() and self._number > ranges.ended:
+            self._stop_range()
+        self._recording, self._window = False, None
+        slot.release(self)
+
+    def mark(self, name: str) -> AbstractContextManager[object] | None:
+        """An NVTX range on this thread's stack."""
+        return self._ranges.push(name) if self._recording else None
+
+    def mark_lane(self, name: str) -> AbstractContextManager[object] | None:
+        """An NVTX range of the process, for what may be suspended."""
+        return self._ranges.span(name) if self._recording else None
+
+    def mark_window(self, window: Window) -> AbstractContextManager[object] | None:
+        """The range of a window that joins the capture."""
+        return self._ranges.window(window) if self._recording else None
+
+    def may_leave(self, mark: object) -> bool:
+        """A range on a thread's stack only that thread can end."""
+        return may_leave(mark)
+
+    def bytes_so_far(self) -> int | None:
+        """Unknown: nsys collects elsewhere."""
+        return None
+
+    def export_mode(self) -> str:
+        """On a thread that waits for the report."""
+        return "thread"
+
+    def _end(self) -> str | None:
+        """End the window's range and nsys's; why the latter did not end, where it did not."""
+        window, self._window, self._recording = self._window, None, False
+        try:
+            if window is not None:
+                window.__exit__(None, None, None)
+        except Exception as error:  # noqa: BLE001 - nsys's own range has to end all the same
+            logger.warning("the window's range was not ended", reason=repr(error))
+        try:
+            return self._stop_range() if self._brackets else None
+        finally:
+            slot.release(self)
+
+    def _stop_range(self) -> str | None:
+        try:
+            self._cuda.stop()
+        except Exception as error:  # noqa: BLE001 - whatever the driver says: the range has not ended
+            return f"the range never ended: {error}"
+        finally:
+            ranges.end(self._number)
+        return None
+
+    def _look(self) -> None:
+        attached = under_nsys(os.environ)
+        if not self._ranges.look():
+            reason = self._ranges.missing()
+            if reason is not None and attached:
+                _tell_once("regions will not be marked for nsys", reason)
+        if not attached:
+            _tell_once("not under nsys", NOT_STARTED)
+        else:
+            warn_of_secrets(self._options, launch_of(self._options, os.environ), os.environ)
+
+
+def _tell_once(event: str, reason: str) -> None:
+    if event not in _told:
+        _told.add(event)
+        logger.warning(event, reason=reason)

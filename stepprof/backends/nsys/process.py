@@ -1,0 +1,159 @@
+"""How a process was started under nsys, as far as its reports go: where they are written, which of them are its own, how many there will be.
+
+What `nsys_command` and `ray_runtime_env` settled comes in $STEPPROF_NSYS: where the reports go, for how many ranges, and when they are written. What only this module knows: how nsys names
+its reports, and that it names them after the process that it started, which may be one above.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepprof.config.options.nsys import NsysOptions
+from stepprof.log import logger
+
+__all__ = ["SUFFIX", "VARIABLE", "Launch", "launch_of", "under_nsys"]
+
+VARIABLE = "STEPPROF_NSYS"
+SUFFIX = ".nsys-rep"
+UNFINISHED = (".qdstrm",)
+
+_ENDING = rf"(?:\.(?P<number>\d+))?(?:{'|'.join(map(re.escape, (SUFFIX, *UNFINISHED)))})"
+_TOOLS = re.compile(r"nsys|nsight|ToolsInjection", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a process was started, as far as its reports go.
+
+    ``ranges``: after how many nsys records no more; None: never, or not known. ``deferred``: it writes no report before the last of them.
+    """
+
+    folder: Path | None
+    names: re.Pattern[str] | None
+    ranges: int | None = None
+    deferred: bool = False
+    leaves_environment_out: bool = False
+
+    @classmethod
+    def alone_in(cls, folder: Path) -> Launch:
+        """One of which nothing is known but that nobody else's reports lie in this folder."""
+        return cls(folder, re.compile(rf".*?{_ENDING}"))
+
+    def without_report(self, number: int) -> str | None:
+        """Why there will be no report of this range that can be found; or None."""
+        if self.ranges is not None and number > self.ranges:
+            return (
+                f"this is window {number} of the process, and nsys was started for {self.ranges}: tell it the number of "
+                'windows, or windows = "any" in [nsys]'
+            )
+        if self.folder is None:
+            return (
+                "where nsys writes its reports is not known: start it with stepprof.backends.nsys.backend.nsys_command(config), "
+                "or name the folder as report_dir in [nsys]"
+            )
+        return None
+
+    def find(self, number: int) -> Path | None:
+        """The report of a range, or what nsys has left of it unfinished."""
+        if self.folder is None or self.names is None:
+            return None
+        best = None
+        try:
+            names = [path.name for path in self.folder.iterdir()]
+        except OSError:
+            return None
+        for name in names:
+            matched = self.names.fullmatch(name)
+            # without a number: the only report of a session that was told to take one range
+            if matched and (matched["number"] == str(number) or (not matched["number"] and number == 1)):
+                best = (
+                    name
+                    if best is None or (name.endswith(SUFFIX), name) > (best.endswith(SUFFIX), best)
+                    else best
+                )
+        return None if best is None else self.folder / best
+
+
+def under_nsys(environ: Mapping[str, str]) -> bool:
+    """Whether nsys started the process with this environment, or one that it descends from."""
+    return bool(
+        environ.get("NSYS_PROFILING_SESSION_ID")
+        or environ.get(VARIABLE)
+        or any(
+            _TOOLS.search(environ.get(name, ""))
+            for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "LD_PRELOAD")
+        )
+    )
+
+
+def launch_of(options: NsysOptions, environ: Mapping[str, str], pid: int | None = None) -> Launch:
+    """What is known of how a process was started.
+
+    Args:
+        options: where reports are, if the command was somebody's own.
+        environ: of that process.
+        pid: which process of this host; None: this one.
+    """
+    settled = dict(part.partition("=")[::2] for part in environ.get(VARIABLE, "").split(";") if "=" in part)
+    output = settled.get("output", "")
+    folder = Path(options.report_dir) if options.report_dir is not None else None
+    if folder is None and Path(output).is_absolute():
+        folder = Path(output).parent
+    if folder is None:
+        folder = _ray_folder()
+    ranges = settled.get("ranges", "")
+    mode = settled.get("mode", "")
+    return Launch(
+        folder,
+        _names(Path(output).name, os.getpid() if pid is None else pid),
+        int(ranges) if ranges.isdigit() else None,
+        mode == "defer",
+        settled.get("environment") == "left-out",
+    )
+
+
+def _names(template: str, pid: int) -> re.Pattern[str]:
+    """Reports of a process: by the name that was settled, else by the process id in it, which then has to be its own: a small number of a process above is in many a name."""
+    if template:
+        pids = "|".join(str(above) for above in _itself_and_above(pid))
+        host = re.escape(socket.gethostname())
+        text = re.escape(template).replace(re.escape("{pid}"), f"(?:{pids})")
+        text = text.replace(re.escape("{host}"), host)
+    else:
+        text = rf"'?(?:.*\D)?{pid}(?:[^\d.].*?)?'?"
+    return re.compile(text + _ENDING)
+
+
+def _itself_and_above(pid: int) -> list[int]:
+    """A process, and those that it descends from: nsys names its reports after the one that it started, be that a shell or a launcher. What is above nsys itself has another session."""
+    found: list[int] = []
+    while pid > 1 and len(found) < 20:
+        try:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            above = int(rest.split()[1])
+        except (OSError, ValueError, IndexError):
+            return found or [pid]
+        if found and _TOOLS.search(name):
+            break
+        found.append(pid)
+        pid = above
+    return found
+
+
+def _ray_folder() -> Path | None:
+    """Where Ray has nsys write: ``<session>/logs/nsight``."""
+    ray = sys.modules.get("ray")
+    try:
+        if ray is None or not ray.is_initialized():
+            return None
+        node = ray._private.worker.global_worker.node
+        return Path(node.get_logs_dir_path()) / "nsight"
+    except Exception as error:  # noqa: BLE001 - Ray's internals, of whatever version
+        logger.warning("Ray's folder for nsys's reports not found", reason=f"{type(error).__name__}: {error}")
+        return None

@@ -1,0 +1,180 @@
+"""Windows and regions as NVTX ranges, in a domain of our own: ``stepprof``.
+
+A region of a plain function is pushed on its thread's stack (of our domain, so that nobody else's ranges are in between) and popped by the same thread. What may be suspended, or ends
+on another thread (coroutines, generators, windows), is a start/end range, which any thread may end, in any order. Both have the role as their category and a colour that is always the
+role's own.
+
+What only this module knows: NVTX looks for a tool once, at the first call in the process, and `nvtx.get_domain` remembers its answer for good. So nothing of it is touched before a
+window is near, and as long as there is no tool, each window asks anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from importlib import import_module
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+from stepprof.instrument.context import cell, scope
+from stepprof.run.model import WHOLE_STEP, Window
+
+__all__ = ["DOMAIN", "MAX_NAMES", "Ranges", "colour", "may_leave"]
+
+DOMAIN = "stepprof"
+MAX_NAMES = 4096
+"""Names that are registered with the tool, which never forgets one; those beyond share a range called `BEYOND`."""
+BEYOND = f"(more than {MAX_NAMES} names)"
+
+_COLOURS = (
+    0x4E79A7,
+    0xF28E2B,
+    0x59A14F,
+    0xE15759,
+    0xB07AA1,
+    0x76B7B2,
+    0xEDC948,
+    0xFF9DA7,
+    0x9C755F,
+    0x2F6F4F,
+)
+_WHOLE = 0x7F7F7F
+
+
+def colour(role: str | None) -> int:
+    """The colour of a role as ARGB, the same in every process and run; the whole step is grey.
+
+    >>> hex(colour("actor")) == hex(colour("actor")), hex(colour(None))
+    (True, '0xff7f7f7f')
+    """
+    return 0xFF000000 | (_WHOLE if role is None else _COLOURS[zlib.crc32(role.encode()) % len(_COLOURS)])
+
+
+class Ranges:
+    """The NVTX ranges of this process."""
+
+    def __init__(self) -> None:
+        self._nvtx: Any = None
+        self._domain: Any = None
+        self._attributes: dict[tuple[str | None, str], Any] = {}
+
+    def missing(self) -> str | None:
+        """Why nothing can be marked, whatever tool there is; or None. Imports nothing."""
+        if self._nvtx is not None and not hasattr(self._nvtx, "Domain"):
+            return "this nvtx is too old; update it with: pip install 'stepprof[nsys]'"
+        return (
+            None
+            if find_spec("nvtx")
+            else "nvtx is not installed; install it with: pip install 'stepprof[nsys]'"
+        )
+
+    def look(self) -> bool:
+        """Whether a tool is attached by now."""
+        if self._domain is not None:
+            return True
+        if self._nvtx is None and self.missing() is None:
+            self._nvtx = import_module("nvtx")
+        if self.missing() is not None:
+            return False
+        domain = self._nvtx.Domain(DOMAIN)
+        if type(domain).__name__ == "DummyDomain":
+            return False
+        self._domain = domain
+        return True
+
+    def push(self, name: str) -> _Pushed | None:
+        """A range on the stack of the thread that enters it, which must leave it, too."""
+        if self._domain is None:
+            return None
+        role = _role()
+        made = _Pushed()
+        made._domain = self._domain
+        made._attributes = self._attributes.get((role, name)) or self._register(role, name)
+        return made
+
+    def span(self, name: str) -> _Spanned | None:
+        """A range that any thread may leave, at any time."""
+        if self._domain is None:
+            return None
+        role = _role()
+        return _Spanned(self._domain, self._attributes.get((role, name)) or self._register(role, name))
+
+    def window(self, window: Window) -> _Spanned | None:
+        """The range of a window; its payload is the step."""
+        if self._domain is None:
+            return None
+        again = f" ({window.occurrence})" if window.occurrence > 1 else ""
+        attributes = self._domain.get_event_attributes(
+            message=f"step {window.step} {window.name}{again}",
+            color=colour(window.role),
+            category=window.name,
+            payload=window.step,
+        )
+        return _Spanned(self._domain, attributes)
+
+    def _register(self, role: str | None, name: str) -> Any:
+        if len(self._attributes) >= MAX_NAMES:
+            name = BEYOND
+            found = self._attributes.get((role, name))
+            if found is not None:
+                return found
+        made = self._domain.get_event_attributes(
+            message=name, color=colour(role), category=role or WHOLE_STEP
+        )
+        self._attributes[role, name] = made
+        return made
+
+
+def may_leave(mark: object) -> bool:
+    """Whether the calling thread can end this range."""
+    return not isinstance(mark, _Pushed) or mark.thread == threading.get_ident()
+
+
+def _role() -> str | None:
+    """The role that holds here; what `Recorder.where` says, written out for the usual case."""
+    where = scope.get()
+    if where is None:
+        where = cell.scope
+    elif not where._start:
+        recorder = cell.recorder
+        where = None if recorder is None else recorder.where()
+    return None if where is None else where.role
+
+
+class _Pushed:
+    """A range on its thread's stack. Filled in by `Ranges.push`: an __init__ would be one more call for each region."""
+
+    __slots__ = ("_attributes", "_domain", "thread")
+
+    _attributes: Any
+    _domain: Any
+
+    def __enter__(self) -> _Pushed:
+        self.thread = threading.get_ident()
+        self._domain.push_range(self._attributes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._domain.pop_range()
+
+
+class _Spanned:
+    """A range of the process."""
+
+    __slots__ = ("_attributes", "_domain", "_number")
+
+    def __init__(self, domain: Any, attributes: Any) -> None:
+        self._domain = domain
+        self._attributes = attributes
+
+    def __enter__(self) -> _Spanned:
+        self._number = self._domain.start_range(self._attributes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._domain.end_range(self._number)

@@ -1,0 +1,287 @@
+"""The report of a window: waited for, and moved into the step's folder.
+
+nsys writes one report per range, ``<name>.<number>.nsys-rep``, some seconds after the range has ended (or, if it was told to defer, when the last one has). Its name holds the process id, so
+that ranks beside each other never take each other's. It is waited for beside the training loop, until it has a size that does not change any more, and then moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from stepprof.backends.base import ExportError
+from stepprof.backends.nsys.process import SUFFIX, Launch
+from stepprof.backends.nsys.writing import is_being_written
+from stepprof.config.options.nsys import NsysOptions
+from stepprof.host.atomic_files import publish
+from stepprof.run.model import Artifact, Capture
+
+__all__ = ["RangeCount", "Report", "ReportLost", "ranges"]
+
+KIND = "nsys"
+
+_LOOK_SECONDS = (0.05, 1.0)
+"""How long to wait between two looks, at first and at most."""
+_SETTLED_SECONDS = 0.3
+"""For how long a report's size must not have changed."""
+_HELD_SECONDS = 30.0
+"""How long a report that does not grow is left to an nsys that has it open."""
+
+Place = tuple[int, str]
+"""Whose a range is: the step, and the path below the step's folder, without a suffix."""
+
+
+class ReportLost(ExportError):
+    """There is no report: the window is `lost`."""
+
+    outcome = "lost"
+
+
+class RangeCount:
+    """The ranges of one session of nsys: it numbers its reports by them.
+
+    A session is that of a process and all that it has started. A range that is begun inside another one has no effect, and the first end is the end for all of them.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """None yet."""
+        self._lock = threading.Lock()
+        self._holders: dict[int, Place] = {}
+        self.begun = 0
+        self.ended = 0
+        self.ended_at = 0.0
+        self.open = False
+        self.of_this_process = False
+        """Whether the range that is open is that of this process's own capture."""
+
+    def begin(self, place: Place, *, own: bool = False) -> int:
+        """A range begins, or somebody else takes part in the one that is open. Its number.
+
+        Args:
+            place: where its report belongs, if nobody else's claim comes first.
+            own: it is this process's own capture, whose claim comes first.
+        """
+        with self._lock:
+            if not self.open:
+                self._count()
+                self.open, self.of_this_process = True, False
+            if own:
+                self._holders[self.begun], self.of_this_process = place, True
+            self._holders.setdefault(self.begun, place)
+            return self.begun
+
+    def end(self, number: int | None = None) -> None:
+        """The open range ends; with a number, only if that is its own."""
+        with self._lock:
+            if self.open and number in (None, self.begun):
+                self.open = self.of_this_process = False
+                self.ended = self.begun
+                self.ended_at = time.monotonic()
+
+    def withdraw(self, number: int) -> None:
+        """A range that was never begun after all."""
+        with self._lock:
+            if self.open and number == self.begun and not self.of_this_process:
+                self.open = False
+                self._holders.pop(number, None)
+                self.begun -= 1
+
+    def holder(self, number: int) -> Place | None:
+        """To whom the report of a range goes."""
+        with self._lock:
+            return self._holders.get(number)
+
+    def _count(self) -> None:
+        self.begun += 1
+
+
+ranges = RangeCount()
+"""Those of the session that this process runs in."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ranges.reset)
+
+
+class Report:
+    """What is owed after a window: its report.
+
+    Args:
+        capture: where it belongs.
+        launch: where nsys leaves it.
+        number: of its range.
+        options: say how long it is waited for.
+        hopeless: why there will be none.
+        count: the ranges of its session.
+        began: when its window began, by `time.time`: what is older is not its report; None: now.
+        pid: of the process that was started under nsys, for messages; None: this one.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        launch: Launch,
+        number: int,
+        options: NsysOptions,
+        *,
+        hopeless: str | None,
+        count: RangeCount = ranges,
+        began: float | None = None,
+        pid: int | None = None,
+    ) -> None:
+        self._capture = capture
+        self._launch = launch
+        self._number = number
+        self._timeout = options.report_timeout_seconds
+        self._hopeless = hopeless
+        self._count = count
+        self._began = time.time() if began is None else began
+        self._whose = f"range {number} of process {os.getpid() if pid is None else pid}"
+        self._until: float | None = None
+        self._hurried = threading.Event()
+        self._seen: tuple[Path, int, int] | None = None
+        self._since = 0.0
+        self._pause = _LOOK_SECONDS[0]
+
+    def __call__(self) -> tuple[Artifact, ...]:
+        """Wait, and move. Raises ReportLost, or ExportError where the report cannot be moved."""
+        while (artifact := self.look()) is None:
+            self._hurried.wait(self.pause_seconds)
+            self._hurried.clear()
+        return (artifact,)
+
+    def hurry(self, until: float) -> None:
+        """The process is about to end: wait no longer than until then (by `time.monotonic`)."""
+        self._until = until
+        self._hurried.set()
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to wait before the next look."""
+        return min(self._pause, max(self._deadline() - time.monotonic(), 0.01))
+
+    def look(self) -> Artifact | None:
+        """The report, moved, if it has come; None while it may still come. Raises ReportLost, or ExportError where it cannot be moved."""
+        if self._hopeless is not None:
+            raise ReportLost(self._hopeless)
+        now = time.monotonic()
+        path = self._launch.find(self._number)
+        size = self._size(path)
+        self._pause = min(self._pause * 1.5, _LOOK_SECONDS[1])
+        if path is not None and size is not None:
+            seen = (path, *size)
+            if seen != self._seen:
+                self._seen, self._since = seen, now
+            if now - self._since < _SETTLED_SECONDS:
+                self._pause = _LOOK_SECONDS[0]
+            elif self._is_held(path, now):
+                self._pause = _LOOK_SECONDS[1]
+            else:
+                return self._move(path)
+        if now >= self._deadline():
+            raise ReportLost(self._reason(path))
+        return None
+
+    def _size(self, path: Path | None) -> tuple[int, int] | None:
+        """Size and time of a report that is there; an empty one, or one from before this window, is none yet."""
+        if path is None or path.suffix != SUFFIX:
+            return None
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        fresh = status.st_mtime >= self._began - 2.0  # a file system may keep whole seconds
+        return (status.st_size, status.st_mtime_ns) if status.st_size and fresh else None
+
+    def _is_held(self, path: Path, now: float) -> bool:
+        """Whether nsys has it open still, and not for so long that it has only forgotten to close it."""
+        return now - self._since < _HELD_SECONDS and is_being_written(path)
+
+    @property
+    def _due(self) -> bool:
+        """Whether nsys has begun to write it, as far as it goes by what it was told."""
+        wanted = self._launch.ranges
+        return not self._launch.deferred or wanted is None or self._count.ended >= wanted
+
+    def _deadline(self) -> float:
+        if not self._due:
+            return float("inf") if self._until is None else 0.0
+        own = self._count.ended_at + self._timeout
+        return own if self._until is None else min(own, self._until)
+
+    def _reason(self, path: Path | None) -> str:
+        launch = self._launch
+        where = f"{launch.folder} ({self._whose})"
+        if not self._due:
+            return (
+                f"nsys was told to write its reports after {launch.ranges} windows, and there were {self._count.ended}: "
+                f"it writes them when the process has ended, to {where}; give it the right number of windows"
+            )
+        cut_short = self._until is not None and self._until < self._count.ended_at + self._timeout
+        ended = "when the process ended" if cut_short else f"after {self._timeout:g} s"
+        if path is not None and path.suffix != SUFFIX:
+            return (
+                f"nsys is still exporting {ended}, or has no importer: {path} is not a report yet; a whole Nsight Systems "
+                "makes one of it (QdstrmImporter)"
+            )
+        if path is not None:
+            return f"{path} was empty, older than the window or still growing {ended}: nsys is still exporting, or failed to"
+        return (
+            f"nsys wrote no report to {where} {ended}: it is still exporting, the disk is full, another process of the same "
+            "nsys session has taken it, or the range never ended for nsys (it was not told --capture-range=cudaProfilerApi)"
+        )
+
+    # moving
+
+    def _move(self, path: Path) -> Artifact:
+        final = self._capture.folder / f"{self._capture.stem}{SUFFIX}"
+        hidden = final.with_name(f".{final.name}.{os.getpid()}-{self._number}")
+        try:
+            try:
+                path.rename(hidden)  # whoever comes second finds nothing
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self._copy(path, hidden)
+            size = hidden.stat().st_size
+            final = self._publish(hidden, final, path)
+        except FileNotFoundError as error:
+            if final.parent.is_dir():
+                raise ReportLost(f"another process of the same nsys session has taken {path}") from error
+            raise ExportError(f"the report stays at {path}: {final.parent} is gone") from error
+        except OSError as error:
+            raise ExportError(
+                f"the report stays at {path}: it cannot be moved to {final.parent}: {error.strerror or error}"
+            ) from error
+        return Artifact(
+            path=final.relative_to(self._capture.folder).as_posix(), kind=KIND, bytes=size, events=None
+        )
+
+    @staticmethod
+    def _publish(hidden: Path, final: Path, path: Path) -> Path:
+        """Under its name; where that cannot be, it is back where it was."""
+        try:
+            return publish(hidden, final)
+        except OSError:
+            with contextlib.suppress(OSError):
+                shutil.move(hidden, path)
+            raise
+
+    @staticmethod
+    def _copy(path: Path, hidden: Path) -> None:
+        """Across file systems: taken by a rename beside it, copied, and only then removed."""
+        taken = path.with_name(f".{path.name}.{os.getpid()}.taken")
+        path.rename(taken)
+        try:
+            shutil.copyfile(taken, hidden)
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            taken.rename(path)
+            raise
+        taken.unlink()

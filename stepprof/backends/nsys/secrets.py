@@ -1,0 +1,41 @@
+"""What reports of nsys would give away: it writes the environment of what it records into them, unless it is told not to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from stepprof.backends.nsys.process import Launch
+from stepprof.config.options.nsys import NsysOptions
+from stepprof.log import logger
+
+__all__ = ["secrets", "warn_of_secrets"]
+
+_SECRET = re.compile(
+    r"TOKEN(?!IZ|S(_|$))|SECRET|PASSW|PASSPHRASE|CREDENTIAL|WEBHOOK|COOKIE|API_?KEY|(^|_)(KEY|PAT)($|_ID$)",
+    re.IGNORECASE,
+)
+
+_told: set[tuple[str, ...]] = set()
+
+
+def secrets(environ: Mapping[str, str]) -> list[str]:
+    """The names of the variables that look like secrets; never what they hold.
+
+    >>> secrets({"HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "y", "MAX_TOKENS": "8", "HOME": "/root"})
+    ['AWS_SECRET_ACCESS_KEY', 'HF_TOKEN']
+    """
+    return sorted(name for name, value in environ.items() if value and _SECRET.search(name))
+
+
+def warn_of_secrets(options: NsysOptions, launch: Launch, environ: Mapping[str, str]) -> None:
+    """Say once which variables of a process under nsys will be in its reports."""
+    names = tuple(secrets(environ))
+    if options.keep_environment or launch.leaves_environment_out or not names or names in _told:
+        return
+    _told.add(names)
+    logger.warning(
+        "nsys reports hold the environment",
+        reason=f"{', '.join(names)} would be in them; take the variables away, or start nsys with --discard-environment=true "
+        "where it has that option, as nsys_command and ray_runtime_env do",
+    )

@@ -1,0 +1,214 @@
+"""What the torch in this process accepts, and who else profiles in it.
+
+Everything here is found by trying, never by a version: which experimental options exist, which activities are there, whether somebody else's profiler runs. The last is a matter
+of life and death, for two torch profilers in one process end in a segmentation fault more often than not (all measured with torch 2.13):
+
+* ``_is_profiler_enabled`` is process-wide: True while any thread records, False while a profiler is only prepared (the warm-up of a schedule).
+* ``_profiler_enabled()`` sees its own thread only, and not a session that records all threads.
+* A prepared one, or one that runs on another thread beside ours, is seen by nothing but a look at the objects: `gc.get_referrers` of the class, 28 ms for 830,000 objects.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from stepprof.config.options.tables import TorchOptions
+
+__all__ = ["TorchApi", "device_in_use"]
+
+_DEVICE_FILES = ("/dev/nvidia-uvm", "/dev/davinci", "/dev/kfd", "/dev/accel")
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""What is there where CUDA or ROCm has a driver."""
+
+
+class TorchApi:
+    """The parts of torch that the backend uses; making one pays the imports.
+
+    Raises:
+        ImportError, RuntimeError, OSError: torch cannot be imported here.
+    """
+
+    def __init__(self) -> None:
+        import torch
+        import torch.autograd.profiler
+        import torch.profiler
+        from torch._C import _profiler
+
+        self.torch: Any = torch
+        self.profiler: Any = torch.autograd.profiler
+        self.session_class: Any = getattr(torch.profiler, "_KinetoProfile")  # noqa: B009 - torch does not export it, and documents it
+        self._experimental: Any = getattr(_profiler, "_ExperimentalConfig", None)
+        self._fast_range: Any = getattr(_profiler, "_RecordFunctionFast", None)
+        # what makes the first prepare of a process slow (2 s); torch imports it there by itself
+        if hasattr(torch, "_inductor"):
+            import torch._inductor.config
+
+    @property
+    def version(self) -> str:
+        """What torch calls itself."""
+        return str(self.torch.__version__)
+
+    def accepts(self, **experimental: object) -> bool:
+        """Whether the experimental options exist in this torch."""
+        return self.experimental(**experimental) is not None
+
+    def experimental(self, **options: object) -> Any:
+        """An experimental configuration, or None where this torch knows no such option."""
+        if self._experimental is None:
+            return None
+        try:
+            return self._experimental(**options)
+        except TypeError:
+            return None
+
+    # activities
+
+    def activities(self, wanted: Iterable[str] | None) -> tuple[set[Any], str | None]:
+        """The activities to record, and what stands in the way of those that were asked for by name.
+
+        Without a wish: the CPU, and each device that this process uses already. To record one that it does not use would create a context on it: hundreds of MB of its memory. Not even whether
+        it is there is asked: torch would count CUDA's devices, which keeps children that are forked later from using one (torch's own preparation does so: `starts_device`).
+        """
+        names = self.torch.profiler.ProfilerActivity.__members__
+        by_name = {name.lower(): member for name, member in names.items()}
+        in_use = {name for name in by_name if name != "cpu" and self._is_initialized(name)}
+        if wanted is None and not in_use:
+            return {by_name["cpu"]}, None
+        supported = self.torch.profiler.supported_activities()
+        there = {name for name, member in by_name.items() if member in supported}
+        if wanted is None:
+            return {by_name[name] for name in there & {"cpu", *in_use}}, None
+        missing = [name for name in wanted if name not in there or not self._is_available(name)]
+        if missing:
+            found = ", ".join(sorted(name for name in there if self._is_available(name)))
+            problem = (
+                f"torch.activities: {', '.join(missing)} cannot be recorded by torch {self.version} here, only {found}; "
+                "take it out of the list, or install a torch that is built for the device"
+            )
+            return set(), problem
+        return {by_name[name] for name in wanted}, None
+
+    def starts_device(self) -> bool:
+        """Whether to prepare a capture starts CUDA or ROCm in this process: torch counts the devices in it, whatever is to be recorded (``prepareProfiler`` of torch 2.11, seen on an H100)."""
+        version = self.torch.version
+        built_for_one = version.cuda is not None or version.hip is not None
+        return built_for_one and any(Path(path).exists() for path in _DRIVERS) and not device_in_use()
+
+    def named(self, names: Iterable[str]) -> set[Any]:
+        """Activities, of those that this torch knows."""
+        known = self.torch.profiler.ProfilerActivity.__members__
+        return {known[name] for name in names if name in known}
+
+    def _device(self, name: str) -> Any:
+        if name == "privateuse1":
+            name = str(self.torch._C._get_privateuse1_backend_name())
+        return getattr(self.torch, name, None)
+
+    def _is_available(self, name: str) -> bool:
+        device = self._device(name)
+        return name == "cpu" or device is None or bool(getattr(device, "is_available", lambda: True)())
+
+    def _is_initialized(self, name: str) -> bool:
+        device = self._device(name)
+        if device is None or not getattr(device, "is_initialized", lambda: True)():
+            return False
+        return self._is_available(name)
+
+    # sessions
+
+    def session(self, options: TorchOptions, activities: set[Any], experimental: Any) -> Any:
+        """A profiler that has not been prepared yet."""
+        return self.session_class(
+            activities=activities,
+            record_shapes=options.record_shapes,
+            profile_memory=options.profile_memory,
+            with_stack=options.with_stack,
+            with_flops=options.with_flops,
+            with_modules=options.with_modules,
+            **({} if experimental is None else {"experimental_config": experimental}),
+        )
+
+    def is_recording(self) -> bool:
+        """Whether some thread of this process records, by whomever."""
+        return bool(getattr(self.profiler, "_is_profiler_enabled", False))
+
+    def is_recording_this_thread(self) -> bool:
+        """Whether a session that belongs to this very thread records."""
+        return bool(self.torch._C._autograd._profiler_enabled())
+
+    def foreign(self, ours: object = None) -> str | None:
+        """Describe a profiler that is prepared or running and not `ours`, or return None. Objects hidden by `gc.freeze` are not seen."""
+        found = self._foreign(ours)
+        if found is not None:
+            gc.collect()  # one that was dropped half-way may only wait for the collector: torch's profilers are cycles
+            found = self._foreign(ours)
+        return found
+
+    def _foreign(self, ours: object) -> str | None:
+        kind = self.profiler.profile
+        for candidate in gc.get_referrers(kind):
+            if type(candidate) is not kind or candidate is ours:
+                continue
+            if getattr(candidate, "entered", False) and getattr(candidate, "kineto_results", None) is None:
+                return "is running" if getattr(candidate, "profiling_start_time_ns", 0) else "is prepared"
+        return None
+
+    def forget_dead_session(self) -> None:
+        """Clear the process-wide flag after a session of ours whose thread is gone: nothing else would."""
+        self.profiler._run_on_profiler_stop()
+
+    @staticmethod
+    def has_events(session: Any) -> bool:
+        """Whether a stopped session has results. Without a start time it was cancelled from outside, and to export it is a segmentation fault."""
+        results = getattr(session.profiler, "kineto_results", None)
+        if results is None:
+            return False
+        for clock in ("trace_start_ns", "trace_start_us"):
+            if hasattr(results, clock):
+                return bool(getattr(results, clock)())
+        return True
+
+    def range(self, name: str, *, on_device: bool) -> AbstractContextManager[object]:
+        """A range in the trace: the fast kind where torch has it (which it takes for an op), the slow kind for a capture with a device, since only that shows on its lanes."""
+        make = (
+            self.torch.profiler.record_function if on_device or self._fast_range is None else self._fast_range
+        )
+        made: AbstractContextManager[object] = make(name)
+        return made
+
+    @property
+    def ranges_look_like_ops(self) -> bool:
+        """Whether there is a fast kind of range."""
+        return self._fast_range is not None
+
+
+def device_in_use() -> bool:
+    """Whether this process holds a context on an accelerator, by torch or by anything else. Imports nothing, and counts no devices (see `TorchApi.activities`)."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        accelerator = getattr(torch, "accelerator", None)
+        built_for = None if accelerator is None else accelerator.current_accelerator()
+        name_of_it = () if built_for is None else (str(built_for.type),)
+        for name in dict.fromkeys((*name_of_it, "cuda", "xpu", "npu", "mtia", "hpu")):
+            is_initialized = getattr(getattr(torch, name, None), "is_initialized", None)
+            if is_initialized is not None and is_initialized():
+                return True
+            if is_initialized is None and name in name_of_it and torch.accelerator.is_available():
+                return True
+    return _device_file_open()
+
+
+def _device_file_open() -> bool:
+    """A driver may be in use without torch's knowledge (CuPy, JAX): then its device file is open."""
+    try:
+        return any(
+            str(entry.readlink()).startswith(_DEVICE_FILES)
+            for entry in tuple(Path("/proc/self/fd").iterdir())
+        )
+    except OSError:  # no /proc here, or a descriptor that was closed meanwhile: torch's word holds
+        return False

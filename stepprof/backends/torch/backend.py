@@ -1,0 +1,308 @@
+"""torch.profiler as a backend: armed means that a device is warmed up, recording means a Kineto session, stop hands over in place and leaves the export to a job.
+
+What only this module knows is which calls torch survives, and when. Each of these was seen to end the process with a segmentation fault (torch 2.13), and is refused before any call:
+a stop on another thread than the start (unless the session records all threads), a stop or a start while another profiler runs or is prepared in any thread, the export of a session
+that was cancelled from outside. Hence also that nothing is held while armed: a prepared session of ours would break under a profiler that the user starts meanwhile.
+
+One capture at a time in the whole process: a slot decides.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Literal
+
+from stepprof.backends.base import Busy, Export, keep_for_good
+from stepprof.backends.npu.other_profiler import foreign_npu_profile
+from stepprof.backends.process_slot import slot
+from stepprof.backends.torch.api import TorchApi, device_in_use
+from stepprof.backends.torch.export import TorchExport
+from stepprof.backends.torch.stop import stop_all_threads
+from stepprof.config.options.tables import TorchOptions
+from stepprof.errors import BackendError
+from stepprof.formats.kineto_writer import escaped, marked
+from stepprof.log import logger
+from stepprof.run.model import Annotation, Capture
+
+__all__ = ["TorchBackend"]
+
+_MAX_NAMES = 4096
+
+
+class TorchBackend:
+    """Records with torch.profiler.
+
+    >>> TorchBackend(TorchOptions(with_stack=True)).name
+    'torch'
+    """
+
+    name = "torch"
+    _is_warm: ClassVar[bool] = False
+
+    def __init__(self, options: TorchOptions | None = None) -> None:
+        self._options = options or TorchOptions()
+        self._api: TorchApi | None = None
+        self._phase: Literal["idle", "prepared", "recording"] = "idle"
+        self._session: Any = None
+        self._thread = threading.current_thread()
+        self._pid = os.getpid()
+        self._on_device = False
+        self._told_of_device = False
+        self._names: dict[str, str] = {}
+
+    @property
+    def thread_bound(self) -> bool:
+        """Whether stop has to come from the thread that started: torch can record all threads, but not with memory, and older ones cannot."""
+        wanted = self._options.all_threads
+        if wanted is None:
+            wanted = not self._options.profile_memory
+        return not wanted or (self._api is not None and not self._api.accepts(profile_all_threads=True))
+
+    def probe(self) -> str | None:
+        """Say why torch cannot record here. The first call imports torch and what its first session needs: 2 s beyond torch itself."""
+        if self._api is None:
+            try:
+                self._api = TorchApi()
+            except ImportError as error:
+                return f"torch cannot be imported ({error}); install it with: pip install 'stepprof[torch]'"
+            except (RuntimeError, OSError) as error:
+                return (
+                    f"torch cannot be imported ({error}); where an extension of it lacks its device libraries "
+                    "(torch_npu without CANN), set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+                )
+        if not self._api.torch.autograd.kineto_available():
+            return f"torch {self._api.version} is built without Kineto, the library that records; install a regular build"
+        return self._api.activities(self._options.activities)[1]
+
+    def arm(self) -> None:
+        """Warm torch up for a device that is recorded, once per process; nothing is held afterwards.
+
+        Without a device the first session takes 0.5 ms longer than the others, and the look for prepared profilers before a warm-up
+        30 ms: so that look is left to `start`. Raises Busy where another profiler runs.
+        """
+        api = self._ready()
+        activities, _ = api.activities(self._options.activities)
+        if activities - api.named(["CPU"]) and not TorchBackend._is_warm:
+            self.warm_up()
+            return
+        with slot.held_by(self, "torch"):
+            self._refuse_running(api)
+
+    def warm_up(self) -> None:
+        """Run one empty session. Raises BackendError; Busy where another profiler runs or is prepared."""
+        api = self._ready()
+        with slot.held_by(self, "torch"):
+            self._refuse_foreign(api)
+            try:
+                self._begin(api)
+                self._end(api)
+            except BaseException:
+                self.abort()
+                raise
+            TorchBackend._is_warm = True
+
+    def start(self, capture: Capture) -> None:
+        """Begin to record: 0.4 ms, and the look for foreign profilers."""
+        api = self._ready()
+        if self._phase != "idle":
+            raise BackendError(f"the torch backend is {self._phase} already")
+        slot.take(self, "torch")
+        try:
+            self._refuse_foreign(api)
+            self._begin(api)
+        except BaseException:
+            self.abort()
+            slot.release(self)
+            raise
+
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+        """Take the captured events over; the callable writes them (see `TorchExport`)."""
+        api = self._api
+        if api is None or self._phase != "recording" or self._pid != os.getpid():
+            raise BackendError(f"there is no torch capture to stop: the backend is {self._phase}")
+        if self.thread_bound and threading.current_thread() is not self._thread:
+            raise BackendError(
+                f"this torch capture belongs to thread {self._thread.name!r}, and {threading.current_thread().name!r} "
+                "cannot stop it (torch would crash); stop it on its own thread, or record with all_threads"
+            )
+        hurt = self._foreign_inside(api)
+        if hurt is not None:
+            self._abandon()
+            raise BackendError(hurt)
+        session = self._end(api)
+        if not api.has_events(session):
+            raise BackendError("another torch profiler cancelled this capture; its events are lost")
+        return TorchExport(session, capture, tuple(annotations), marks=bool(self._names))
+
+    def abort(self) -> None:
+        """Leave any half state: stop where that is safe, else let go. Idempotent."""
+        api = self._api
+        if self._phase == "idle" or api is None:
+            return
+        if self._pid != os.getpid():  # a fork of the process that records: the session is the parent's
+            self._let_go()
+            return
+        if self.thread_bound and threading.current_thread() is not self._thread:
+            if self._thread.is_alive():
+                logger.warning(
+                    "torch_abort_refused", owner=self._thread.name, thread=threading.current_thread().name
+                )
+                _stranded[:] = [self]
+                return
+            self._abandon()
+            api.forget_dead_session()
+            return
+        if self._phase == "recording" and self._foreign_inside(api) is not None:
+            self._abandon()
+            return
+        try:
+            self._stop(api)
+        except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch thinks of it
+            logger.warning("torch_abort_failed", error=repr(error))
+        self._let_go()
+
+    def mark(self, name: str) -> AbstractContextManager[object] | None:
+        """A range on this thread's stack: 0.6 us where torch has its fast kind, else 4.6."""
+        api = self._api
+        if api is None or self._phase != "recording":
+            return None
+        safe = self._names.get(name)
+        if safe is None:
+            fast = api.ranges_look_like_ops and not self._on_device
+            safe = marked(name) if fast else escaped(name)
+            if len(self._names) < _MAX_NAMES:
+                self._names[name] = safe
+        return api.range(safe, on_device=self._on_device)
+
+    def leave(self, marks: Sequence[AbstractContextManager[object]]) -> None:
+        """End ranges that are still in progress, which has to be done before `stop`: one that ends later corrupts the process's memory (torch 2.13)."""
+        ours = self._api is not None and self._phase == "recording" and self._api.is_recording()
+        for mark in marks:
+            if ours:
+                mark.__exit__(None, None, None)
+            else:  # somebody else's profiler has taken our events
+                keep_for_good(mark)
+
+    def bytes_so_far(self) -> int | None:
+        """Unknown: torch does not say how much it has recorded."""
+        return None
+
+    def export_mode(self) -> str:
+        """``fork`` in a process without an accelerator; ``inline`` beside one, until a device has shown that a forked child is harmless there."""
+        return "fork" if hasattr(os, "fork") and not device_in_use() else "inline"
+
+    # the session
+
+    def _ready(self) -> TorchApi:
+        reason = self.probe()
+        if reason is not None or self._api is None:
+            raise BackendError(reason or "torch cannot record here")
+        return self._api
+
+    @staticmethod
+    def _refuse_running(api: TorchApi) -> None:
+        if api.is_recording() or api.is_recording_this_thread():
+            raise Busy("another torch profiler is running in this process; it is left alone")
+
+    def _refuse_foreign(self, api: TorchApi) -> None:
+        self._refuse_running(api)
+        found = api.foreign()
+        if found is not None:
+            raise Busy(f"another torch profiler {found} in this process; it is left alone")
+        of_npu = foreign_npu_profile()
+        if of_npu is not None:
+            raise Busy(f"{of_npu}; it is left alone")
+
+    def _foreign_inside(self, api: TorchApi) -> str | None:
+        """What another profiler did to our running session; to stop ours then would rob theirs, and crash it."""
+        if not api.is_recording():
+            return "another torch profiler ended inside this capture and took its events"
+        theirs_here = not self.thread_bound and api.is_recording_this_thread()
+        found = "is running" if theirs_here else api.foreign(ours=self._session.profiler)
+        return (
+            None
+            if found is None
+            else f"another torch profiler {found} inside this capture and has taken its events; it is left alone"
+        )
+
+    def _begin(self, api: TorchApi) -> None:
+        options = self._options
+        activities, problem = api.activities(options.activities)
+        if problem is not None:
+            raise BackendError(problem)
+        flags = {}
+        if not self.thread_bound:
+            flags["profile_all_threads"] = True
+        # torch refuses it with stacks (they are made in what it leaves out); shapes, memory, modules and flops came out the same with it
+        if options.trace_only is not False and not options.with_stack and api.accepts(trace_only=True):
+            flags["trace_only"] = True
+        if not self._told_of_device and api.starts_device():
+            self._told_of_device = True
+            logger.warning(
+                "torch's profiler starts CUDA in this process",
+                reason="it counts the devices, so that a child that is forked from now on cannot use one: start such children "
+                "with spawn, or before the first recorded step",
+            )
+        self._session = api.session(options, activities, api.experimental(**flags))
+        self._thread, self._pid = threading.current_thread(), os.getpid()
+        self._on_device = len(activities) > 1
+        self._names = {}
+        try:
+            self._phase = "prepared"
+            self._session.prepare_trace()
+            self._session.start_trace()
+            self._phase = "recording"
+        except Exception as error:
+            raise BackendError(f"torch's profiler did not start: {type(error).__name__}: {error}") from error
+
+    def _end(self, api: TorchApi) -> Any:
+        session = self._session
+        try:
+            self._stop(api)
+        except Exception as error:
+            raise BackendError(f"torch's profiler did not stop: {type(error).__name__}: {error}") from error
+        finally:
+            self._let_go()
+        return session
+
+    def _stop(self, api: TorchApi) -> None:
+        if self.thread_bound or self._phase != "recording":
+            self._session.stop_trace()
+        else:
+            # a device's own are left on: to take them off waits for the device
+            names = ("CPU",) if self._on_device else ("CPU", "CUDA", "XPU")
+            stop_all_threads(self._session, api.named(names))
+
+    def leave_process(self) -> None:
+        """Stop, at the end of the process, what only a thread that will not do it could stop properly. The events are lost either way."""
+        if self._phase == "recording" and self._pid == os.getpid():
+            with contextlib.suppress(Exception):
+                self._session.stop_trace()
+
+    def _abandon(self) -> None:
+        logger.warning(
+            "torch_capture_abandoned", reason="another torch profiler interfered, or its thread is gone"
+        )
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._session, self._phase = None, "idle"
+        slot.release(self)
+
+
+_stranded: list[TorchBackend] = []
+
+
+def _stop_stranded() -> None:
+    """A session that still runs when the interpreter is taken down ends the process with a segmentation fault."""
+    for backend in _stranded:
+        backend.leave_process()
+
+
+# runs after the end of the session, which is registered later (the last comes first)
+atexit.register(_stop_stranded)

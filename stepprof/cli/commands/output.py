@@ -1,0 +1,86 @@
+"""How a command writes to the terminal: what it prints passes here, so that no name in a run moves the cursor, sets a title or forges a line.
+
+Names come from the user's program, and from any user who may write to the run. `print` is refused by the linter in this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stepprof.formatting import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+__all__ = ["any_encoding", "console", "say", "say_json", "say_text"]
+
+
+def say(*lines: object, file: TextIO | None = None) -> None:
+    """Print lines; without any, an empty one.
+
+    Args:
+        lines: what they say; a line break or control character within one is shown as "?".
+        file: where to; None: stdout.
+    """
+    say_text("\n".join(printable(str(line)) for line in lines), file=file)
+
+
+def say_text(text: str, *, file: TextIO | None = None) -> None:
+    """Print text that a command has laid out: its line breaks stay, other control characters are shown as "?"."""
+    print("\n".join(map(printable, text.split("\n"))), file=file, flush=True)
+
+
+def say_json(text: str) -> None:
+    """Print JSON; characters that a terminal would act on are escaped, which leaves its meaning."""
+    lines = text.rstrip("\n").split("\n")
+    print("\n".join(line if line.isprintable() else _escaped(line) for line in lines))  # noqa: T201 - as above
+
+
+def console(**options: Any) -> Console:
+    """Return rich's console, where nothing that is printed holds control characters but those of rich itself."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class PlainConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else _plain_lines(text), style, control)
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # for the command line, which ends well where the reader has seen enough
+
+    return PlainConsole(highlight=False, markup=False, emoji=False, **options)
+
+
+@contextlib.contextmanager
+def any_encoding() -> Iterator[None]:
+    """Within, characters that the encoding of stdout or stderr lacks are written as escapes, and raise nothing."""
+    before = []
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            before.append((stream, stream.errors))
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in before:
+            with contextlib.suppress(ValueError, OSError):  # closed meanwhile
+                stream.reconfigure(errors=errors)
+
+
+def _plain_lines(text: str) -> str:
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def _escaped(line: str) -> str:
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)

@@ -1,0 +1,224 @@
+"""`stepprof report`: where a step went, in the terminal, as JSON, and as a page. `stepprof report A B`: what changed between two."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepprof.cli.commands.common import output_dir
+from stepprof.cli.commands.output import say, say_json
+from stepprof.cli.commands.reading import (
+    add_sources,
+    add_work,
+    begin_reading,
+    chosen_cluster,
+    progress_bar,
+    report_console,
+)
+from stepprof.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stepprof.analysis.report.schema import Comparison, Report
+    from stepprof.analysis.timeline.find import Found
+    from stepprof.analysis.timeline.onray import Cluster
+
+__all__ = ["add", "run"]
+
+_THERE = "there"  # --html and --json without a file
+_COMPARISON = "comparison"
+Chosen = tuple[list[str], int | None]
+"""The paths of one run, and the step of it that is meant."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Say what `report` takes."""
+    parser.description = "Say where a step went: print it, and write report.html and report.json into the step's folder. Two runs, or RUN:STEP twice, are compared: A before, B after."
+    add_sources(parser)
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        const=_THERE,
+        metavar="FILE",
+        help="write the page there, and nothing that is not asked for; without a FILE into the step's folder",
+    )
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=_THERE,
+        metavar="FILE",
+        help="write the JSON (schema_version 2) there, and nothing that is not asked for; without a FILE print it instead of text",
+    )
+    add_work(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Report or compare; 0."""
+    assume = begin_reading(args)
+    html, json = _file(args.html, "--html", ".html"), _file(args.json, "--json", ".json")
+    sides = _sides(args.runs, args.step, output_dir(args))
+    with chosen_cluster(args) as cluster:
+        founds = [_found(args, side, cluster) for side in sides]
+        _refuse_filtered(founds)
+        _check_assumed(assume, founds)
+        reports = [_analysed(args, found, assume, cluster) for found in founds]
+    for found, report in zip(founds, reports, strict=True):
+        if not found.runs and not any(source.events for source in report.sources):
+            problems = [f"{finding.source}: {finding.problem}" for finding in report.findings]
+            raise ConfigError(f"nothing could be read: {'; '.join(problems[:3]) or 'no trace has an event'}")
+    folder = founds[-1].folder or Path()
+    if len(reports) == 1:
+        _give(reports[0], folder, founds[0].named("report"), html, json)
+    else:
+        from msgspec.structs import replace
+
+        from stepprof.analysis.report.compare import compare
+        from stepprof.analysis.report.steps import spreads
+
+        apart = [spreads(runs) for runs in dict.fromkeys(tuple(found.runs) for found in founds)]
+        compared = compare(reports[0], reports[1], apart)
+        if compared.a == compared.b:  # two runs with one id
+            a, b = (
+                f"{', '.join(paths)} step {found.step}"
+                for (paths, _), found in zip(sides, founds, strict=True)
+            )
+            compared = replace(compared, a=a, b=b)
+        _give(compared, folder, _COMPARISON, html, json)
+    return 0
+
+
+def _refuse_filtered(founds: Sequence[Found]) -> None:
+    """Raise ConfigError for a timeline from which slices were left out: every figure of it would be wrong."""
+    for found in founds:
+        for path, left_out in found.filtered:
+            raise ConfigError(
+                f'"{path}": was merged with {left_out}, so that figures cannot be taken from it; report on the run, or merge it without'
+            )
+
+
+def _give(content: Report | Comparison, folder: Path, stem: str, html: str | None, json: str | None) -> None:
+    """Print and write what is asked for; where nothing is: text, and both files of a report."""
+    from stepprof.analysis.report.page import render
+    from stepprof.analysis.report.store import dump, write
+
+    unasked = html is None and json is None and stem != _COMPARISON
+    written = []
+    if html is not None or unasked:
+        path = folder / f"{stem}.html" if html in (None, _THERE) else Path(str(html))
+        write(path, render(content).encode())
+        written.append(path)
+    if json not in (None, _THERE) or unasked:
+        path = folder / f"{stem}.json" if json is None else Path(str(json))
+        write(path, dump(content))
+        written.append(path)
+    if json == _THERE:
+        say_json(dump(content).decode())
+        return
+    _show(content)
+    for path in written:
+        say(path)
+
+
+def _show(content: Report | Comparison) -> None:
+    from stepprof.analysis.report.schema import Report
+    from stepprof.analysis.report.terminal import print_comparison, print_report
+
+    console = report_console()
+    if isinstance(content, Report):
+        print_report(content, console)
+    else:
+        print_comparison(content, console)
+    say()
+
+
+def _found(args: argparse.Namespace, chosen: Chosen, cluster: Cluster | None) -> Found:
+    from stepprof.analysis.timeline.find import find
+
+    paths, step = chosen
+    elsewhere = None if cluster is None else cluster.elsewhere
+    return find(
+        paths, output_dir=output_dir(args), step=step, occurrence=args.occurrence, elsewhere=elsewhere
+    )
+
+
+def _check_assumed(assume: Mapping[str, int], founds: Sequence[Found]) -> None:
+    from stepprof.analysis.timeline.assume import check_assumed
+
+    check_assumed(assume, [each for found in founds for each in found.inputs])
+
+
+def _analysed(
+    args: argparse.Namespace, found: Found, assume: Mapping[str, int], cluster: Cluster | None
+) -> Report:
+    from stepprof.analysis.report.analyse import analyse
+
+    with progress_bar("reading traces") as progress:
+        return analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
+
+
+def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:
+    """The one step that is meant, or the two. Paths of one run and one step belong together: its parts from several nodes. Two runs with one id are two."""
+    if len(runs) == 2 and runs[0] == runs[1]:
+        raise ConfigError(
+            f'RUN: "{runs[0]}" twice: compared with itself it differs in nothing; name two, or RUN:STEP with two steps'
+        )
+    named: dict[tuple[str, int | None], list[tuple[str, Path]]] = {}
+    for text in runs:
+        path, wanted = _split(text, step)
+        key, place = _run_of(path, folder)
+        named.setdefault((key, wanted), []).append((path, place))
+    sides = [
+        ([path for path, place in given if place in part], wanted)
+        for (_, wanted), given in named.items()
+        for part in _parts([place for _, place in given])
+    ]
+    if len(sides) > 2:
+        names = ", ".join(
+            f"{', '.join(paths)}{'' if number is None else f':{number}'}" for paths, number in sides
+        )
+        raise ConfigError(f"RUN: {len(sides)} different ones ({names}); one is reported on, two are compared")
+    return sides or [([], step)]
+
+
+def _parts(places: Sequence[Path]) -> Sequence[Sequence[Path]]:
+    """Directories with one id, by the run that they are parts of."""
+    from stepprof.run.same_run import parts_of_one_run
+
+    return parts_of_one_run(list(dict.fromkeys(places)))
+
+
+def _split(text: str, step: int | None) -> tuple[str, int | None]:
+    """`RUN:STEP` as its parts; what exists under the whole name is meant as it stands."""
+    path, colon, number = text.rpartition(":")
+    if not colon or not path or not number.isdecimal() or Path(text).exists():
+        return text, step
+    if step is not None and step != int(number):
+        raise ConfigError(f'--step = {step}: "{text}" names another one; leave one of them out')
+    return path, int(number)
+
+
+def _run_of(path: str, folder: Path) -> tuple[str, Path]:
+    """By what two paths may be of one run, its id, of anything else the place itself; and its directory."""
+    from stepprof.run.layout import step_number
+    from stepprof.run.manifest import find_run, is_run, run_id_of
+
+    place = Path(path).resolve()
+    if place.is_file():
+        return str(place.parent), place.parent
+    if place.is_dir() and step_number(place.name) is not None and is_run(place.parent):
+        return f"{run_id_of(place.parent)} {place.name}", place.parent
+    try:
+        found = find_run(folder, path).resolve()
+    except ConfigError:
+        return str(place), place  # `find` says what is wrong with it
+    return run_id_of(found) if is_run(found) else str(found), found
+
+
+def _file(given: str | None, option: str, ending: str) -> str | None:
+    """A file that is named like what goes into it: `--json RUN` would otherwise take the run for one."""
+    if given in (None, _THERE) or str(given).endswith(ending):
+        return given
+    raise ConfigError(
+        f'{option} "{given}": no name of a file that ends in {ending}; the nearest: {option} {given}{ending}; if it is a run, put it before {option}'
+    )

@@ -1,0 +1,183 @@
+"""`stepprof status RUN`: what every rank and engine of a run does now, or did last, and what became of what was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepprof.cli.commands.common import add_all, add_json, add_run, chosen_run, print_json, seconds
+from stepprof.cli.commands.output import console, say_text
+from stepprof.cli.commands.processes import ALIGN, HEADERS, PROBLEMS, status_notes, status_rows, urgency
+from stepprof.formatting import printable, table
+from stepprof.run.status import LIVE, read_statuses
+
+__all__ = ["add", "describe", "render", "run"]
+
+EVERY_SECONDS = 1.0
+_COLOURS = {
+    "live": "green",
+    "stale": "yellow",
+    "ended": "dim",
+    "replaced": "dim",
+    "crashed": "bold red",
+    "damaged": "bold red",
+    "recording": "bold magenta",
+    "armed": "cyan",
+    "flushing": "cyan",
+    "ok": "green",
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Say what `status` takes."""
+    parser.description = "Show what every rank and engine of a run does now, or did last."
+    parser.epilog = "exit status: 0 all live, ended or replaced, 1 a process crashed, is stale, or its file is damaged, 2 no such run"
+    add_run(parser)
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=seconds,
+        const=EVERY_SECONDS,
+        metavar="SECONDS",
+        help="show it again every so many seconds (1 by default) until Ctrl-C, or until every process has ended",
+    )
+    add_all(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the status, once or again and again; 1 where a process is not as it should be."""
+    path = chosen_run(args)
+    content = describe(path)
+    if args.watch is not None:
+        content = _watch(path, content, max(args.watch, 0.1), as_json=args.json, show_all=args.all)
+    elif args.json:
+        print_json(content)
+    else:
+        _print(content, show_all=args.all)
+    return 1 if PROBLEMS & set(content["conditions"]) else 0
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """All that is known: `processes` as `stepprof.run.status` reads them, how many are in which of `conditions`, `requests` with their outcomes by rank."""
+    processes = read_statuses(path)
+    now = time.time_ns()
+    requests: dict[str, dict[str, Any]] = {}
+    for status in processes:
+        since = status["state_since_unix_ns"]
+        status["state_seconds"] = None if since is None else max((now - since) / 1e9, 0.0)
+        for name, seen in status["requests"].items():
+            request = requests.setdefault(
+                name, {"name": name, "steps": seen["steps"], "role": seen["role"], "outcomes": []}
+            )
+            request["steps"] = request["steps"] or seen["steps"]
+            request["outcomes"].append(
+                {"rank": status["rank"], **{key: seen[key] for key in ("outcome", "reason", "missed")}}
+            )
+    return {
+        "run_id": next((s["run_id"] for s in processes if s["run_id"]), path.name),
+        "path": str(path),
+        "conditions": dict(Counter(status["condition"] for status in processes)),
+        "processes": processes,
+        "requests": list(requests.values()),
+    }
+
+
+def render(content: Mapping[str, Any], *, show_all: bool = False) -> str:
+    """The status as plain text: where there are many, processes and engines that do the same share a row, unless `show_all`."""
+    parts = [_title(content)]
+    rows, how_many = status_rows(content["processes"], show_all=show_all)
+    if rows:
+        parts.append(table(HEADERS, rows, ALIGN) + "".join(f"\n({line})" for line in how_many))
+    notes = status_notes(content, show_all=show_all)
+    if notes:
+        parts.append("notes:\n" + "\n".join(f"  {note}" for note in notes))
+    return "\n\n".join(parts)
+
+
+def _title(content: Mapping[str, Any]) -> str:
+    conditions = ", ".join(f"{count} {name}" for name, count in sorted(content["conditions"].items()))
+    return printable(f"run {content['run_id']}  {conditions or 'no process has told of itself'}")
+
+
+def _print(content: Mapping[str, Any], *, show_all: bool) -> None:
+    """With colours on a terminal that rich knows, as plain text everywhere else."""
+    shown = _rich(content, show_all=show_all) if sys.stdout.isatty() else None
+    if shown is None:
+        say_text(render(content, show_all=show_all))
+    else:
+        console().print(shown, crop=False)
+
+
+def _rich(content: Mapping[str, Any], lines: int | None = None, *, show_all: bool = False) -> Any:
+    """The status for rich, in so many lines of a terminal; None where rich is not installed."""
+    try:
+        from rich.cells import cell_len
+        from rich.console import Group, RenderableType
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return None
+    processes, notes = content["processes"], status_notes(content, show_all=show_all)
+    cells, how_many = status_rows(processes, show_all=show_all)
+    if lines is not None and lines < len(cells) + len(how_many) + len(notes) + 3:
+        processes, notes = sorted(processes, key=urgency), notes[: lines // 4]
+        cells, how_many = status_rows(processes, show_all=show_all)
+    rows = [[printable("-" if cell is None else str(cell)) for cell in row] for row in cells]
+    notes = [*(f"({line})" for line in how_many), *notes]
+    if lines is not None and lines < len(rows) + len(notes) + 3:
+        shown = max(
+            lines - len(notes) - 4, 1
+        )  # without the title, the headers, how many more, and where the cursor is
+        notes = [f"… and {len(rows) - shown} more lines: `stepprof status` without --watch", *notes]
+        rows = rows[:shown]
+    columns = Table(box=None, pad_edge=False)
+    for header, side, *texts in zip(HEADERS, ALIGN, *rows, strict=True):
+        widest = max(
+            map(cell_len, [header, *texts])
+        )  # a terminal that is too narrow wraps the line: no column is cut
+        columns.add_column(header, justify="right" if side == "r" else "left", no_wrap=True, min_width=widest)
+    for row in rows:
+        columns.add_row(*(Text(text, style=_COLOURS.get(text.removeprefix("was "), "")) for text in row))
+    parts: list[RenderableType] = [
+        Text(_title(content), style="bold"),
+        columns,
+        *(Text(note) for note in notes),
+    ]
+    return Group(*parts)
+
+
+def _watch(
+    path: Path, content: dict[str, Any], seconds: float, *, as_json: bool, show_all: bool
+) -> dict[str, Any]:
+    """Show it until every process has ended; returns what was shown last."""
+    if not as_json and sys.stdout.isatty() and _rich(content) is not None:
+        from rich.live import Live
+
+        with Live(console=console(), auto_refresh=False, transient=True) as live:
+            while _goes_on(content):
+                live.update(_rich(content, live.console.size.height, show_all=show_all), refresh=True)
+                time.sleep(seconds)
+                content = describe(path)
+        _print(content, show_all=show_all)
+        return content
+    while True:
+        if as_json:
+            print_json(content)
+        else:
+            say_text(render(content, show_all=show_all))
+        sys.stdout.flush()
+        if not _goes_on(content):
+            return content
+        time.sleep(seconds)
+        content = describe(path)
+
+
+def _goes_on(content: Mapping[str, Any]) -> bool:
+    """Whether anything may still change: a run that has just begun has told nothing yet."""
+    return not content["processes"] or bool({LIVE, "stale"} & set(content["conditions"]))

@@ -1,0 +1,1 @@
+"""The configuration: what to record, when, where and within which bounds, checked when it is made."""

@@ -1,0 +1,283 @@
+"""What to record, when, where, and within which bounds: the whole configuration, checked when it is made.
+
+`Config` is what the user asked for, in whatever form is handy ("2, 10-12", [2, 10], "2GiB"). The policies of all roles are resolved on construction, so that a
+mistake shows at once and the training loop only looks one up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from stepprof.config import loaders
+from stepprof.config.options.memory import MemoryOptions
+from stepprof.config.options.npu import NpuOptions
+from stepprof.config.options.nsys import NsysOptions
+from stepprof.config.options.tables import EngineOptions, OtelOptions, Schedule, TorchOptions, WatchOptions
+from stepprof.config.policy import CHECKS, TABLES, Policy, RolePolicy, arguments, items, resolve
+from stepprof.config.selection import Ranks, Steps
+from stepprof.config.validators import MemoryFloor, keys_of, read_table, role_name, settle, under
+from stepprof.errors import ConfigError
+
+__all__ = [
+    "Config",
+    "EngineOptions",
+    "MemoryFloor",
+    "MemoryOptions",
+    "NpuOptions",
+    "NsysOptions",
+    "OtelOptions",
+    "Policy",
+    "RolePolicy",
+    "Schedule",
+    "TorchOptions",
+    "WatchOptions",
+    "load",
+    "role_name",
+]
+
+OWN_TABLES: dict[str, type[Any]] = {"watch": WatchOptions, "otel": OtelOptions}
+"""The tables that hold for the process as a whole, whatever the role."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """The whole configuration. Every field has a default; the defaults record nothing.
+
+    Raises:
+        ConfigError: names the key, the value and what was probably meant.
+
+    >>> config = Config(steps="2, 10-12", roles={"rollout": {"ranks": "all"}, "ref": {"enabled": False}})
+    >>> str(config.policy("actor").ranks), str(config.policy("rollout").ranks)
+    ('0', 'all')
+    >>> 2 in config.policy("actor").steps, 2 in config.policy("ref").steps
+    (True, False)
+    >>> Config(backend="Torch")
+    Traceback (most recent call last):
+      ...
+    stepprof.errors.ConfigError: backend = "Torch": unknown backend; did you mean "torch"? (one of: torch, npu, nsys, memory, null)
+    """
+
+    enabled: bool = True
+    """False switches everything off, in every role: no captures and no spans."""
+    output_dir: str | os.PathLike[str] = "stepprof-runs"
+    """The folder under which each run gets a folder of its own."""
+    steps: Steps | str | int | Sequence[int | str] = "none"
+    """Which steps are recorded, in the caller's own numbering."""
+    ranks: Ranks | str | int | Sequence[int | str] = "0"
+    """Which global ranks record."""
+    backend: str | Sequence[str] = "torch"
+    """What records: torch, npu, nsys, memory, null, or a list of those that can run together."""
+    capture_per: str = "step"
+    """What one capture covers: "step" (the outermost window), "role", or "region" (each of the named regions)."""
+    regions: Sequence[str] = ()
+    """With capture_per = "region": the names of the regions."""
+    join_steps: bool = False
+    """Whether consecutive selected steps are one capture."""
+    schedule: Schedule | Mapping[str, object] | str | None = None
+    """Which entries of a region inside a window are captured; None: the whole window."""
+    max_seconds: float | str = 600.0
+    """Cap on one capture, in seconds since the profiler runs; "none" for no cap."""
+    max_bytes: int | str = "2GiB"
+    """Cap on one artifact, where its size can be told; "none" for no cap."""
+    min_free_memory: MemoryFloor | str | int = "10%"
+    """A capture ends when less of the host's memory than this is free: a share, a size, or "none"."""
+    export: str = "auto"
+    """Where export jobs run: "auto", "inline", "fork" or "thread"."""
+    engine_start_timeout_seconds: float = 5.0
+    """How long the start of an engine's capture is waited for; training waits meanwhile."""
+    engine_stop_timeout_seconds: float = 60.0
+    """How long the stop of an engine's capture is waited for."""
+    spans: bool = True
+    """Whether the regions of every step are kept and written to rolling files."""
+    strict: bool = False
+    """Raise where stepprof would otherwise degrade and log; for tests and CI."""
+    on_complete: str | Sequence[str] | None = None
+    """A command to run, on one rank, when a step is recorded on all of them."""
+    on_complete_when: str = "step"
+    """When on_complete is run: after each recorded "step", or once at the end of the "run"."""
+    on_complete_timeout_seconds: float = 60.0
+    """How long on_complete may take; then it is killed, with all that it has started."""
+    upload: str | None = None
+    """Where artifacts and manifests are uploaded to, such as "s3://bucket/prefix"; needs stepprof[upload]."""
+    upload_timeout_seconds: float = 600.0
+    """How long the upload of what one process has recorded of a step may take, all tries together."""
+    keep_steps: int | None = None
+    """The artifacts of so many recorded steps are kept, the latest ones; those of older ones are deleted."""
+    keep_bytes: int | str | None = None
+    """How many bytes of artifacts are kept in the run; those of the oldest steps are deleted first."""
+    torch: TorchOptions | Mapping[str, object] = field(default_factory=TorchOptions)
+    """Options of the torch backend."""
+    npu: NpuOptions | Mapping[str, object] = field(default_factory=NpuOptions)
+    """Options of the npu backend."""
+    nsys: NsysOptions | Mapping[str, object] = field(default_factory=NsysOptions)
+    """Options of the nsys backend."""
+    memory: MemoryOptions | Mapping[str, object] = field(default_factory=MemoryOptions)
+    """Options of the memory backend."""
+    engine: EngineOptions | Mapping[str, object] = field(default_factory=EngineOptions)
+    """Options of attached engines."""
+    watch: WatchOptions | Mapping[str, object] = field(default_factory=WatchOptions)
+    """How this process watches itself."""
+    otel: OtelOptions | Mapping[str, object] = field(default_factory=OtelOptions)
+    """Whether and where spans are sent beside the files."""
+    plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
+    """Options of backends that plug-ins bring, by name; in a file each is a table of its own."""
+    roles: Mapping[str, RolePolicy | Mapping[str, object]] = field(default_factory=dict, hash=False)
+    """What is different for single roles, by name."""
+    _policies: Mapping[str | None, Policy] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every field, and resolve the policy of every role."""
+        settle(self, CHECKS)
+        put = object.__setattr__
+        for name, table in {**TABLES, **OWN_TABLES}.items():
+            if not isinstance(given := getattr(self, name), table):
+                put(self, name, read_table(table, given, name))
+        put(self, "roles", {name: _role(name, role) for name, role in items(self.roles, "roles")})
+        if not self.enabled:
+            put(self, "spans", False)
+        for name in OWN_TABLES:
+            if self.enabled and not self.spans and getattr(self, name).enabled:
+                problem = "lives on the spans, and spans = false keeps none; leave one of the two out"
+                raise ConfigError.at(f"{name}.enabled", True, problem)
+        policies: dict[str | None, Policy] = {None: resolve(self, RolePolicy())}
+        for name, role in self._role_policies():
+            with under(f"roles.{name}"):
+                policies[name] = resolve(self, role)
+        put(self, "_policies", policies)
+
+    def policy(self, role: str | None) -> Policy:
+        """Return what holds for `role`; for a role that the configuration does not name, and without one: the base."""
+        return self._policies.get(role) or self._policies[None]
+
+    @property
+    def off(self) -> bool:
+        """Whether no step of any role can ever be captured."""
+        return all(policy.steps.is_none or policy.ranks.is_none for policy in self._policies.values())
+
+    def check_world(self, world_size: int) -> None:
+        """Refuse ranks that a world of `world_size` does not have.
+
+        Roles with a table `engine` are left out: their ranks are the engines', and are checked when those are attached.
+
+        Raises:
+            ConfigError: names the key, the value and the nearest valid rank.
+        """
+        self._policies[None].ranks.check(world_size)
+        for name, role in self._role_policies():
+            if isinstance(role.ranks, Ranks) and role.engine is None:
+                with under(f"roles.{name}"):
+                    role.ranks.check(world_size)
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return one line for each heavy combination, with an estimate of what it costs and what to change."""
+        from stepprof.config.cost_estimates import heavy_combinations, shared_device
+
+        found: dict[str, str] = {}
+        for role, policy in self._policies.items():
+            for text in heavy_combinations(policy):
+                found.setdefault(text, text if role is None else f"roles.{role}: {text}")
+        for name, given in self._role_policies():
+            if given.engine is not None:
+                for text in shared_device(self._policies[name]):
+                    found.setdefault(text, f"roles.{name}: {text}")
+        return tuple(found.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as plain JSON-able data, from which `from_mapping` makes an equal one."""
+        data = {
+            name: _plain(getattr(self, name)) for name in keys_of(Config) if name not in ("roles", "plugins")
+        }
+        data |= {name: dict(table) for name, table in self.plugins.items()}
+        data["roles"] = {
+            name: {
+                key: _plain(value)
+                for key in keys_of(RolePolicy)
+                if key != "plugins" and (value := getattr(role, key)) is not None
+            }
+            | {key: dict(table) for key, table in (role.plugins or {}).items()}
+            for name, role in self._role_policies()
+        }
+        return data
+
+    @classmethod
+    def from_mapping(cls, mapping: object) -> Config:
+        """Read a mapping with the keys of a configuration file: a dict, or an OmegaConf node, whose interpolations are resolved."""
+        table = loaders.plain(mapping)
+        if not isinstance(table, Mapping):
+            raise ConfigError.at("config", table, "expected a Config, a mapping, or the path of a TOML file")
+        return cls(**arguments(cls, table))
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Config:
+        """Read a TOML file. Errors name the file, and for a syntax error its line."""
+        with loaders.named(path):
+            return cls.from_mapping(loaders.read_toml(Path(path)))
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Config:
+        """Read the file that $STEPPROF_CONFIG names, where it is set, and put the other STEPPROF_* variables on top."""
+        path = environ.get(loaders.CONFIG_VARIABLE)
+        if path:
+            with loaders.from_variable(loaders.CONFIG_VARIABLE, path):
+                config = cls.from_toml(path)
+        else:
+            config = cls()
+        for variable, key, value in loaders.overrides(environ):
+            with loaders.from_variable(variable, value, key):
+                config = replace(config, **{key: value})
+        return config
+
+    def _role_policies(self) -> list[tuple[str, RolePolicy]]:
+        return [(name, role) for name, role in self.roles.items() if isinstance(role, RolePolicy)]
+
+
+def load(
+    config: Config | Mapping[str, object] | str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Return the configuration that `stepprof.init` was asked for.
+
+    A path is a TOML file. None takes everything from the environment: the file that $STEPPROF_CONFIG names, then $STEPPROF_STEPS, $STEPPROF_RANKS,
+    $STEPPROF_BACKEND and $STEPPROF_OUTPUT_DIR on top of it; without any of them nothing is recorded. STEPPROF=0 switches everything off: what is
+    configured is then not even read, so that it works for a broken configuration too.
+
+    >>> load({"steps": [2, 10]}, environ={}).off, load({"steps": [2, 10]}, environ={"STEPPROF": "0"}).off
+    (False, True)
+    """
+    variables = os.environ if environ is None else environ
+    if loaders.switched_off(variables):
+        return Config(enabled=False)
+    if config is None:
+        return Config.from_env(variables)
+    if isinstance(config, Config):
+        return config
+    if isinstance(config, str | os.PathLike):
+        return Config.from_toml(config)
+    return Config.from_mapping(config)
+
+
+def _role(name: str, role: object) -> RolePolicy:
+    role_name(name, "roles")
+    with under(f"roles.{name}"):
+        if isinstance(role, RolePolicy):
+            return role
+        for key, value in role.items() if isinstance(role, Mapping) else ():
+            if key in keys_of(Config) and key not in keys_of(RolePolicy):
+                raise ConfigError.at(key, value, "holds for the whole run; write it at the top level")
+        return RolePolicy(**arguments(RolePolicy, role))
+
+
+def _plain(value: object) -> object:
+    """Return a settled value as JSON-able data."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, Steps | Ranks | MemoryFloor | type):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)

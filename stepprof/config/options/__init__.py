@@ -1,0 +1,1 @@
+"""Option tables of the configuration, one module per backend."""

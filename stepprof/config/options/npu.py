@@ -1,0 +1,180 @@
+"""The table of options of the npu backend.
+
+torch_npu warns about what it cannot use and then records something else. So the combinations that it resets silently are refused here, before a job has begun.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepprof.config.validators import Check, choice, flag, folder, names, seconds, settle, texts
+from stepprof.errors import ConfigError
+
+__all__ = ["METRICS", "NpuOptions"]
+
+METRICS = {
+    "pipe_utilization": "PipeUtilization",
+    "arithmetic_utilization": "ArithmeticUtilization",
+    "memory": "Memory",
+    "memory_l0": "MemoryL0",
+    "memory_ub": "MemoryUB",
+    "memory_access": "MemoryAccess",
+    "resource_conflict_ratio": "ResourceConflictRatio",
+    "l2_cache": "L2Cache",
+}
+"""What the AI cores count, and what torch_npu calls it."""
+
+_HOST_SYS = ("cpu", "mem", "disk", "network", "osrt", "numa")
+_OF_THE_DEVICE = ("aic_metrics", "l2_cache", "record_op_args", "op_attr", "host_sys", "sys_io", "sys_interconnection", "mstx", "mstx_domain_include", "mstx_domain_exclude")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NpuOptions:
+    """What torch_npu.profiler records on an Ascend device.
+
+    >>> NpuOptions(level="level1", aic_metrics="memory").record_shapes
+    False
+    """
+
+    activities: Sequence[str] | None = None
+    """Which activities to record, out of "cpu" and "npu"; None: both."""
+    level: str = "level0"
+    """How much the device records: "none" (ranges alone), "level0", "level1" or "level2"."""
+    aic_metrics: str | None = None
+    """What the AI cores count, such as "pipe_utilization" or "memory"; needs level1 or level2; None: torch_npu's choice at those levels."""
+    l2_cache: bool = False
+    """Count the hits and misses of the L2 cache."""
+    with_stack: bool = False
+    """Python stacks of each op."""
+    record_shapes: bool = False
+    """Shapes of each op's inputs."""
+    profile_memory: bool = False
+    """Allocations and frees."""
+    with_modules: bool = False
+    """The module hierarchy of each op."""
+    with_flops: bool = False
+    """An estimate of the floating-point operations of each op."""
+    record_op_args: bool = False
+    """Dump the arguments of operators, for operator tuning."""
+    op_attr: bool = False
+    """Attributes of each operator; needs export_type "db"."""
+    gc_detect_threshold: float | None = None
+    """Record collections of Python's garbage that take at least so many milliseconds; 0: all; None: none."""
+    host_sys: Sequence[str] | None = None
+    """What is sampled of the host, out of "cpu", "mem", "disk", "network", "osrt", "numa"; None: nothing."""
+    sys_io: bool = False
+    """Sample the device's network interfaces."""
+    sys_interconnection: bool = False
+    """Sample the links between devices and PCIe."""
+    mstx: bool | None = None
+    """Record ranges: windows and regions stand on the device's timeline then; None: with the device."""
+    mstx_domain_include: Sequence[str] | None = None
+    """Whose ranges are recorded beside stepprof's own; None, without an exclude: no others."""
+    mstx_domain_exclude: Sequence[str] | None = None
+    """Whose ranges are left out, of all there are, such as ["communication"]."""
+    export_type: Sequence[str] = ("text",)
+    """What an analysis writes: "text" (trace_view.json and tables), "db", or both."""
+    data_simplification: bool = True
+    """Let an analysis delete what it does not need any more."""
+    warm_up: bool = True
+    """Prepare the session when the step before ends; false: at the beginning of the window, and nothing is held while armed."""
+    analyse: bool = False
+    """Analyse each capture inside the job, in a child process, instead of later with `stepprof analyse`."""
+    analyse_timeout_seconds: float = 600.0
+    """How long an analysis inside the job may take."""
+    lease_dir: Path | None = None
+    """Where the processes of this host agree on who records a device; None: /tmp/stepprof-<uid>. Containers that share a device need a folder that all of them mount."""
+    lease_wait_seconds: float = 5.0
+    """How long a window waits for the device while another process records it, before it is skipped."""
+
+    def __post_init__(self) -> None:
+        """Check every field, and the combinations that torch_npu would reset."""
+        flags = ("with_stack", "record_shapes", "profile_memory", "with_modules", "with_flops", "l2_cache", "record_op_args", "op_attr", "sys_io", "sys_interconnection", "mstx", "data_simplification", "warm_up", "analyse")  # fmt: skip
+        checks: dict[str, Check] = {
+            "activities": names(("cpu", "npu"), {"gpu": "npu", "cuda": "npu"}),
+            "level": choice("none", "level0", "level1", "level2"),
+            "aic_metrics": choice(*METRICS),
+            "gc_detect_threshold": _milliseconds,
+            "host_sys": names(_HOST_SYS, {"memory": "mem"}),
+            "export_type": names(("text", "db")),
+            "lease_dir": folder,
+            **dict.fromkeys(("mstx_domain_include", "mstx_domain_exclude"), texts),
+            **dict.fromkeys(("analyse_timeout_seconds", "lease_wait_seconds"), seconds),
+            **dict.fromkeys(flags, flag),
+        }
+        settle(self, checks)
+        self._refuse_what_is_reset()
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the device itself is recorded."""
+        return self.activities is None or "npu" in self.activities
+
+    @property
+    def on_host(self) -> bool:
+        """Whether torch's ops are recorded."""
+        return self.activities is None or "cpu" in self.activities
+
+    @property
+    def ranges(self) -> bool:
+        """Whether ranges are recorded."""
+        return self.on_device if self.mstx is None else self.mstx
+
+    def _refuse_what_is_reset(self) -> None:
+        if not self.on_device:
+            for key in _OF_THE_DEVICE:
+                value = getattr(self, key)
+                if value:
+                    raise ConfigError.at(
+                        key, value, 'is the device\'s; did you mean activities = ["cpu", "npu"]?'
+                    )
+            if self.level != "level0":
+                raise ConfigError.at(
+                    "level", self.level, 'is the device\'s; did you mean activities = ["cpu", "npu"]?'
+                )
+        if not self.on_host and self.gc_detect_threshold is not None:
+            raise ConfigError.at(
+                "gc_detect_threshold",
+                self.gc_detect_threshold,
+                'is the host\'s; did you mean activities = ["cpu", "npu"]?',
+            )
+        if self.aic_metrics is not None and self.level in ("none", "level0"):
+            raise ConfigError.at(
+                "aic_metrics",
+                self.aic_metrics,
+                'needs more than level0; did you mean level = "level1" with it?',
+            )
+        if self.op_attr and "db" not in self.export_type:
+            raise ConfigError.at(
+                "op_attr",
+                True,
+                'is written into the database alone; did you mean export_type = ["text", "db"] with it?',
+            )
+        if self.mstx_domain_include and self.mstx_domain_exclude:
+            raise ConfigError.at(
+                "mstx_domain_exclude",
+                list(self.mstx_domain_exclude),
+                "torch_npu ignores it beside mstx_domain_include; leave one of the two out",
+            )
+        if self.mstx is False:
+            for key, needed in (
+                ("level", self.level == "none"),
+                ("with_flops", self.with_flops),
+                ("mstx_domain_include", self.mstx_domain_include),
+                ("mstx_domain_exclude", self.mstx_domain_exclude),
+            ):
+                if needed:
+                    raise ConfigError.at(key, getattr(self, key), "needs mstx; did you mean mstx = true?")
+
+
+def _milliseconds(value: object, key: str) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (value >= 0 and math.isfinite(value))
+    ):
+        raise ConfigError.at(key, value, "expected a number of milliseconds, 0 or more, such as 1")
+    return float(value)

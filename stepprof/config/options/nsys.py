@@ -1,0 +1,120 @@
+"""The table of options of the nsys backend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stepprof.config.validators import choice, flag, folder, seconds, settle, texts, whole
+from stepprof.errors import ConfigError
+
+__all__ = ["NsysOptions"]
+
+ANY = "any"
+_NAME = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
+_TEXT = re.compile(r"[A-Za-z0-9._:,/@%+=-]*", re.ASCII)
+_RESERVED = {
+    "trace": "trace",
+    "output": "report_dir",
+    "capture-range": None,
+    "capture-range-end": "windows",
+    "kill": None,
+    "cuda-graph-trace": "cuda_graph_trace",
+    "cuda-memory-usage": "cuda_memory_usage",
+    "nvtx-domain-include": "domains",
+    "sample": "sample",
+    "cpuctxsw": "sample",
+    "discard-environment": "keep_environment",
+    "env-var": None,
+    "force-overwrite": None,
+}
+"""What the commands of `stepprof.backends.nsys.backend` say themselves, and the key that changes it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NsysOptions:
+    """What Nsight Systems records, and where its reports are looked for. What it records is settled when it launches the process: by `nsys_command` and `ray_runtime_env`.
+
+    >>> NsysOptions(trace=["cuda", "nvtx"]).cuda_graph_trace
+    'graph'
+    """
+
+    trace: Sequence[str] = ("cuda", "nvtx")
+    """What nsys traces, in its own words: "cuda", "nvtx", "cublas", "cudnn", "nccl", "osrt", "ucx", …"""
+    cuda_graph_trace: str = "graph"
+    """How CUDA graphs are traced: "graph" as a whole, "node" kernel by kernel, which costs more."""
+    cuda_memory_usage: bool = False
+    """Trace how much memory the kernels use."""
+    sample: bool = False
+    """Sample CPU stacks and trace context switches."""
+    domains: Sequence[str] | None = None
+    """The NVTX domains that nsys keeps, such as ["stepprof", "NCCL"]; None: all."""
+    windows: int | str | None = None
+    """How many windows a process has in the whole run; "any": it cannot be told; None: what the steps, roles and capture_per say."""
+    keep_environment: bool = False
+    """Leave the environment variables in the reports, secrets and all."""
+    report_dir: str | None = None
+    """Where nsys writes its reports, where it was started by a command of your own; None: as `nsys_command` or Ray says."""
+    report_timeout_seconds: float = 300.0
+    """How long a report is waited for after its window, in the background."""
+    extra: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """More options of `nsys profile`, without their dashes, such as { gpu-metrics-devices = "0" }."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        settle(
+            self,
+            {
+                "trace": _words,
+                "cuda_graph_trace": choice("graph", "node"),
+                **dict.fromkeys(("cuda_memory_usage", "sample", "keep_environment"), flag),
+                "domains": _words,
+                "windows": _windows,
+                "report_dir": lambda value, key: str(folder(value, key)),
+                "report_timeout_seconds": seconds,
+                "extra": _extra,
+            },
+        )
+
+
+def _words(value: object, key: str) -> tuple[str, ...]:
+    found = texts(value, key)
+    for word in found:
+        if not _TEXT.fullmatch(word) or "," in word:
+            problem = f'"{word}" is not one word; did you mean {[*_pieces(word)]}?'
+            raise ConfigError.at(key, value, problem)
+    return found
+
+
+def _pieces(word: str) -> list[str]:
+    return [piece for piece in re.split(r"[^A-Za-z0-9._:/@%+=-]+", word) if piece] or ["nvtx"]
+
+
+def _windows(value: object, key: str) -> int | str:
+    if value == ANY:
+        return ANY
+    if isinstance(value, str):
+        raise ConfigError.at(key, value, f'expected a number of windows, or "{ANY}"; did you mean "{ANY}"?')
+    number: int = whole(1)(value, key)
+    return number
+
+
+def _extra(value: object, key: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ConfigError.at(key, value, 'expected a table, such as { gpu-metrics-devices = "0" }')
+    found = {}
+    for name, setting in value.items():
+        where = f"{key}.{name}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            plain = str(name).lstrip("-").lower()
+            raise ConfigError.at(where, setting, f'not the name of an option; did you mean "{plain}"?')
+        if name in _RESERVED:
+            instead = _RESERVED[name]
+            problem = f"did you mean nsys.{instead}?" if instead else "stepprof sets it; leave it out"
+            raise ConfigError.at(where, setting, problem)
+        text = str(setting).lower() if isinstance(setting, bool) else str(setting)
+        if not _TEXT.fullmatch(text):
+            raise ConfigError.at(where, setting, "a character that a shell would take for something else")
+        found[name] = text
+    return found

@@ -1,0 +1,71 @@
+"""Which backends there are: those of the package, and those that other packages bring through the entry-point group `stepprof.backends`.
+
+Only names: to load a backend is the business of `stepprof.backends`. What is installed is looked up when a name is not one of the package's own, since that reads
+the metadata of every installed package.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stepprof.config.validators import nearest, texts
+from stepprof.errors import ConfigError, shown
+
+BUILT_IN = ("torch", "npu", "nsys", "memory", "null")
+GROUP = "stepprof.backends"
+BESIDE_OTHERS = "stepprof.backends.together"
+"""The entry-point group in which a plug-in names its backend once more to say that it can record beside others."""
+
+_EXCLUSIVE = ("torch", "npu", "nsys")
+"""Two captures of these in one process crash it or rob each other."""
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return the names of all backends, the package's own first."""
+    from importlib.metadata import entry_points
+
+    return tuple(dict.fromkeys([*BUILT_IN, *sorted(point.name for point in entry_points(group=GROUP))]))
+
+
+def check_backends(value: object, key: str) -> tuple[str, ...]:
+    """Accept the name of a backend, or a list of backends that can run together."""
+    if not isinstance(value, str | list | tuple):
+        raise ConfigError.at(key, value, f"expected the name of a backend{nearest(value, BUILT_IN)}")
+    found = texts(value, key)
+    for name in found:
+        if name not in BUILT_IN and name not in (valid := backend_names()):
+            several = re.split(r"\s*[+,]\s*", name)
+            meant = (
+                f"; did you mean {shown(several)}?" if set(several) <= set(valid) else nearest(name, valid)
+            )
+            raise ConfigError.at(key, value if len(found) == 1 else name, f"unknown backend{meant}")
+    if "null" in found and len(found) > 1:
+        raise ConfigError.at(key, value, '"null" records nothing and stands alone; did you mean "null"?')
+    clashing = [name for name in found if name in _EXCLUSIVE]
+    if len(clashing) > 1:
+        raise ConfigError.at(
+            key,
+            value,
+            f'{" and ".join(clashing)} cannot record in one process together; did you mean "{clashing[0]}"?',
+        )
+    if "npu" in found and "memory" in found:
+        raise ConfigError.at(
+            key,
+            value,
+            '"memory" keeps the history of CUDA\'s allocator, which a process on an Ascend device does not use; '
+            'did you mean "npu" with npu.profile_memory = true?',
+        )
+    for name in found:
+        if len(found) > 1 and name not in BUILT_IN and name not in _beside_others():
+            problem = (
+                f'"{name}" does not say that it can record beside others (entry-point group {BESIDE_OTHERS}); '
+                f'did you mean "{name}" alone?'
+            )
+            raise ConfigError.at(key, value, problem)
+    return found
+
+
+def _beside_others() -> set[str]:
+    from importlib.metadata import entry_points
+
+    return {point.name for point in entry_points(group=BESIDE_OTHERS)}

@@ -1,0 +1,254 @@
+"""What holds for one role, and how it comes about: what is different for the role, laid over the base.
+
+`RolePolicy` is what the user asked for, `Policy` what then holds, with every value concrete; `resolve` makes one of the other and checks what stands together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from stepprof.config.options.memory import MemoryOptions
+from stepprof.config.options.npu import NpuOptions
+from stepprof.config.options.nsys import NsysOptions
+from stepprof.config.options.tables import ENGINE_BACKENDS, EngineOptions, Schedule, TorchOptions
+from stepprof.config.plugins import backend_names, check_backends
+from stepprof.config.post_step_validators import command, upload_url
+from stepprof.config.selection import Ranks, Steps
+from stepprof.config.validators import (
+    NO_LIMIT,
+    Check,
+    MemoryFloor,
+    byte_size,
+    choice,
+    flag,
+    folder,
+    keys_of,
+    known_keys,
+    limit,
+    memory_floor,
+    read_table,
+    seconds,
+    settle,
+    texts,
+    under,
+    whole,
+)
+from stepprof.errors import ConfigError
+
+TABLES: dict[str, type[Any]] = {
+    "torch": TorchOptions,
+    "npu": NpuOptions,
+    "nsys": NsysOptions,
+    "memory": MemoryOptions,
+    "engine": EngineOptions,
+}
+"""The tables of options, which a role inherits key by key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """What holds for one role: every value concrete. Made by `Config.policy`."""
+
+    enabled: bool
+    steps: Steps
+    ranks: Ranks
+    backend: tuple[str, ...]
+    capture_per: str
+    regions: tuple[str, ...]
+    join_steps: bool
+    schedule: Schedule | None
+    max_seconds: float | None
+    max_bytes: int | None
+    min_free_memory: MemoryFloor
+    export: str
+    engine_start_timeout_seconds: float
+    engine_stop_timeout_seconds: float
+    torch: TorchOptions
+    npu: NpuOptions
+    nsys: NsysOptions
+    memory: MemoryOptions
+    engine: EngineOptions
+    plugins: Mapping[str, Mapping[str, object]] = field(hash=False)
+
+    def options(self, backend: str) -> Any:
+        """Return the options of `backend`: its dataclass, or the table as it was written where a plug-in brings the backend."""
+        return getattr(self, backend) if backend in TABLES else self.plugins.get(backend, {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolePolicy:
+    """What is different for one role; None inherits from the `Config`.
+
+    A mapping as a table of options changes single options of the inherited table; an options object replaces the table.
+
+    >>> RolePolicy(ranks="all", engine={"max_iterations": 32}).ranks
+    Ranks(intervals=(), all=True)
+    """
+
+    enabled: bool | None = None
+    """False leaves the role out."""
+    steps: Steps | str | int | Sequence[int | str] | None = None
+    """Which steps of this role are recorded."""
+    ranks: Ranks | str | int | Sequence[int | str] | None = None
+    """Which global ranks record this role; for an engine's role: the replicas that own them."""
+    backend: str | Sequence[str] | None = None
+    """What records this role."""
+    capture_per: str | None = None
+    """What one capture covers: "step", "role" or "region"."""
+    regions: Sequence[str] | None = None
+    """With capture_per = "region": the names of the regions."""
+    join_steps: bool | None = None
+    """Whether consecutive selected steps are one capture."""
+    schedule: Schedule | Mapping[str, object] | str | None = None
+    """Which entries of a region are captured; "none" for the whole window."""
+    max_seconds: float | str | None = None
+    """Cap on one capture; "none" for no cap."""
+    max_bytes: int | str | None = None
+    """Cap on one artifact; "none" for no cap."""
+    min_free_memory: MemoryFloor | str | int | None = None
+    """The free host memory under which a capture ends."""
+    export: str | None = None
+    """Where export jobs run."""
+    engine_start_timeout_seconds: float | None = None
+    """How long the start of an engine's capture is waited for."""
+    engine_stop_timeout_seconds: float | None = None
+    """How long the stop of an engine's capture is waited for."""
+    torch: TorchOptions | Mapping[str, object] | None = None
+    """Options of the torch backend."""
+    npu: NpuOptions | Mapping[str, object] | None = None
+    """Options of the npu backend."""
+    nsys: NsysOptions | Mapping[str, object] | None = None
+    """Options of the nsys backend."""
+    memory: MemoryOptions | Mapping[str, object] | None = None
+    """Options of the memory backend."""
+    engine: EngineOptions | Mapping[str, object] | None = None
+    """Options of the engines attached for this role; a role with this table is an engine's, and its ranks are checked against what is attached."""
+    plugins: Mapping[str, Mapping[str, object]] | None = None
+    """Options of backends that plug-ins bring, by name; in a file each is a table of its own."""
+
+    def __post_init__(self) -> None:
+        """Check every field that is given."""
+        settle(self, CHECKS)
+        for name, table in TABLES.items():
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, table):
+                with under(name):
+                    object.__setattr__(self, name, known_keys(table, given))
+
+
+def resolve(base: Any, role: RolePolicy) -> Policy:
+    """Lay what is different for a role over the base (a `Config`), and check what then stands together."""
+    values = {
+        item.name: _inherit(item.name, getattr(base, item.name), getattr(role, item.name))
+        for item in fields(Policy)
+    }
+    if not (base.enabled and values["enabled"]):
+        values |= {"enabled": False, "steps": Steps()}
+    values["engine"] = _following(values["engine"], values["backend"])
+    policy = Policy(**values)
+    if policy.capture_per == "region":
+        if not policy.regions:
+            problem = 'needs regions; write regions = ["update_actor"], or did you mean capture_per = "role"?'
+            raise ConfigError.at("capture_per", "region", problem)
+        if policy.join_steps:
+            problem = 'cannot join captures that are made per region; did you mean capture_per = "step"?'
+            raise ConfigError.at("join_steps", True, problem)
+    elif role.regions or (role.capture_per is None and policy.regions):
+        problem = 'has no effect without capture_per = "region"; did you mean to set that?'
+        raise ConfigError.at("regions", policy.regions, problem)
+    return policy
+
+
+def _following(engine: EngineOptions, backend: Sequence[str]) -> EngineOptions:
+    """Let an engine record with what its role's backend says; of a backend that no engine has, it says nothing."""
+    if engine.backend is not None:
+        return engine
+    known = [name for name in backend if name in ENGINE_BACKENDS]
+    if "nsys" in known:
+        known = [
+            "nsys"
+        ]  # beside it a process can keep its allocator's history; an engine is told one of the two
+    return replace(engine, backend=tuple(known) or ("torch",))
+
+
+def _inherit(name: str, base: Any, given: Any) -> Any:
+    """Return the value that holds where a role says `given` and the base says `base`."""
+    if NO_LIMIT in (given, base if given is None else None):
+        return None
+    if given is None:
+        return base
+    if name == "plugins":
+        return {backend: {**base.get(backend, {}), **given.get(backend, {})} for backend in {**base, **given}}
+    if name in TABLES and isinstance(given, Mapping):
+        with under(name):
+            return replace(base, **given)
+    return given
+
+
+def arguments(table: type[Any], mapping: object) -> dict[str, Any]:
+    """Return a mapping as arguments of the dataclass; a table that is named like a plug-in's backend goes under `plugins`."""
+    if isinstance(mapping, Mapping) and any(_may_be_plugin(table, *item) for item in mapping.items()):
+        installed = backend_names()
+        theirs = {
+            name: value
+            for name, value in mapping.items()
+            if _may_be_plugin(table, name, value) and name in installed
+        }
+        rest = {name: value for name, value in mapping.items() if name not in theirs}
+        return known_keys(table, {**rest, "plugins": {**rest.get("plugins", {}), **theirs}})
+    return known_keys(table, mapping)
+
+
+def _may_be_plugin(table: type[Any], name: object, value: object) -> bool:
+    return isinstance(value, Mapping) and name not in keys_of(table)
+
+
+def items(mapping: object, key: str) -> list[tuple[str, object]]:
+    """Return the named tables that stand at `key`; refuse what is no mapping."""
+    if not isinstance(mapping, Mapping):
+        raise ConfigError.at(key, mapping, f"expected tables, such as [{key}.name]")
+    return [(str(name), value) for name, value in mapping.items()]
+
+
+def _schedule(value: object, key: str) -> object:
+    return value if isinstance(value, Schedule) or value == NO_LIMIT else read_table(Schedule, value, key)
+
+
+def _plugin_tables(value: object, key: str) -> dict[str, dict[str, object]]:
+    tables: dict[str, dict[str, object]] = {}
+    for name, table in items(value, key):
+        if not isinstance(table, Mapping):
+            raise ConfigError.at(f"{key}.{name}", table, "expected a table of options")
+        tables[name] = dict(table)
+    return tables
+
+
+CHECKS: dict[str, Check] = {
+    "enabled": flag,
+    "output_dir": folder,
+    "steps": Steps.parse,
+    "ranks": Ranks.parse,
+    "backend": check_backends,
+    "capture_per": choice("step", "role", "region"),
+    "regions": lambda value, key: () if value in ((), []) else texts(value, key),
+    "join_steps": flag,
+    "schedule": _schedule,
+    "max_seconds": limit(seconds),
+    "max_bytes": limit(byte_size),
+    "min_free_memory": memory_floor,
+    "export": choice("auto", "inline", "fork", "thread"),
+    "engine_start_timeout_seconds": seconds,
+    "engine_stop_timeout_seconds": seconds,
+    "spans": flag,
+    "strict": flag,
+    "on_complete": command,
+    "on_complete_when": choice("step", "run"),
+    "on_complete_timeout_seconds": seconds,
+    "upload": upload_url,
+    "upload_timeout_seconds": seconds,
+    "keep_steps": whole(1),
+    "keep_bytes": byte_size,
+    "plugins": _plugin_tables,
+}

@@ -1,0 +1,113 @@
+"""How the keys are checked that say what happens after a recording: a command, a place to upload to.
+
+A URL goes into the run directory with the rest of the configuration, so that one with a secret in it is refused, and is not repeated in the message.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+from stepprof.config.validators import nearest
+from stepprof.errors import ConfigError
+
+__all__ = ["command", "upload_url"]
+
+# what fsspec 2026.9 brings; asked for itself where it is installed
+_PROTOCOLS = (
+    "s3", "gs", "file", "s3a", "gcs", "abfs", "az", "adl", "hdfs", "webhdfs", "oci", "oss", "tos", "hf", "lakefs", "sftp", "ssh", "smb", "ftp", "webdav", "dbfs", "memory",
+)  # fmt: skip
+_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oci", "oss", "tos")
+_USUAL = ("s3", "gs", "file", "abfs", "hdfs", "sftp")
+_NOT_WRITABLE = frozenset({"http", "https", "data", "zip", "tar", "libarchive", "github", "gist", "git", "reference", "blockcache", "cached", "filecache", "simplecache", "generic", "dir", "dask", "jlab", "jupyter", "pyscript", "async_wrapper", "asyncwrapper", "asynclocal", "root", "wandb"})  # fmt: skip
+_SHELL = re.compile(r"[|;<>]|&&?|\|\||[0-9]?>>?|<<?")
+_VARIABLE = re.compile(r"\$[A-Za-z_{(]|`")
+
+
+def command(value: object, key: str) -> tuple[str, ...]:
+    """A program and its arguments: a list of texts, or one text that is split as a shell would, and read by none.
+
+    >>> command("notify --run 'my run'", "on_complete")
+    ('notify', '--run', 'my run')
+    """
+    if not isinstance(value, str):
+        parts = tuple(value) if isinstance(value, list | tuple) else ()
+        if not parts or not all(isinstance(part, str) for part in parts) or not parts[0].strip():
+            problem = 'expected a command, such as ["./notify.sh", "profiled"], or "./notify.sh profiled"'
+            raise ConfigError.at(key, value, problem)
+        return _without_nul(parts, value, key)
+    import shlex  # only who writes it as text pays for it
+
+    try:
+        parts = tuple(shlex.split(value))
+    except ValueError as error:
+        raise ConfigError.at(key, value, f"cannot be split into arguments: {error}") from None
+    if not parts:
+        raise ConfigError.at(key, value, 'expected a command, such as "./notify.sh profiled"')
+    for part in parts:
+        if _SHELL.fullmatch(part) or _VARIABLE.search(part):
+            problem = f'"{part}" is for a shell, and none reads it; did you mean ["sh", "-c", …]?'
+            raise ConfigError.at(key, value, problem)
+    return _without_nul(parts, value, key)
+
+
+def upload_url(value: object, key: str) -> str:
+    """Where artifacts are uploaded to: a URL of a file system that fsspec knows and can write, without a secret in it.
+
+    >>> upload_url("s3://bucket/profiles/", "upload")
+    's3://bucket/profiles'
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError.at(key, value, 'expected a URL, such as "s3://bucket/prefix"')
+    scheme, found, rest = value.partition("://")
+    if not found:
+        meant = f'; did you mean "file://{value}"?' if value.startswith("/") else ""
+        raise ConfigError.at(key, value, f'expected a URL, such as "s3://bucket/prefix"{meant}')
+    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if ":" in place.rpartition("@")[0] or "?" in rest or "#" in rest:
+        shown = f"{scheme}://…"
+        problem = "has a password or a query in it, and the configuration is written into the run; leave it to the store's own variables and files"
+        raise ConfigError.at(key, shown, problem)
+    if "::" in scheme or "::" in rest:
+        raise ConfigError.at(
+            key, value, 'expected one URL, not a chain of them; such as "s3://bucket/prefix"'
+        )
+    _check_scheme(scheme, value, key)
+    path = rest.strip("/")
+    if scheme in ("file", "local"):
+        if not rest.startswith("/") or not path:
+            meant = f'; did you mean "file:///{path or "data/profiles"}"?'
+            raise ConfigError.at(key, value, f"expected an absolute path{meant}")
+    elif not path or (scheme in _STORES and not place):
+        raise ConfigError.at(key, value, f'names no place; such as "{scheme}://bucket/prefix"')
+    if ".." in path.split("/"):
+        raise ConfigError.at(key, value, "leads upwards; name the folder itself")
+    return value.rstrip("/")
+
+
+def _check_scheme(scheme: str, value: str, key: str) -> None:
+    protocols = _protocols()
+    if scheme in _NOT_WRITABLE:
+        problem = f'nothing can be written by "{scheme}" (one of: {", ".join(_USUAL)}, …)'
+        raise ConfigError.at(key, value, problem)
+    if scheme not in protocols:
+        writable = [name for name in protocols if name not in _NOT_WRITABLE]
+        import difflib  # only a mistake pays for it
+
+        # "s4" is as near to many; the usual ones are meant more often
+        close = difflib.get_close_matches(scheme.lower(), _USUAL, n=1, cutoff=0.5)
+        raise ConfigError.at(key, value, f"unknown scheme{nearest(close[0] if close else scheme, writable)}")
+
+
+def _protocols() -> tuple[str, ...]:
+    if importlib.util.find_spec("fsspec") is None:
+        return _PROTOCOLS
+    import fsspec
+
+    return tuple(fsspec.available_protocols())
+
+
+def _without_nul(parts: tuple[str, ...], value: object, key: str) -> tuple[str, ...]:
+    if any("\0" in part for part in parts):
+        raise ConfigError.at(key, value, "has a NUL character in it, which no argument may have")
+    return parts

@@ -1,0 +1,78 @@
+"""Which backends can record here: one line for each, out of the findings that tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stepprof.config.plugins import BUILT_IN, backend_names
+from stepprof.doctor import memory
+from stepprof.doctor.machine import Finding
+
+__all__ = ["BackendLine", "backend_lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLine:
+    """One backend: whether it can record here (None: nobody has tried), and what it can or what stands in the way."""
+
+    name: str
+    records: bool | None
+    reason: str
+
+
+def backend_lines(findings: Sequence[Finding]) -> list[BackendLine]:
+    """Every backend that there is, the package's own first."""
+    found = {finding.name: finding for finding in findings}
+    told = {"torch": _torch, "npu": _npu, "nsys": _nsys, "memory": _memory}
+    lines = []
+    for name in backend_names():
+        if name in told:
+            records, reason = told[name](found)
+            lines.append(BackendLine(name, records, reason))
+        elif name in BUILT_IN:
+            lines.append(BackendLine(name, True, "windows and spans only"))
+        else:
+            lines.append(BackendLine(name, None, "brought by another package; not tried"))
+    return lines
+
+
+Told = tuple[bool, str]
+
+
+def _torch(found: dict[str, Finding]) -> Told:
+    capture = found.get("cpu capture")
+    if capture is None or capture.level == "problem":
+        return False, next(
+            _reasons(found, "torch", "torch extension", "torch_npu", "cpu capture"), "not tried"
+        )
+    kernels = found.get("kernel capture")
+    if kernels is not None and kernels.level == "problem":
+        return True, f"operations of the CPU only: {kernels.detail}"
+    return True, "operations and kernels" if kernels is not None else "operations of the CPU; no GPU is here"
+
+
+def _npu(found: dict[str, Finding]) -> Told:
+    own = [finding for name, finding in found.items() if name == "torch_npu" or name.startswith("npu")]
+    if "torch_npu" not in found:
+        return False, "torch_npu is not installed"
+    bad = next((finding for finding in own if finding.level != "ok"), None)
+    return (True, found["torch_npu"].detail) if bad is None else (False, bad.detail)
+
+
+def _nsys(found: dict[str, Finding]) -> Told:
+    window = found.get("nsys window")
+    if window is None:
+        return False, next(_reasons(found, "nsys"), "not tried")
+    return window.level == "ok" and window.detail.startswith("under nsys"), window.detail
+
+
+def _memory(found: dict[str, Finding]) -> Told:
+    finding = found.get(memory.NAME)
+    if finding is None:
+        return False, next(_reasons(found, "torch", "torch extension"), "not tried")
+    return finding.level == "ok" and not finding.detail.startswith("not here"), finding.detail
+
+
+def _reasons(found: dict[str, Finding], *names: str) -> Iterator[str]:
+    return (found[name].detail for name in names if name in found and found[name].level != "ok")

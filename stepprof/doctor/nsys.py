@@ -1,0 +1,156 @@
+"""What Nsight Systems needs on this machine, and what else may have taken the place that torch's own profiler needs.
+
+Part of `stepprof doctor`: nothing is loaded or started here but ``nsys`` itself, which is asked for its version and its options.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from stepprof.backends.nsys.cuda import libraries
+from stepprof.backends.nsys.launch import discards_environment, profile_help, writes_one_by_one
+from stepprof.backends.nsys.process import launch_of, under_nsys
+from stepprof.backends.nsys.secrets import secrets
+from stepprof.config.options.nsys import NsysOptions
+from stepprof.doctor import machine
+from stepprof.doctor.machine import Finding
+
+__all__ = ["nsys_findings"]
+
+
+def nsys_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Who subscribes to CUPTI, whether nsys is there, and what would become of a window."""
+    yield from _injection(environ)
+    yield from _nsys(environ)
+    yield from _window(environ)
+
+
+def _injection(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """CUPTI takes one subscriber per process: whoever is there before torch's Kineto takes the kernels from its traces."""
+    conflicts = []
+    for variable in ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH", "CUDA_INJECTION64_PATH", "LD_PRELOAD"):
+        value = environ.get(variable, "")
+        if "cupti" in value.lower():
+            yield Finding(
+                "cupti",
+                "problem",
+                f"{variable}={value}: libcupti becomes CUPTI's one subscriber at the first NVTX range, and torch.profiler records no kernels (CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED)",
+                f"unset {variable} for the training process",
+            )
+            return
+        if value and (
+            variable != "LD_PRELOAD" or re.search(r"nsys|nsight|nvtx|rocprof|omnitrace|ToolsInjection", value)
+        ):
+            conflicts.append(f"{variable}={value}")
+    if environ.get("NSYS_PROFILING_SESSION_ID"):
+        conflicts.append("the process runs under nsys")
+    if conflicts:
+        yield Finding(
+            "cupti",
+            "warning",
+            f"{'; '.join(conflicts)}: CUPTI takes one subscriber per process, and this may be it",
+            'record with backend = "nsys", or take it away to record with backend = "torch"',
+        )
+    else:
+        yield Finding("cupti", "ok", "nothing in the environment subscribes to CUPTI before torch does")
+
+
+def _nsys(environ: Mapping[str, str]) -> Iterator[Finding]:
+    found = shutil.which("nsys", path=environ.get("PATH"))
+    if found is None:
+        yield Finding("nsys", "ok", 'not on PATH; only backend = "nsys" needs it')
+        return
+    try:
+        done = subprocess.run(  # noqa: S603 - the nsys of PATH, with fixed arguments
+            [found, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        text = (done.stdout or done.stderr).strip().splitlines()
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding(
+            "nsys",
+            "warning",
+            f"{found} does not run: {error}",
+            "install Nsight Systems anew, or take it off PATH",
+        )
+        return
+    if done.returncode != 0 or not text:
+        yield Finding(
+            "nsys",
+            "warning",
+            f"{found} --version: exit status {done.returncode}",
+            "install Nsight Systems anew, or take it off PATH",
+        )
+        return
+    yield Finding("nsys", "ok", f"{text[0]} ({found})")
+    yield from _reports(found, environ)
+    paranoid = machine._read("/proc/sys/kernel/perf_event_paranoid").strip()
+    if paranoid.lstrip("-").isdigit() and int(paranoid) > 2:
+        yield Finding(
+            "nsys sampling",
+            "warning",
+            f"kernel.perf_event_paranoid is {paranoid}: nsys cannot sample CPU stacks without privileges",
+            "sysctl kernel.perf_event_paranoid=2 (in a container: on its host)",
+        )
+
+
+def _reports(nsys: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What the nsys at hand can be told of its reports."""
+    text = profile_help(nsys)
+    names = secrets(environ)
+    when = (
+        "each report when its window has ended"
+        if writes_one_by_one(text)
+        else "reports after the last window: the number of windows has to be right"
+    )
+    if names and not discards_environment(text):
+        yield Finding(
+            "nsys reports",
+            "warning",
+            f"it writes {when}; the environment would be in them: {', '.join(names)}",
+            "take these variables away from what is profiled, or update Nsight Systems to one with --discard-environment",
+        )
+    else:
+        left_out = "left out" if discards_environment(text) else "part of them"
+        yield Finding("nsys reports", "ok", f"it writes {when}; the environment is {left_out}")
+
+
+def _window(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether a window of this environment would be recorded."""
+    try:
+        marks = f"nvtx {metadata.version('nvtx')} marks regions"
+        missing = ""
+    except metadata.PackageNotFoundError:
+        marks, missing = "no region would be marked: nvtx is not installed", "pip install 'stepprof[nsys]'"
+    library = next((path for path in libraries(environ) if os.sep in path and Path(path).exists()), None)
+    if not under_nsys(environ):
+        where = library or "none was found outside of the loader's own folders"
+        yield Finding(
+            "nsys window",
+            "ok",
+            f"not under nsys, which only its own backend needs; {marks}; libcudart: {where}",
+        )
+        return
+    launch = launch_of(NsysOptions(), environ)
+    if launch.folder is None:
+        yield Finding(
+            "nsys window",
+            "warning",
+            "under nsys, but where it writes its reports is not known: a window would be lost",
+            "start nsys with stepprof.backends.nsys.backend.nsys_command(config), or name the folder as report_dir in [nsys]",
+        )
+    elif missing:
+        yield Finding("nsys window", "warning", f"under nsys, reports in {launch.folder}; {marks}", missing)
+    else:
+        ranges = "any number of windows" if launch.ranges is None else f"{launch.ranges} windows"
+        yield Finding("nsys window", "ok", f"under nsys, {ranges}, reports in {launch.folder}; {marks}")

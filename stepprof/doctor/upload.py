@@ -1,0 +1,45 @@
+"""Whether something can be uploaded to a URL from this machine: tried, with a small file that is removed again, by the program that uploads."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from stepprof.config.post_step_validators import upload_url
+from stepprof.doctor.machine import Finding
+from stepprof.recording.post_step.upload.program import Program
+from stepprof.recording.post_step.upload.uploads import missing
+
+__all__ = ["upload_findings"]
+
+NAME = "upload"
+
+
+def upload_findings(url: str, seconds: float) -> Iterator[Finding]:
+    """Try it. Raises ConfigError where the URL could not be configured."""
+    url = upload_url(url, NAME)
+    problem = missing(url)
+    if problem is not None:
+        yield Finding(NAME, "problem", problem)
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="stepprof-") as folder,
+        Program(url, threading.Event(), 1) as program,
+    ):
+        file = Path(folder, f".stepprof-doctor-{time.time_ns()}")
+        file.write_text("stepprof doctor tried whether it can upload here; this may be removed\n")
+        outcome = program.upload(file, file.name, time.monotonic() + seconds, remove=True)
+    if outcome["status"] != "uploaded":
+        remedy = "credentials and addresses are the store's own variables and files: see docs/after.md"
+        yield Finding(NAME, "problem", f"{url}: {outcome['error']}", remedy)
+    elif outcome["error"]:
+        yield Finding(NAME, "warning", f"{url}: written, and {outcome['error']}", f"remove {file.name} there")
+    else:
+        yield Finding(
+            NAME,
+            "ok",
+            f"{url}: written and removed in {outcome['seconds']:.2f} s, verified by its {outcome['verified']}",
+        )

@@ -1,0 +1,1 @@
+"""File formats of the profilers: read, checked and rewritten."""

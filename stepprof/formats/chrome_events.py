@@ -1,0 +1,95 @@
+"""Annotations as trace events, in JSON that every viewer reads.
+
+A region that awaits, a window of another step, an attribute: none of them fits on a thread's stack of slices. They become asynchronous events, instants and counters of the
+category ``stepprof``. What only this module knows: what the viewers choke on.
+
+* Slices of one thread that overlap without nesting are dropped; so intervals are pairs of begin and end, each with an id of its own.
+* A negative ``ts`` is dropped, and absolute microseconds do not fit into a float: times are relative to the base of the file, with exactly three decimals.
+* Perfetto does not decode ``\\u`` in names, loses the whole file over a string that ends in a backslash, and NaN is no JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from stepprof.run.model import Annotation
+
+__all__ = ["encoded", "events"]
+
+_DEEPEST = 8  # attributes are small; a list that holds itself has no end
+
+
+def events(
+    annotations: Iterable[Annotation], base_unix_ns: int, pid: int, metadata: Mapping[str, object]
+) -> Iterator[bytes]:
+    """Yield each event as JSON without a comma; `metadata` says which step and role they belong to where an annotation does not.
+
+    `pid` is the process that the annotations' threads belong to.
+    """
+    common = {key: metadata[key] for key in ("step", "role") if key in metadata}
+    for number, note in enumerate(annotations):
+        args: dict[str, object] = {**common, **note.attributes}
+        if note.error:
+            args["error"] = True
+        begin = _time(note.start_unix_ns - base_unix_ns)
+        place = b'"cat":"stepprof","name":%b,"pid":%d,"tid":%d' % (encoded(note.name), pid, note.thread)
+        if note.kind == "counter":
+            yield b'{"ph":"C",%b,"ts":%b,"args":%b}' % (place, begin, encoded(_series(note.attributes)))
+        elif note.kind == "mark":
+            yield b'{"ph":"i","s":"t",%b,"ts":%b,"args":%b}' % (place, begin, encoded(args))
+        else:
+            end = _time(max(note.start_unix_ns, note.end_unix_ns) - base_unix_ns)
+            args.setdefault("kind", note.kind)  # an attribute of that name is the user's
+            # local to the process: Perfetto does not show the intervals of a global id among the process's own tracks
+            place = b'%b,"id2":{"local":"0x%x"}' % (place, number)
+            yield b'{"ph":"b",%b,"ts":%b,"args":%b}' % (place, begin, encoded(args))
+            yield b'{"ph":"e",%b,"ts":%b}' % (place, end)
+
+
+def _time(relative_ns: int) -> bytes:
+    """Microseconds with three decimals: exact, where a float of absolute microseconds is not. Viewers drop what is below zero."""
+    relative_ns = max(relative_ns, 0)
+    return b"%d.%03d" % divmod(relative_ns, 1000)
+
+
+def _series(attributes: Mapping[str, object]) -> dict[str, object]:
+    """What a counter draws: its ``value``, or each of its numbers where it has no such attribute."""
+    numbers: dict[str, object] = {
+        key: value
+        for key, value in attributes.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+    return {"value": numbers["value"]} if "value" in numbers else numbers
+
+
+def encoded(value: object) -> bytes:
+    """Return `value` as JSON in UTF-8, whatever it holds: what is no JSON becomes text.
+
+    >>> encoded({"loss": float("nan"), "path": 'C:\\\\'}).decode()
+    '{"loss": "nan", "path": "C:\\\\\\\\ "}'
+    """
+    return json.dumps(_plain(value), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _plain(value: object, depth: int = 0) -> object:
+    if isinstance(value, str):
+        # Perfetto loses a whole file over one string that ends in a backslash
+        return f"{value} " if value.endswith("\\") else str(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return {str(_plain(str(key))): _plain(item, depth + 1) for key, item in value.items()}
+    if depth < _DEEPEST and isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, depth + 1) for item in value]
+    return _plain(_text(value))
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001 - somebody's __str__ fails: a trace is not lost over one attribute
+        return f"<{type(value).__name__}: {type(error).__name__}>"

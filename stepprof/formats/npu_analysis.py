@@ -1,0 +1,86 @@
+"""Analysing what torch_npu recorded, in a process of its own.
+
+torch_npu's analysis sets the start method of multiprocessing for the whole process, forks a pool, and refuses to run in a daemon: nothing that a training process could lend itself to. What
+only this module knows is how to see whether it worked, since it prints its failures, goes on, and writes its mark of success all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from stepprof.formats.npu_folder import OUTPUT, is_analysed
+
+__all__ = ["analyse"]
+
+_PROGRAM = """
+import sys
+from torch_npu.profiler.profiler import analyse
+analyse(sys.argv[1], max_process_number=int(sys.argv[2]))
+"""
+
+
+def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | None:
+    """Analyse one folder ``…_ascend_pt`` in place; what went wrong, or None.
+
+    Args:
+        timeout_seconds: after so long the analysis is ended, with all its processes.
+        workers: how many processes it may use, at most.
+    """
+    folder = folder.absolute()
+    environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - this Python, with a program of ours
+                [sys.executable, "-c", _PROGRAM, str(folder), str(workers)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                cwd=folder,  # a file of the job's must not be taken for a module
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"the analysis did not start: {error.strerror or error}"
+        try:
+            status = process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return f"the analysis of {folder.name} did not end within {timeout_seconds:g} s"
+        except BaseException:
+            _end(process)
+            raise
+        said.seek(0)
+        lines = said.read().decode(errors="replace").splitlines()
+    if status != 0:
+        if any("No module named 'torch_npu'" in line for line in lines):
+            return "torch_npu is not installed here: analyse where it is, or copy the folder there"
+        return f"the analysis of {folder.name} failed (exit status {status}): {_last(lines)}"
+    failures = [line for line in lines if "[ERROR]" in line or ("Call " in line and " failed" in line)]
+    if not is_analysed(folder) or len(list((folder / OUTPUT).iterdir())) < 2:
+        return f"the analysis of {folder.name} wrote nothing: {_last(failures or lines)}"
+    if failures:
+        return f"the analysis of {folder.name} is incomplete: {_text(failures[0])}"
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With the processes that it has forked: they are of its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last(lines: list[str]) -> str:
+    told = [line for line in lines if line.strip()]
+    return _text(told[-1]) if told else "it says nothing"
+
+
+def _text(line: str) -> str:
+    """A line of torch_npu's without its time and process."""
+    return line.rpartition("profiler.py: ")[2].strip()[:500]

@@ -1,0 +1,1 @@
+"""The machine below: files, processes, memory, clocks, devices."""

@@ -1,0 +1,92 @@
+"""Small files that only the job's own user may have written: requests, and claims to a run.
+
+Other users may be able to write where a job looks for such a file. So the owner is checked on the open file; links, pipes and long files are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from stepprof.errors import ConfigError
+from stepprof.host.plain_files import open_plain
+
+__all__ = ["MAX_BYTES", "is_foreign", "own_uid", "owner_for", "read_own"]
+
+MAX_BYTES = 65_536
+"""Such a file has some hundred bytes; a longer one is refused."""
+
+
+def read_own(path: Path, uid: int | None) -> bytes:
+    """Return the content of a small plain file of this user's.
+
+    Args:
+        path: the file.
+        uid: the user who must own it; None where the system has no users.
+
+    Raises:
+        ConfigError: another user's file, not a plain file, or too long.
+        OSError: it cannot be read, or `path` is a link.
+    """
+    try:
+        file = open_plain(path)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.EISDIR):
+            raise ConfigError(f"{path.name}: no plain file") from error
+        raise
+    with file:
+        status = os.fstat(file.fileno())
+        if uid is not None and status.st_uid != uid:
+            raise ConfigError(
+                f"{path.name}: made by user {status.st_uid}; only user {uid}, whose job this is, may ask"
+            )
+        if status.st_size > MAX_BYTES:
+            raise ConfigError(f"{path.name}: {status.st_size} bytes; at most {MAX_BYTES} are read")
+        return file.read(MAX_BYTES)
+
+
+def own_uid(folder: Path) -> int | None:
+    """Return the owner that files get which this process makes in a folder; None where the system has no users.
+
+    A network file system may give every file to one user (root squash, a volume of a pod), so this is not always the user of the process.
+    """
+    if not hasattr(os, "getuid"):
+        return None
+    path = folder / f".owner-{secrets.token_hex(8)}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError:  # no file can be made there: then nothing says otherwise
+        return os.getuid()
+    try:
+        return os.fstat(descriptor).st_uid
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def owner_for(path: Path) -> int | None:
+    """Return who must own a file here: the user of this process, or the one that the file system gives its files to. Raises OSError."""
+    if not hasattr(os, "geteuid"):
+        return None
+    user = os.geteuid()
+    return user if path.lstat().st_uid == user else _owner_in(path.parent, user)
+
+
+@functools.lru_cache(maxsize=16)
+def _owner_in(folder: Path, _user: int) -> int | None:
+    return own_uid(folder)
+
+
+def is_foreign(path: Path) -> bool:
+    """Return whether this name is taken by another user, or by what is no plain file."""
+    try:
+        status = path.lstat()
+        return not stat.S_ISREG(status.st_mode) or owner_for(path) not in (None, status.st_uid)
+    except OSError:
+        return False

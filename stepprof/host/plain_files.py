@@ -1,0 +1,137 @@
+"""Open and read the files of a run: plain files alone, without waiting, and up to a bound.
+
+A run directory may come from anywhere, and other users may write into it. Every file of a run is opened here:
+
+* A link is never followed, since it may lead to any file of the reader's, or to a device. stepprof makes no links in a run; folders of it may be links (a step that was moved to another disk).
+* A pipe, a device or a socket is refused without waiting for it.
+* What is read at once has a bound. What is read as a stream ends at the first hole of a sparse file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stepprof.host.plain_json import parse_json
+
+__all__ = ["MOST_BYTES", "data_bytes", "data_chunks", "open_plain", "read_plain", "read_table", "readable"]
+
+MOST_BYTES = 1 << 25
+"""Bytes of a table (`run.json`, a manifest, a status file) at most: a manifest of 4,096 engines has 3 MB."""
+_FLAGS = (
+    os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+)
+
+
+def open_plain(path: Path | str) -> io.BufferedReader:
+    """Open a plain file for reading.
+
+    Raises:
+        OSError: it is a link, a pipe, a device or a folder, or it cannot be opened; `strerror` says which.
+    """
+    return os.fdopen(_descriptor(path)[0], "rb")
+
+
+def _descriptor(path: Path | str) -> tuple[int, int]:
+    """Return the descriptor of a plain file, and how many bytes the file has."""
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except ValueError as error:  # a NUL, or half a surrogate pair
+        raise OSError(errno.EINVAL, "no file can have this name", str(path)) from error
+    except OSError as error:
+        if error.errno == errno.ELOOP and Path(path).is_symlink():
+            raise OSError(errno.ELOOP, "a link, and links in a run are not followed", str(path)) from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.ENXIO, "no plain file", str(path))
+        return descriptor, status.st_size
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def data_bytes(file: io.BufferedReader) -> int:
+    """Return how many bytes stand before the first hole of an open file; its size where it has none.
+
+    A hole is no text and no gzip: a sparse file of terabytes, made of nothing, is read as far as something was written.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if not hasattr(os, "SEEK_HOLE"):
+        return size
+    at = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    try:
+        return min(size, os.lseek(file.fileno(), 0, os.SEEK_HOLE))
+    except OSError:  # empty, or a file system that does not know
+        return size
+    finally:
+        os.lseek(file.fileno(), at, os.SEEK_SET)
+
+
+def data_chunks(file: io.BufferedReader, chunk: int = 1 << 20) -> Iterator[bytes]:
+    """Yield what was written into an open file, without its holes. Raises OSError where it cannot be read."""
+    at, end = 0, os.fstat(file.fileno()).st_size
+    while at < end:
+        with contextlib.suppress(AttributeError):  # a system without SEEK_DATA
+            try:
+                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+        file.raw.seek(at, os.SEEK_SET)
+        read = file.raw.read(chunk)
+        if not read:
+            return
+        at += len(read)
+        yield read
+
+
+def read_plain(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return what is in a plain file.
+
+    Raises:
+        OSError: it is none (`open_plain`), has more than `most_bytes`, or cannot be read.
+    """
+    descriptor, size = _descriptor(path)
+    try:
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"{size} bytes, and no more than {most_bytes} are read", str(path))
+        data = os.read(descriptor, size)  # one that grows meanwhile is not followed
+        while len(data) < size and (more := os.read(descriptor, size - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def readable(name: str) -> str:
+    """Return the name of a file as text that can be printed and written: bytes that are no UTF-8 become question marks."""
+    return name.encode(errors="replace").decode()
+
+
+def read_table(path: Path | str, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the table of a file in JSON, within the bounds of `stepprof.host.plain_json`.
+
+    Raises:
+        OSError: it is no plain file, too large, or cannot be read.
+        ValueError: it is no table; says what is wrong, to follow the file's name.
+    """
+    data = read_plain(path, most_bytes)
+    if not data.strip():
+        raise ValueError("damaged: empty")
+    try:
+        content = parse_json(data)
+    except ValueError as error:
+        raise ValueError(f"damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError("damaged: no table")
+    return content

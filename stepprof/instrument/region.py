@@ -1,0 +1,308 @@
+"""Named intervals: ``region`` as a block, an async block and a decorator; ``bind``, ``mark``, ``counter``.
+
+This module is on the hot path of every training loop that adopts stepprof, and it is traced by torch.compile. So it reads one
+cell and nothing else while no session is on, and it asks ``is_compiling()`` before it touches a clock or a context variable:
+inside a compiled function a region is nothing at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import _GeneratorContextManager
+from time import perf_counter_ns
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from stepprof.instrument.attributes import LONGEST_NAME
+from stepprof.instrument.context import SIMPLE, WAKE_AT, Scope, cell, holding, scope
+from stepprof.instrument.decorators import decorate, refuse_undecorable
+
+if TYPE_CHECKING:
+    from stepprof.recording.span_files import Recorder
+
+__all__ = ["Region", "bind", "counter", "mark", "region"]
+
+F = TypeVar("F", bound="Callable[..., Any] | classmethod[Any, ..., Any]")
+
+SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+CONTEXT_MANAGER = _GeneratorContextManager.__enter__.__code__
+
+
+def _may_be_suspended(frame: FrameType) -> bool:
+    """Whether a block in this frame can be left in the middle: the body of a generator or coroutine, but of no `contextmanager`."""
+    if not frame.f_code.co_flags & SUSPENDED:
+        return False
+    return frame.f_back is None or frame.f_back.f_code is not CONTEXT_MANAGER
+
+
+class Region:
+    """One interval, as a block or as a decorator. Made by `region`; used again only after it has ended."""
+
+    __slots__ = ("_attributes", "_name", "_start", "_token")
+
+    lane = False
+    """Whether the interval may be suspended in the middle: then it is never put on a thread's stack."""
+
+    _name: str
+    _attributes: dict[str, object]
+    _start: int
+    """0: nothing to record; not set at all before it was entered under a session, which saves a store while there is none."""
+    _token: object
+
+    def __enter__(self) -> Region:
+        if cell.recorder is None:  # asked before it is kept: 3 ns, here and in the exit
+            return self
+        recorder = cell.recorder
+        # another thread may have ended the session between the two looks
+        if recorder is None or recorder.is_compiling():  # type: ignore[redundant-expr]
+            self._start = 0
+            return self
+        hook = recorder.hook
+        if hook is None:
+            if not recorder.keep:
+                self._start = 0
+                return self
+            self._token = None
+        else:
+            lane = self.lane or recorder.running_loop() is not None or _may_be_suspended(sys._getframe(1))
+            self._token = hook.enter(self._name, lane)
+        self._start = perf_counter_ns()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if cell.recorder is None:
+            return
+        recorder = cell.recorder
+        try:
+            start = self._start
+            if not start or start < recorder.began:  # entered under a session that is over
+                return
+        except AttributeError:  # the session began inside the block, or another thread has just ended it
+            return
+        end = perf_counter_ns()
+        self._start = 0
+        failed = exc_type is not None and exc_type is not GeneratorExit
+        token = self._token
+        self._token = None
+        _record(recorder, self._name, start, end, self._attributes, failed, token)
+
+    async def __aenter__(self) -> Region:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(exc_type, exc, traceback)
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: each call of it is such an interval."""
+        refuse_undecorable(function, f"region({self._name!r})")
+        name, attributes = self._name, self._attributes
+        return decorate(
+            function,
+            plain=lambda inner: _timed(inner, name, attributes),
+            lane=lambda args, kwargs: _fill(LaneRegion(), name, attributes),
+        )
+
+
+class LaneRegion(Region):
+    """A region of a generator or coroutine: it may be suspended while others run on the same thread."""
+
+    __slots__ = ()
+
+    lane = True
+
+
+def _timed(function: Callable[..., Any], name: str, attributes: dict[str, object]) -> Callable[..., Any]:
+    """A plain function as a region: the block written out, at half its price. It cannot be left in the middle, so it is no lane."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        recorder = cell.recorder
+        if recorder is None or recorder.is_compiling():
+            return function(*args, **kwargs)
+        hook = recorder.hook
+        if hook is None and not recorder.keep:
+            return function(*args, **kwargs)
+        token = None if hook is None else hook.enter(name, False)
+        failed = True
+        start = perf_counter_ns()
+        try:
+            result = function(*args, **kwargs)
+            failed = False
+            return result
+        finally:
+            end = perf_counter_ns()
+            recorder = cell.recorder
+            if recorder is not None:
+                _record(recorder, name, start, end, attributes, failed, token)
+
+    return call
+
+
+def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
+    recorder: Recorder,
+    name: str,
+    start: int,
+    end: int,
+    attributes: dict[str, object],
+    failed: bool,
+    token: object,
+) -> None:
+    """A region is over: its span, and its end in the running capture."""
+    thread = recorder.thread.id
+    loop = recorder.running_loop()
+    task = None if loop is None else id(recorder.current_task(loop))
+    # as in the enter of a window, written out in both: one helper for the two is a call more in each span, 35 ns of 600
+    where = scope.get()
+    if where is not None and not where._start:
+        # where._outer is None after a window of this very thread: the loop between two steps
+        if where._outer is None and where._thread == thread and where._task == task:
+            where = None
+        else:
+            where = holding(where, thread, task)
+    if attributes:
+        for value in attributes.values():
+            if value.__class__ not in SIMPLE:
+                attributes = recorder.plain(attributes)
+                break
+    if len(name) > LONGEST_NAME:
+        name = recorder.cut(name)
+    span = (name, "region", start, end, thread, task, where or cell.scope, attributes, failed)
+    if recorder.keep:
+        pending = recorder.pending
+        pending.append(span)
+        if len(pending) > WAKE_AT:
+            recorder.relieve()
+    hook = recorder.hook
+    if hook is not None:
+        hook.exit(token, span)
+    elif token is not None:
+        recorder.late(token)
+
+
+def _fill(made: Region, name: str, attributes: dict[str, object]) -> Region:
+    made._name = name
+    made._attributes = attributes
+    return made
+
+
+@overload
+def region(name: F, /) -> F: ...
+@overload
+def region(name: str, /, **attributes: object) -> Region: ...
+def region(name: Any, /, **attributes: object) -> Any:
+    """A named interval of the step: recorded in every step while a session is on, and part of the trace of a recorded one.
+
+    Works as a block, an async block and a decorator of functions, coroutine functions, generators, async generators and methods
+    of every kind. A decorated function keeps its name, signature, kind and pickling. A coroutine or generator is measured from
+    its start to its end, over every await and yield. Inside a function under torch.compile a region does nothing.
+
+    Args:
+        name: what the interval is called; a bare ``@region`` takes the function's qualified name.
+        attributes: plain values (text, numbers, lists of them) that land in the span and in the trace.
+
+    >>> with region("reward", batch=64):
+    ...     pass
+    >>> @region("update_actor")
+    ... def update_actor(x):
+    ...     return x + 1
+    >>> update_actor(1)
+    2
+    """
+    if name.__class__ is str:
+        # filled in here: an __init__ would be one more Python call, a fifth of what the whole block costs while nothing is on
+        made = Region()
+        made._name = name
+        made._attributes = attributes
+        return made
+    if isinstance(name, str):  # an enum of texts
+        return _fill(Region(), str.__str__(name), attributes)
+    target = name.__func__ if isinstance(name, (staticmethod, classmethod)) else name
+    refuse_undecorable(name, f"region({name!r})")
+    return _fill(Region(), getattr(target, "__qualname__", type(target).__qualname__), attributes)(name)
+
+
+class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
+    """Attributes for every region below, across awaits; a bound ``step`` is the span's step.
+
+    >>> with bind(sample="a1", step=3):
+    ...     with region("generate"):
+    ...         pass
+    """
+
+    __slots__ = ("_attributes",)
+
+    def __init__(self, **attributes: object) -> None:
+        self._attributes = attributes
+        self._start = 0
+
+    def __enter__(self) -> bind:
+        recorder = cell.recorder
+        if recorder is None or recorder.is_compiling() or self._start:
+            return self
+        self._thread = recorder.thread.id
+        self._task = recorder.task_id()
+        self._outer = outer = holding(scope.get(), self._thread, self._task)
+        around = outer or cell.scope
+        attributes = self._attributes
+        if not SIMPLE.issuperset(map(type, attributes.values())):
+            self._attributes = attributes = recorder.plain(attributes)  # spans refer to this object
+        if around is None:
+            self.number = self.role = None
+        else:
+            self.number, self.role = around.number, around.role
+            attributes = {**(around._bound or {}), **attributes}
+        if "step" in attributes:
+            attributes = dict(attributes)
+            step = attributes.pop("step")
+            self.number = step if isinstance(step, int) else self.number
+        self._bound = attributes
+        self._start = perf_counter_ns()
+        scope.set(self)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._start:
+            return
+        self._start = 0
+        self._outer = holding(self._outer, self._thread, self._task)
+        if scope.get() is self:
+            scope.set(self._outer)
+
+    async def __aenter__(self) -> bind:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(exc_type, exc, traceback)
+
+
+def mark(name: str, /, **attributes: object) -> None:
+    """An instant on the timeline.
+
+    >>> mark("weights_synced", version=3)
+    """
+    recorder = cell.recorder
+    if recorder is None or recorder.is_compiling():
+        return
+    recorder.instant(name, "mark", attributes)
+
+
+def counter(name: str, value: float, /) -> None:
+    """A value over time, such as the length of a queue.
+
+    >>> counter("queue_length", 17)
+    """
+    recorder = cell.recorder
+    if recorder is None or recorder.is_compiling():
+        return
+    recorder.instant(name, "counter", {"value": value})

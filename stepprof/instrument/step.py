@@ -1,0 +1,336 @@
+"""``profile_step``: the window of a step, as a block, an async block, start/stop and a decorator; ``tick`` and ``state``.
+
+A window that is not selected costs a comparison, a context variable and its span. Which windows are selected is the
+session's business; this module knows how to come in and go out in every form, and that each going out is done once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepprof.instrument.context import WAKE_AT, Scope, cell, holding, last_open, scope
+from stepprof.instrument.decorators import decorate, refuse_undecorable
+from stepprof.instrument.state import State
+
+if TYPE_CHECKING:
+    from stepprof.recording.early_start import Ahead
+    from stepprof.recording.session import Session
+    from stepprof.recording.window_handle import Ticket
+    from stepprof.remote.core.window_group import Bracket
+
+UNSEEN = 1
+"""In the place of a start time: neither selected nor, with ``spans = false``, recorded at all."""
+
+__all__ = ["StepWindow", "profile_step", "state", "tick"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class StepWindow(Scope):
+    """One window, as a block or as a decorator. Made by `profile_step`; used again only after it has ended."""
+
+    __slots__ = ("_after", "_key", "_step", "_version")
+
+    _step: Any
+    _version: int | str | None
+    _key: object
+    """Under which the session remembers it when it was opened by `start`."""
+    _after: tuple[Ticket | None, float] | None
+    """What is to do at the exit: the ticket of a selected window, and the next selected step, for which to arm."""
+
+    def __enter__(self, _ahead: Ahead | None = None) -> StepWindow:
+        recorder = cell.recorder
+        if recorder is None or recorder.is_compiling():
+            return self
+        session = cell.session
+        if session is None:
+            return self
+        step, role = self._step, self.role
+        if step.__class__ is not int or step < 0:
+            step = session.refusals.step_number(step, session.last_step)
+        if step is None or self._start or not (role is None or role.__class__ is str):
+            if self._start or step is None or not isinstance(role, str):
+                session.refusals.refuse_window(step, role, already_open=bool(self._start))
+                return self
+            self.role = role = str.__str__(role)
+        session.last_step = self.number = step
+        quiet = session.quiet.get(role)
+        if quiet is not None and quiet[0] <= step < quiet[1] and session.calm:
+            self._after = after = None
+            if not recorder.keep and recorder.hook is None:
+                self._start = UNSEEN
+                return self
+        else:
+            following = session.next_selected(step, role)
+            self._after = after = (session.enter(step, role, self._version, _ahead), following)
+        try:
+            self._thread = thread = recorder.thread.id
+            loop = recorder.running_loop()
+            self._task = task = None if loop is None else id(recorder.current_task(loop))
+            outer = scope.get()
+            if outer is not None and not outer._start:
+                if outer._outer is None and outer._thread == thread and outer._task == task:
+                    outer = None  # the window before this one
+                else:
+                    outer = holding(outer, thread, task)
+            self._outer = outer
+            self._bound = None if outer is None else outer._bound
+            self._before = cell.scope
+            cell.scope = self
+            scope.set(self)
+            self._start = start = perf_counter_ns()
+            if after is not None and after[0] is not None:
+                after[0].begin(start)
+            return self
+        except BaseException as interrupt:  # a window whose enter raises gets no exit
+            self._start = 0
+            if cell.scope is self:
+                cell.scope = self._before
+            self._abandon(self._after, interrupt)
+            raise
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        start = self._start
+        if not start:
+            return
+        self._start = 0
+        after = self._after
+        try:
+            end = perf_counter_ns()
+            if after is not None and after[0] is not None:
+                after[0].end(end, moved=True)
+            if start == UNSEEN:
+                return
+            if self._outer is not None:
+                self._outer = holding(self._outer, self._thread, self._task)
+            before = self._before
+            if before is not None:
+                self._before = before = last_open(before)
+            if cell.scope is self:
+                cell.scope = before
+            recorder = cell.recorder
+            if recorder is None:
+                return
+            role = self.role
+            span = (
+                role or "step",
+                "window",
+                start,
+                end,
+                self._thread,
+                self._task,
+                self,
+                None,
+                exc_type is not None,
+            )
+            if recorder.keep:
+                pending = recorder.pending
+                pending.append(span)
+                if len(pending) > WAKE_AT:
+                    recorder.relieve()
+            hook = recorder.hook
+            if hook is not None:
+                hook.exit(None, span)
+            if after is not None:
+                self._after = None
+                self._leave(after, exc)
+        except BaseException as interrupt:
+            self._abandon(after, interrupt)
+            raise
+
+    @staticmethod
+    def _abandon(after: tuple[Ticket | None, float] | None, interrupt: BaseException) -> None:
+        """An interrupt came in the middle of the enter or exit: what the window holds must not stay open for ever."""
+        session = cell.session
+        if session is not None and after is not None and after[0] is not None:
+            session.abandon(after[0], interrupt)
+
+    def _leave(self, after: tuple[Ticket | None, float], error: BaseException | None) -> None:
+        """The end of a window that is selected, or that comes right before one that is."""
+        session = cell.session
+        step = self.number
+        if session is None or step is None:
+            return
+        ticket, following = after
+        if ticket is not None:
+            session.exit(ticket, error)
+        if step + 1 == following:
+            session.approach(step + 1, self.role)
+
+    async def __aenter__(self) -> StepWindow:
+        session = cell.session
+        if session is None or self._start or session.is_quiet(self._step, self.role):
+            return self.__enter__()
+        ahead = await session.come_in(self._step, self.role, self._version)
+        try:
+            return self.__enter__(ahead)
+        finally:
+            if ahead is not None:
+                ahead.give_up("its window was refused")
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        after = self._after if self._start > UNSEEN else None
+        engines = None if after is None else _engines_to_await(after[0])
+        self.__exit__(exc_type, exc, traceback)
+        if engines is not None:
+            await engines.stopped()
+
+    def start(self) -> StepWindow:
+        """Come in without a block; `stop` goes out."""
+        session = _session()
+        if session is not None:
+            left = session.refusals.left_open(self, self.role, session.recorder.task_id())
+            if left is not None:
+                left[0].stop(left[1])
+        return self.__enter__()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Go out. ``error`` is what the body raised, for the manifest. A second stop, or one without a start, is refused."""
+        session = _session()
+        if session is not None:
+            if not self._start:
+                session.refusals.refuse("stop", "this window is not open")
+                return
+            session.refusals.forget_left_open(self)
+        self.__exit__(None if error is None else type(error), error, None)
+
+    async def astart(self) -> StepWindow:
+        """`start` for a coroutine: waits for engines, and for another thread's stop, without blocking the event loop."""
+        session = _session()
+        if session is not None:
+            left = session.refusals.left_open(self, self.role, session.recorder.task_id())
+            if left is not None:
+                await left[0].astop(left[1])
+        return await self.__aenter__()
+
+    async def astop(self, error: BaseException | None = None) -> None:
+        """`stop` for a coroutine: waits for its engines without blocking the event loop."""
+        after = self._after if self._start > UNSEEN else None
+        engines = None if after is None else _engines_to_await(after[0])
+        self.stop(error)
+        if engines is not None:
+            await engines.stopped()
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: each call of it is a window."""
+        refuse_undecorable(function, "profile_step(…)")
+        find = _step_finder(self._step, function)
+        role, version = self.role, self._version
+
+        def window(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepWindow:
+            return profile_step(find(args, kwargs), role, version=version)
+
+        return decorate(function, lane=window)
+
+
+def profile_step(
+    step: Any = None, role: str | None = None, *, version: int | str | None = None
+) -> StepWindow:
+    """The window of one step, or of one role's part of it. Recorded where the configuration selects it; a span in any case.
+
+    A block, an async block, a decorator (def and async def), or ``start()`` and ``stop()`` (``astart``, ``astop`` in coroutines)
+    for callbacks: a window left open by them is closed by the next ``start()`` of its role in the same thread or task.
+
+    Args:
+        step: the number of the step, the caller's own. None: the step that was last entered in this process. For a decorator: the
+            name of the argument that holds it, or a callable that gets the call's arguments.
+        role: what is done in it: ``rollout``, ``actor``, ``ref``, …; None: the whole step.
+        version: of what (say, the parameters) was at work, in fully asynchronous training.
+
+    >>> with profile_step(2, role="rollout"):
+    ...     pass
+    >>> @profile_step(step="global_step", role="actor")
+    ... def update(batch, global_step):
+    ...     return global_step
+    >>> update([], global_step=3)
+    3
+    """
+    # filled in here, as in `region`: an __init__ would be one more Python call
+    window = StepWindow()
+    window._step = step
+    window.role = role
+    window._version = version
+    window._start = 0
+    return window
+
+
+def _step_finder(
+    step: Any, function: Callable[..., Any]
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+    """How a decorated function's step is found in a call."""
+    if callable(step):
+        return lambda args, kwargs: _ask(step, args, kwargs)
+    if not isinstance(step, str):
+        return lambda args, kwargs: step
+    inner = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
+    parameters = inspect.signature(inner).parameters
+    place, default = sys.maxsize, None
+    if step in parameters:
+        found = parameters[step]
+        default = None if found.default is inspect.Parameter.empty else found.default
+        if found.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            place = list(parameters).index(step)
+    elif all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        name = getattr(inner, "__qualname__", type(inner).__qualname__)
+        raise TypeError(
+            f'profile_step(step="{step}"): {name} has no such argument; it has: {", ".join(parameters)}'
+        )
+
+    def find(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return args[place] if place < len(args) else kwargs.get(step, default)
+
+    return find
+
+
+def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The step that a callable finds in a call's arguments; what it raises must not reach the decorated function."""
+    try:
+        return step(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - told by the session, as a step that is none
+        return error
+
+
+def _engines_to_await(ticket: Ticket | None) -> Bracket | None:
+    """Return the engines that a coroutine awaits after its window; None: none, or another library's event loop, where the exit itself waits."""
+    recorder = cell.recorder
+    if ticket is None or ticket.bracket is None or recorder is None or recorder.running_loop() is None:
+        return None
+    ticket.awaits_engines = True
+    return ticket.bracket
+
+
+def _session() -> Session | None:
+    """The session, unless Dynamo looks on."""
+    recorder = cell.recorder
+    return None if recorder is None or recorder.is_compiling() else cell.session
+
+
+def tick() -> None:
+    """A point at which caps and requests may take effect inside a long window.
+
+    >>> tick()
+    """
+    recorder = cell.recorder
+    session = cell.session
+    # in this order: a guard on the hook would recompile a model at each recorded step
+    if recorder is None or recorder.is_compiling() or recorder.hook is None or session is None:
+        return
+    session.local.tick()
+
+
+def state() -> State:
+    """What the profiler of this process is doing: a value; its text is one line for a log.
+
+    >>> state().status
+    'idle'
+    """
+    return cell.state

@@ -1,0 +1,363 @@
+"""Making captures in this process: the machine, the backends, and what goes wrong with them.
+
+Every change of state happens on the target's turn, as check, act, commit. What a backend throws leaves the machine idle, the
+reason in the manifest and in the log, and the training loop untouched. When to capture is `stepprof.recording.local_target`'s to say.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from stepprof.backends import make_backend
+from stepprof.backends.base import Busy
+from stepprof.errors import BackendError, StateError
+from stepprof.host.memory import available_and_total
+from stepprof.log import logger
+from stepprof.recording.background_worker import is_background
+from stepprof.recording.capture import Ending, LocalCapture
+from stepprof.recording.export.tracker import Exports
+from stepprof.recording.window_handle import Ticket
+from stepprof.redaction import redacted
+from stepprof.run.manifest_writer import Origin, describe_error, tell
+from stepprof.run.model import WHOLE_STEP
+from stepprof.state_machine import TargetMachine, Turn
+
+if TYPE_CHECKING:
+    from stepprof.backends.base import Backend
+    from stepprof.config.config import Policy
+    from stepprof.recording.background_worker import Background
+    from stepprof.recording.export.executor import Exporter
+    from stepprof.run.model import Outcome, Window
+__all__ = ["Capturer"]
+
+Later = Callable[[], None]
+"""What is done after the turn: handing an export to its job."""
+
+
+class Capturer:
+    """The one machine of this process, and the backends that it drives.
+
+    Args:
+        origin: who writes the manifests.
+        exporter: runs the export jobs.
+        background: writes the manifests.
+        changed: called after each change that ``stepprof.state`` or the region hook has to see.
+    """
+
+    def __init__(
+        self, origin: Origin, exporter: Exporter, background: Background, changed: Callable[[], None]
+    ) -> None:
+        self.origin = origin
+        self.machine = TargetMachine(f"rank-{origin.rank}")
+        self.turn = Turn()
+        self.capture: LocalCapture | None = None
+        self.step: int | None = None
+        self.role: str | None = None
+        self.health = "ok"
+        self.last_error: str | None = None
+        self.backend: Backend | None = None
+        self._armed_key: tuple[int, object] | None = None
+        self._armed_ns: tuple[int, int] | None = None
+        """From when to when the backend was armed."""
+        self._spent: set[Ticket] = set()
+        self.post = background.post
+        self.changed = changed
+        self._backends: dict[object, Backend] = {}
+        self._unavailable: dict[object, str] = {}
+        # two threads may ask at once; reentrant, since a signal handler may come in between
+        self._probing = threading.RLock()
+        self.exports = Exports(
+            exporter, origin.rank, lambda window: self._holder(window.step, window.role), self.note, changed
+        )
+
+    # -- what is there
+
+    def probe(self, policy: Policy) -> str | None:
+        """Why this policy's backend cannot record here, or None. Pays its slow imports, once."""
+        key = _key(policy)
+        if key not in self._backends and key not in self._unavailable:
+            with self._probing:
+                if key not in self._backends and key not in self._unavailable:
+                    self._probe(policy, key)
+        return self._unavailable.get(key)
+
+    def _probe(self, policy: Policy, key: object) -> None:
+        reason: str | None
+        try:
+            backend = make_backend(policy)
+            keep_near = getattr(backend, "keep_near", None)
+            if keep_near is not None:
+                keep_near(self.origin.run.path)
+            reason = backend.probe()
+        except Exception as error:  # noqa: BLE001 - a backend that cannot even be asked is one that cannot record
+            reason = describe_error(error)
+        if reason is None:
+            self._backends[key] = backend
+            return
+        self._unavailable[key] = reason
+        self.health = "unconfigured"
+        self.last_error = redacted(f"{'+'.join(policy.backend)} cannot record here: {reason}")
+        logger.warning("backend unavailable", backend="+".join(policy.backend), reason=reason)
+
+    def note(self, reason: str, window: Window | None = None) -> None:
+        """Something was not recorded: the log and ``state()`` say so."""
+        self.last_error = redacted(reason)
+        where = {} if window is None else {"step": window.step, "role": window.role}
+        logger.warning("not recorded", **where, rank=self.origin.rank, reason=reason)
+        self.changed()
+
+    @property
+    def armed_step(self) -> int | None:
+        """The step that the target is armed for, if it is armed."""
+        return self.step if self.machine.state == "armed" else None
+
+    def is_spent(self, step: int) -> bool:
+        """Whether the capture of this step has ended (by a cap, by its region) while windows of it were open that still are."""
+        self._spent = {ticket for ticket in self._spent if not ticket.closed}
+        return any(ticket.window.step == step for ticket in self._spent)
+
+    # -- on this thread's turn
+
+    def arm(self, step: int, role: str | None, policy: Policy) -> None:
+        """Be armed for this step and policy, whatever was before. Raises what the backend raises, and is idle then."""
+        backend = self._backends[_key(policy)]
+        if self.machine.state == "armed":
+            if self._armed_key == (step, _key(policy)):
+                if role is None and policy.capture_per != "role":
+                    # the window around those that went out before it: around the next ones, too, the whole step's comes first
+                    self._expect(step, None)
+                return
+            if self._armed_key is not None and self._armed_key[1] == _key(policy):
+                # a backend is armed for whatever step: a window of this one comes in before the one that was next
+                self._armed_key = (step, _key(policy))
+                self._expect(step, role)
+                return
+            self.to_idle(f"armed anew for step {step}")
+        self.machine.check("arm")
+        self.backend = backend
+        began_ns = perf_counter_ns()
+        try:
+            backend.arm()
+        except BaseException as error:  # KeyboardInterrupt too must not leave it half prepared
+            self.to_idle(describe_error(error))
+            raise
+        self._armed_key = (step, _key(policy))
+        self._armed_ns = (began_ns, perf_counter_ns())
+        self._commit("arm", step, role)
+        self.changed()
+
+    def to_idle(self, reason: str) -> None:
+        """Leave whatever state there is; the backend lets go of what it holds."""
+        backend, self._armed_key, self._armed_ns = self.backend, None, None
+        if backend is not None:
+            try:
+                backend.abort()
+            except Exception as error:  # noqa: BLE001 - against its contract; the machine must not stay where it is for that
+                logger.warning("abort failed", backend=backend.name, reason=describe_error(error))
+        if self.machine.state != "idle":
+            self._commit("abort", self.step, self.role, reason=reason)
+        self.backend = None
+        self.changed()
+
+    def open(self, ticket: Ticket, region: str | None = None) -> BaseException | None:
+        """Open a capture for a window; what goes wrong is told in the manifest and returned."""
+        policy, window = ticket.policy, ticket.window
+        reason = self.probe(policy)
+        if reason is not None:
+            reason = f"{'+'.join(policy.backend)} cannot record here: {reason}"
+            tell(ticket, self.origin, self.post, "failed", reason)
+            return BackendError(reason)
+        backend = self._backends[_key(policy)]
+        capture = LocalCapture(ticket, backend, self.origin, self.post, region=region)
+        tries = 2 if self.machine.state == "armed" else 1
+        while True:
+            tries -= 1
+            try:
+                values = capture.values or capture.claim()
+                self.arm(window.step, window.role, policy)
+                self.machine.check("start")
+                backend.start(values)
+                self._commit("start", window.step, window.role)
+                capture.started = time.monotonic()
+                break
+            except (
+                BaseException
+            ) as error:  # KeyboardInterrupt in the middle of a start must not leave a profiler running
+                self.to_idle(describe_error(error))
+                busy = isinstance(error, Busy)
+                if busy:
+                    self.health = "busy"
+                if tries and not busy and isinstance(error, Exception):
+                    continue
+                self.note(describe_error(error), window)
+                capture.fail(describe_error(error), "skipped" if busy else "failed")
+                if not isinstance(error, Exception):
+                    raise
+                return error
+        self.capture = capture
+        self.health = "ok"
+        ticket.captured += 1
+        if self._armed_ns is not None:
+            capture.timing.armed(*self._armed_ns)
+        self.changed()
+        if region:
+            capture.begin()
+        return None
+
+    def finish(self, capture: LocalCapture, ending: Ending) -> tuple[Later | None, BaseException | None]:
+        """End the running capture: the hand-over now. Returns what submits its export after the turn, and what went wrong."""
+        began = time.perf_counter()
+        window = capture.window
+        if not capture.mine:
+            self._post_stop(capture, ending)
+            return None, None
+        try:
+            self.capture = None
+            left = capture.cut(perf_counter_ns())
+            if capture.region is None:
+                self._spent.update(ticket for ticket in left if capture.owns(ticket.window.step))
+            self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
+            self.changed()
+            capture.leave_marks()
+            self.exports.owe(capture, capture.backend.stop(capture.place, capture.annotate()))
+            capture.end(ending, left)
+            self._commit("done", window.step, window.role)
+            self.backend = None
+        except BaseException as error:
+            self.exports.forget(capture)
+            reason = describe_error(error)
+            self.to_idle(reason)
+            self.note(reason, window)
+            capture.fail(reason)
+            if not isinstance(error, Exception):
+                raise
+            return None, error
+        finally:
+            self.changed()
+        if not is_background():
+            capture.add_stall(time.perf_counter() - began)
+        capture.save()
+        return lambda: self.exports.submit(capture), None
+
+    def _post_stop(self, capture: LocalCapture, ending: Ending) -> None:
+        """A stop from a thread that may not: the thread that may finds the request."""
+        if capture.request is None:
+            capture.request = ending
+            logger.warning(
+                "stop posted",
+                step=capture.window.step,
+                role=capture.window.role,
+                rank=self.origin.rank,
+                reason=f"the capture belongs to thread {capture.thread}, the stop came from thread {threading.get_ident()}; "
+                "it is applied there at the next region, tick or window",
+            )
+
+    def finish_and_post(self, capture: LocalCapture, ending: Ending) -> None:
+        """End the running capture to make room for the window that comes in, which its export does not hold up."""
+        later, _ = self.finish(capture, ending)
+        if later is not None:
+            self.post(later)
+
+    def settle(self) -> None:
+        """At a window's edge: end the capture where another thread asked for it, and leave a state that an interrupt left behind."""
+        capture = self.capture
+        if capture is None:
+            if self.machine.state in ("recording", "flushing"):
+                self.to_idle("an interrupt came between two states")
+        elif capture.request is not None:
+            self.finish_and_post(capture, capture.request)
+
+    # -- from anywhere
+
+    def apply_here(self) -> None:
+        """At a region, a tick or the edge of a window: end the capture where that was asked for, and this thread may."""
+        capture = self.capture
+        if capture is not None and capture.request is not None and capture.mine:
+            self.cut(capture, capture.request)
+
+    def cut(self, capture: LocalCapture, ending: Ending, *, wait_seconds: float = 0.0) -> None:
+        """End the capture from wherever this is called, if the turn can be had soon; else the request waits for its owner."""
+        try:
+            if not self.turn.take(wait_seconds):
+                capture.request = capture.request or ending
+                return
+        except StateError:
+            capture.request = capture.request or ending
+            return
+        later: Later | None = None
+        try:
+            if capture is self.capture:
+                later, _ = self.finish(capture, capture.request or ending)
+        finally:
+            self.turn.give()
+        if later is not None:
+            later()
+
+    def look_at_caps(self) -> None:
+        """Has the running capture reached one of its bounds? Called from the background thread."""
+        capture = self.capture
+        if capture is None:
+            return
+        if capture.request is None:
+            reason = _cap_reached(capture)
+            if reason is None:
+                return
+            logger.warning("cap hit", step=capture.window.step, role=capture.window.role, capped_by=reason)
+            capture.request = Ending("complete", capped_by=reason)
+        self.apply_here()
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something that a sudden end would lose: a capture, or one that is not yet with the export."""
+        return self.machine.state in ("recording", "flushing") or self.exports.owed
+
+    def _commit(self, trigger: str, step: int | None, role: str | None, *, reason: str | None = None) -> None:
+        self.machine.commit(
+            trigger,
+            self._holder(step, role),
+            step=step,
+            role=role,
+            rank=self.origin.rank,
+            backend=None if self.backend is None else self.backend.name,
+            reason=reason,
+        )
+        self.step, self.role = (None, None) if self.machine.state == "idle" else (step, role)
+
+    def _expect(self, step: int, role: str | None) -> None:
+        """Armed as before, but for another window."""
+        if (self.step, self.role) != (step, role):
+            self.step, self.role = step, role
+            self.machine.holder = self._holder(step, role)
+            self.changed()
+
+    def _holder(self, step: int | None, role: str | None) -> str:
+        return f"{role or WHOLE_STEP}/{self.origin.rank} of step {step}"
+
+    def give_up(self, capture: LocalCapture, reason: str, status: Outcome = "failed") -> None:
+        """A capture that cannot be stopped from here: let go of it, and say so."""
+        self.capture = None
+        capture.leave_marks()
+        self.to_idle(reason)
+        capture.fail(reason, status)
+        self.changed()
+
+
+def _key(policy: Policy) -> object:
+    """Policies with one key share a backend."""
+    return policy.backend, repr([policy.options(name) for name in policy.backend])
+
+
+def _cap_reached(capture: LocalCapture) -> str | None:
+    policy = capture.policy
+    if policy.max_seconds is not None and time.monotonic() - capture.started >= policy.max_seconds:
+        return "max_seconds"
+    if policy.max_bytes is not None and capture.bytes_so_far() >= policy.max_bytes:
+        return "max_bytes"
+    memory = available_and_total()
+    if memory is not None and memory[0] < policy.min_free_memory.bytes_of(memory[1]):
+        return "memory"
+    return None

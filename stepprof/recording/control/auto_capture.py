@@ -1,0 +1,228 @@
+"""Captures that a process asks of itself: of the next step, by the same requests as a person's, and within the budget of the run.
+
+What has been used of the budget lies in the run directory, so that it holds for all ranks together and over a restart of the job:
+
+    <run>/watch/000001.json          what was unusual, where, and which step is recorded for it
+
+A name is taken by one process alone, and the numbers end where the budget does. Several ranks that find the same step slow are one event, and the first of them records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.errors import ConfigError
+from stepprof.formatting import size
+from stepprof.host.atomic_files import write_atomically, write_exclusively
+from stepprof.host.plain_files import read_table
+from stepprof.host.process_identity import is_alive, writer_identity
+from stepprof.log import logger
+from stepprof.run.layout import MANIFEST, PRUNED, step_folder
+from stepprof.run.requests import Request, place_request
+
+if TYPE_CHECKING:
+    from stepprof.config.config import Policy
+    from stepprof.config.options.tables import WatchOptions
+    from stepprof.recording.selector import Selector
+
+__all__ = ["WATCH", "AutoCaptures"]
+
+WATCH = "watch"
+TRIES = 4
+"""How often a step is asked for, where those before it had begun already when the request held."""
+
+
+class AutoCaptures:
+    """The captures of one process's own accord.
+
+    Args:
+        run: the run directory.
+        options: the budget.
+        selector: what selects the steps here.
+        probe: why this policy's backend cannot record here, or None; pays its slow imports.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        options: WatchOptions,
+        selector: Selector,
+        probe: Callable[[Policy], str | None],
+    ) -> None:
+        self._run = run
+        self._options = options
+        self._selector = selector
+        self._probe = probe
+        self._asked: Request | None = None
+        self._claim: tuple[Path, dict[str, Any]] | None = None
+        self._tries = 0
+
+    def record(
+        self, what: str, facts: Mapping[str, object], role: str | None, next_step: Callable[[], int]
+    ) -> str:
+        """Have the next step of the role recorded because of what was found; says in a few words what became of that, and never raises."""
+        if self._asked is not None:
+            return f"none: that of step {self._asked.step} is awaited"
+        try:
+            return self._try_to_record(what, facts, role, next_step)
+        except (OSError, ConfigError) as error:
+            return f"none: {error}"
+
+    def _try_to_record(
+        self, what: str, facts: Mapping[str, object], role: str | None, next_step: Callable[[], int]
+    ) -> str:
+        if not self._options.max_captures:
+            return "none: max_captures = 0"
+        policy = self._selector.policy(role)
+        if not policy.enabled:
+            return f'none: the role "{role}" is left out by the configuration'
+        problem = self._probe(policy)
+        if problem is not None:
+            return f"none: {'+'.join(policy.backend)} cannot record here: {problem}"
+        rank, step = self._selector.identity.rank, next_step()
+        request = self._request(what, role, step, policy, rank)
+        facts = {"what": what, **facts, "writer": writer_identity()}
+        claim = self._take(int(str(facts["step"])), {**facts, **self._target(request, rank)})
+        if isinstance(claim, str):
+            return claim
+        self._claim, self._tries = claim, 1
+        self._ask(request)
+        return f"step {step}"
+
+    def record_elsewhere(self, what: str, facts: Mapping[str, object], rank: int, step: int) -> str:
+        """Have another rank record this step, by a request in the run directory, as a person would make it; never raises."""
+        if not self._options.max_captures:
+            return "none: max_captures = 0"
+        try:
+            request = self._request(what, None, step, self._selector.policy(None), rank)
+            content = {"what": what, **facts, "writer": writer_identity(), **self._target(request, rank)}
+            claim = self._take(int(str(facts["step"])), content)
+            if isinstance(claim, str):
+                return claim
+            place_request(self._run, request)
+        except (OSError, ConfigError) as error:
+            return f"none: {error}"
+        return f"step {step}"
+
+    def _request(self, what: str, role: str | None, step: int, policy: Policy, rank: int | str) -> Request:
+        changes: dict[str, Any] = {}
+        left = self._left()
+        if isinstance(rank, int):
+            changes["ranks"] = str(rank)
+        if left is not None and (policy.max_bytes is None or policy.max_bytes > left):
+            changes["max_bytes"] = max(left, 1)
+        return Request.make(step, role=role, reason=f"watch: {what}", **changes)
+
+    @staticmethod
+    def _target(request: Request, rank: int | str) -> dict[str, Any]:
+        return {"capture_step": request.step, "capture_rank": rank, "request": request.name}
+
+    def _ask(self, request: Request) -> None:
+        self._selector.request(request)
+        self._asked = request
+
+    # -- the budget
+
+    def _take(self, step: int, content: dict[str, Any]) -> tuple[Path, dict[str, Any]] | str:
+        """Take the next part of the budget; says why there is none for this step."""
+        left = self._left()
+        if left is not None and left <= 0:
+            return f"none: the captures of this run have used up max_bytes = {size(self._limit)}"
+        folder = self._run / WATCH
+        folder.mkdir(exist_ok=True)
+        for number in range(1, self._options.max_captures + 1):
+            path = folder / f"{number:06d}.json"
+            if not path.exists() and write_exclusively(path, _dump(content)):
+                return path, content
+            claim = _read(path)
+            if claim.get("step") == step and not _is_over(claim.get("writer")):
+                return f"none: another rank records for step {step}"
+        return f"none: max_captures = {self._options.max_captures} of this run are used up"
+
+    @property
+    def _limit(self) -> int | None:
+        return self._options.max_bytes if isinstance(self._options.max_bytes, int) else None
+
+    def _left(self) -> int | None:
+        """How many bytes may still be written; None: as many as there are."""
+        if self._limit is None:
+            return None
+        claims = (_read(path) for path in sorted((self._run / WATCH).glob("*.json")))
+        return self._limit - sum(self._bytes_of(claim) for claim in claims)
+
+    def _bytes_of(self, claim: Mapping[str, Any]) -> int:
+        step, rank = claim.get("capture_step"), claim.get("capture_rank")
+        if not isinstance(step, int) or step < 0:
+            return 0
+        # a process without a rank records what is attached in it
+        pattern = f"*/rank-{rank}.*" if isinstance(rank, int) else "*/**/*"
+        # what was deleted meanwhile was written all the same
+        total = _pruned_bytes(self._run / step_folder(step) / MANIFEST / PRUNED)
+        for file in (self._run / step_folder(step)).glob(pattern):
+            with contextlib.suppress(OSError):  # gone meanwhile: then it takes no place
+                total += file.stat().st_size if file.parent.name != "manifest" and file.is_file() else 0
+        return total
+
+    # -- what becomes of it
+
+    def look(self, last: int | None, next_step: Callable[[str | None], int]) -> None:
+        """Once the step asked for has passed: was it recorded, or had it begun too early?
+
+        Args:
+            last: the last step that is over.
+            next_step: the next step of a role that has not begun.
+        """
+        asked, claim = self._asked, self._claim
+        if asked is None or claim is None or last is None or last <= asked.step:
+            return
+        self._asked = None
+        self._selector.withdraw(asked.name)
+        if self._selector.has_come(asked.step):
+            return
+        if self._tries >= TRIES:
+            logger.warning(
+                "not recorded", step=asked.step, role=asked.role, reason="the step had begun already"
+            )
+            return
+        self._tries += 1
+        path, content = claim
+        changes: dict[str, Any] = dict(asked.changes)
+        again = Request.make(next_step(asked.role), role=asked.role, reason=asked.reason, **changes)
+        try:
+            content = {**content, **self._target(again, content["capture_rank"])}
+            write_atomically(path, _dump(content))
+            self._claim = (path, content)
+            self._ask(again)
+        except (OSError, ConfigError) as error:
+            logger.warning("not recorded", step=again.step, role=again.role, reason=str(error))
+
+
+def _dump(content: Mapping[str, Any]) -> bytes:
+    return json.dumps({"schema_version": 1, **content}, indent=1, default=str).encode()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a claim says; nothing, where it cannot be read: it counts all the same."""
+    try:
+        return read_table(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def _is_over(writer: object) -> bool:
+    """Whether a claim is of a job before this one, which came to the same step."""
+    return isinstance(writer, Mapping) and is_alive(writer) is False
+
+
+def _pruned_bytes(path: Path) -> int:
+    entries = _read(path).get("pruned")
+    known = (
+        [entry.get("bytes") for entry in entries if isinstance(entry, dict)]
+        if isinstance(entries, list)
+        else []
+    )
+    return sum(each for each in known if isinstance(each, int))

@@ -1,0 +1,188 @@
+"""A session while it runs: what it tells of itself, and what it is asked for. Everything here happens on the background thread."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from stepprof.instrument.context import cell, last_open, open_windows
+from stepprof.recording.control.request_inbox import OVERLAP, Control
+from stepprof.recording.control.status_publisher import Publisher
+
+if TYPE_CHECKING:
+    from stepprof.recording.session import Session
+    from stepprof.recording.span_files import Span
+    from stepprof.run.layout import RunDir
+    from stepprof.run.requests import Request
+
+__all__ = ["Live", "Pace"]
+
+LAST_STEPS = 5
+"""Of so many steps the shortest is the pace: the next one is hardly shorter."""
+
+MOST_ROLES = 64
+"""Roles that the status names: a program that makes up a name per step has no more to say by the thousandth."""
+
+
+class Pace:
+    """Which step runs, and how long the last ones took; also where two of them are under way at any moment.
+
+    ``first`` is the step of the first window that ended, ``shortest`` the least time from the start of one step to that of the next, ``stride`` by how much their numbers differ.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self._steps: dict[int, tuple[int, int]] = {}
+        """When the last steps began and ended, as far as their windows are over."""
+        self.roles: set[str] = set()
+        self._noticed: tuple[int | None, int | None] = (None, None)
+        self._sampled: float | None = None
+
+    def see(self, spans: Iterable[Span]) -> None:
+        """Take in finished spans, in the order in which they ended."""
+        for span in spans:
+            where = span[6]
+            if span[1] != "window" or where is None or where.number is None:
+                continue
+            if self.first is None:
+                self.first = where.number
+            if where.role is not None and len(self.roles) < MOST_ROLES:
+                self.roles.add(where.role)
+            if where.number not in self._steps and not self._is_recent(where.number, span[2]):
+                continue
+            start, end = self._steps.get(where.number, (span[2], span[3]))
+            self._steps[where.number] = min(start, span[2]), max(end, span[3])
+
+    def _is_recent(self, step: int, start_ns: int) -> bool:
+        """Whether a step of which no window has ended yet still counts; makes room for it."""
+        newest = self.newest
+        if newest is not None and step < newest - OVERLAP:
+            if start_ns < self._steps[newest][1]:
+                return False  # a window that was open for very long
+            self._steps.clear()  # the loop has gone back to a checkpoint
+        if len(self._steps) > LAST_STEPS:
+            del self._steps[min(self._steps)]
+        return True
+
+    @property
+    def newest(self) -> int | None:
+        """The latest step of which a window has ended."""
+        return max(self._steps, default=None)
+
+    @property
+    def stride(self) -> int | None:
+        """By how much the last two steps differ."""
+        last = sorted(self._steps)[-2:]
+        return last[1] - last[0] if len(last) == 2 else None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the step before the newest took, from its first window's start to its last one's end."""
+        before = sorted(self._steps)[-2:-1]
+        return (self._steps[before[0]][1] - self._steps[before[0]][0]) / 1e9 if before else None
+
+    @property
+    def shortest(self) -> float | None:
+        """The shortest of the last steps, with what came after it; without spans the mean of those between two looks."""
+        begun = [start for _, (start, _) in sorted(self._steps.items())]
+        between = [max(after - before, 0) / 1e9 for before, after in itertools.pairwise(begun)]
+        return min(between, default=self._sampled)
+
+    def since_unix_ns(self, step: int | None) -> int | None:
+        """When this step was seen to run for the first time."""
+        before, at = self._noticed
+        if before == step:
+            return at
+        now = time.time_ns()
+        if before is not None and at is not None and step is not None and step > before:
+            self._sampled = max(now - at, 0) / 1e9 / (step - before)
+        self._noticed = step, now
+        return now
+
+
+class Live:
+    """What a session tells and is asked.
+
+    Args:
+        session: the session, whose target and selector exist.
+        run: where it records.
+    """
+
+    def __init__(self, session: Session, run: RunDir) -> None:
+        self._session = session
+        self._clock = time.time() - time.monotonic()
+        self.pace = Pace()
+        probe = session.local.capturer.probe
+        self.control = Control(run.path, session.selector, probe, self._begun, self._elsewhere)
+        self._publisher = Publisher(session.local.capturer.origin, self._condition, self._progress)
+
+    def look(self) -> None:
+        """A round: what is asked for, what is told, and what was taken is prepared."""
+        self.control.look()
+        self._publisher.publish()
+        self.control.prepare()
+
+    def close(self) -> None:
+        """The session has ended, and says so."""
+        self.control.close()
+        self._publisher.close()
+
+    def _condition(self) -> dict[str, Any]:
+        """What is told at once when it changes."""
+        session = self._session
+        capturer = session.local.capturer
+        machine, exports, fleet = capturer.machine, capturer.exports, session.fleet
+        return {
+            "state": machine.state,
+            "state_since_unix_ns": round((machine.since + self._clock) * 1e9),
+            "recording_step": capturer.step,
+            "recording_role": capturer.role,
+            "backend": None if capturer.backend is None else capturer.backend.name,
+            "health": capturer.health,
+            "engines": {} if fleet is None else fleet.describe(),
+            "last_error": capturer.last_error
+            or (None if session.after is None else session.after.last_error),
+            "pending_exports": [*exports.pending, *(() if fleet is None else fleet.awaited())],
+            "pending_uploads": 0 if session.after is None else session.after.pending,
+            "recorded_steps": list(exports.recorded),
+            "recorded_bytes": exports.recorded_bytes,
+            "roles": sorted(self.pace.roles),
+            "requests": self.control.outcomes(),
+        }
+
+    def _progress(self) -> dict[str, Any]:
+        """What is told with the next version: where the loop is."""
+        step = self._begun()
+        window = last_open(cell.scope)
+        return {
+            "step": step,
+            "step_since_unix_ns": self.pace.since_unix_ns(step),
+            "step_seconds": self.pace.seconds,
+            "pace_seconds": self.pace.shortest,
+            "stride": self.pace.stride,
+            "role": None if window is None else window.role,
+        }
+
+    def _elsewhere(self, request: Request, early: bool) -> str | None:
+        """Why no window that a request asks for comes in here."""
+        first = self.pace.first
+        if self._session.lent:
+            return "the process that this one follows answers for it"
+        if request.role is not None and self.pace.roles and request.role not in self.pace.roles:
+            return "no window of this role comes in here"
+        if early and first is not None and request.last_step < first:
+            return f"this process began at step {first}"
+        return None
+
+    def _begun(self) -> int | None:
+        """The furthest step that has begun. With two under way, the window that was entered last may be of the earlier one."""
+        last = self._session.last_step
+        if last is None:
+            return None
+        found = [last, *(window.number for window in open_windows() if window.number is not None)]
+        if self.pace.newest is not None:
+            found.append(self.pace.newest)
+        most = last + OVERLAP * (self.pace.stride or 1)  # what is further on was before the loop went back
+        return max(step for step in found if step <= most)

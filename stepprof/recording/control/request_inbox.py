@@ -1,0 +1,318 @@
+"""Requests as a session sees them: looked for on the background thread, taken in time or reported as missed.
+
+The folder of requests is asked for its time of change once a second; only when that has changed is it read. What is taken is laid
+over the configuration (`Selector.request`), so that the training thread reads no more than it does anyway. What becomes of each
+request is kept for the status of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stepprof.config.selection import Steps
+from stepprof.errors import ConfigError
+from stepprof.host.own_files import own_uid, read_own
+from stepprof.log import logger
+from stepprof.run.layout import REQUESTS
+from stepprof.run.requests import WITHDRAWN, Request, read_request
+
+if TYPE_CHECKING:
+    from stepprof.config.config import Policy
+    from stepprof.recording.selector import Selector
+
+__all__ = ["Control", "Outcome"]
+
+LOOK_SECONDS = 0.9
+"""How often the folder is looked at: at each quiet round of the background thread."""
+
+SETTLED_SECONDS = 3.0
+"""A folder that changed less than this ago is read again: two changes within one tick of a file system's clock look like one."""
+
+AGAIN_SECONDS = 30.0
+"""And after so long in any case: some file systems keep no time of change of a folder."""
+
+TRIES = 20
+"""A file that is named and cannot be read is looked for so often, once a second: a network file system may show a name before its file."""
+
+_FOR_GOOD = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO})
+"""What no later look would change: somebody else's file, a link, no file."""
+
+KEPT = 64
+"""Requests whose outcome is kept for the status, the latest ones."""
+
+KNOWN = 4096
+"""Files that are looked into at most in a run: more are no requests of a person."""
+
+LOGGED = 8
+"""Files whose refusal has a line of its own in the log; of more, a line says how many, each time that their number has doubled."""
+
+OVERLAP = 8
+"""Steps after which no window of an earlier one is expected any more, in asynchronous training."""
+
+Outcome = Literal["accepted", "reached", "missed", "refused", "withdrawn", "not here"]
+"""``accepted``: it is waited for; ``reached``: a window of every step came and was handed to the capture; ``not here``: for other ranks."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A request and what became of it in this process."""
+
+    outcome: Outcome
+    reason: str | None = None
+    request: Request | None = None
+    missed: str | None = None
+    """The steps that were past when it was seen, as text."""
+    early: bool = False
+    """It lay there before the first step of this process."""
+
+
+class Control:
+    """The requests of one run, in one process.
+
+    Args:
+        run: the run directory.
+        selector: what is taken goes there.
+        probe: pays a backend's slow imports; why it cannot record here, or None.
+        last_step: the step that was entered last, here.
+        elsewhere: why no window that a request asks for comes in here, where it lay there before the first step or not; None: one may.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        selector: Selector,
+        probe: Callable[[Policy], str | None],
+        last_step: Callable[[], int | None],
+        elsewhere: Callable[[Request, bool], str | None] = lambda request, early: None,
+    ) -> None:
+        self._folder = run / REQUESTS
+        self._selector = selector
+        self._probe = probe
+        self._last_step = last_step
+        self._elsewhere = elsewhere
+        self._uid = os.getuid() if hasattr(os, "getuid") else None
+        self._uid_is_sure = self._uid is None
+        self._seen: dict[str, _Seen] = {}
+        self._files: set[str] = set()
+        self._unread: dict[str, int] = {}
+        """Files that could not be read yet, and how often that was tried."""
+        self._looked = -LOOK_SECONDS
+        self._read_at: tuple[int, float] = (0, 0.0)
+        self._failed: str | None = None
+        self._unprepared: list[Policy] = []
+        self._refused = 0
+        """Files that were refused."""
+        self._refusals_logged = 0
+
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """For each request that was seen, what became of it: JSON-able, the latest ones."""
+        latest = list(self._seen.items())[-KEPT:]
+        return {
+            name: {
+                "outcome": seen.outcome,
+                "reason": seen.reason,
+                "missed": seen.missed,
+                "steps": None if seen.request is None else str(seen.request.steps),
+                "role": None if seen.request is None else seen.request.role,
+            }
+            for name, seen in latest
+        }
+
+    def look(self) -> None:
+        """A round: see what is asked for, and what has become of what was. Never more than one look a second."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        self._conclude()
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            return  # nobody has asked for anything
+        except OSError as error:
+            self._fail(str(error))
+            return
+        read_ns, read_at = self._read_at
+        age = now - read_at
+        if changed_ns == read_ns and SETTLED_SECONDS < age < AGAIN_SECONDS and not self._unread:
+            return
+        if changed_ns != read_ns or age >= AGAIN_SECONDS:
+            self._read_at = changed_ns, now
+        self._read()
+
+    def prepare(self) -> None:
+        """Load the backends of what was taken: seconds, the first time. After the answer is told, and beside the training thread."""
+        while self._unprepared:
+            self._probe(self._unprepared.pop(0))
+
+    def _read(self) -> None:
+        try:
+            with os.scandir(self._folder) as entries:
+                names = {entry.name for entry, _ in zip(entries, range(4 * KNOWN), strict=False)}
+        except OSError as error:
+            self._fail(str(error))
+            self._read_at = (0, 0.0)  # whatever its time of change says: it was not read
+            return
+        for name in sorted(names - self._files):
+            if name.startswith("."):
+                continue  # being written
+            if len(self._files) >= KNOWN:
+                self._fail(f"more than {KNOWN} files; the rest is left alone")
+                return
+            if name.endswith(WITHDRAWN):
+                self._look_into(name, self._withdraw)
+            elif name.endswith(".json"):
+                self._look_into(name, self._take)
+        self._unread = {name: tries for name, tries in self._unread.items() if name in names - self._files}
+        if self._refused >= 2 * max(self._refusals_logged, LOGGED):
+            self._log_refusals()
+
+    def _look_into(self, name: str, act: Callable[[Path], None]) -> None:
+        """Once for each file; again and again for one that cannot be read yet."""
+        path = self._folder / name
+        try:
+            act(path)
+        except ConfigError as error:
+            self._refuse(path, str(error))
+        except OSError as error:
+            tries = self._unread[name] = self._unread.get(name, 0) + 1
+            if tries < TRIES and error.errno not in _FOR_GOOD:
+                return
+            self._refuse(path, str(error))
+        self._files.add(name)
+
+    def _refuse(self, path: Path, reason: str) -> None:
+        self._refused += 1
+        is_logged = self._refused <= LOGGED
+        self._refusals_logged += is_logged
+        if path.suffix != WITHDRAWN:
+            self._settle(path.stem[:100], _Seen("refused", reason), is_logged=is_logged)
+        elif is_logged:
+            logger.warning("withdrawal refused", request=path.stem[:100], reason=reason)
+
+    def _log_refusals(self) -> None:
+        """Log how many more files were refused, in one line."""
+        more, self._refusals_logged = self._refused - self._refusals_logged, self._refused
+        logger.warning("more requests refused", files=more, in_all=self._refused, folder=str(self._folder))
+
+    def _user(self, path: Path) -> int | None:
+        """Whose a request must be: where one is of another user than this process, files may have other owners here than elsewhere."""
+        if not self._uid_is_sure and path.lstat().st_uid != self._uid:
+            self._uid, self._uid_is_sure = own_uid(self._folder), True
+        return self._uid
+
+    def _take(self, path: Path) -> None:
+        request = read_request(path, self._user(path))
+        withdrawn = path.with_suffix(WITHDRAWN)
+        if withdrawn.name in self._files or withdrawn.exists():
+            with contextlib.suppress(ConfigError, OSError):  # told, or tried again, by itself
+                read_own(withdrawn, self._user(withdrawn))
+                self._settle(request.name, _Seen("withdrawn", None, request))
+                return
+        self._settle(request.name, self._ask(request))
+
+    def _ask(self, request: Request) -> _Seen:
+        """Have it recorded, as far as its steps are still to come."""
+        try:
+            policies = self._selector.asked_of(request)
+            past = self._last_step()
+            while True:
+                left, missed = _still_to_come(request, past)
+                if left is None:
+                    elsewhere = self._elsewhere(request, False) if policies else "for other ranks"
+                    if elsewhere is not None:
+                        return _Seen("not here", elsewhere, request)
+                    reason = f"this rank was at step {past} when it saw the request"
+                    return _Seen("missed", reason, request, missed)
+                self._selector.request(left)
+                past = self._last_step()
+                if past is None or past < left.step or not policies or left.step in self._selector.came():
+                    self._unprepared += [p for p in policies if self._selector.selects_rank(p)]
+                    return _Seen("accepted", None, request, missed, early=past is None)
+                # that step came in meanwhile: what is left of it would be half a step
+                self._selector.withdraw(left.name)
+        except ConfigError as error:
+            return _Seen("refused", str(error), request)
+
+    def _withdraw(self, path: Path) -> None:
+        read_own(path, self._user(path))
+        name = path.stem
+        self._selector.withdraw(name)
+        seen = self._seen.get(name)
+        if seen is not None and seen.outcome == "accepted":
+            self._settle(name, _Seen("withdrawn", None, seen.request, seen.missed))
+
+    # -- what becomes of them
+
+    def _conclude(self) -> None:
+        """Steps that came, or that no longer can."""
+        last = self._last_step()
+        if last is None:
+            return
+        for name, seen in self._seen.items():
+            if seen.outcome == "accepted" and seen.request is not None:
+                outcome = self._outcome(seen, seen.request)
+                if outcome.outcome == "reached" or last > seen.request.last_step + 1:
+                    self._settle(name, outcome)
+        for request in self._selector.requests:
+            if last > request.last_step + OVERLAP:
+                self._selector.withdraw(request.name)
+
+    def _outcome(self, seen: _Seen, request: Request) -> _Seen:
+        missing = request.steps.without(self._selector.came(request.role))
+        if missing.is_none:
+            return replace(seen, outcome="reached")
+        if not self._selector.asked_of(request):
+            return replace(seen, outcome="not here", reason="for other ranks", missed=None)
+        reason = self._elsewhere(request, seen.early)
+        if reason is not None:
+            return replace(seen, outcome="not here", reason=reason, missed=None)
+        if str(missing) == seen.missed:
+            reason = "this rank was past these steps when it saw the request"
+        else:
+            reason = "no window of these steps came in after the request"
+        return replace(seen, outcome="missed", reason=reason, missed=str(missing))
+
+    def close(self) -> None:
+        """The run ends here: what is still waited for never came."""
+        if self._refused > self._refusals_logged:
+            self._log_refusals()
+        for name, seen in self._seen.items():
+            if seen.outcome == "accepted" and seen.request is not None:
+                outcome = self._outcome(seen, seen.request)
+                if outcome.outcome == "missed" and outcome.missed != seen.missed:
+                    outcome.reason = "the session ended before these steps"
+                self._settle(name, outcome)
+
+    def _settle(self, name: str, seen: _Seen, *, is_logged: bool = True) -> None:
+        self._seen[name] = seen
+        if not is_logged:
+            return
+        fields = {"request": name, "reason": seen.reason, "missed": seen.missed}
+        if seen.request is not None:
+            fields |= {"steps": str(seen.request.steps), "role": seen.request.role, "by": seen.request.by}
+        known = {key: value for key, value in fields.items() if value is not None}
+        say = logger.warning if seen.outcome in ("missed", "refused") or seen.missed else logger.info
+        say(f"request {seen.outcome}", **known)
+
+    def _fail(self, reason: str) -> None:
+        if self._failed != reason:
+            self._failed = reason
+            logger.warning("requests cannot be read", folder=str(self._folder), reason=reason)
+
+
+def _still_to_come(request: Request, past: int | None) -> tuple[Request | None, str | None]:
+    """What of a request is later than the step that was entered last, and the steps that are not."""
+    if past is None or past < request.step:
+        return request, None
+    if past >= request.last_step:
+        return None, str(request.steps)
+    left = replace(request, step=past + 1, count=request.last_step - past)
+    return left, str(Steps(((request.step, past),)))

@@ -1,0 +1,147 @@
+"""What a session tells of itself while it runs: one small file per process, for `stepprof status` and `stepprof trigger`.
+
+    <run>/status/rank-0.json
+
+Written on the background thread alone, whole or not at all: at once where a state, an engine or an error changes (once a second at
+most), where only the step has changed every few seconds, and as a sign of life when nothing has. A folder that cannot be written
+is told once, and costs the job nothing but this file.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.host.atomic_files import write_atomically, write_exclusively
+from stepprof.host.plain_files import read_table
+from stepprof.host.process_identity import is_alive
+from stepprof.log import logger
+
+if TYPE_CHECKING:
+    from stepprof.run.manifest_writer import Origin
+
+__all__ = ["BEAT_SECONDS", "Publisher", "progress_seconds"]
+
+BEAT_SECONDS = 5.0
+"""The longest time between two versions of the file while the process lives."""
+
+LEAST_SECONDS = 0.9
+"""The shortest one: one per round of the background thread."""
+
+MANY_RANKS = 64
+"""Above so many ranks the step alone is published with the beat: a shared file system has other things to do."""
+
+
+def progress_seconds(world_size: int | None) -> float:
+    """How long a new step may wait until it is published.
+
+    >>> progress_seconds(8), progress_seconds(1000)
+    (2.0, 5.0)
+    """
+    return BEAT_SECONDS if world_size is not None and world_size > MANY_RANKS else 2.0
+
+
+class Publisher:
+    """The status file of one process.
+
+    Args:
+        origin: who writes; its rank may become known later, and the file's name with it.
+        look: what is worth telling at once when it changes.
+        look_on: what changes all the time: the step and the like.
+    """
+
+    def __init__(
+        self, origin: Origin, look: Callable[[], dict[str, Any]], look_on: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._origin = origin
+        self._look = look
+        self._look_on = look_on
+        self._started_ns = time.time_ns()
+        self._path: Path | None = None
+        self._of: int | str | None = None
+        self._told: object = None
+        self._progress: object = None
+        self._written = -BEAT_SECONDS
+        self._failed = False
+
+    def publish(self) -> None:
+        """A round: write what is new, or that there is nothing new; not more often than it must be."""
+        now = time.monotonic()
+        age = now - self._written
+        if age < LEAST_SECONDS or (self._failed and age < BEAT_SECONDS):
+            return
+        told, progress = self._look(), self._look_on()
+        waits = progress_seconds(self._origin.world_size)
+        if told == self._told and age < (BEAT_SECONDS if progress == self._progress else waits):
+            return
+        self._write(told, progress, ended=False)
+
+    def close(self) -> None:
+        """The last version: the session has ended in good order."""
+        self._write(self._look(), self._look_on(), ended=True)
+
+    def _write(self, told: dict[str, Any], progress: dict[str, Any], *, ended: bool) -> None:
+        origin = self._origin
+        content = {
+            "schema_version": 1,
+            "run_id": origin.run.run_id,
+            "rank": origin.rank,
+            "world_size": origin.world_size,
+            "host": origin.host,
+            "pid": origin.pid,
+            "writer": origin.writer,
+            "started_unix_ns": self._started_ns,
+            "published_unix_ns": time.time_ns(),
+            "beat_seconds": BEAT_SECONDS,
+            "ended": ended,
+            **told,
+            **progress,
+        }
+        self._written = time.monotonic()
+        try:
+            data = json.dumps(content, default=str).encode()
+            if self._path is None or self._of != origin.rank:
+                self._leave()
+                self._path, self._of = self._claim(data), origin.rank
+            else:
+                write_atomically(self._path, data)
+        except OSError as error:
+            if not self._failed:
+                logger.warning("status cannot be written", reason=str(error))
+            self._failed = True
+            self._path = None
+            return
+        self._failed = False
+        self._told, self._progress = told, progress
+
+    def _claim(self, data: bytes) -> Path:
+        """A file of our own: the rank's, unless another process that may still live has that one."""
+        origin = self._origin
+        origin.run.status_path(origin.rank).parent.mkdir(exist_ok=True)
+        number = 1
+        while True:
+            path = origin.run.status_path(origin.rank, number)
+            if write_exclusively(path, data):
+                return path
+            if _is_free(path, origin.writer):
+                write_atomically(path, data)
+                return path
+            number += 1
+
+    def _leave(self) -> None:
+        """The rank has become known: the file under the earlier name is ours to remove."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _is_free(path: Path, ours: object) -> bool:
+    """Whether a file is that of a process that has ended, or our own."""
+    try:
+        content = read_table(path)
+        writer = content["writer"]
+        return writer == ours or bool(content["ended"]) or is_alive(writer) is False
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False  # damaged, or another program's: not ours to replace

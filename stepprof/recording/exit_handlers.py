@@ -1,0 +1,239 @@
+"""Ends that nobody planned: the end of the script, a signal, a fork.
+
+At the end of the interpreter the session is shut down. SIGTERM is taken only while a capture runs and only where the process
+would simply die of it: a handler of the user's is never replaced, and one that comes later replaces ours. A forked child has no
+session, whatever state its parent was in.
+
+What only this module knows: where a Python signal handler may not act. It runs between any two bytecodes of the main thread, so
+that thread may be holding a lock of ours, or of the logger's. Then the signal is put off until it has let go.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from stepprof.instrument.context import cell
+from stepprof.instrument.decorators import wrappers
+from stepprof.instrument.state import State
+from stepprof.log import logger
+from stepprof.recording.export import fork
+
+if TYPE_CHECKING:
+    from stepprof.recording.session import Session
+
+__all__ = ["SIGTERM_SECONDS", "after_act", "guard", "unwatch", "watch"]
+
+SIGTERM_SECONDS = 8.0
+"""How long a capture may delay the death by SIGTERM; launchers send SIGKILL after 10 to 30 s."""
+
+_COME_BACK_SECONDS = 0.02
+_LAST_WORD_SECONDS = 1.0  # of the budget: for the last manifest and the spans
+
+_PACKAGE = __name__.partition(".")[0]
+_HOLDING = (_PACKAGE, "logging", "structlog")
+_EXAMPLES = f"{_PACKAGE}.examples"
+"""Where an installation has the examples: training loops as users write them, whose frames hold no lock."""
+
+_fork_watched = False
+_session: Session | None = None
+_deadline: float | None = None
+_came_back = False
+_put_off = False
+_watchdog: int | None = None
+_masks: dict[int, set[int]] = {}
+
+
+def watch(session: Session) -> None:
+    """See to it that this session ends with its process."""
+    global _session, _fork_watched
+    _session = session
+    atexit.register(_at_exit)
+    if not _fork_watched and hasattr(os, "register_at_fork"):
+        _fork_watched = True
+        os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+    multiprocessing: Any = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
+        # workers of multiprocessing leave through os._exit, past atexit
+        multiprocessing.Finalize(None, _at_exit, exitpriority=100)
+
+
+def unwatch(session: Session) -> None:
+    """The session has ended in an orderly way."""
+    global _session
+    if _session is session:
+        _session = None
+        atexit.unregister(_at_exit)
+    guard(False)
+
+
+def guard(on: bool) -> None:
+    """Take SIGTERM while there is a capture to hand over, if it would kill the process outright; give it back afterwards."""
+    if (
+        _deadline is not None
+        or threading.current_thread() is not threading.main_thread()
+        or sys.is_finalizing()
+    ):
+        return
+    current = signal.getsignal(signal.SIGTERM)
+    if on and current is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_sigterm)
+    elif not on and current is _on_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def after_act() -> None:
+    """Called where an act of the session is over: a SIGTERM that came in the middle of it takes effect."""
+    if _put_off and _session is not None and threading.current_thread() is threading.main_thread():
+        _end(_session)
+
+
+def _at_exit() -> None:
+    """The main thread has left the user's code."""
+    session = _session
+    if session is not None:
+        session.shutdown()
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    global _deadline, _came_back, _put_off
+    first, came_back, _came_back = _deadline is None, _came_back, False
+    session = _session
+    if session is None or not (first or came_back):  # nothing to hand over, or a second signal: no more delay
+        _die()
+        return
+    if _deadline is None:
+        _deadline = time.monotonic() + SIGTERM_SECONDS
+    where = _interrupted(frame, session)
+    if where in ("act", "fork"):
+        _put_off = True
+        if where == "act":
+            _start_watchdog()
+    elif where is None or time.monotonic() > _deadline or not _come_back():
+        _end(session)
+
+
+def _interrupted(frame: FrameType | None, session: Session) -> str | None:
+    """Return what the main thread was interrupted in, from the frames on its stack.
+
+    ``act``: an act of the session, which calls `after_act` at its end. ``fork``: one that is forking, during which no second
+    fork is possible. ``moment``: other code that may hold a lock of ours, of the log, or one that a fork waits for. None: none of these.
+    """
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    codes = {each.f_code for each in frames}
+    kind = type(session)
+    if kind._guard.__code__ in codes and kind.shutdown.__code__ not in codes:
+        return "fork" if any(each.f_globals is vars(fork) for each in frames) else "act"
+    pools: Any = sys.modules.get("concurrent.futures.thread")
+    if pools is not None and pools.ThreadPoolExecutor.submit.__code__ in codes:
+        return "moment"
+    return "moment" if any(map(_may_hold_a_lock, frames)) else None
+
+
+def _may_hold_a_lock(frame: FrameType) -> bool:
+    """Whether a frame is of ours or of the log, and is neither an example nor the wrapper of a user's function."""
+    name = str(frame.f_globals.get("__name__"))
+    if name.partition(".")[0] not in _HOLDING or frame.f_code in wrappers:
+        return False
+    return not f"{name}.".startswith(f"{_EXAMPLES}.")
+
+
+def _come_back() -> bool:
+    """Have the signal sent again in a moment; False where no thread is to be had for that."""
+    try:
+        _thread.start_new_thread(_send_again, ())
+    except RuntimeError:
+        return False
+    return True
+
+
+def _send_again() -> None:  # pragma: no cover - a raw thread, which coverage does not see
+    global _came_back
+    time.sleep(_COME_BACK_SECONDS)
+    _came_back = True
+    # to that very thread, so that what it waits in is interrupted
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def _end(session: Session) -> None:
+    """Hand over and export within the budget, then die as the process would have without us."""
+    global _put_off
+    _put_off = False
+    deadline = _start_watchdog()
+    try:
+        logger.warning("SIGTERM while recording", budget_seconds=SIGTERM_SECONDS)
+        session.shutdown(max(deadline - time.monotonic() - _LAST_WORD_SECONDS, 0.5), reason="SIGTERM")
+    finally:
+        if _watchdog:
+            os.kill(_watchdog, signal.SIGKILL)
+            fork.reap(_watchdog, block=True)
+        _die()
+
+
+def _start_watchdog() -> float:
+    """Have a child send the signal again when the time is up: torch's stop holds the interpreter's lock, no thread could. Returns when that is."""
+    global _watchdog
+    deadline = time.monotonic() + SIGTERM_SECONDS if _deadline is None else _deadline
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if _watchdog is not None:
+        return deadline
+    parent, _watchdog = os.getpid(), 0
+
+    def watch_over() -> None:
+        while os.getppid() == parent and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if os.getppid() == parent:
+            os.kill(parent, signal.SIGTERM)
+
+    with fork.signals_held() as mask:
+        try:
+            _watchdog, pipe = fork.fork_for(watch_over, mask)
+            os.close(pipe)
+        except (OSError, RuntimeError) as error:  # then a launcher's SIGKILL is the bound
+            logger.warning("no watchdog", reason=str(error))
+    return deadline
+
+
+def _die() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _before_fork() -> None:
+    """While SIGTERM is ours, hold it back until the child has its default action: until then Python would drop one that is sent to a worker at its birth."""
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        _masks[threading.get_ident()] = {int(number) for number in before}
+
+
+def _in_parent() -> None:
+    mask = _masks.pop(threading.get_ident(), None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _in_child() -> None:
+    """After os.fork, in the child: no session, and the default action of SIGTERM."""
+    global _session, _deadline, _came_back, _put_off, _watchdog
+    _deadline, _came_back, _put_off, _watchdog = None, False, False, None
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _in_parent()
+    _masks.clear()
+    if _session is None:
+        return
+    _session.disown()
+    _session = None
+    atexit.unregister(_at_exit)
+    cell.clear()
+    cell.state = State()

@@ -1,0 +1,1 @@
+"""Exports of captures, away from the training thread."""

@@ -1,0 +1,315 @@
+"""Export jobs: what is left to do after a hand-over, away from the training thread where that can be.
+
+torch's export holds the GIL from end to end, so a thread does not help: the loop stands still for as long. A forked child does help: it has the captured events in its memory
+already, writes them, and ends, while the parent trains on. So a job is a callable that runs in a forked child (two at a time, the rest queue), in a thread, or in place. How its
+end is told: one line of JSON through a pipe. The fork itself blocks the caller for 10 to 55 ms (page tables).
+
+What only this module knows is when to let go of what a job holds: once its child has ended. The results of 100,000 ops are freed in 0.14 to 0.24 s then, but in 1.2 to 1.5 s right
+after the fork, while each page is still shared and has to be copied before it can be freed (torch 2.13; the GIL is held in both cases).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+
+from stepprof.log import logger
+from stepprof.recording.export import fork
+from stepprof.recording.export.job import ExportJob, ExportResult, OnDone, Thunk, perform, read_report, report
+from stepprof.run.model import Artifact, Outcome
+
+__all__ = ["Exporter"]
+
+CHILDREN = 2
+"""Children at a time; more of them would only fight over the disk and the cores that train."""
+EXPORT_TIMEOUT_SECONDS = 900.0
+"""A child that takes longer is killed: a fork that met a lock in a bad state would otherwise stay for ever."""
+HURRY_SECONDS = 0.5
+"""What a job that is told to end keeps for its own last word."""
+_LOOK_SECONDS = (
+    0.5  # how often a child is looked for besides its pipe, whose write end another fork may hold open
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    job: ExportJob
+    pid: int
+    pipe: int
+    began: float
+    received: bytes = b""
+
+
+class Exporter:
+    """Runs export jobs and says how each ended. Any thread may submit; nothing here ever raises.
+
+    `on_done` is called exactly once per job: before `submit` returns (inline), or on a thread of ours.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        _exporters.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._jobs: dict[ExportJob, None] = {}
+        self._queue: collections.deque[ExportJob] = collections.deque()
+        self._children: list[_Child] = []
+        self._forking = 0
+        self._watching = False
+        self._wake: tuple[int, int] | None = None
+
+    def _forget(self) -> None:
+        """In a forked process: what the parent had submitted is the parent's. It is kept all the same, for to free it would copy every page of it."""
+        _inherited.append((self._jobs, self._queue, self._children))
+        self._reset()
+
+    def submit(
+        self, label: str, thunk: Thunk, mode: str, on_done: OnDone, in_child: OnDone | None = None
+    ) -> None:
+        """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``); where that cannot be had, in place, with a note in the result.
+
+        `in_child` is called in a forked child with its own result, before the parent hears of it: a parent that has died, or dies just then, tells nobody.
+        """
+        job = ExportJob(label, thunk, on_done, time.perf_counter(), in_child=in_child)
+        try:
+            with self._lock:
+                self._jobs[job] = None
+            if mode == "fork":
+                self._submit_fork(job)
+            elif mode == "thread":
+                self._submit_thread(job)
+            else:
+                self._run(job)
+        except BaseException as interrupt:
+            if not self._is_somebodys(job):
+                self._finish(job, (), f"interrupted by {type(interrupt).__name__}", job.stall_seconds)
+            raise
+
+    def _is_somebodys(self, job: ExportJob) -> bool:
+        """Whether a job that an interrupt kept its caller from seeing to the end has a thread, a child or a place in the queue, or has ended."""
+        with self._lock:
+            children = any(child.job is job for child in self._children)
+            return job.threaded or children or job in self._queue or job not in self._jobs
+
+    def pending(self) -> tuple[str, ...]:
+        """The labels of the jobs that have not ended, oldest first."""
+        with self._lock:
+            return tuple(job.label for job in self._jobs)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until every job has ended (True), or for `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs, timeout)
+
+    def finish(self, timeout: float) -> bool:
+        """Wait for the last time: a job that itself waits for somebody else is told until when it may."""
+        until = time.monotonic() + timeout
+        with self._lock:
+            thunks = [job.thunk for job in self._jobs]
+        for thunk in thunks:
+            hurry = getattr(thunk, "hurry", None)
+            if callable(hurry):
+                hurry(until - min(HURRY_SECONDS, timeout / 2))
+        return self.wait(max(until - time.monotonic(), 0.0))
+
+    # in place, and in a thread
+
+    def _run(self, job: ExportJob, *, stalls: bool = True) -> None:
+        began = time.perf_counter()
+        artifacts, error, outcome = perform(job.thunk)
+        ended = time.perf_counter()
+        if stalls:
+            job.stall_seconds = ended - job.submitted
+        self._finish(job, artifacts, error, ended - began, outcome)
+
+    def _submit_thread(self, job: ExportJob) -> None:
+        thread = threading.Thread(
+            target=self._run, args=(job,), kwargs={"stalls": False}, name="stepprof-export", daemon=True
+        )
+        try:
+            job.stall_seconds = time.perf_counter() - job.submitted
+            job.threaded = True
+            thread.start()
+        except RuntimeError as error:  # no more threads, or the interpreter is on its way out
+            job.threaded = False
+            self._run_in_place(job, error)
+
+    def _run_in_place(self, job: ExportJob, reason: object) -> None:
+        job.note = f"exported in place: {reason}"
+        logger.warning("export_in_place", label=job.label, reason=str(reason))
+        self._run(job)
+
+    # in a child
+
+    def _submit_fork(self, job: ExportJob) -> None:
+        if not hasattr(os, "fork"):
+            self._run_in_place(job, "this system cannot fork")
+            return
+        try:
+            self._watch()
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # no pipe, no thread: without a watcher nobody would hear of the child's end
+            self._run_in_place(job, error)
+            return
+        with self._lock:
+            if len(self._children) + self._forking >= CHILDREN:
+                self._queue.append(job)
+                return
+            self._forking += 1
+        self._fork(job, on_caller=True)
+
+    def _fork(self, job: ExportJob, *, on_caller: bool) -> None:
+        """Start a child for `job`, in the place that the caller has reserved for it."""
+        child, failure = None, None
+        try:
+            with fork.signals_held() as mask:
+                try:
+                    pid, pipe = fork.fork_for(lambda: report(job), mask)
+                    child = _Child(job, pid, pipe, time.perf_counter())
+                except (OSError, RuntimeError) as error:
+                    failure = error
+                finally:
+                    if on_caller:
+                        job.stall_seconds = time.perf_counter() - job.submitted
+                    with self._lock:
+                        self._forking -= 1
+                        if child is not None:
+                            self._children.append(child)
+        except BaseException as interrupt:
+            if child is None and not on_caller:
+                self._finish(job, (), f"interrupted by {type(interrupt).__name__}", job.stall_seconds)
+            raise
+        self._nudge()
+        if child is not None:
+            return
+        if on_caller:
+            self._run_in_place(job, failure)
+        else:
+            job.note = f"exported in a thread: {failure}"
+            logger.warning("export_in_thread", label=job.label, reason=str(failure))
+            self._run(job, stalls=False)
+
+    def _watch(self) -> None:
+        """Have the watcher run: one daemon thread for all children, started at the first of them."""
+        with self._lock:
+            if self._watching:
+                return
+            self._wake = self._wake or os.pipe()
+            threading.Thread(target=self._attend, name="stepprof-exports", daemon=True).start()
+            self._watching = True
+
+    def _nudge(self) -> None:
+        with self._lock:
+            wake = self._wake
+        if wake is not None:
+            with contextlib.suppress(OSError):  # the watcher looks by itself soon enough
+                os.write(wake[1], b".")
+
+    def _attend(self) -> None:
+        while True:
+            with self._lock:
+                wake, children = self._wake, tuple(self._children)
+            if wake is None:  # pragma: no cover - only in a forked process, which has no such thread
+                return
+            poller = select.poll()
+            for descriptor in (wake[0], *(child.pipe for child in children)):
+                poller.register(descriptor, select.POLLIN | select.POLLHUP)
+            ready = {descriptor for descriptor, _ in poller.poll(_LOOK_SECONDS * 1000 if children else None)}
+            if wake[0] in ready:
+                os.read(wake[0], 4096)
+            for child in children:
+                self._look_after(child, readable=child.pipe in ready)
+            while (job := self._next()) is not None:
+                self._fork(job, on_caller=False)
+
+    def _next(self) -> ExportJob | None:
+        with self._lock:
+            if not self._queue or len(self._children) + self._forking >= CHILDREN:
+                return None
+            self._forking += 1
+            return self._queue.popleft()
+
+    def _look_after(self, child: _Child, *, readable: bool) -> None:
+        at_end = False
+        if readable:
+            try:
+                data = os.read(child.pipe, 1 << 16)
+            except BlockingIOError:  # the poll was mistaken: there is no more for now
+                return
+            child.received += data
+            at_end = not data or child.received.endswith(b"\n")
+        if at_end:
+            status = fork.reap(child.pid, block=True)
+        else:
+            late = time.perf_counter() - child.began > EXPORT_TIMEOUT_SECONDS
+            if late and child.pid:  # 0 would be every process of our group
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+            status = fork.reap(child.pid, block=late)
+            if status is fork.RUNNING:
+                return
+            child.received += fork.drained(child.pipe)
+        with contextlib.suppress(OSError):
+            os.close(child.pipe)
+        with self._lock:
+            self._children.remove(child)
+        artifacts, error, seconds, outcome = _verdict(child, status)
+        self._finish(child.job, artifacts, error, seconds, outcome)
+
+    def _finish(
+        self,
+        job: ExportJob,
+        artifacts: tuple[Artifact, ...],
+        error: str | None,
+        seconds: float,
+        outcome: Outcome = "failed",
+    ) -> None:
+        discard = getattr(job.thunk, "discard", None)
+        if error is not None and callable(discard):
+            discard()
+        job.thunk = None
+        result = ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, outcome)
+        try:
+            job.on_done(result)
+        except Exception as failure:  # noqa: BLE001 - the watcher serves other jobs too
+            logger.warning("export_callback_failed", label=job.label, error=repr(failure))
+        finally:
+            # not the condition's own enter and exit: they are Python, and an interrupt between them would leave it locked
+            with self._lock:
+                self._jobs.pop(job, None)
+                self._changed.notify_all()
+
+
+def _verdict(child: _Child, status: object) -> tuple[tuple[Artifact, ...], str | None, float, Outcome]:
+    try:
+        pid, artifacts, error, seconds, outcome = read_report(child.received)
+    except (ValueError, KeyError, TypeError):  # it ended before it could tell
+        error = f"the export process {fork.how_it_ended(status)} before its file was complete"
+        return (), error, time.perf_counter() - child.began, "failed"
+    if child.pid == 0:
+        fork.reap(pid, block=True)
+    return artifacts, error, seconds, outcome
+
+
+_inherited: list[object] = []
+_exporters: weakref.WeakSet[Exporter] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for exporter in tuple(_exporters):
+        exporter._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,136 @@
+"""What is owed after a hand-over: the exports that are to be submitted, those that run, and what came of them.
+
+Between a hand-over and its export job lies a moment in which an interrupt, or the end of the process, could lose the capture. So
+each is noted here before anything else happens, and is given to its job exactly once, by whoever comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stepprof.log import logger
+from stepprof.recording.background_worker import is_background
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from stepprof.backends.base import Export
+    from stepprof.recording.capture import LocalCapture
+    from stepprof.recording.export.executor import Exporter
+    from stepprof.recording.export.job import ExportResult
+    from stepprof.run.model import Window
+
+__all__ = ["Exports"]
+
+
+class Exports:
+    """The exports of this process's captures.
+
+    Args:
+        exporter: runs the jobs.
+        rank: of this process, for the log.
+        label: what a capture is called in logs and in ``state().pending_exports``.
+        note: told what was not recorded, and why.
+        changed: called after each change that ``stepprof.state`` shows.
+    """
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        rank: int | str,
+        label: Callable[[Window], str],
+        note: Callable[[str, Window], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.recorded: tuple[int, ...] = ()
+        self.recorded_bytes = 0
+        """What the artifacts of this process take."""
+        self._exporter = exporter
+        self._rank = rank
+        self._label = label
+        self._note = note
+        self._changed = changed
+        self._owed: dict[LocalCapture, Export] = {}
+        self._running: dict[LocalCapture, str] = {}
+        self._recorded: set[int] = set()
+
+    @property
+    def owed(self) -> bool:
+        """Whether there is a capture that is not yet with its job."""
+        return bool(self._owed)
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """The labels of the jobs that have not ended."""
+        return tuple(self._running.copy().values())
+
+    def owe(self, capture: LocalCapture, export: Export) -> None:
+        """The hand-over is done; the export is to be submitted."""
+        self._owed[capture] = export
+
+    def forget(self, capture: LocalCapture) -> None:
+        """The hand-over came to nothing after all."""
+        self._owed.pop(capture, None)
+
+    def submit_all(self) -> None:
+        """At the end: exports that another thread is about to submit, or that an interrupt kept from being submitted."""
+        for capture in list(self._owed):
+            self.submit(capture)
+
+    def submit(self, capture: LocalCapture) -> None:
+        """Give the export to its job."""
+        with capture.submitting:  # whoever comes second waits, and finds it done
+            export = self._owed.get(capture)
+            if export is None:
+                return
+            capture.exported_beside = is_background()
+            label = self._running[capture] = self._label(capture.window)
+            self._exporter.submit(
+                label,
+                export,
+                _mode(capture),
+                lambda result: self._ended(capture, result),
+                in_child=capture.exported_in_child,
+            )
+            self._owed.pop(capture, None)
+        self._changed()
+
+    def _ended(self, capture: LocalCapture, result: ExportResult) -> None:
+        window = capture.window
+        self._owed.pop(capture, None)
+        self._running.pop(capture, None)
+        try:
+            exported = capture.exported(result)
+        except (
+            BaseException
+        ):  # an interrupt right after an export in place: another thread tells the manifest
+            capture.exported_later(result)
+            raise
+        if exported:
+            self._recorded.add(window.step)
+            self.recorded = tuple(sorted(self._recorded))
+            self.recorded_bytes += sum(artifact.bytes for artifact in result.artifacts)
+            logger.info(
+                "exported",
+                step=window.step,
+                role=window.role,
+                rank=self._rank,
+                bytes=sum(artifact.bytes for artifact in result.artifacts),
+                seconds=round(result.seconds, 3),
+            )
+        if result.error is not None:
+            self._note(f"export: {result.error}", window)
+        self._changed()
+
+
+def _mode(capture: LocalCapture) -> str:
+    waits = getattr(capture.backend, "waits", False)
+    if capture.policy.export != "auto":
+        return "thread" if waits and capture.policy.export == "inline" else capture.policy.export
+    if waits:
+        return "thread"
+    try:
+        return capture.backend.export_mode()
+    except Exception as error:  # noqa: BLE001 - the capture is there: exporting it in place is always possible
+        logger.warning("export in place", backend=capture.backend.name, reason=describe_error(error))
+        return "inline"

@@ -1,0 +1,119 @@
+"""``init`` and ``shutdown``: how a process gets its session, and how that ends.
+
+Everything that can be wrong is found here, before the first step: this is the only place in the training loop's life where
+stepprof raises.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from stepprof.config.config import Config, load
+from stepprof.config.loaders import KEY_OF_VARIABLE
+from stepprof.errors import ConfigError
+from stepprof.host.rank import find_identity
+from stepprof.instrument.context import cell
+from stepprof.log import logger
+from stepprof.recording.session import Session
+from stepprof.run.job_store import JobStore
+from stepprof.run.layout import open_run
+
+__all__ = ["init", "shutdown"]
+
+_starting = threading.Lock()
+_opened = itertools.count(1)
+
+
+def init(
+    config: Config | Mapping[str, object] | str | os.PathLike[str] | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    run_id: str | None = None,
+) -> Session:
+    """Make the session of this process: from here on windows and regions are recorded as configured.
+
+    Args:
+        config: a `Config`, a mapping (an OmegaConf node too), the path of a TOML file, or None: ``$STEPPROF_CONFIG``, then the
+            ``STEPPROF_*`` variables, then off.
+        rank: the global rank; None: torch.distributed, where it is initialised, then the launcher's variables, else 0 of 1.
+        world_size: the number of ranks, where ``rank`` is given.
+        run_id: what the run is called; None: what the launcher says, so that all ranks agree.
+
+    Returns:
+        The session. A second call with the same configuration returns the same one.
+
+    Raises:
+        ConfigError: the configuration is wrong, cannot match this job, or differs from that of the running session; or
+            ``output_dir`` cannot be written.
+    """
+    settled = load(config)
+    configured = config is not None or any(
+        os.environ.get(name) for name in ("STEPPROF_CONFIG", *KEY_OF_VARIABLE)
+    )
+    with _starting:
+        session = cell.session
+        if session is not None:
+            if session.lent:
+                logger.info("init left to the process that this one follows", run_id=session.run_id)
+            elif session.config != settled:
+                raise ConfigError(_difference(session.config, settled))
+            return session
+        identity = find_identity(rank, world_size, os.environ)
+        if not configured or not settled.enabled or (settled.off and not settled.spans):
+            return Session(settled, identity, None)
+        if identity.world_size is not None and (identity.final or world_size is not None):
+            settled.check_world(identity.world_size)
+        for warning in settled.warnings():
+            logger.warning("heavy configuration", reason=warning)
+        store = JobStore(next(_opened))
+        run = open_run(
+            Path(settled.output_dir),
+            run_id=run_id,
+            rank=identity.rank,
+            world_size=identity.world_size,
+            environ=os.environ,
+            description=_describe(settled),
+            store=store,
+        )
+        session = Session(settled, identity, run, store)
+        session.start()
+        return session
+
+
+def shutdown(timeout: float | None = None) -> None:
+    """End the session: closes open windows, waits ``timeout`` seconds (None: 120) for the exports. Idempotent; runs at exit too.
+
+    >>> shutdown()
+    """
+    session = cell.session
+    if session is not None:
+        session.shutdown(timeout)
+
+
+def _difference(before: Config, after: Config) -> str:
+    old, new = before.to_dict(), after.to_dict()
+    keys = [key for key in old if old[key] != new.get(key)]
+    return f"init() was already called with another configuration (different: {', '.join(keys)}); call stepprof.shutdown() first"
+
+
+def _describe(config: Config) -> dict[str, object]:
+    versions = {"python": platform.python_version()}
+    for name in ("stepprof", "torch", "torch_npu", "ray", "vllm", "sglang", "transformers"):
+        found = getattr(sys.modules.get(name), "__version__", None)
+        if found is not None:
+            versions[name] = str(found)
+    return {
+        "created_unix_ns": time.time_ns(),
+        "argv": sys.argv[:1],
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "versions": versions,
+        "config": config.to_dict(),
+    }

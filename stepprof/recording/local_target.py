@@ -1,0 +1,320 @@
+"""The local target: what becomes of the windows of this process.
+
+The outermost selected window opens the capture, those that come in while it runs join it, and it ends with its opener. Who comes
+at the wrong time is refused with a reason and touches nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from stepprof.errors import BackendError, StateError, StepprofError
+from stepprof.log import logger
+from stepprof.recording.capture import Ending, LocalCapture
+from stepprof.recording.capture_controller import Capturer, Later
+from stepprof.recording.region_capture import RegionHook, RegionWatch
+from stepprof.recording.window_handle import LeftOpen, Ticket
+from stepprof.run.manifest_writer import Origin, describe_error, tell
+
+if TYPE_CHECKING:
+    from stepprof.config.config import Policy
+    from stepprof.recording.background_worker import Background
+    from stepprof.recording.export.executor import Exporter
+    from stepprof.recording.span_files import Recorder
+
+__all__ = ["LocalTarget"]
+
+
+class LocalTarget:
+    """This process as a target.
+
+    Args:
+        origin: who writes the manifests.
+        recorder: gets the hook by which regions reach a running capture.
+        exporter: runs the export jobs.
+        background: writes the manifests and looks at the caps.
+        strict: raise what would otherwise be logged.
+        changed: called after each change that ``stepprof.state`` shows.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        recorder: Recorder,
+        exporter: Exporter,
+        background: Background,
+        *,
+        strict: bool,
+        changed: Callable[[], None],
+    ) -> None:
+        self._origin = origin
+        self._recorder = recorder
+        self._background = background
+        self._strict = strict
+        self._tell_changed = changed
+        # an export that ends elsewhere must not take from the next capture what it has just been given; reentrant: a signal handler
+        self._changing = threading.RLock()
+        self.capturer = Capturer(origin, exporter, background, self._changed)
+        self.watch = RegionWatch(self.capturer)
+        self._hook = RegionHook(self.capturer, self.watch)
+        recorder.late = self._hook.late
+        self.over = False
+        """The run has ended: nothing is opened any more. Set before `abort`, which leaves no capture behind then."""
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is armed, recorded or watched: a window that is not selected has nothing to look at."""
+        return self.capturer.machine.state == "idle" and not self.watch.tickets
+
+    # -- windows
+
+    def arm(self, step: int, role: str | None, policy: Policy) -> None:
+        """Prepare for a step that is about to come. A hint: it never waits and never fails the caller."""
+        machine = self.capturer.machine
+        if not self._take(0):
+            logger.debug(
+                "arm refused",
+                step=step,
+                role=role,
+                reason=f"another thread acts on the target ({machine.state})",
+            )
+            return
+        try:
+            self.capturer.settle()
+            if self.capturer.capture is not None:
+                logger.debug(
+                    "arm refused", step=step, role=role, reason=f"recording, held by {machine.holder}"
+                )
+            elif machine.state in ("idle", "armed") and self.capturer.probe(policy) is None:
+                self.capturer.arm(step, role, policy)
+        except Exception as error:  # noqa: BLE001 - entering tries once again, and tells
+            self.capturer.note(f"arm for step {step}: {describe_error(error)}")
+        finally:
+            self.capturer.turn.give()
+
+    def enter(self, ticket: Ticket, *, wait_seconds: float) -> None:
+        """A selected window comes in.
+
+        Args:
+            ticket: what it holds from now on.
+            wait_seconds: how long to wait for a hand-over on another thread; past it the window is skipped.
+        """
+        turn = self.capturer.turn
+        try:
+            taken = turn.take(0)
+            if not taken:
+                began = time.perf_counter()
+                taken = turn.take(wait_seconds)
+                ticket.timing.waited(time.perf_counter() - began)
+        except StateError as error:
+            self._skip(ticket, str(error))
+            return
+        if not taken:
+            self._skip(
+                ticket,
+                f"the stop on another thread did not end within {ticket.timing.waited_seconds:.3g} s",
+            )
+            return
+        failure: BaseException | None = None
+        try:
+            self.capturer.settle()
+            failure = self._admit(ticket)
+        finally:
+            self.capturer.turn.give()
+        self._raise_if_strict(failure)
+
+    def _admit(self, ticket: Ticket) -> BaseException | None:
+        """What becomes of a selected window, on this thread's turn."""
+        capture, window, policy = self.capturer.capture, ticket.window, ticket.policy
+        if self.over:
+            self._skip(ticket, "the run ended while the window came in")
+            return None
+        if capture is not None and capture.held and not capture.awaits(window.step):
+            self.capturer.finish_and_post(capture, Ending("complete"))
+            capture = self.capturer.capture
+        ticket.timing.entered_ns = perf_counter_ns()
+        if capture is not None:
+            capture.join(ticket)
+        elif self.capturer.is_spent(window.step):
+            self._skip(ticket, f"the capture of step {window.step} has ended already")
+        elif policy.schedule is not None or policy.capture_per == "region":
+            self.watch.add(ticket)
+            self._changed()
+        elif policy.capture_per != "role" or window.role is not None:
+            return self.capturer.open(ticket)
+        return None
+
+    def _skip(self, ticket: Ticket, reason: str) -> None:
+        """It is not captured: a ticket that holds nothing, and the reason in the manifest."""
+        self.capturer.note(reason, ticket.window)
+        tell(ticket, self._origin, self._background.post, "skipped", reason)
+
+    def exit(self, ticket: Ticket, error: BaseException | None) -> None:
+        """A selected window goes out; the last of the opener's step takes the capture with it."""
+        if ticket.closed:
+            reason = "this window is closed already"
+            logger.warning("stop refused", step=ticket.window.step, role=ticket.window.role, reason=reason)
+            return
+        later: Later | None = None
+        failure: BaseException | None = None
+        try:
+            ticket.closed = True
+            if ticket in self.watch.tickets:
+                later, failure = self._leave_watch(ticket)
+            elif ticket.capture is not None:
+                later, failure = self._leave(ticket.capture, ticket, error)
+            elif ticket.fragment is not None:  # it was not captured: what is new are its times
+                ticket.fragment.save()
+        except BaseException as interrupt:
+            self.abandon(ticket, interrupt)
+            raise
+        finally:
+            if error is not None:
+                ticket.tell_error(error)
+        if later is not None:
+            later()
+        if error is None:
+            self._raise_if_strict(failure)
+
+    def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
+        """An interrupt (Ctrl-C, `ray.cancel`) came while this window went in or out, and nobody will close it any more.
+
+        What ends with it is only asked to end: the background thread does that, or the thread that alone may.
+        """
+        ticket.closed = True
+        ticket.end(perf_counter_ns())
+        if ticket in self.watch.tickets:
+            self.watch.tickets.remove(ticket)
+        reason = f"interrupted while the window went in or out: {describe_error(interrupt)}"
+        running, capture = self.capturer.capture, ticket.capture
+        if running is not None and (running is capture or running.opener is ticket or ticket in running.open):
+            running.leave(ticket)
+            if running.region is not None or self._ends_with(running, ticket):
+                running.request = running.request or Ending("partial", error=reason)
+        elif ticket.record is None:
+            tell(ticket, self._origin, self._background.post, "failed", reason)
+
+    def _leave(
+        self, capture: LocalCapture, ticket: Ticket, error: BaseException | None
+    ) -> tuple[Later | None, BaseException | None]:
+        """A window goes out of a capture; of one that is over it has nothing to wait for."""
+        ending = Ending("partial", error=str(error)) if isinstance(error, LeftOpen) else Ending("complete")
+        running = capture is self.capturer.capture
+        taken = running and self._take(ticket.policy.engine_stop_timeout_seconds)
+        try:
+            capture.leave(ticket)
+            if capture.over and ticket.fragment is not None:
+                ticket.fragment.save()
+            if capture is self.capturer.capture and self._ends_with(capture, ticket):
+                if taken:
+                    return self.capturer.finish(capture, ending)
+                capture.request = capture.request or ending
+        finally:
+            if taken:
+                self.capturer.turn.give()
+        return None, None
+
+    def _leave_watch(self, ticket: Ticket) -> tuple[Later | None, BaseException | None]:
+        """A window of which regions are captured goes out."""
+        taken = self._take(ticket.policy.engine_stop_timeout_seconds)
+        try:
+            return self.watch.remove(ticket, "its window ended", may_stop=taken)
+        finally:
+            if taken:
+                self.capturer.turn.give()
+
+    @staticmethod
+    def _ends_with(capture: LocalCapture, ticket: Ticket) -> bool:
+        """Whether the capture ends now that this window has gone."""
+        step = ticket.window.step
+        if capture.region is not None or any(
+            other.window.step in (step, capture.window.step) for other in list(capture.open)
+        ):
+            return False
+        if not capture.policy.join_steps:
+            return step == capture.window.step
+        if capture.open or step + 1 in ticket.policy.steps:
+            return False
+        # the last step of the run: over when it has had the windows that the one before had
+        return capture.seen.get(step - 1, set()) <= capture.seen[step]
+
+    def pass_by(self, step: int) -> None:
+        """A window that is not selected comes in: what was kept open or armed for a step before it, ends."""
+        capture = self.capturer.capture
+        armed = self.capturer.armed_step
+        if capture is not None:
+            self.capturer.apply_here()
+            if capture.held and step not in capture.policy.steps:
+                self.capturer.cut(capture, Ending("complete"))
+        elif armed is not None and step > armed and self._take(0):
+            try:
+                if self.capturer.machine.state == "armed":
+                    self.capturer.to_idle(f"step {armed} never came")
+            finally:
+                self.capturer.turn.give()
+
+    # -- caps, requests, the end
+
+    def tick(self) -> None:
+        """Apply what was requested from another thread, if this is the thread that can."""
+        self.capturer.apply_here()
+
+    def ask_owner(self, reason: str, timeout: float) -> None:
+        """Before the end: a capture that only its own thread can stop is asked to end there, at the next region, tick or window."""
+        capture = self.capturer.capture
+        if capture is None or capture.mine:
+            return
+        capture.request = capture.request or Ending("partial", error=reason)
+        deadline = time.monotonic() + timeout
+        while (
+            self.capturer.capture is capture
+            and capture.thread in sys._current_frames()
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.01)
+
+    def abort(self, reason: str, timeout: float) -> None:
+        """Leave every state, keeping what was captured so far as partial."""
+        if not self._take(timeout):
+            return
+        later: Later | None = None
+        try:
+            for ticket in list(self.watch.tickets):
+                result, _ = self.watch.remove(ticket, reason, may_stop=True)
+                later = later or result
+            capture = self.capturer.capture
+            if capture is None:
+                self.capturer.to_idle(reason)
+            elif not capture.mine:
+                self.capturer.give_up(capture, f"{reason}, on another thread than the one that recorded")
+            else:
+                ending = Ending("complete") if capture.held else Ending("partial", error=reason)
+                later, _ = self.capturer.finish(capture, capture.request or ending)
+        finally:
+            self.capturer.turn.give()
+        if later is not None:
+            later()
+
+    def _take(self, timeout: float) -> bool:
+        try:
+            return self.capturer.turn.take(timeout, by=sys._getframe(1))
+        except StateError:
+            return False
+
+    def _changed(self) -> None:
+        with self._changing:
+            on = self.capturer.capture is not None or bool(self.watch.tickets)
+            self._recorder.hook = self._hook if on else None
+            self._background.watch(on)
+        self._tell_changed()
+
+    def _raise_if_strict(self, failure: BaseException | None) -> None:
+        if failure is not None and self._strict:
+            if isinstance(failure, StepprofError):
+                raise failure
+            raise BackendError(describe_error(failure)) from failure

@@ -1,0 +1,185 @@
+"""A snapshot of CUDA's allocator at the moment when it runs out of memory, wherever the process stands: ``[memory] on_oom = true``.
+
+torch calls an observer before it raises, without a lock of the allocator's. It never takes one back, so that there is one for the whole process, attached at the first session that wants it, which
+asks who wants it now: nobody after the session's end. What an observer raises would take the place of the user's OutOfMemoryError: nothing is raised here. The file is written at once, since many a
+process does not live on; a few are enough, for code that tries ever smaller batches runs out of memory again and again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stepprof.log import logger
+from stepprof.run.entry_times import Timing
+from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_record
+from stepprof.run.model import Capture, Window
+
+if TYPE_CHECKING:
+    from stepprof.backends.memory.api import MemoryApi
+    from stepprof.config.config import Policy
+    from stepprof.config.options.memory import MemoryOptions
+    from stepprof.recording.selector import Selector
+
+__all__ = ["OutOfMemory"]
+
+
+class OutOfMemory:
+    """Takes the snapshots of one session.
+
+    Args:
+        origin: who writes.
+        post: has a manifest written once more on another thread, where it could not be at once.
+        place: says in which step and role this thread is, or was last.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        post: Callable[[Callable[[], object]], None],
+        place: Callable[[], tuple[int, str | None]],
+    ) -> None:
+        self._origin = origin
+        self._post = post
+        self._place = place
+        self._selector: Selector | None = None
+        self._api: MemoryApi | None = None
+        self._pid = os.getpid()
+        self._busy = threading.Lock()
+        self.taken = 0
+
+    def begin(self, selector: Selector) -> None:
+        """From now on, where a role of this process asks for it; where CUDA is not initialized yet, from then on. Never raises."""
+        global _watch
+        policies = list(selector.policies())
+        asking = [options for policy in policies if (options := _asked(selector, policy))]
+        if not asking:
+            if selector.identity.records and any(map(_in_vain, policies)):
+                logger.warning("on_oom has no effect", reason='no role\'s backend names "memory"')
+            return
+        try:
+            from stepprof.backends.memory.api import MemoryApi
+
+            api = MemoryApi()
+            if api.obstacle() is not None:  # the backend's probe has told it
+                return
+            self._selector, self._api = selector, api
+            _watch = self
+            _attach_once(api)
+            longest = max(asking, key=lambda options: options.on_oom_entries)
+            if longest.on_oom_entries:
+                api.when_in_use(lambda: self._stand(longest))
+        except Exception as error:  # noqa: BLE001 - a torch that has no observers is no reason not to train
+            logger.warning("no snapshot on out-of-memory", reason=describe_error(error))
+
+    def end(self) -> None:
+        """Nobody wants snapshots any more."""
+        global _watch
+        if _watch is self:
+            _watch = None
+        if self._api is not None and self._pid == os.getpid():
+            from stepprof.backends.memory.api import history
+
+            try:
+                history.stand_down(self._api)
+            except Exception as error:  # noqa: BLE001 - the run is over
+                logger.warning("memory history not switched off", error=repr(error))
+
+    def _stand(self, options: MemoryOptions) -> None:
+        """Keep a history outside windows."""
+        from stepprof.backends.memory.api import history
+
+        if _watch is self and self._api is not None:
+            history.stand(self._api, options)
+
+    def take(self, device: int, asked: int, total: int, free: int) -> None:
+        """Write a snapshot, and say so. Never raises."""
+        if self._pid != os.getpid() or not self._busy.acquire(blocking=False):
+            return
+        try:
+            if self._api is None or self._selector is None:
+                return
+            step, role = self._place()
+            options = _asked(self._selector, self._selector.policy(role))
+            if options is None or self.taken >= options.on_oom_limit:
+                return
+            self.taken += 1
+            event = {"device": device, "asked_bytes": asked, "total_bytes": total, "free_bytes": free}
+            self._write(self._api, Window(step, role, visit=self._selector.visits.current(step, role)), event)
+        except Exception as error:  # noqa: BLE001 - the user's OutOfMemoryError goes on, whatever becomes of the snapshot
+            logger.warning("no snapshot on out-of-memory", reason=describe_error(error))
+        finally:
+            self._busy.release()
+
+    def _write(self, api: MemoryApi, window: Window, event: dict[str, int]) -> None:
+        from stepprof.backends.memory.api import history
+        from stepprof.backends.memory.backend import SnapshotFile
+
+        timing = Timing(time.perf_counter_ns())
+        timing.end(timing.entered_ns)  # a moment, after which the snapshot holds the process up
+        reason = (
+            f"out of memory on CUDA device {event['device']}: {event['asked_bytes']:,} bytes asked for, "
+            f"{event['free_bytes']:,} of {event['total_bytes']:,} free; the snapshot tells what held it"
+        )
+        fragment = Fragment(self._origin, window, self._post)
+        # without a world: that one rank ran out of memory does not make the others' windows missing
+        record = window_record(
+            self._origin, window, timing, status="lost", backend="memory", error=reason, world_size=None
+        )  # fmt: skip
+        fragment.windows.append(record)
+        claim = fragment.write_ahead()
+        try:
+            metadata = {**self._origin.metadata(window), "out_of_memory": event}
+            place = Capture(window, claim.folder, claim.stem, metadata)
+            running = history.running
+            context = None if running is None else running.context
+            about = {"out_of_memory": event, "context": context, "devices": api.stats()}
+            artifacts = SnapshotFile(api.snapshot(), place, about)()
+        except Exception as error:
+            record.update(status="failed", error=f"{reason}; none could be taken: {describe_error(error)}")
+            raise
+        else:
+            record.update(status="complete", artifacts=as_entries(artifacts))
+            logger.warning(
+                "out of memory",
+                step=window.step,
+                role=window.role,
+                rank=self._origin.rank,
+                snapshot=artifacts[0].path,
+                **event,
+            )
+        finally:
+            record["stall_seconds"] = round((time.perf_counter_ns() - timing.entered_ns) / 1e9, 6)
+            fragment.write()
+
+
+def _asked(selector: Selector, policy: Policy) -> MemoryOptions | None:
+    """What a policy asks for on out-of-memory in this process; None: nothing."""
+    if "memory" not in policy.backend or not policy.memory.on_oom or policy.steps.is_none:
+        return None
+    return policy.memory if selector.selects_rank(policy) else None
+
+
+def _in_vain(policy: Policy) -> bool:
+    return policy.memory.on_oom and "memory" not in policy.backend and not policy.steps.is_none
+
+
+_watch: OutOfMemory | None = None
+_attached = False
+
+
+def _attach_once(api: MemoryApi) -> None:
+    global _attached
+    if not _attached:
+        api.observe(_observe)
+        _attached = True  # in a forked process, too: torch's list of observers is copied with the rest
+
+
+def _observe(device: int, asked: int, total: int, free: int) -> None:
+    """What torch calls, for good."""
+    watch = _watch
+    if watch is not None:
+        watch.take(device, asked, total, free)

@@ -1,0 +1,1 @@
+"""Work after a recorded step: uploads, a user's command, retention."""

@@ -1,0 +1,201 @@
+"""Which recorded steps are whole: nobody is still at them, and whoever has not got so far is known to be gone.
+
+Read from what every process leaves in the run directory anyway, fragments of manifests and status files. What only this module knows: when a process that says nothing counts as gone. On its own host that can be
+seen; of another host's it is believed after a minute of silence, or where the job has been started anew since.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from stepprof.host.own_files import is_foreign
+from stepprof.host.plain_files import read_table
+from stepprof.host.process_identity import is_alive
+from stepprof.log import logger
+from stepprof.run.final_state import is_awaited
+from stepprof.run.layout import MANIFEST, ON_COMPLETE, PRUNED, STATUS, step_folder, step_number
+from stepprof.run.status import read_statuses
+
+__all__ = ["Peers", "Step", "read_step_for", "step_numbers"]
+
+SILENT_SECONDS = 60.0
+"""A process of another host that has not told of itself for so long is gone."""
+
+OUTCOMES = ("complete", "partial", "skipped", "failed", "lost")
+"""From the best to the worst; a step is what its worst window or engine is."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What the fragments of a step say, as far as it matters for what comes after it."""
+
+    number: int
+    windows: int = 0
+    pending: bool = False
+    """Something is still being recorded, exported or uploaded."""
+    status: str = "complete"
+    artifacts: dict[str, int] = field(default_factory=dict)
+    """Bytes of each, by the path below the step's folder."""
+    not_uploaded: int = 0
+    """How many of them could not be uploaded."""
+
+    @property
+    def bytes(self) -> int:
+        """What the artifacts take."""
+        return sum(self.artifacts.values())
+
+
+class Peers:
+    """The processes of the run, as they tell of themselves.
+
+    Args:
+        run: the run directory.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._said: dict[str, tuple[object, float]] = {}
+        self._statuses: list[dict[str, Any]] = []
+        self._by_writer: dict[str, list[dict[str, Any]]] = {}
+        self._passed_over: set[str] = set()
+
+    def look(self) -> None:
+        """Read what they say now."""
+        told = [each for each in read_statuses(self._run) if each["condition"] != "damaged"]
+        self._statuses = [each for each in told if not self._is_foreign(each)]
+        self._by_writer = {}
+        for each in self._statuses:
+            self._by_writer.setdefault(_named(each["writer"]), []).append(each)
+
+    def _is_foreign(self, status: Mapping[str, Any]) -> bool:
+        """Whether another user says that a process is not through: it would be waited for without end."""
+        path = self._run / STATUS / str(status["file"])
+        if status["uid"] in (None, _user()) or not is_foreign(path):
+            return False
+        if status["file"] not in self._passed_over:
+            self._passed_over.add(str(status["file"]))
+            logger.warning("status.passed_over", path=str(path), reason="it is not a file of this job's user")
+        return True
+
+    def here(self, step: int) -> bool:
+        """Whether any of them may still have something to record of this step."""
+        return any(
+            not each["ended"] and each["step"] is not None and each["step"] <= step and not self._gone(each)
+            for each in self._statuses
+        )
+
+    def others(self, ours: object) -> bool:
+        """Whether any but our own has not come to its end."""
+        return any(
+            not each["ended"] and each["writer"] != ours and not self._gone(each) for each in self._statuses
+        )
+
+    def gone(self, writer: object) -> bool:
+        """Whether the process that wrote something will write no more."""
+        if not isinstance(writer, Mapping) or is_alive(writer) is False:
+            return True
+        return any(each["ended"] or self._gone(each) for each in self._by_writer.get(_named(writer), ()))
+
+    def _gone(self, status: Mapping[str, Any]) -> bool:
+        alive = is_alive(status["writer"])
+        if status["condition"] == "replaced":
+            return True
+        if alive is None:
+            return self.silent(status["file"], status["published_unix_ns"])
+        return not alive
+
+    def silent(self, who: str, said: object) -> bool:
+        """Whether `who` has said the same thing, by our own clock, for as long as only somebody does who is gone."""
+        now = time.monotonic()
+        before = self._said.get(who)
+        if before is None or before[0] != said:
+            self._said[who] = (said, now)
+            return False
+        return now - before[1] > SILENT_SECONDS
+
+
+def _user() -> int | None:
+    return os.geteuid() if hasattr(os, "geteuid") else None
+
+
+def _named(writer: Mapping[str, Any]) -> str:
+    """Return a process by what it says of itself, in one string."""
+    return json.dumps(writer, sort_keys=True)
+
+
+def step_numbers(run: Path) -> list[int]:
+    """The steps that have a folder in the run, in order."""
+    try:
+        with os.scandir(run) as entries:
+            found = [step_number(entry.name) for entry in entries]
+    except OSError:
+        return []
+    return sorted(number for number in found if number is not None)
+
+
+def read_step_for(run: Path, number: int, peers: Peers, *, uploads: bool) -> Step:
+    """What the fragments of a step say.
+
+    Args:
+        run: the run directory.
+        number: the step.
+        peers: says whose word is the last.
+        uploads: artifacts are uploaded: until then the step is pending.
+    """
+    step = Step(number)
+    try:
+        with os.scandir(run / step_folder(number) / MANIFEST) as entries:
+            names = sorted(entry.name for entry in entries)
+    except OSError:
+        return step
+    for name in names:
+        if name.endswith(".json") and not name.startswith(".") and name not in (ON_COMPLETE, PRUNED):
+            _add(step, run / step_folder(number) / MANIFEST / name, peers, uploads)
+    return step
+
+
+def _add(step: Step, fragment: Path, peers: Peers, uploads: bool) -> None:
+    if is_foreign(fragment):
+        return  # `check` reports it
+    try:
+        content = read_table(fragment)
+    except (OSError, ValueError):
+        return  # half copied, or damaged: readers report it
+    entries = [entry for key in ("windows", "engines") for entry in _tables(content.get(key))]
+    awaited = any(map(is_awaited, entries))
+    artifacts = {
+        artifact["path"]: artifact["bytes"]
+        for entry in entries
+        for artifact in _tables(entry.get("artifacts"))
+        if _is_below(artifact.get("path")) and isinstance(artifact.get("bytes"), int)
+    }
+    told = {each.get("path"): each.get("status") for each in _tables(content.get("uploads"))}
+    if uploads:
+        awaited = awaited or any(path not in told for path in artifacts)
+        step.not_uploaded += sum(told.get(path) != "uploaded" for path in artifacts)
+    if awaited and not peers.gone(content.get("writer")):
+        step.pending = True
+    step.windows += len(entries)
+    step.artifacts.update(artifacts)
+    for entry in entries:
+        outcome = entry.get("status")
+        if outcome in OUTCOMES:
+            step.status = max(step.status, str(outcome), key=OUTCOMES.index)
+
+
+def _tables(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _is_below(path: object) -> bool:
+    """Whether an artifact's path stays below its step's folder, and out of the manifest."""
+    if not isinstance(path, str) or not path or "\\" in path or "\0" in path:
+        return False
+    parts = PurePosixPath(path).parts
+    return not path.startswith("/") and ".." not in parts and parts[0] != MANIFEST

@@ -1,0 +1,177 @@
+"""Running a command when something is recorded: once for each step, or once at the end of the run, on whichever rank takes it.
+
+That it is taken, what it was, and how it ended stand in one file, which is made by one process alone: `manifest/on-complete.json` of the step, or `after/on-complete.json` of the run. A process that dies
+meanwhile leaves it as `lost`, and nobody runs the command a second time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.host.atomic_files import suffixed, write_atomically, write_exclusively
+from stepprof.host.own_files import is_foreign
+from stepprof.host.subprocesses import run_bounded
+from stepprof.log import logger
+from stepprof.recording.post_step.completeness import OUTCOMES, Step
+from stepprof.redaction import redacted
+from stepprof.run.folders import make_folder
+from stepprof.run.layout import AFTER, MANIFEST, ON_COMPLETE, step_folder
+
+__all__ = ["Completer"]
+
+LOST = "the process ended before the command did"
+AT_THE_END = "the run ended, and could not wait longer"
+
+
+class Completer:
+    """The command of one configuration.
+
+    Args:
+        run: the run directory.
+        run_id: what it is called.
+        argv: the command.
+        timeout_seconds: how long it may take.
+        header: of the fragments that tell of it: whose run, who writes.
+        stop: kills it early.
+        uploaded_to: where the artifacts go, if anywhere.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        run_id: str,
+        argv: Sequence[str],
+        timeout_seconds: float,
+        *,
+        header: Mapping[str, object],
+        stop: threading.Event,
+        uploaded_to: str | None,
+    ) -> None:
+        self.last_error: str | None = None
+        self._run = run
+        self._run_id = run_id
+        self._argv = tuple(argv)
+        self._timeout_seconds = timeout_seconds
+        self._header = header
+        self._stop = stop
+        self._uploaded_to = uploaded_to
+        self._earlier = self._ends()
+        """How often an earlier job in the same run has come to its end. Counted, not told by a clock: that of a file system is another one."""
+
+    def missing(self) -> str | None:
+        """Why the command surely cannot be run here."""
+        if shutil.which(self._argv[0]) is None:
+            return f"on_complete: there is no command {self._argv[0]} here, or it may not be run"
+        return None
+
+    def for_step(self, step: Step) -> Path | None:
+        """Run it for a whole step, unless it was already; the file that tells of it, if it was run here."""
+        path = self._ours(self._run / step_folder(step.number) / MANIFEST / ON_COMPLETE)
+        if os.path.lexists(path):
+            return None
+        facts = {"STEPPROF_STEP": str(step.number), "STEPPROF_STEP_DIR": str(self._run / step_folder(step.number))}  # fmt: skip
+        return self._take(path, {"step": step.number}, facts, [step])
+
+    def for_run(self, steps: Sequence[Step]) -> Path | None:
+        """Run it for the run as it is now, unless another process of this job has."""
+        make_folder(self._run, self._run / AFTER)
+        path = self._ours(self._end(self._earlier + 1))
+        if os.path.lexists(path):
+            return None
+        facts = {"STEPPROF_RECORDED_STEPS": ",".join(str(step.number) for step in steps)}
+        return self._take(path, {}, facts, steps)
+
+    def _ours(self, path: Path) -> Path:
+        """Return the first name, from this one on, that no other user has taken: such a file says that the command was run, and it was not."""
+        number = 1
+        while is_foreign(found := suffixed(path, number)):
+            logger.warning(
+                "on_complete.passed_over", path=str(found), reason="it is not a file of this job's user"
+            )
+            number += 1
+        return found
+
+    def _end(self, number: int) -> Path:
+        return suffixed(self._run / AFTER / ON_COMPLETE, number)
+
+    def _ends(self) -> int:
+        number = 0
+        while os.path.lexists(self._end(number + 1)):
+            number += 1
+        return number
+
+    def _take(
+        self, path: Path, where: Mapping[str, object], facts: Mapping[str, str], steps: Sequence[Step]
+    ) -> Path | None:
+        """Be the one that runs it, and run it; where no time is left, it is left to another process, or to a job that goes on in the run."""
+        if self._stop.is_set():
+            return None
+        entry: dict[str, Any] = {
+            "command": list(self._argv),
+            "status": "lost",
+            "error": LOST,
+            "exit_status": None,
+            "start_unix_ns": time.time_ns(),
+            "seconds": None,
+            "output": "",
+        }
+        content = {**self._header, **where, "completions": [entry]}
+        try:
+            if not write_exclusively(path, _dump(content)):
+                return None
+        except OSError as error:
+            self._note(f"not run: {error}", where)
+            return None
+        entry.update(self._perform(facts, steps))
+        if entry["status"] == "complete":
+            logger.info("on_complete", **where, seconds=entry["seconds"])
+        else:
+            self._note(str(entry["error"]), where, output=entry["output"][-500:])
+        try:
+            write_atomically(path, _dump(content))
+        except OSError as error:
+            self._note(f"the outcome cannot be written: {error}", where)
+        return path
+
+    def _perform(self, facts: Mapping[str, str], steps: Iterable[Step]) -> dict[str, Any]:
+        env = {**os.environ, **self._facts(steps), **facts, "STEPPROF": "0"}
+        try:
+            ended = run_bounded(self._argv, env, self._timeout_seconds, self._stop, AT_THE_END)
+        except (OSError, ValueError) as error:
+            return {"status": "failed", "error": redacted(f"it cannot be started: {error}"), "seconds": 0.0}
+        outcome: dict[str, Any] = {
+            "exit_status": ended.status,
+            "seconds": round(ended.seconds, 3),
+            "output": "\n".join(map(redacted, ended.output.split("\n"))),
+        }
+        if ended.killed is not None:
+            return {**outcome, "status": "failed", "error": f"killed: {ended.killed}"}
+        if ended.status:
+            how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
+            return {**outcome, "status": "failed", "error": f"it ended with {how}"}
+        return {**outcome, "status": "complete", "error": None}
+
+    def _facts(self, steps: Iterable[Step]) -> dict[str, str]:
+        steps = list(steps)
+        known = {
+            "STEPPROF_RUN": str(self._run),
+            "STEPPROF_RUN_ID": self._run_id,
+            "STEPPROF_STATUS": max((step.status for step in steps), key=OUTCOMES.index, default="complete"),
+            "STEPPROF_BYTES": str(sum(step.bytes for step in steps)),
+        }
+        return known if self._uploaded_to is None else {**known, "STEPPROF_UPLOADED_TO": self._uploaded_to}
+
+    def _note(self, reason: str, where: Mapping[str, object], **fields: object) -> None:
+        self.last_error = redacted(f"on_complete: {reason}")
+        logger.warning("on_complete failed", **where, reason=reason, **fields)
+
+
+def _dump(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content, indent=1).encode()

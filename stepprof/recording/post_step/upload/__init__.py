@@ -1,0 +1,1 @@
+"""Uploads of recorded steps to object storage, in a child process."""

@@ -1,0 +1,240 @@
+"""What of this process is uploaded, and what became of it.
+
+When the last word of a fragment is written, its artifacts are due, then the fragment itself, which says by then where they went. The work is another program's (`stepprof.recording.post_step.upload.child`), started when there is
+something to do and ended when there is no more; a thread of ours hands it one file after the other, writes the outcomes into the manifest, and ends it when its time is over.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.host import subprocesses
+from stepprof.log import logger
+from stepprof.recording.post_step.upload.program import Program
+from stepprof.redaction import redacted
+from stepprof.run.layout import RUN_FILE, RunDir
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from stepprof.run.manifest_writer import Fragment
+
+__all__ = ["Uploader", "missing"]
+
+TRIES = 4
+LAST_TRIES = 2
+"""At the end of the run, for what has failed before and for the files that come last."""
+REMEMBERED = 256
+"""Fragments that are up, and may still change: an engine's late answer, an error of the body."""
+REMEMBERED_FAILURES = 4096
+"""Fragments of which something failed, to be tried again at the end of the run."""
+
+
+def missing(url: str) -> str | None:
+    """What is not installed that this URL needs, and how to install it; None: everything is there.
+
+    >>> missing("file:///data") is None or "fsspec" in missing("file:///data")
+    True
+    """
+    if importlib.util.find_spec("fsspec") is None:
+        return "fsspec is not installed: pip install 'stepprof[upload]'"
+    from fsspec.registry import known_implementations
+
+    known: Mapping[str, str] = known_implementations.get(url.partition("://")[0], {})
+    module = str(known.get("class", "fsspec")).partition(".")[0]
+    if importlib.util.find_spec(module) is None:
+        return f"{module} is not installed, by which fsspec reaches {url}: pip install {module}"
+    return None
+
+
+@dataclass(slots=True)
+class _Due:
+    """A fragment, and what has been uploaded of it."""
+
+    fragment: Fragment
+    outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By the path of an artifact below the step's folder."""
+    sent: bool = False
+    """A version of the fragment itself is there."""
+    told: object = None
+    """What the version said that is there, or that could not be uploaded."""
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing of it failed."""
+        return self.sent and all(each["status"] == "uploaded" for each in self.outcomes.values())
+
+
+class Uploader:
+    """The uploads of this process.
+
+    Args:
+        run: the run.
+        url: where to; a folder with the run's name is made there.
+        timeout_seconds: how long the upload of one fragment, with its artifacts, may take.
+    """
+
+    def __init__(self, run: RunDir, url: str, timeout_seconds: float) -> None:
+        self.url = f"{url}/{run.run_id}"
+        self.failures = 0
+        self.last_error: str | None = None
+        self._run = run
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._known: dict[int, _Due] = {}
+        self._queue: dict[int, _Due] = {}
+        self._plain: list[tuple[Path, bool]] = []
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._ending = False
+        self._deadline = float("inf")
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._work, name="stepprof-upload", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.add(self._run.path / RUN_FILE, replace=False, wake=False)
+        self._thread.start()
+
+    @property
+    def pending(self) -> int:
+        """How many fragments and other files wait, or are on their way."""
+        with self._lock:
+            return len(self._queue) + len(self._plain)
+
+    def take(self, fragment: Fragment) -> None:
+        """A version of a fragment was written; once nothing is awaited it is due. Never waits."""
+        if fragment.claim is None or fragment.awaited:
+            return
+        with self._lock:
+            due = self._known.setdefault(id(fragment), _Due(fragment))
+            if due.told != fragment.word():
+                self._queue[id(fragment)] = due
+                self._idle.clear()
+        self._wake.set()
+
+    def add(self, path: Path, *, replace: bool, wake: bool = True) -> None:
+        """Another file of the run is due."""
+        with self._lock:
+            self._plain.append((path, replace))
+            if wake:
+                self._idle.clear()
+        if wake:
+            self._wake.set()
+
+    def close(self, timeout: float, files: list[Path]) -> None:
+        """No more comes but these files: try once more what has failed, and wait so long for all of it."""
+        deadline = time.monotonic() + timeout
+        self._idle.wait(timeout)
+        with self._lock:
+            for key, due in self._known.items():
+                if not due.well:
+                    due.outcomes = {
+                        path: each for path, each in due.outcomes.items() if each["status"] == "uploaded"
+                    }
+                    self._queue.setdefault(key, due)
+            self._plain += [(file, True) for file in files]
+            unfinished = len(self._queue) + len(self._plain)
+            self._deadline = deadline
+            self._ending = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(max(deadline - time.monotonic(), 0.0) + 0.5)
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(subprocesses.DEATH_SECONDS)
+        if unfinished and self.pending:
+            logger.warning(
+                "uploads unfinished", uploads=self.pending, url=self.url, seconds=round(timeout, 1)
+            )
+
+    # -- the thread
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            ending = self._ending
+            try:
+                self._upload_all()
+            except Exception as error:  # noqa: BLE001 - what is left is tried again at the end, and told
+                self._fail(describe_error(error))
+            self._idle.set()
+            if ending:
+                return
+
+    def _upload_all(self) -> None:
+        """One program for all that is due now."""
+        with Program(self.url, self._stop, LAST_TRIES if self._ending else TRIES) as program:
+            while not self._stop.is_set():
+                with self._lock:
+                    due = next(iter(self._queue.values()), None)
+                    plain = None if due is not None or not self._plain else self._plain[0]
+                if due is not None:
+                    self._upload(program, due)
+                    with self._lock:
+                        if due.told == due.fragment.word():
+                            self._queue.pop(id(due.fragment), None)
+                        self._forget()
+                elif plain is not None:
+                    self._upload_plain(program, *plain)
+                    with self._lock:
+                        self._plain.remove(plain)
+                else:
+                    return
+
+    def _forget(self) -> None:
+        """A run of many recorded steps must not be remembered as a whole."""
+        idle = [key for key in self._known if key not in self._queue]
+        well = [key for key in idle if self._known[key].well]
+        for key in (*well[:-REMEMBERED], *idle[:-REMEMBERED_FAILURES]):
+            self._known.pop(key, None)
+
+    def _bound(self) -> float:
+        return min(time.monotonic() + self._timeout_seconds, self._deadline)
+
+    def _upload(self, program: Program, due: _Due) -> None:
+        """The artifacts of a fragment, then the fragment."""
+        fragment, deadline = due.fragment, self._bound()
+        assert fragment.claim is not None  # noqa: S101 - narrows a type; no input decides it
+        folder = fragment.claim.folder
+        word = fragment.word()
+        for path in fragment.artifact_paths():
+            if due.outcomes.get(path, {}).get("status") != "uploaded":
+                outcome = program.upload(folder / path, f"{folder.name}/{path}", deadline)
+                due.outcomes[path] = outcome = {"path": path, "url": f"{self.url}/{folder.name}/{path}", **outcome}  # fmt: skip
+                self._tell(outcome)
+        fragment.uploads = list(due.outcomes.values())
+        fragment.write()
+        name = fragment.claim.fragment.relative_to(self._run.path).as_posix()
+        outcome = program.upload(fragment.claim.fragment, name, deadline, replace=due.sent)
+        due.sent = due.sent or outcome["status"] == "uploaded"
+        self._tell({"path": name, "url": f"{self.url}/{name}", **outcome}, level="debug")
+        due.told = word
+
+    def _upload_plain(self, program: Program, path: Path, replace: bool) -> None:
+        if not path.is_file():
+            return
+        name = path.relative_to(self._run.path).as_posix()
+        outcome = program.upload(path, name, self._bound(), replace=replace)
+        # of nodes that share no disk each has one: the first stays
+        if name != RUN_FILE or "another file lies there" not in str(outcome["error"]):
+            self._tell({"path": name, "url": f"{self.url}/{name}", **outcome}, level="debug")
+
+    def _tell(self, outcome: Mapping[str, Any], level: str = "info") -> None:
+        if outcome["status"] == "uploaded":
+            say = logger.info if level == "info" else logger.debug
+            say("uploaded", url=outcome["url"], bytes=outcome["bytes"], seconds=outcome["seconds"])
+        else:
+            self._fail(f"{outcome['url'].removeprefix(self.url + '/')}: {outcome['error']}")
+
+    def _fail(self, reason: str) -> None:
+        self.failures += 1
+        self.last_error = redacted(f"upload: {reason}")
+        logger.warning("not uploaded", url=self.url, reason=reason)

@@ -1,0 +1,218 @@
+"""What regions do to a capture while a selected window is open: they are marked in it, open one of their own, or are counted.
+
+The recorder calls the hook at each region of the process as long as there is something to do; otherwise there is no hook, and a
+region costs what a span costs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stepprof.backends.base import keep_for_good
+from stepprof.errors import StateError
+from stepprof.instrument import context
+from stepprof.instrument.attributes import short_name
+from stepprof.log import logger
+from stepprof.recording.capture import Ending
+from stepprof.recording.window_handle import Ticket
+from stepprof.run.manifest_writer import describe_error, tell
+
+if TYPE_CHECKING:
+    from stepprof.recording.capture_controller import Capturer, Later
+    from stepprof.recording.span_files import Span
+
+__all__ = ["RegionHook", "RegionWatch"]
+
+TURN_SECONDS = 1.0
+"""How long a region waits for the turn before it goes on without a capture."""
+
+
+class RegionWatch:
+    """The open windows of which single regions are captured (``capture_per = "region"``, ``schedule``)."""
+
+    def __init__(self, capturer: Capturer) -> None:
+        self.tickets: list[Ticket] = []
+        self._capturer = capturer
+
+    def add(self, ticket: Ticket) -> None:
+        """A window of which regions are to be captured comes in."""
+        self.tickets.append(ticket)
+        if ticket.policy.schedule is not None:
+            self._arm(ticket)
+
+    def remove(
+        self, ticket: Ticket, reason: str, *, may_stop: bool
+    ) -> tuple[Later | None, BaseException | None]:
+        """It goes out; a capture that a region of it left running ends, now where it may stop (on this thread's turn)."""
+        self.tickets.remove(ticket)
+        capturer = self._capturer
+        capture = capturer.capture
+        if capture is not None and capture.opener is ticket:
+            ending = Ending("partial", error=f"{capture.region} had not ended when {reason}")
+            if may_stop:
+                return capturer.finish(capture, ending)
+            capture.request = capture.request or ending
+        elif may_stop and capturer.machine.state == "armed" and capturer.armed_step == ticket.window.step:
+            capturer.to_idle(f"no further region came before {reason}")
+        if not ticket.captured and not ticket.refused:
+            schedule = ticket.policy.schedule
+            names = " or ".join([schedule.region] if schedule else ticket.policy.regions)
+            told = f"nothing was captured: {names} was entered {ticket.entries} times"
+            tell(ticket, capturer.origin, capturer.post, "skipped", told)
+        capturer.changed()
+        return None, None
+
+    def enter(self, name: str) -> tuple[Ticket, bool] | None:
+        """A region begins; (its window's ticket, whether the capture ends with it) where it is captured."""
+        ticket = self._of(name)
+        if ticket is None:
+            return None
+        schedule = ticket.policy.schedule
+        ticket.entries += 1
+        if schedule is None:
+            return (ticket, True) if self._open(ticket, name) else None
+        entry = ticket.entries - 1 - schedule.skip_first
+        idle, cycle = schedule.wait + schedule.warmup, schedule.wait + schedule.warmup + schedule.active
+        if entry < 0 or (schedule.repeat and entry >= cycle * schedule.repeat):
+            return None
+        place = entry % cycle
+        if place == schedule.wait and schedule.warmup:
+            self._arm_now(ticket)
+        if place < idle:
+            return None
+        if place == idle and not self._open(ticket, name):
+            return None
+        return ticket, place == cycle - 1
+
+    def exit(self, entry: tuple[Ticket, bool]) -> None:
+        """A captured region ends."""
+        ticket, last = entry
+        capturer = self._capturer
+        capture = capturer.capture
+        if last and capture is not None and capture.opener is ticket and capture.region is not None:
+            capturer.cut(capture, Ending("complete"), wait_seconds=TURN_SECONDS)
+
+    def _of(self, name: str) -> Ticket | None:
+        """The window that this region counts for: the one it is in, by its context."""
+        recorder = context.cell.recorder
+        where = None if recorder is None else recorder.where()
+        wanted = [ticket for ticket in self.tickets if _watches(ticket, name)]
+        if where is not None:
+            step, role = where.number, where.role
+            inside = [ticket for ticket in wanted if (ticket.window.step, ticket.window.role) == (step, role)]
+            wanted = inside or [ticket for ticket in wanted if ticket.window.step == step] or wanted
+        return wanted[-1] if wanted else None
+
+    def _open(self, ticket: Ticket, name: str) -> bool:
+        if ticket.refused:  # told once; a loop of a thousand mini-batches is not told a thousand times
+            return False
+        try:
+            if not self._capturer.turn.take(TURN_SECONDS):
+                return False
+        except StateError:
+            return False
+        try:
+            if self._capturer.capture is not None:
+                return False
+            failed = self._capturer.open(ticket, name) is not None
+            ticket.refused = failed
+            return not failed
+        finally:
+            self._capturer.turn.give()
+
+    def _arm_now(self, ticket: Ticket) -> None:
+        try:
+            if self._capturer.turn.take(0):
+                try:
+                    self._arm(ticket)
+                finally:
+                    self._capturer.turn.give()
+        except StateError:
+            return
+
+    def _arm(self, ticket: Ticket) -> None:
+        capturer = self._capturer
+        if capturer.capture is not None or capturer.probe(ticket.policy) is not None:
+            return
+        try:
+            capturer.arm(ticket.window.step, ticket.window.role, ticket.policy)
+        except Exception as error:  # noqa: BLE001 - the first entry tries once again, and tells
+            capturer.note(describe_error(error), ticket.window)
+
+
+def _watches(ticket: Ticket, name: str) -> bool:
+    schedule = ticket.policy.schedule
+    return name == schedule.region if schedule is not None else name in ticket.policy.regions
+
+
+class RegionHook:
+    """What the recorder calls at each region while a capture runs or a window is watched."""
+
+    def __init__(self, capturer: Capturer, watch: RegionWatch) -> None:
+        self._capturer = capturer
+        self._watch = watch
+        self._mark_failed = False
+
+    def enter(self, name: str, lane: bool) -> object:
+        """A region begins; the answer is handed to `exit`. Never raises: the region is the user's code."""
+        marked: Any = None
+        entry = None
+        name = short_name(name)
+        try:
+            capturer = self._capturer
+            capture = capturer.capture
+            if capture is not None and capture.request is not None:
+                capturer.apply_here()
+            entry = self._watch.enter(name) if self._watch.tickets else None
+            capture = capturer.capture
+            if capture is not None:
+                backend: Any = capture.backend
+                make = getattr(backend, "mark_lane", None) if lane else backend.mark
+                mark = None if make is None else make(name)
+                if mark is not None:
+                    marks = capture.marks
+                    mark.__enter__()
+                    marks[id(mark)] = mark
+                    marked = marks, id(mark)
+                    if capturer.capture is not capture and marks.pop(id(mark), None) is not None:
+                        keep_for_good(mark)  # the capture ended in between, and has not left it
+        except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
+            self._tell_once(error)
+        return marked, lane, entry
+
+    def exit(self, token: Any, span: Span) -> None:
+        """A region ends; ``token`` None: a mark, a counter or a window, or a region that began before there was a hook."""
+        marked, lane, entry = token or (None, True, None)
+        try:
+            if marked is not None:
+                mark = marked[0].pop(marked[1], None)
+                if mark is not None:  # else its capture is over, and has left it
+                    mark.__exit__(None, None, None)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell_once(error)
+        try:
+            capture = self._capturer.capture
+            if capture is not None:
+                if lane or span[7]:
+                    capture.annotations.append(span)
+                if capture.request is not None:
+                    self._capturer.apply_here()
+            if entry is not None:
+                self._watch.exit(entry)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell_once(error)
+
+    def late(self, token: Any) -> None:
+        """A region ends after its capture has: a range that only its own thread can end is still open."""
+        marked = token[0]
+        mark = None if marked is None else marked[0].pop(marked[1], None)
+        if mark is not None:
+            try:
+                mark.__exit__(None, None, None)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._tell_once(error)
+
+    def _tell_once(self, error: Exception) -> None:
+        if not self._mark_failed:
+            self._mark_failed = True
+            logger.warning("region not marked in the capture", reason=describe_error(error))

@@ -1,0 +1,441 @@
+"""The session: one per process. Turns windows into requests on the local target, and shows its state.
+
+It knows which steps are selected on this rank, so that a window that is not costs a comparison; everything else of a selected
+one is the target's. `init` makes it, `shutdown` ends it, and between the two nothing but these two raises (unless ``strict``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from stepprof.config.config import Config, Policy
+from stepprof.errors import ConfigError, StepprofError
+from stepprof.host.rank import Identity
+from stepprof.instrument.context import cell
+from stepprof.instrument.state import State
+from stepprof.log import logger
+from stepprof.recording import exit_handlers
+from stepprof.recording.background_worker import Background
+from stepprof.recording.control.live_status import Live
+from stepprof.recording.early_start import Ahead
+from stepprof.recording.export.executor import Exporter
+from stepprof.recording.leftover_files import remove_leftovers
+from stepprof.recording.local_target import LocalTarget
+from stepprof.recording.misuse import Refusals
+from stepprof.recording.oom_snapshots import OutOfMemory
+from stepprof.recording.rank_discovery import Joining
+from stepprof.recording.selector import Selector
+from stepprof.recording.span_files import Recorder, SpanFile
+from stepprof.recording.span_processors import readers_of
+from stepprof.recording.window_handle import LeftOpen, Ticket
+from stepprof.run.entry_times import Timing
+from stepprof.run.layout import RunDir
+from stepprof.run.manifest_writer import Origin, describe_error
+from stepprof.run.run_id import job_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepprof.recording.post_step.leader import After
+    from stepprof.remote.attach import Engine
+    from stepprof.remote.core.registry import Fleet
+    from stepprof.run.job_store import JobStore
+
+__all__ = ["EXPORT_SECONDS", "Session"]
+
+EXPORT_SECONDS = 120.0
+"""How long the end of a run waits for its export jobs, unless `shutdown` is told otherwise."""
+
+ANNOUNCE_SECONDS = 0.2
+"""How long a recorded window waits until sessions elsewhere know its step: work that is sent to them next must not overtake it."""
+
+OWNER_SECONDS = 2.0
+"""How long the end of a run waits for the thread that alone can stop a capture."""
+
+LEFTOVER_SECONDS = 1.0
+"""How long the end of a session looks for temporary files of killed processes. Listing the files of thousands of ranks takes less."""
+
+
+class Session:
+    """What `init` returns. ``run_id``, ``path`` (the run directory; None where everything is off) and ``rank`` are for the caller."""
+
+    def __init__(
+        self, config: Config, identity: Identity, run: RunDir | None, store: JobStore | None = None
+    ) -> None:
+        self.config = config
+        self._identity = identity
+        self.run_id = None if run is None else run.run_id
+        self.path = None if run is None else run.path
+        self.lent = False
+        """Made on behalf of another process that this one follows: what the code here asks of `init` afterwards is settled already."""
+        self._closed = run is None
+        if run is None:
+            return
+        self.last_step: int | None = None
+        self.fleet: Fleet | None = None
+        """What is attached in this process; None: nothing was."""
+        self.selector = Selector(config, identity, self._rank_found, self._attached)
+        self.quiet = self.selector.quiet
+        self.calm = True
+        self.refusals = Refusals(lambda: self.rank, strict=config.strict)
+        # reentrant: a signal handler may come in between
+        self._publishing = threading.RLock()
+        self.recorder = Recorder(keep=config.spans)
+        self.exporter = Exporter()
+        header = {"run_id": run.run_id, "rank": identity.rank, "world_size": identity.world_size}
+        origin = Origin(run, identity.rank, identity.world_size)
+        origin.job = job_key(os.environ, identity.world_size)
+        self._span_files: list[Path] = []
+        self._spans = SpanFile(
+            lambda: self._new_span_file(run),
+            header | {key: origin.writer[key] for key in ("host", "pid", "boot_id", "pid_namespace")},
+        )
+        self.background = Background(self._chores)
+        self.recorder.wake = self.background.wake
+        self._origin = origin
+        self.local = LocalTarget(
+            origin, self.recorder, self.exporter, self.background, strict=config.strict, changed=self.publish
+        )
+        self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
+        self.after = _after(config, run, origin)
+        """What comes after a recording; None: nothing was asked for."""
+        self.live = Live(self, run)
+        self._spans.observers.append(self.live.pace.see)
+        self._readers = readers_of(self)
+        self._spans.observers.append(self._readers.take)
+        self._run = run
+        self._joining = None if store is None else Joining(store, run.run_id, self.selector)
+
+    @property
+    def rank(self) -> int | str:
+        """The global rank of this process, or what a process without one is called."""
+        return self._identity.rank if self.path is None else self.selector.identity.rank
+
+    @property
+    def job(self) -> str | None:
+        """The job that this process is of; the same text in each of its processes. None: not known."""
+        return self._origin.job
+
+    def follow_job(self, job: str | None) -> None:
+        """Record as a process of the job that this one follows."""
+        self._origin.job = job
+
+    def __repr__(self) -> str:
+        return f"<stepprof.Session run={self.run_id} rank={self.rank} path={str(self.path)!r}>"
+
+    def start(self) -> None:
+        """Become the session of this process."""
+        for policy in self.selector.policies():
+            if self.selector.selects_rank(policy) and not policy.steps.is_none:
+                self.local.capturer.probe(policy)
+        self.out_of_memory.begin(self.selector)
+        self._guard(self.live.look)  # what was asked for before this process came
+        self.background.start()
+        if self.after is not None:
+            self.after.start()
+        cell.session = self
+        self.publish()
+        exit_handlers.watch(self)
+        cell.recorder = self.recorder
+        early = sys.modules.get("stepprof.remote.attach")
+        while early is not None and early.waiting:
+            self.attach(early.waiting.pop(0))
+
+    # -- what is attached
+
+    def attach(self, engine: Engine) -> None:
+        """From the next arm or window on, it takes part. Raises ConfigError where the configuration asks for ranks that it does not have."""
+        from stepprof.remote.core.late_attach import tell_if_inside
+
+        if self.fleet is None:
+            from stepprof.remote.core.registry import Fleet
+
+            self.fleet = Fleet(self._origin, self.background.post, self.publish)
+        engine.join(self.fleet, self.selector.policy(engine.role))
+        self.fleet.add(engine)
+        tell_if_inside(engine, self.selector)
+        self.quiet.clear()
+        self.publish()
+
+    def detach(self, engine: Engine) -> None:
+        """What it records is stopped; it takes no more part."""
+        if self.fleet is not None:
+            self.fleet.remove(engine)
+
+    def _attached(self, role: str | None) -> bool:
+        return self.fleet is not None and self.fleet.follows(role)
+
+    # -- windows
+
+    def enter(
+        self, step: int, role: str | None, version: int | str | None, ahead: Ahead | None
+    ) -> Ticket | None:
+        """A window that may be selected comes in; its ticket, if it is."""
+        tickets: list[Ticket] = []
+        try:
+            self._guard(lambda: self._enter(step, role, version, ahead, tickets))
+        except BaseException as interrupt:  # the window will not hear of its ticket
+            for ticket in tickets:
+                self.abandon(ticket, interrupt)
+            raise
+        return tickets[0] if tickets else None
+
+    def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
+        """An interrupt came while a window went in or out, which nobody will close any more: what it holds open is ended soon."""
+        self.background.post(self.local.capturer.exports.submit_all)
+        if ticket.closed:
+            return
+        self.local.abandon(ticket, interrupt)
+        if ticket.bracket is not None:
+            ticket.bracket.send_stops(None, partial=describe_error(interrupt))
+
+    def _enter(
+        self,
+        step: int,
+        role: str | None,
+        version: int | str | None,
+        ahead: Ahead | None,
+        tickets: list[Ticket],
+    ) -> None:
+        policy = self._select(step, role)
+        told = None if self.fleet is None else self.fleet.pass_by(step, role)
+        if told is not None and policy is not None:
+            concurrent.futures.wait([told], ANNOUNCE_SECONDS)
+        if policy is None:
+            if not self.calm:
+                self.local.pass_by(step)
+            return
+        bracket = None if ahead is None else ahead.take()
+        if ahead is not None and ahead.window is not None:
+            window = ahead.window
+        else:
+            window = self.selector.window(step, role, version)
+            if self.fleet is not None and self.fleet.follows(role):
+                bracket = self.fleet.enter(
+                    window, policy, self.recorder.running_loop(), strict=self.config.strict
+                )
+        waited = 0.0 if ahead is None else ahead.waited_seconds
+        ticket = Ticket(window, policy, Timing(time.perf_counter_ns(), waited), bracket=bracket)
+        tickets.append(ticket)
+        if self.selector.selects_rank(policy):
+            try:
+                bound = max(policy.engine_stop_timeout_seconds - waited, 0.0)
+                self.local.enter(ticket, wait_seconds=bound)
+            except BaseException as interrupt:
+                tickets.clear()
+                self.abandon(ticket, interrupt)
+                raise
+
+    async def come_in(self, step: object, role: object, version: int | str | None) -> Ahead | None:
+        """Before a selected window of a coroutine: start its engines, and wait until no other thread hands a capture over.
+
+        Neither blocks the event loop. A coroutine that is cancelled here gets no exit, so that the engines are stopped at once.
+        """
+        if self.recorder.running_loop() is None:
+            return None  # another library's event loop: what waits is the enter itself
+        if self.local.calm and self.fleet is None:
+            return None
+        number = self.refusals.step_number(step, self.last_step)
+        if number is None or not (role is None or isinstance(role, str)):
+            return None
+        policy: Policy | None = self._guard(lambda: self._select(number, role))
+        if policy is None:
+            return None
+        fleet = self.fleet
+        ahead = Ahead()
+        try:
+            told = None if fleet is None else fleet.pass_by(number, role)
+            if told is not None:
+                await asyncio.wait([asyncio.wrap_future(told)], timeout=ANNOUNCE_SECONDS)
+            if fleet is not None and fleet.follows(role):
+                ahead.window = self.selector.window(number, role, version)
+                ahead.bracket = fleet.begin(ahead.window, policy)
+                await ahead.bracket.started()
+                self.publish()
+            began = time.perf_counter()
+            bound = policy.engine_stop_timeout_seconds
+            while self.local.capturer.turn.taken and time.perf_counter() - began < bound:
+                await asyncio.sleep(0.005)
+            ahead.waited_seconds = time.perf_counter() - began
+        except BaseException:
+            ahead.give_up("the coroutine was cancelled while its window came in")
+            raise
+        return ahead
+
+    def is_quiet(self, step: object, role: object) -> bool:
+        """Whether a window surely has nothing to wait for."""
+        quiet = self.quiet.get(role) if role is None or role.__class__ is str else None
+        return quiet is not None and isinstance(step, int) and quiet[0] <= step < quiet[1] and self.calm
+
+    def next_selected(self, step: int, role: str | None) -> float:
+        """The next selected step after this one, as far as it matters for arming."""
+        return self.selector.next_selected(step, role)
+
+    def exit(self, ticket: Ticket, error: BaseException | None) -> None:
+        """A selected window goes out: the stops of its engines are sent, ours is done, then theirs are waited for, unless a coroutine does."""
+        self._guard(lambda: self._exit(ticket, error))
+
+    def _exit(self, ticket: Ticket, error: BaseException | None) -> None:
+        bracket = ticket.bracket
+        try:
+            if bracket is not None:
+                left_open = isinstance(error, LeftOpen)
+                bracket.send_stops(
+                    None if left_open else error,
+                    partial=str(error) if left_open else None,
+                    blocked=None if ticket.awaits_engines else self.recorder.running_loop(),
+                )
+        finally:
+            self.local.exit(ticket, error)
+            if bracket is not None and not ticket.awaits_engines:
+                bracket.wait_stopped()
+
+    def approach(self, step: int, role: str | None) -> None:
+        """The step before a selected one is over in this role: arm for it."""
+        policy = self.selector.policy_at(step, role)
+        if policy is None:
+            return
+        if self.fleet is not None and self.fleet.follows(role):
+            self.fleet.arm(step, role, policy)
+        if self.selector.selects_rank(policy):
+            self._guard(lambda: self.local.arm(step, role, policy))
+
+    def _guard(self, act: Any) -> Any:
+        """What goes wrong in here is logged; it reaches the training loop only if ``strict``."""
+        try:
+            return act()
+        except Exception as error:
+            # whatever it is, it is ours: the training loop has nothing to do with it
+            if self.config.strict:
+                raise
+            event = "not recorded" if isinstance(error, StepprofError) else "internal error"
+            logger.warning(event, exc_info=True)
+        finally:
+            if not self._closed:
+                exit_handlers.after_act()
+        return None
+
+    def _select(self, step: int, role: str | None) -> Policy | None:
+        """The policy of a selected window, or None; a role that is no name is told once."""
+        try:
+            return self.selector.select(step, role)
+        except ConfigError as error:
+            self.refusals.refuse_once(str(error))
+            return None
+
+    def _rank_found(self) -> None:
+        identity = self.selector.identity
+        rank, world_size = identity.rank, identity.world_size
+        self._origin.rank, self._origin.world_size = rank, world_size
+        self.local.capturer.machine.target = f"rank-{rank}"
+        self._spans.restate(rank=rank, world_size=world_size)
+        self.background.post(lambda: self._run.restate(rank=rank, world_size=world_size))
+        self.publish()
+
+    def _place(self) -> tuple[int, str | None]:
+        """The step and role of this thread, or of the window that came in last."""
+        where = self.recorder.where()
+        if where is not None and where.number is not None:
+            return where.number, where.role
+        return self.last_step or 0, None
+
+    def _new_span_file(self, run: RunDir) -> Path:
+        path = run.spans_path(self._origin.rank)
+        self._span_files.append(path)
+        return path
+
+    # -- what shows
+
+    def publish(self) -> None:
+        """Make `stepprof.state` show what is."""
+        with self._publishing:
+            capturer = self.local.capturer
+            machine = capturer.machine
+            fleet = self.fleet
+            self.calm = self.local.calm and (fleet is None or fleet.calm)
+            cell.state = State(
+                status=machine.state,
+                step=capturer.step,
+                role=capturer.role,
+                rank=self.rank,
+                backend=capturer.backend.name if capturer.backend is not None else None,
+                since=machine.since,
+                engines={} if fleet is None else fleet.statuses(),
+                pending_exports=capturer.exports.pending + (() if fleet is None else fleet.awaited()),
+                last_error=capturer.last_error,
+                recorded_steps=capturer.exports.recorded,
+            )
+        exit_handlers.guard(capturer.holds)
+
+    def _chores(self) -> None:
+        self.recorder.look_for_torch()
+        if self._joining is not None:
+            self._joining.look()
+        self._spans.drain(self.recorder)
+        self._readers.look()
+        self.local.capturer.look_at_caps()
+        self.live.look()
+
+    # -- the end
+
+    def disown(self) -> None:
+        """In a forked child: this is the parent's session."""
+        self._closed = True
+
+    def shutdown(
+        self, timeout: float | None = None, *, reason: str = "the run ended while it was recording"
+    ) -> None:
+        """Close what is open, wait ``timeout`` seconds for the exports, write what is left. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        bound = EXPORT_SECONDS if timeout is None else timeout
+        deadline = time.monotonic() + bound
+        fleet = self.fleet
+        if fleet is not None:
+            fleet.send_stops(reason, self.recorder.running_loop())
+        self._guard(lambda: self.local.ask_owner(reason, min(bound / 2, OWNER_SECONDS)))
+        if cell.session is self:
+            cell.clear()
+        self._guard(self.out_of_memory.end)
+        self.local.over = True
+        self._guard(lambda: self.local.abort(reason, max(bound, 0.1)))
+        self._guard(self.local.capturer.exports.submit_all)
+        if fleet is not None:
+            fleet.close(reason, max(deadline - time.monotonic(), 0.0), self.recorder.running_loop())
+        if not self.exporter.finish(max(deadline - time.monotonic(), 0.0)):
+            logger.warning("exports unfinished", exports=self.exporter.pending(), seconds=bound)
+        for role, steps in self.selector.never_came():
+            logger.warning("selected steps never came", steps=str(steps), role=role, rank=self.rank)
+        for mistake in self.selector.matched_nothing():
+            logger.warning("ranks that do not exist", reason=mistake)
+        self.background.stop(max(deadline - time.monotonic(), 1.0))
+        self._spans.drain(self.recorder)
+        self._spans.close()
+        self._readers.close(max(deadline - time.monotonic(), 0.0))
+        after = self.after
+        if after is not None:
+            self._guard(lambda: after.finish_uploads(max(deadline - time.monotonic(), 0.0), self._span_files))
+        self.publish()
+        self._guard(self.live.close)
+        if after is not None:
+            self._guard(lambda: after.close(max(deadline - time.monotonic(), 0.0)))
+        path = self.path
+        if self.rank == 0 and path is not None:  # one process of the run: each would list the files of all
+            self._guard(lambda: remove_leftovers(path, LEFTOVER_SECONDS))
+        exit_handlers.unwatch(self)
+
+
+def _after(config: Config, run: RunDir, origin: Origin) -> After | None:
+    asked = (config.on_complete, config.upload, config.keep_steps, config.keep_bytes)
+    if all(each is None for each in asked):
+        return None
+    from stepprof.recording.post_step.leader import After
+
+    return After(config, run, origin)

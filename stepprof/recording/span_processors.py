@@ -1,0 +1,98 @@
+"""What reads the spans of every step beside their files, on the background thread: the watch, and the way to an OpenTelemetry collector.
+
+Neither is imported unless it is configured. One that fails is told, and asked no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from stepprof.config.options.tables import OtelOptions, WatchOptions
+from stepprof.log import logger
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from stepprof.recording.session import Session
+    from stepprof.recording.span_files import Span
+
+__all__ = ["Reader", "Readers", "readers_of"]
+
+
+class Reader(Protocol):
+    """Gets spans as they are drained. Nothing here may wait."""
+
+    name: str
+
+    def take(self, spans: Sequence[Span]) -> None:
+        """Spans have ended."""
+        ...
+
+    def look(self) -> None:
+        """A round of the background thread, after its spans."""
+        ...
+
+    def close(self, timeout: float) -> None:
+        """No more spans come; what is left to do may take so many seconds."""
+        ...
+
+
+class Readers:
+    """Readers, none of which can harm another one or the round."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = list(readers)
+
+    def take(self, spans: Sequence[Span]) -> None:
+        """Spans have ended."""
+        self._each(lambda reader: reader.take(spans))
+
+    def look(self) -> None:
+        """A round is over."""
+        self._each(lambda reader: reader.look())
+
+    def close(self, timeout: float) -> None:
+        """The end of the session."""
+        self._each(lambda reader: reader.close(timeout))
+
+    def _each(self, act: Callable[[Reader], None]) -> None:
+        for reader in list(self._readers):
+            try:
+                act(reader)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the spans and the other readers have nothing to do with it
+                self._readers.remove(reader)
+                logger.warning(f"{reader.name} ended", reason=describe_error(error))
+
+
+def readers_of(session: Session) -> Readers:
+    """The readers that the session's configuration asks for."""
+    readers: list[Reader] = []
+    watch, otel = session.config.watch, session.config.otel
+    if isinstance(watch, WatchOptions) and watch.enabled and session.path is not None:
+        from stepprof.recording.control.auto_capture import AutoCaptures
+        from stepprof.recording.watch.watcher import Watcher
+
+        selector = session.selector
+        for policy in selector.policies() if watch.max_captures else ():
+            if policy.enabled:  # slow imports now: in the middle of training they would make steps slow
+                session.local.capturer.probe(policy)
+        captures = AutoCaptures(session.path, watch, selector, session.local.capturer.probe)
+        if isinstance(watch.lag_seconds, float):
+            from stepprof.recording.watch.stragglers import LagFinder
+
+            readers.append(
+                LagFinder(session.path, watch.lag_seconds, lambda: session.rank, session.recorder, captures)
+            )
+        readers.append(Watcher(watch, session.recorder, selector.has_come, captures, lambda: session.rank))
+    if isinstance(otel, OtelOptions) and otel.enabled:
+        from stepprof.recording.otel import Sender, missing
+
+        problem = missing()
+        try:
+            if problem is None:
+                readers.append(Sender(otel, str(session.run_id), lambda: session.rank))
+        except Exception as error:  # noqa: BLE001 - the exporter reads variables of its own, and refuses some in its own way
+            problem = describe_error(error)
+        if problem is not None:
+            logger.warning("spans are not sent", reason=problem)
+    return Readers(readers)

@@ -1,0 +1,85 @@
+"""Count how often the training loop comes to a step: windows of one visit belong together, and a step number that is used again (each epoch, or from a checkpoint on) is another visit.
+
+A role visits a step again when another step of the role began in between, and no window of the role is open any more. Asynchronous training has windows of two steps open at one time, and enters
+them by turns: that is one visit of each.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from stepprof.instrument.context import open_windows
+from stepprof.log import logger
+
+__all__ = ["Visits"]
+
+REMEMBERED = 256
+"""Of so many steps and roles the windows are counted at a time; then those more than a few steps back are forgotten."""
+
+RECENT = 8
+
+MOST_ROLES = 4096
+"""Of so many roles the current step is remembered: a program that makes up a name at each step must not fill the memory."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The windows of one role and step so far: how many, in which visit, in which stretch of windows of one step."""
+
+    occurrence: int = 0
+    visit: int = 1
+    stretch: int = 0
+
+
+class Visits:
+    """The visits of one process. Windows enter on several threads."""
+
+    def __init__(self) -> None:
+        self._counted: dict[tuple[int, str | None], _Counted] = {}
+        self._stretches: dict[str | None, tuple[int, int]] = {}
+        """Of each role: the step of its last window, and how often that has changed."""
+        self._lock = threading.RLock()  # reentrant: a signal handler may come in between
+        self._is_told = False
+
+    def pass_by(self, step: int, role: str | None) -> None:
+        """A window enters, selected or not."""
+        last, stretch = self._stretches.get(role, (step, 0))
+        if len(self._stretches) >= MOST_ROLES:
+            self._stretches.clear()
+        self._stretches[role] = (step, stretch + (last != step))
+
+    def enter(self, step: int, role: str | None, *, came_before: bool) -> tuple[int, int]:
+        """Return the number of a selected window among those of its step and role, and that of the visit: of one that was forgotten any number above 1."""
+        with self._lock:
+            counted = self._counted.get((step, role))
+            stretch = self._stretches.get(role, (step, 0))[1]
+            if counted is None:
+                if len(self._counted) >= REMEMBERED:
+                    kept = {key: value for key, value in self._counted.items() if key[0] >= step - RECENT}
+                    self._counted = kept
+                counted = self._counted[step, role] = _Counted(visit=max(stretch, 2) if came_before else 1)
+                if came_before:
+                    self._tell(step, role)
+            elif counted.stretch != stretch and all(window.role != role for window in open_windows()):
+                counted.visit += 1
+                self._tell(step, role)
+            counted.occurrence += 1
+            counted.stretch = stretch
+            return counted.occurrence, counted.visit
+
+    def current(self, step: int, role: str | None) -> int:
+        """Return the visit that a step is in."""
+        counted = self._counted.get((step, role))
+        return 1 if counted is None else counted.visit
+
+    def _tell(self, step: int, role: str | None) -> None:
+        if not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "step.reused",
+                step=step,
+                role=role,
+                reason="the loop has used the number of a recorded step again, for example since it counts from 0 in each epoch: its recordings are kept apart as occurrences of the step, "
+                "of which commands read the last one unless --occurrence names another; give profile_step a number that grows over the whole run",
+            )

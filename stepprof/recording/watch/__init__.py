@@ -1,0 +1,1 @@
+"""Watches of the run itself: slow steps and ranks that fall behind."""

@@ -1,0 +1,120 @@
+"""Ranks that fall behind: looked for by one process of the run, in what all of them publish.
+
+A thousand ranks that each read a thousand files would be a load of their own, so that rank 0 (or the driver) looks, every few seconds. What ranks publish is some seconds old,
+and so a lag is told in seconds: how many steps behind the median of all, times what a step takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.log import logger
+from stepprof.recording.watch.baseline import median_of
+from stepprof.run.reachable_steps import reachable_step
+from stepprof.run.status import LIVE, read_statuses
+
+if TYPE_CHECKING:
+    from stepprof.recording.control.auto_capture import AutoCaptures
+    from stepprof.recording.span_files import Recorder, Span
+
+__all__ = ["Lag", "LagFinder", "lags"]
+
+EVERY_SECONDS = 10.0
+"""How often the others are looked at."""
+
+LEAST_RANKS = 3
+"""Of two, nobody knows which is the usual one."""
+
+LOOKERS = (0, "driver")
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """A rank that is behind."""
+
+    rank: int
+    step: int
+    median_step: int
+    seconds: float
+
+
+def lags(statuses: Sequence[dict[str, Any]], lag_seconds: float) -> list[Lag]:
+    """The ranks that are at least so far behind the median of all live ones, by what `read_statuses` returned."""
+    live = [
+        status
+        for status in statuses
+        if status["condition"] == LIVE and isinstance(status["rank"], int) and status["step"] is not None
+    ]
+    seconds = [status["step_seconds"] for status in live if status["step_seconds"] is not None]
+    if len(live) < LEAST_RANKS or not seconds:
+        return []
+    usual, pace = int(median_of([status["step"] for status in live])), median_of(seconds)
+    found = [
+        Lag(status["rank"], status["step"], usual, round((usual - status["step"]) * pace, 3))
+        for status in live
+    ]
+    return [lag for lag in found if lag.seconds >= lag_seconds]
+
+
+class LagFinder:
+    """A reader that looks at the others; each rank is told once, until it has caught up.
+
+    Args:
+        run: the run directory.
+        lag_seconds: how far behind is told.
+        rank: what this process is called now.
+        recorder: gets the marks.
+        captures: has a step of the rank recorded.
+    """
+
+    name = "looking for ranks that lag"
+
+    def __init__(
+        self,
+        run: Path,
+        lag_seconds: float,
+        rank: Callable[[], int | str],
+        recorder: Recorder,
+        captures: AutoCaptures,
+    ) -> None:
+        self._run = run
+        self._lag_seconds = lag_seconds
+        self._rank = rank
+        self._recorder = recorder
+        self._captures = captures
+        self._looked = time.monotonic()
+        self._behind: set[int] = set()
+
+    def take(self, spans: Sequence[Span]) -> None:
+        """Nothing is learned from one's own."""
+
+    def look(self) -> None:
+        """From time to time, and in one process."""
+        now = time.monotonic()
+        if now - self._looked < EVERY_SECONDS or self._rank() not in LOOKERS:
+            return
+        self._looked = now
+        statuses = read_statuses(self._run)
+        found = lags(statuses, self._lag_seconds)
+        new = [lag for lag in found if lag.rank not in self._behind]
+        self._behind = {lag.rank for lag in found}
+        if not new:
+            return
+        worst = max(new, key=lambda lag: lag.seconds)
+        facts: dict[str, object] = {
+            "step": worst.step,
+            "median_step": worst.median_step,
+            "seconds_behind": worst.seconds,
+            "ranks_behind": len(self._behind),
+        }
+        step = reachable_step([status for status in statuses if status["rank"] == worst.rank])
+        outcome = self._captures.record_elsewhere("rank lags", facts, worst.rank, step)
+        self._recorder.instant("rank lags", "mark", {"rank": worst.rank, **facts, "capture": outcome})
+        logger.warning("rank lags", rank=worst.rank, **facts, capture=outcome)
+
+    def close(self, timeout: float) -> None:
+        """Nothing is left to do."""

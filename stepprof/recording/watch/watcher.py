@@ -1,0 +1,239 @@
+"""The process watches itself: by the spans that are drained anyway, on the background thread, at no price to a window.
+
+What falls out of its own history is told in one log line and as a mark in the spans, and the next step of the same role is recorded here, as long as the run's budget allows it.
+A step that was recorded, and the one after it, pay for the recording and are no part of any history.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stepprof.host.memory import device_bytes, resident_bytes
+from stepprof.log import logger
+from stepprof.recording.watch.baseline import Floor, History, Unusual, median_of
+
+if TYPE_CHECKING:
+    from stepprof.config.options.tables import WatchOptions
+    from stepprof.recording.control.auto_capture import AutoCaptures
+    from stepprof.recording.span_files import Recorder, Span
+
+__all__ = ["Finding", "Watcher"]
+
+MATTERS = 0.1
+"""A region has to have cost this share of its window's time more than usual: else nobody would miss it in the step."""
+
+MAX_HISTORIES = 512
+"""Regions and roles that are watched at most; names that are made up anew at each step would be as many as there are steps."""
+
+MAX_OPEN = 256
+"""Windows whose regions are being added up, at most."""
+
+LEAD_SECONDS = 0.05
+"""A step that begins sooner than this may have begun before it is known that it is to be recorded."""
+
+HOST, DEVICE = "memory grows", "device memory grows"
+
+Key = tuple["str | None", "str | None"]
+"""(role, region): without a region the window itself, without a role the whole step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something unusual: of which step, where, and how much more than usual it was."""
+
+    what: str
+    """``slow step``, ``slow region``, ``memory grows`` or ``device memory grows``."""
+    step: int
+    role: str | None
+    region: str | None
+    unusual: Unusual
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For the log, the mark and the run."""
+        unusual = self.unusual
+        if self.what.startswith("slow"):
+            usual: dict[str, object] = {
+                "seconds": round(unusual.value, 6),
+                "median_seconds": round(unusual.median, 6),
+                "times": round(unusual.value / unusual.median, 2) if unusual.median > 0 else None,
+            }
+        else:
+            usual = {"bytes": int(unusual.value), "bytes_before": int(unusual.median)}
+        where = {"region": self.region} if self.region is not None else {}
+        return {"step": self.step, "role": self.role, **where, **usual}
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How the windows of one role follow each other."""
+
+    last: int
+    stride: int = 1
+    begun_ns: deque[int] = field(default_factory=lambda: deque(maxlen=9))
+
+    def note(self, step: int, begun_ns: int) -> None:
+        """A window of this step is over."""
+        if step > self.last:
+            self.stride = step - self.last
+        if step != self.last or not self.begun_ns:
+            self.begun_ns.append(begun_ns)
+        self.last = step
+
+    def next_step(self) -> int:
+        """The next step that has surely not begun when a request for it holds."""
+        begun = list(self.begun_ns)
+        between = [(after - before) / 1e9 for before, after in itertools.pairwise(begun)]
+        usual = max(median_of(between), 1e-4) if between else math.inf
+        return self.last + self.stride * (1 + math.ceil(LEAD_SECONDS / usual))
+
+
+class Watcher:
+    """The histories of one process.
+
+    Args:
+        options: what is unusual.
+        recorder: gets the marks.
+        came: whether a window of this step was selected for a recording.
+        captures: has steps recorded.
+        rank: what this process is called.
+    """
+
+    name = "watching"
+
+    def __init__(
+        self,
+        options: WatchOptions,
+        recorder: Recorder,
+        came: Callable[[int], bool],
+        captures: AutoCaptures,
+        rank: Callable[[], int | str],
+    ) -> None:
+        self._options = options
+        self._recorder = recorder
+        self._came = came
+        self._captures = captures
+        self._rank = rank
+        self._histories: dict[Key, History] = {}
+        self._open: dict[tuple[int, str | None], dict[str, float]] = {}
+        self._found: list[tuple[Finding, Span]] = []
+        self._paces: dict[str | None, _Pace] = {}
+        self._steps = 0
+        """How many steps have passed, as far as they are known here."""
+        self._last: tuple[int, int] = (-1, -1)
+        """The last two of them."""
+        self._window: Span | None = None
+        self._rest_until = 0
+        growth = options.memory_growth
+        self._floors: dict[str, Floor] = {}
+        if isinstance(growth, int):
+            self._floors = {
+                what: Floor(growth, options.window, options.skip_first) for what in (HOST, DEVICE)
+            }
+
+    # -- what was drained
+
+    def take(self, spans: Sequence[Span]) -> None:
+        """Learn from spans, in the order in which they ended."""
+        for span in spans:
+            where = span[6]
+            if where is None or where.number is None:
+                continue
+            if span[1] == "window":
+                self._end(span, where.number, where.role)
+            elif span[1] == "region" and self._is_watched(where.role, span[0]):
+                key = (where.number, where.role)
+                if key not in self._open and len(self._open) >= MAX_OPEN:
+                    self._open.pop(next(iter(self._open)))
+                sums = self._open.setdefault(key, {})
+                if span[0] in sums or len(sums) < MAX_HISTORIES:
+                    sums[span[0]] = sums.get(span[0], 0.0) + (span[3] - span[2]) / 1e9
+
+    def _is_watched(self, role: str | None, region: str | None) -> bool:
+        options = self._options
+        if options.roles is not None and role is not None and role not in options.roles:
+            return False
+        return region is None or options.regions is None or region in options.regions
+
+    def _end(self, span: Span, step: int, role: str | None) -> None:
+        """A window is over, and with it what its regions add up to."""
+        regions = self._open.pop((step, role), {})
+        if step != self._last[1]:
+            self._last = (self._last[1], step)
+            self._steps += 1
+        self._window = span
+        pace = self._paces.get(role)
+        if pace is None:
+            if len(self._paces) >= MAX_HISTORIES:
+                self._paces.pop(next(iter(self._paces)))
+            pace = self._paces[role] = _Pace(step)
+        pace.note(step, span[2])
+        if span[8] or not self._is_watched(role, None) or any(map(self._came, self._last)):
+            return
+        seconds = (span[3] - span[2]) / 1e9
+        for region, spent in regions.items():
+            unusual = self._judge((role, region), spent)
+            if unusual is not None and unusual.excess >= MATTERS * seconds:
+                self._note(Finding("slow region", step, role, region, unusual), span)
+        unusual = self._judge((role, None), seconds)
+        if unusual is not None:
+            self._note(Finding("slow step", step, role, None, unusual), span)
+
+    def _judge(self, key: Key, seconds: float) -> Unusual | None:
+        history = self._histories.get(key)
+        if history is None:
+            if len(self._histories) >= MAX_HISTORIES:
+                return None
+            history = self._histories[key] = History(self._options)
+        return history.add(seconds)
+
+    def _note(self, finding: Finding, span: Span) -> None:
+        if self._steps >= self._rest_until:
+            self._found.append((finding, span))
+
+    # -- each round
+
+    def look(self) -> None:
+        """Tell what was found since the last round: one thing, the narrowest of the first step that was unusual; and read the memory."""
+        window = self._window
+        if window is None:
+            return
+        self._captures.look(max(pace.last for pace in self._paces.values()), self._next_step)
+        found, self._found = self._found, []
+        if found:
+            self._rest_until = self._steps + self._options.window
+            first = found[0][0].step
+            self._tell(*min((each for each in found if each[0].step == first), key=_narrowest))
+        for what, floor in self._floors.items():
+            reading = resident_bytes() if what == HOST else device_bytes()
+            unusual = None if reading is None else floor.add(reading, self._steps)
+            if unusual is not None:
+                self._tell(Finding(what, self._last[1], None, None, unusual), window)
+
+    def close(self, timeout: float) -> None:
+        """Nothing is left to do."""
+
+    def _tell(self, finding: Finding, span: Span) -> None:
+        """The log, the mark at the end of its window, and the capture."""
+        facts, role = finding.facts, finding.role
+        outcome = self._captures.record(finding.what, facts, role, lambda: self._next_step(role))
+        attributes = {**facts, "capture": outcome}
+        mark: Span = (finding.what, "mark", span[3], span[3], span[4], span[5], span[6], attributes, False)
+        self._recorder.pending.append(mark)
+        logger.warning(finding.what, **attributes, rank=self._rank())
+
+    def _next_step(self, role: str | None) -> int:
+        """The next step of a role; without a window of the whole step it is that of whichever role went last."""
+        pace = self._paces.get(role) or max(self._paces.values(), key=lambda pace: pace.last)
+        return pace.next_step()
+
+
+def _narrowest(found: tuple[Finding, Span]) -> tuple[bool, bool, float]:
+    """Regions before windows, windows of a role before the whole step; of several, what cost the most."""
+    finding = found[0]
+    return finding.region is None, finding.role is None, -finding.unusual.excess

@@ -1,0 +1,76 @@
+"""What a selected window holds between its enter and its exit.
+
+The window itself is a value of the user's code, and knows nothing of captures; the capture that it opened or joined may end before it
+does, or never have come about. The ticket is what the two know of each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepprof.errors import StateError
+from stepprof.run.entry_times import Timing
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from stepprof.config.config import Policy
+    from stepprof.recording.capture import LocalCapture
+    from stepprof.remote.core.window_group import Bracket
+    from stepprof.run.manifest_writer import Fragment
+    from stepprof.run.model import Window
+
+__all__ = ["LeftOpen", "Ticket"]
+
+
+class LeftOpen(StateError):
+    """Why a window ends that nobody has stopped: the next ``start()`` of its role came."""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """What a selected window holds between its enter and its exit. Closing it twice does nothing."""
+
+    window: Window
+    policy: Policy
+    timing: Timing
+    capture: LocalCapture | None = None
+    record: dict[str, Any] | None = None
+    fragment: Fragment | None = None
+    entries: int = 0
+    captured: int = 0
+    closed: bool = False
+    refused: bool = False
+    bracket: Bracket | None = None
+    """The engines that follow the window."""
+    awaits_engines: bool = False
+    """A coroutine leaves the window, and awaits their stops itself."""
+
+    def begin(self, now_ns: int) -> None:
+        """The body begins, on this thread."""
+        self.timing.begin(now_ns)
+        self._note_times()
+
+    def end(self, now_ns: int, *, moved: bool = False) -> None:
+        """The body has ended, or before it the capture; ``moved``: the calling thread tells whether the body was one thread's."""
+        if self.timing.end(now_ns, moved=moved):
+            self._note_times()
+
+    def _note_times(self) -> None:
+        capture, fragment = self.capture, self.fragment
+        if self.record is None or fragment is None:
+            return
+        if (
+            capture is None or capture.region is None or capture.opener is not self
+        ):  # else it is the region's entry
+            self.record.update(self.timing.keys(fragment.origin))
+
+    def tell_error(self, error: BaseException) -> None:
+        """Note the exception that left the body, beside the outcome; a window that was left open is partial."""
+        if self.record is None or self.fragment is None:
+            return
+        if not isinstance(error, LeftOpen):
+            self.record["body_error"] = describe_error(error)
+        elif self.record["status"] == "joined":
+            self.record.update(status="partial", error=str(error))
+        self.fragment.save()

@@ -1,0 +1,61 @@
+"""Engines that live on the event loop that synchronous code blocks: they cannot answer while it waits.
+
+Every other engine can: its calls are made on stepprof's own loop. So only these are refused at the entry of a synchronous window,
+and not waited for at its exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from stepprof.log import logger
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from stepprof.remote.core.engine_target import EngineTarget
+
+__all__ = ["HINT", "NOT_STARTED", "STOPPED_LATE", "OwnLoop", "lives_on"]
+
+NOT_STARTED = (
+    "nothing was sent: the engine lives on the event loop that this synchronous window blocks, and could not answer; "
+    'write "async with stepprof.profile_step(…)"'
+)
+
+STOPPED_LATE = (
+    "synchronous code on the event loop that the engine lives on ended the window, and could not wait for its stop: the capture goes "
+    'on beyond the window; write "async with stepprof.profile_step(…)", "await window.astop()" or '
+    '"await asyncio.to_thread(stepprof.shutdown)"'
+)
+
+HINT = (
+    "the synchronous window blocked the event loop of its thread meanwhile: if the engine needs that loop to answer, write "
+    '"async with stepprof.profile_step(…)"'
+)
+
+
+class OwnLoop:
+    """The two warnings about such engines, each logged once in a session: every recorded step would repeat it."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def warn_not_started(self, target: EngineTarget) -> None:
+        """Log that an engine was not started."""
+        self._warn("engine not started", [target], NOT_STARTED)
+
+    def warn_stopped_late(self, targets: Iterable[EngineTarget]) -> None:
+        """Log that the stops of engines could not be waited for."""
+        self._warn("engine stopped late", targets, STOPPED_LATE)
+
+    def _warn(self, event: str, targets: Iterable[EngineTarget], reason: str) -> None:
+        labels = ", ".join(target.label for target in targets)
+        if labels and event not in self._told:
+            self._told.add(event)
+            logger.warning(event, target=labels, reason=reason)
+
+
+def lives_on(target: EngineTarget, loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Return whether an engine lives on this event loop; None is no loop."""
+    return loop is not None and target.driver.loop is loop

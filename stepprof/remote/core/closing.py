@@ -1,0 +1,59 @@
+"""The end of an attachment: a driver that has a ``close`` is closed, within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from stepprof.log import logger
+from stepprof.remote.core.manifest_entries import RANKS
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineDriver
+
+__all__ = ["close"]
+
+LEAST_SECONDS = 0.5
+"""The least time for the answer to a driver's close, also where the stop before it took all the time there was."""
+
+
+async def close(driver: EngineDriver, label: str, *, answer_seconds: float, timeout: float) -> None:
+    """Close a driver that can be closed. Never raises, and cancels nothing: a driver that hangs is left behind.
+
+    Args:
+        driver: the driver.
+        label: what its engine is called in the log.
+        answer_seconds: how long to wait for an engine that does not answer.
+        timeout: how long to wait for exports; only a session of another process has any.
+    """
+    act = getattr(driver, "close", None)
+    if act is None:
+        return
+    answers = max(answer_seconds, LEAST_SECONDS)
+    closing = asyncio.ensure_future(_call(act, max(timeout, 0.0), answers))
+    bound = max(timeout, answers) + LEAST_SECONDS if driver.kind in RANKS else answers
+    done, _ = await asyncio.wait([closing], timeout=bound)
+    if not done:
+        reason = f"no answer within {bound:.3g} s"
+        closing.add_done_callback(_forget)
+    elif (error := _error_of(closing)) is not None:
+        reason = describe_error(error)
+    else:
+        return
+    logger.warning("engine not closed", target=label, name=driver.name, reason=reason)
+
+
+async def _call(act: Callable[[float, float], Awaitable[object]], timeout: float, answers: float) -> object:
+    """Close it. A driver of another package may raise before it can be awaited."""
+    return await act(timeout, answers)
+
+
+def _error_of(task: asyncio.Future[object]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+def _forget(task: asyncio.Future[object]) -> None:
+    """Take an answer that is no longer waited for."""
+    _error_of(task)

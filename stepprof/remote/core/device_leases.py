@@ -1,0 +1,108 @@
+"""The turn of an engine on the NPUs that it uses: their leases, held from before its start until its stop has been answered.
+
+An engine records in processes of its own, which hold no lease. So the process that drives it holds those of the devices that the configuration names, in which this host's trainers hold theirs. All of it happens
+on stepprof's own event loop, so that nothing here needs a lock. Replicas of one process share what it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepprof.backends.base import Busy
+from stepprof.errors import BackendError
+from stepprof.host.device_lease import DeviceLease, lease_folder
+from stepprof.remote.core.engine_backends import records
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.core.engine_capture import Recording
+
+__all__ = ["Turn"]
+
+_LOOK_SECONDS = 0.02
+_OF_START = 0.8
+"""Of the time that its window waits for the start: what is left is for the start itself."""
+
+
+class Turn:
+    """The devices of one engine."""
+
+    def __init__(self) -> None:
+        self._held: list[_Shared] = []
+
+    def announce(self, window: EngineWindow) -> None:
+        """Count among those who record these devices, so that nobody keeps one while only armed."""
+        with contextlib.suppress(BackendError):  # told when it is its turn
+            for shared in _of(window):
+                shared.lease.is_shared()
+
+    async def take(self, recording: Recording, window: EngineWindow, label: str) -> str | None:
+        """Have them, or wait for them until the window is over; why they are not to be had, which the recording is told then."""
+        refused = await self._take(recording.stop, window, f"{label} of step {window.window.step}")
+        if refused is not None and recording.late is None:
+            recording.disown("skipped", f"{refused}; nothing was sent to the engine")
+        return refused
+
+    async def _take(self, over: asyncio.Event, window: EngineWindow, label: str) -> str | None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + min(window.npu.lease_wait_seconds, window.start_seconds * _OF_START)
+        try:
+            for shared in _of(window):
+                while (busy := shared.take(label)) is not None:
+                    if over.is_set() or clock() >= deadline:
+                        self.give()
+                        return busy
+                    await asyncio.sleep(_LOOK_SECONDS)
+                self._held.append(shared)
+        except BackendError as error:
+            self.give()
+            return str(error)
+        return None
+
+    def give(self) -> None:
+        """Give back what is held; harmless where nothing is."""
+        while self._held:
+            self._held.pop().give()
+
+
+class _Shared:
+    """A lease that several engines of this process may hold together."""
+
+    def __init__(self, lease: DeviceLease) -> None:
+        self.lease = lease
+        self._users = 0
+
+    def take(self, label: str) -> str | None:
+        """Have it too; who else has it."""
+        if not self.lease.held:
+            self._users = 0
+            try:
+                self.lease.take(label)
+            except Busy as error:
+                return str(error)
+        self._users += 1
+        return None
+
+    def give(self) -> None:
+        """The last one gives it back."""
+        self._users -= 1
+        if self._users <= 0:
+            self.lease.release()
+
+
+_known: dict[tuple[Path, int], _Shared] = {}
+
+
+def _of(window: EngineWindow) -> Iterator[_Shared]:
+    """In the order of their numbers, so that two who wait for the same ones do not wait for each other. Raises BackendError."""
+    if "npu" not in records(window.options):
+        return
+    for number in sorted(set(window.options.devices)):
+        key = lease_folder(window.npu.lease_dir), number
+        if key not in _known:
+            _known[key] = _Shared(DeviceLease(f"npu-{number}", key[0]))
+        yield _known[key]

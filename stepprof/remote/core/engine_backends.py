@@ -1,0 +1,57 @@
+"""What an engine records with, where its role's backend is not torch: which kind of engine has what, and what is said where it has not.
+
+nsys sees an engine only where the engine's own processes run under it; the engine is told when to begin and to end (`cudaProfilerStart`), and nsys writes the report (`stepprof.remote.nsys.engine`).
+"""
+
+from __future__ import annotations
+
+from stepprof.config.options.tables import EngineOptions
+from stepprof.config.validators import nearest
+from stepprof.errors import ConfigError
+from stepprof.remote.base import EngineFailure
+
+__all__ = ["by_nsys", "check_backends_of", "records", "refuse_backends"]
+
+KINDS = {"vllm": ("torch", "npu", "nsys"), "sglang": ("torch", "npu", "nsys", "memory")}
+"""What each kind of engine can be asked for; on an Ascend device its torch is torch_npu's."""
+
+
+def records(options: EngineOptions) -> tuple[str, ...]:
+    """The backends that are meant for the engine."""
+    return tuple(options.backend or ("torch",))
+
+
+def by_nsys(options: EngineOptions) -> bool:
+    """Whether the engine only marks its part in a report of nsys's, and writes nothing itself."""
+    return "nsys" in records(options)
+
+
+def check_backends_of(kind: str, options: EngineOptions, role: str) -> None:
+    """Refuse, when it is attached, what a kind of engine cannot record with. Raises ConfigError."""
+    there = KINDS.get(kind)
+    for name in records(options) if there else ():
+        if there and name not in there:
+            raise ConfigError.at(
+                f"roles.{role}.engine.backend",
+                name,
+                f"{_called(kind)} engine cannot record with it{nearest(name, there)}; without this key it is what backend says",
+            )
+    if there and by_nsys(options) and options.delay_iterations:
+        raise ConfigError.at(
+            f"roles.{role}.engine.delay_iterations",
+            options.delay_iterations,
+            "under nsys a range that has not begun when its window ends would give its report to the next one; enter the window later, or did "
+            "you mean max_iterations?",
+        )
+
+
+def refuse_backends(kind: str, options: EngineOptions, name: str) -> None:
+    """The same of one whose kind was not known before. Raises EngineFailure: nothing is sent to it."""
+    try:
+        check_backends_of(kind, options, "…")
+    except ConfigError as error:
+        raise EngineFailure(f"{name}: {error}", "unconfigured") from error
+
+
+def _called(kind: str) -> str:
+    return {"vllm": "a vLLM", "sglang": "an SGLang"}.get(kind, f"a {kind}")

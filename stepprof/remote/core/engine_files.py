@@ -1,0 +1,118 @@
+"""Files and folders of an engine, which may run as another user: opened without following links, without waiting, and only if they belong to that user.
+
+A server says itself where it writes. One of another user could name any folder of the driver's user, and leave links and pipes in its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+from stepprof.host.own_files import own_uid
+from stepprof.host.plain_files import open_plain
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.vllm.arguments import LINK
+
+__all__ = ["check_named_folder", "is_engine_file", "open_engine_file", "user_of_server", "writers"]
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTENS = "0A"
+ROOT = 0
+
+
+def user_of_server(port: int, *, tables: tuple[Path, ...] = _TABLES) -> int | None:
+    """Return the user who listens on a port of this host; None where the system does not say, or several do."""
+    users: set[int] = set()
+    for table in tables:
+        try:
+            lines = table.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            if len(fields) > 7 and fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                users.add(int(fields[7]))
+    return users.pop() if len(users) == 1 else None
+
+
+def writers(user: int | None) -> frozenset[int] | None:
+    """Return the users whose files count as an engine's.
+
+    Args:
+        user: as whom the engine runs; None: not known, as on another host.
+
+    Returns:
+        None where every user's do.
+    """
+    if user is None or not hasattr(os, "geteuid"):
+        return None
+    return frozenset({user, os.geteuid(), ROOT}) if _is_trusted(user) else frozenset({user})
+
+
+def check_named_folder(folder: Path, user: int | None) -> None:
+    """Refuse the folder that a server of another user names, unless it belongs to that user or was prepared for an engine.
+
+    Args:
+        folder: what the server names.
+        user: as whom the server runs; None: not known.
+
+    Raises:
+        EngineFailure: it must be named by the caller of `attach`.
+    """
+    if not hasattr(os, "geteuid") or _is_trusted(user):
+        return
+    base = folder.parent if folder.name == LINK else folder
+    try:
+        status, link = base.lstat(), base / LINK
+        if stat.S_ISDIR(status.st_mode):
+            if status.st_uid == user:
+                return
+            if status.st_uid == os.geteuid() and link.is_symlink() and link.lstat().st_uid == os.geteuid():
+                return
+    except OSError:  # nothing is made where such a server says
+        pass
+    who = "a user that cannot be determined" if user is None else f"user {user}"
+    raise EngineFailure(
+        f"the server runs as {who}, and names a folder for its traces that is not that user's: name the folder yourself with attach(…, trace_dir=…)",
+        "unconfigured",
+    )
+
+
+def is_engine_file(path: Path, users: frozenset[int] | None) -> bool:
+    """Return whether this is a plain file of one of these users, and no link to one."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and _is_of(status.st_uid, users, path.parent)
+
+
+def open_engine_file(path: Path, users: frozenset[int] | None = None) -> IO[bytes]:
+    """Open a file that an engine has written.
+
+    Args:
+        path: the file.
+        users: who may own it, as `writers` returns them.
+
+    Raises:
+        OSError: it cannot be read, is a link or no plain file, or belongs to another user.
+    """
+    file = open_plain(path)
+    if _is_of(os.fstat(file.fileno()).st_uid, users, path.parent):
+        return file
+    file.close()
+    raise OSError(errno.EPERM, "not a file of the engine's user", str(path))
+
+
+def _is_of(owner: int, users: frozenset[int] | None, folder: Path) -> bool:
+    if users is None or owner in users:
+        return True
+    # a file system that gives every file to one user
+    return hasattr(os, "geteuid") and os.geteuid() in users and owner == own_uid(folder)
+
+
+def _is_trusted(user: int | None) -> bool:
+    """Return whether this user can read the driver's files anyway."""
+    return user in (os.geteuid(), ROOT)

@@ -1,0 +1,153 @@
+"""What is kept of a capture whose own driver could not stop it: its files as `partial`, in the manifest of the run that it belongs to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepprof.host.atomic_files import publish, write_atomically, write_temporary
+from stepprof.host.plain_files import read_table
+from stepprof.log import logger
+from stepprof.redaction import redacted
+from stepprof.remote.artifacts import SUFFIX
+from stepprof.remote.loop import in_thread
+from stepprof.run.layout import MANIFEST
+from stepprof.run.manifest_writer import as_entries, living_fragment
+from stepprof.run.model import Artifact
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepprof.remote.base import EngineWindow, Stopped
+
+__all__ = ["keep", "kept_there", "left_there", "naming"]
+
+_IDENTITY = ("host", "pid", "pid_start", "boot_id")
+
+
+def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str, object]) -> None:
+    """Put what a capture brought into the manifest of its own run. Blocks; raises nothing.
+
+    Args:
+        window: what was recorded.
+        stopped: its files, which lie below `window.folder`.
+        reason: why it is not whole.
+        owner: the process whose window it is, as it wrote itself into its fragment.
+    """
+    told = {
+        "status": "partial" if stopped.artifacts else "lost",
+        "health": "ok",
+        "error": redacted("; ".join(filter(None, [reason, stopped.partial]))),
+        "artifacts": as_entries(stopped.artifacts),
+    }
+    try:
+        for path in sorted((window.folder / MANIFEST).glob("*engines-rank-*.json")):
+            if _restate(path, window, told, owner):
+                return
+        _write_new(window, told, owner)
+    except (OSError, ValueError) as error:
+        logger.warning("manifest.failed", folder=str(window.folder), files=[a.path for a in stopped.artifacts], reason=str(error))  # fmt: skip
+
+
+def kept_there(window: EngineWindow) -> tuple[Artifact, ...]:
+    """Return the traces that another process has brought to a window's folder."""
+    found = sorted((path, path.stat().st_size) for path in window.output.glob(f"*rank-[0-9]*{SUFFIX}"))
+    return tuple(
+        Artifact(path.relative_to(window.folder).as_posix(), "trace", size)
+        for path, size in found
+        if not path.name.startswith(".") and "-TP-" not in path.name
+    )
+
+
+def left_there(window: EngineWindow) -> list[str]:
+    """Return the files in a window's folder, by their paths below the step's folder: a stop that failed may have left some."""
+    try:
+        found = sorted(path for path in window.output.rglob("*") if path.is_file() and path.name[0] != ".")
+    except OSError:
+        return []
+    return [path.relative_to(window.folder).as_posix() for path in found]
+
+
+async def naming(error: str, window: EngineWindow | None, otherwise: str = "") -> str:
+    """Return the reason of a capture that failed, with the files that it left in its folder.
+
+    Args:
+        error: the reason.
+        window: whose folder it is; None: it has none.
+        otherwise: what to add where there is no file.
+    """
+    left = [] if window is None else await in_thread(left_there, window)
+    return f"{error}; it left {', '.join(left)}" if left else f"{error}{otherwise}"
+
+
+def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str, object]) -> bool:
+    """Correct the entry of a window in a fragment; return whether it is there."""
+    content = read_table(path)
+    if not _is_same(content.get("writer") or {}, owner):
+        return False
+    fragment = living_fragment(path)
+    entries = content["engines"] if fragment is None else fragment.engines
+    entry = next((each for each in entries if _is_of(each, window)), None)
+    if entry is None:
+        return False
+    if not told["artifacts"] and entry["status"] != "lost":
+        return True  # what it says is all that is known
+    if entry["end_unix_ns"] is None:
+        entry["end_unix_ns"] = time.time_ns()
+    entry.update({**told, "artifacts": [*entry["artifacts"], *told["artifacts"]]})
+    if fragment is None:
+        write_atomically(path, json.dumps(content, indent=1).encode())
+    else:
+        fragment.write()
+    return True
+
+
+def _write_new(window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str, object]) -> None:
+    """Write a fragment for a process that died before it wrote its own."""
+    what = window.window
+    entry = {
+        "role": what.role,
+        "occurrence": what.occurrence,
+        "visit": what.visit,
+        "replica": window.replica,
+        "kind": window.metadata.get("engine"),
+        "name": None,
+        "host": None,
+        "boot_id": None,
+        "body_error": None,
+        "start_unix_ns": None,
+        "end_unix_ns": None,
+        "start_seconds": None,
+        "stop_seconds": None,
+        "capped_by": None,
+        "capture": None,
+        **told,
+    }
+    content = {
+        "schema_version": 1,
+        "run_id": window.metadata.get("run_id"),
+        "step": what.step,
+        "version": what.version,
+        "writer": {key: value for key, value in owner.items() if key != "run_id"},
+        "windows": [],
+        "engines": [entry],
+        "clocks": [],
+    }
+    final = window.folder / MANIFEST / f"{what.name}-engines-rank-left.json"
+    final.parent.mkdir(parents=True, exist_ok=True)
+    publish(write_temporary(final, json.dumps(content, indent=1, default=str).encode()), final)
+
+
+def _is_of(entry: Mapping[str, Any], window: EngineWindow) -> bool:
+    what = window.window
+    return (entry["role"], entry["occurrence"], entry["replica"]) == (
+        what.role,
+        what.occurrence,
+        window.replica,
+    ) and entry["status"] not in ("complete", "joined")
+
+
+def _is_same(writer: Mapping[str, object], owner: Mapping[str, object]) -> bool:
+    return all(writer.get(key) == owner.get(key) for key in _IDENTITY)

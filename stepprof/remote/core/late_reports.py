@@ -1,0 +1,87 @@
+"""What an engine's windows still wait for when their stops have been answered: reports that nsys writes some time later.
+
+The engine is free meanwhile, and the training loop goes on. The window's entry says `lost` until the report has come, which is the truth should the process end before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stepprof.backends.base import ExportError
+from stepprof.log import logger
+from stepprof.remote.core.inherited_captures import naming
+from stepprof.run.final_state import AWAITED
+from stepprof.run.manifest_writer import as_entries, describe_error
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import Later, Stopped
+    from stepprof.remote.core.engine_capture import Recording
+
+__all__ = ["Awaiting"]
+
+MARGIN_SECONDS = 1.0
+"""What is left of the time at the end when the waiting is over: the manifest still has to be written."""
+
+
+class Awaiting:
+    """What one engine has outstanding. All of it happens on stepprof's own loop.
+
+    Args:
+        label: what the engine is called.
+        changed: called when something is awaited, and when it is no more.
+    """
+
+    def __init__(self, label: str, changed: Callable[[], object]) -> None:
+        self._label = label
+        self._changed = changed
+        self._over = False
+        self._pending: dict[asyncio.Task[None], tuple[str, Later]] = {}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is awaited, as ``state().pending_exports`` shows it."""
+        return tuple(label for label, _ in self._pending.copy().values())
+
+    def begin(self, recording: Recording, later: Later, partial: str | None) -> None:
+        """Wait for what belongs to a window; `partial` is what it lacks even if all comes."""
+        recording.tell("lost", AWAITED)
+        task = asyncio.get_running_loop().create_task(self._take(recording, later, partial))
+        self._pending[task] = (f"{self._label} of step {recording.step}", later)
+        task.add_done_callback(self._forget)
+        self._changed()
+
+    async def _take(self, recording: Recording, later: Later, partial: str | None) -> None:
+        try:
+            stopped = await later.wait()
+        except ExportError as error:
+            recording.disown(error.outcome, await naming(str(error), recording.window))
+            logger.warning("engine's report", target=self._label, step=recording.step, reason=str(error))
+        except BaseException as error:  # noqa: BLE001 - a plug-in may raise anything; the manifest says it
+            if self._over:  # cancelled: what was written ahead holds
+                return
+            recording.disown("lost", await naming(describe_error(error), recording.window))
+        else:
+            self._keep(recording, stopped, partial)
+
+    def _keep(self, recording: Recording, stopped: Stopped, partial: str | None) -> None:
+        lacking = "; ".join(filter(None, [partial, stopped.partial])) or None
+        recording.tell("partial" if lacking else "complete", lacking, artifacts=as_entries(stopped.artifacts))
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._pending.pop(task, None)
+        self._changed()
+
+    async def end(self, timeout: float) -> None:
+        """The run ends, or the engine is detached: what has not come until then is lost."""
+        if not self._pending:
+            return
+        until = time.monotonic() + timeout - min(MARGIN_SECONDS, timeout / 2)
+        for _, later in self._pending.values():
+            later.hurry(until)
+        _, late = await asyncio.wait(self._pending.copy(), timeout=timeout)
+        self._over = True
+        for task in late:
+            task.cancel()

@@ -1,0 +1,127 @@
+"""The lease of an actor: which process drives it, and whether that process still lives.
+
+An actor may outlive its driver, which leaves without a word where it is killed. On one machine the system tells; on another node Ray does: the lease carries an object that the driver owns, and Ray raises
+`OwnerDiedError` for it once the driver, or its node, is dead. A driver that is slow or stopped keeps its actors: nothing here depends on how long it has been silent.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepprof.host.process_identity import is_alive, writer_identity
+from stepprof.log import logger
+from stepprof.run.manifest_writer import describe_error
+
+__all__ = ["Lease", "Watch", "new_lease"]
+
+LOOK_SECONDS = 2.0
+"""How often an actor looks whether its driver lives: one small file of /proc where both are on one machine."""
+
+ASK_SECONDS = 2.0
+"""How long an actor waits for what Ray says of its driver."""
+
+ASK_EVERY = 5
+"""Ray is asked at every fifth look only, and only while something is recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The driver of an actor: ``owner`` is its `writer_identity`, ``proof`` a list with an object of Ray's that it owns, if any."""
+
+    owner: Mapping[str, object]
+    proof: list[Any] = field(default_factory=list, compare=False)
+
+    @property
+    def here(self) -> bool | None:
+        """Whether the driver lives, as far as the system of this machine can tell."""
+        return is_alive(self.owner)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the driver has surely ended. Blocks for `ASK_SECONDS` at most, where Ray has to be asked."""
+        here = self.here
+        return self._is_over_for_ray() if here is None else not here
+
+    def _is_over_for_ray(self) -> bool:
+        ray = sys.modules.get("ray")
+        if not self.proof or ray is None or not ray.is_initialized():
+            return False
+        try:
+            ray.get(self.proof[0], timeout=ASK_SECONDS)
+        except ray.exceptions.OwnerDiedError:
+            return True
+        except Exception as error:  # noqa: BLE001 - a driver that is stopped, a network that is slow: nothing is known
+            logger.debug("lease.unknown", reason=describe_error(error))
+        return False
+
+    def __str__(self) -> str:
+        return f"pid {self.owner.get('pid')} on {self.owner.get('host')}"
+
+
+_proofs: dict[str, list[Any]] = {}
+
+
+def new_lease() -> Lease:
+    """Return the lease of actors that this process drives. Where Ray is not connected it has no proof."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return Lease(writer_identity())
+    job = ray.get_runtime_context().get_job_id()
+    if job not in _proofs:
+        _proofs.clear()  # of a job that has ended: this process was connected anew
+        _proofs[job] = [ray.put(None)]
+    return Lease(writer_identity(), _proofs[job])
+
+
+class Watch:
+    """Looks after the leases of this process, on one thread while there are any."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, tuple[Lease, Callable[[], bool], Callable[[], object]]] = {}
+        self._changing = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._looks = 0
+
+    def add(self, key: str, lease: Lease, is_open: Callable[[], bool], end: Callable[[], object]) -> None:
+        """Look after a lease.
+
+        Args:
+            key: what it is removed by; a lease that had it before is replaced.
+            lease: whose driver is looked at.
+            is_open: whether anything is recorded under it.
+            end: called once, on a thread of its own, when the driver has ended.
+        """
+        with self._changing:
+            self._leases[key] = lease, is_open, end
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="stepprof-lease", daemon=True)
+                self._thread.start()
+
+    def remove(self, key: str) -> None:
+        """Look after it no more."""
+        with self._changing:
+            self._leases.pop(key, None)
+
+    def _look(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(LOOK_SECONDS):
+            self._looks += 1
+            for key, (lease, is_open, end) in list(self._leases.items()):
+                if self._may_ask(lease, is_open) and lease.is_over and self._take(key):
+                    threading.Thread(target=end, name="stepprof-inside", daemon=True).start()
+            with self._changing:
+                if not self._leases:
+                    self._thread = None
+                    return
+
+    def _may_ask(self, lease: Lease, is_open: Callable[[], bool]) -> bool:
+        """Whether to look now: what costs a question to Ray is asked rarely."""
+        return lease.here is not None or (self._looks % ASK_EVERY == 0 and is_open())
+
+    def _take(self, key: str) -> bool:
+        with self._changing:
+            return self._leases.pop(key, None) is not None

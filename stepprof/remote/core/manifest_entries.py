@@ -1,0 +1,227 @@
+"""What the manifest says of the engines of one window, and the folders that their files go to.
+
+One fragment for all of them, written by the process that drives them: a thousand engines are one file, not a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from stepprof.config.options.tables import EngineOptions
+from stepprof.log import logger
+from stepprof.remote.base import EngineWindow
+from stepprof.run.layout import MANIFEST
+from stepprof.run.manifest_writer import Fragment, Origin
+from stepprof.run.model import WHOLE_STEP, Window
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepprof.config.config import Policy
+    from stepprof.remote.base import Clock
+    from stepprof.remote.core.engine_target import EngineTarget
+
+__all__ = ["LOST", "RANKS", "SAVE_SECONDS", "Entries", "remove_folder"]
+
+LOST = "the process ended before the engine's capture was handed over"
+
+SAVE_SECONDS = 0.02
+"""How long answers of engines are gathered before they are written."""
+
+RANKS = ("rank", "spans")
+"""Kinds that are sessions of other processes: they write their own manifests and files."""
+
+
+class Entries:
+    """The engines of one window, as they stand in its fragment.
+
+    Args:
+        origin: who writes.
+        window: the window.
+        post: has the writing done on another thread.
+        unsaved: those of all windows that are about to be written.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        window: Window,
+        post: Callable[[Callable[[], object]], None],
+        unsaved: set[Entries],
+    ) -> None:
+        self._origin = origin
+        self._window = window
+        self._unsaved = unsaved
+        self._blank: dict[str, Any] = {
+            "role": window.role,
+            "occurrence": window.occurrence,
+            "visit": window.visit,
+            "replica": None,
+            "kind": None,
+            "name": None,
+            "host": None,
+            "boot_id": None,
+            "status": "lost",
+            "health": "unreachable",
+            "error": LOST,
+            "body_error": None,
+            "start_unix_ns": None,
+            "end_unix_ns": None,
+            "start_seconds": None,
+            "stop_seconds": None,
+            "overrun_seconds": None,
+            "write_seconds": None,
+            "capped_by": None,
+        }
+        self.fragment = Fragment(origin, window, post, engines=True)
+
+    def add(self, target: EngineTarget | None, **fields: Any) -> dict[str, Any]:
+        """The entry of an engine: written ahead as lost, unless ``fields`` know better. None: who it is is not known."""
+        entry = {**self._blank, "artifacts": [], "capture": None}
+        if target is not None:
+            driver = target.driver
+            entry.update(
+                role=target.role,
+                replica=target.replica,
+                kind=driver.kind,
+                name=driver.name,
+                host=driver.host,
+                boot_id=target.boot_id,
+                health=target.health,
+            )
+        entry.update(fields)
+        self.fragment.engines.append(entry)
+        return entry
+
+    def tell_body_error(self, text: str) -> None:
+        """The body raised: beside every outcome."""
+        for entry in self.fragment.engines:
+            entry["body_error"] = text
+
+    def write_soon(self, targets: Iterable[EngineTarget] = ()) -> None:
+        """Have it written off this thread, with the clocks as they are known now; a window that reached nobody leaves nothing."""
+        self.note_clocks(targets)
+        if self.fragment.engines:
+            self.fragment.save()
+
+    def note_clocks(self, targets: Iterable[EngineTarget]) -> None:
+        """The clocks as they are known now."""
+        clocks = _clocks(targets)
+        if clocks:
+            self.fragment.clocks = clocks
+
+    def save_later(self) -> None:
+        """Have it written in a moment: an engine's answer is one of many, and writing holds up those that are being worked off."""
+        if self not in self._unsaved:
+            self._unsaved.add(self)
+            asyncio.get_running_loop().call_later(SAVE_SECONDS, self.save)
+
+    def save(self) -> None:
+        """Have it written, if it is about to be."""
+        if self in self._unsaved:
+            self._unsaved.discard(self)
+            self.fragment.save()
+
+    def now(self, target: EngineTarget, place: EngineWindow, policy: Policy) -> EngineWindow:
+        """What a driver is given for a place: with all that is known of the window by now."""
+        window = self._window
+        if (
+            (place.window is window or place.window == window)
+            and place.options is policy.engine
+            and place.workers == target.workers
+            and place.metadata.get("engine") == target.driver.kind
+        ):
+            return place
+        return replace(
+            place,
+            window=window,
+            options=policy.engine,
+            metadata={
+                "run_id": self._origin.run.run_id,
+                "step": window.step,
+                "role": window.role,
+                "occurrence": window.occurrence,
+                "version": window.version,
+                "replica": target.replica,
+                "engine": target.driver.kind,
+            },
+            workers=target.workers,
+            trace_dir=target.trace_dir,
+            start_seconds=policy.engine_start_timeout_seconds,
+            stop_seconds=policy.engine_stop_timeout_seconds,
+            npu=policy.npu,
+            nsys=policy.nsys,
+            owner=self._origin.writer,
+        )
+
+    # blocking: called on a thread
+
+    def places(self, targets: Iterable[EngineTarget]) -> list[EngineWindow]:
+        """A folder of its own for each engine. Raises OSError."""
+        window, run = self._window, self._origin.run
+        made = []
+        for target in targets:
+            if target.is_rank:
+                folder, stem = run.path, ""
+            else:
+                folder, stem = run.engine_folder(window.step, window.role or WHOLE_STEP, target.replica)
+            made.append(EngineWindow(window, target.replica, folder, stem, EngineOptions()))
+        return made
+
+    def take(self, targets: Iterable[EngineTarget]) -> dict[int, Mapping[str, object]]:
+        """Claim the engines that other processes may have attached too; those that another one drives, and which."""
+        window = self._window
+        found: dict[int, Mapping[str, object]] = {}
+        for target in targets:
+            try:
+                holder = self._origin.run.take_engine(
+                    window.step, window.role or WHOLE_STEP, target.driver.key, window.occurrence
+                )
+            except OSError as error:  # then everybody drives it, and all but one are refused by the engine
+                logger.warning("engine not claimed", target=target.label, reason=str(error))
+                continue
+            if holder is not None:
+                found[id(target)] = holder
+        return found
+
+
+def remove_folder(window: EngineWindow) -> None:
+    """Remove a folder that was made for nothing, with the step's where no process has claimed a place in that; one that has something in it stays."""
+    if not window.stem:
+        return
+    step = window.folder
+    claimed = (step / MANIFEST).exists()  # then other files may be about to come into the role's folder
+    above = window.output.parent
+    try:
+        window.output.rmdir()
+        if not claimed:
+            above.rmdir()
+            _remove_step(step, above)
+    except OSError as error:
+        logger.debug("folder stays", path=str(window.output), reason=str(error))
+
+
+def _remove_step(step: Path, above: Path) -> None:
+    """Remove a step's folder; one in which a process has claimed a place meanwhile gets back the role's folder, where it may be about to write."""
+    try:
+        step.rmdir()
+    except OSError:
+        if (step / MANIFEST).exists():
+            above.mkdir(exist_ok=True)
+        raise
+
+
+def _clocks(targets: Iterable[EngineTarget]) -> list[dict[str, Any]]:
+    """Return the best comparison for each machine."""
+    best: dict[tuple[str, str | None], Clock] = {}
+    for target in targets:
+        clock = target.clock
+        if clock is None:
+            continue
+        known = best.get((clock.host, clock.boot_id))
+        if known is None or clock.error_ns < known.error_ns:
+            best[clock.host, clock.boot_id] = clock
+    return [asdict(clock) for clock in best.values()]

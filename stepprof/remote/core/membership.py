@@ -1,0 +1,184 @@
+"""Which engines take part in one window: those that are selected, free and driven by this process; which join, and where files belong.
+
+Everything here runs on stepprof's own event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepprof.log import logger
+from stepprof.remote.core.blocked_loop import NOT_STARTED, lives_on
+from stepprof.remote.core.engine_capture import Recording
+from stepprof.remote.core.event import passed
+from stepprof.remote.core.manifest_entries import Entries
+from stepprof.remote.loop import in_thread
+from stepprof.remote.ray.inside.role_window import Inner, is_inner
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from stepprof.config.config import Policy
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.core.engine_target import EngineTarget
+    from stepprof.remote.core.registry import Fleet
+    from stepprof.run.model import Window
+
+__all__ = ["Members"]
+
+
+class Members:
+    """The engines of one window.
+
+    Args:
+        fleet: the engines that are attached.
+        window: the window.
+        policy: what holds for its role.
+        blocked: the event loop that the caller blocks while they start; None: none.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        window: Window,
+        policy: Policy,
+        blocked: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._fleet = fleet
+        self._window = window
+        self._policy = policy
+        self._blocked = blocked
+        self.entries = Entries(fleet.origin, window, fleet.post, fleet.unsaved)
+        self.recordings: list[tuple[EngineTarget, Recording]] = []
+        """Those that record for this window."""
+        self.joins: list[tuple[EngineTarget, Recording, dict[str, Any]]] = []
+        """Those that record already, with this window's entry."""
+        self.inner: list[Inner] = []
+        """The ranks among those, which enter this window too."""
+        self.closing = False
+        """The window is over, or was given up while it began."""
+
+    async def targets(self, bound: float | None = None) -> list[EngineTarget]:
+        """The selected targets, as those who were attached as a list or a callable say now."""
+        role = self._window.role
+        engines = [engine for engine in self._fleet.engines if engine.follows(role)]
+        asked = {asyncio.ensure_future(engine.ask_again()): engine for engine in engines if engine.changes}
+        if asked:
+            _, pending = await asyncio.wait(asked, timeout=bound)
+            for asking, engine in asked.items():
+                if asking in pending:
+                    asking.add_done_callback(_forget)
+                    problem = f"{engine.name}: who the engines are was not answered within {bound:.3g} s"
+                elif asking.cancelled():
+                    problem = f"{engine.name}: the call that says who the engines are was cancelled"
+                elif (error := asking.exception()) is not None:
+                    problem = f"{engine.name}: {describe_error(error)}"
+                else:
+                    continue
+                logger.warning("engines not known", role=role, reason=problem)
+                if not engine.targets:  # else those that were known stand, and tell for themselves
+                    self.entries.add(None, status="failed", error=problem)
+        return self._fleet.selected(role, self._policy)
+
+    async def places(self, targets: list[EngineTarget], *, reserve: bool = False) -> list[EngineWindow]:
+        """Where each one's files belong: the folder that it is armed for, or being armed for; else a new one."""
+        async with self._fleet.placing:
+            places = [target.prepared_for(self._window) for target in targets]
+            without = [target for target, place in zip(targets, places, strict=True) if place is None]
+            made = iter(await in_thread(self.entries.places, without) if without else ())
+            windows = [
+                self.entries.now(target, place or next(made), self._policy)
+                for target, place in zip(targets, places, strict=True)
+            ]
+            if reserve:
+                for target, window in zip(targets, windows, strict=True):
+                    target.reserve(window)
+        return windows
+
+    async def claim(self, targets: list[EngineTarget], deadline: float) -> None:
+        """Have those of the targets that can record; the others join what runs, or their entries say why they do not."""
+        for target in await self._driven_here(list(filter(self._may_start, targets))):
+            if await self._is_free(target, deadline):
+                self._claim(target)
+
+    def _may_start(self, target: EngineTarget) -> bool:
+        """Whether it may be started at all; if not, the manifest says why."""
+        if target.driver.inside:
+            reason = "its worker is this very process: its work is in this process's own capture"
+            self.entries.add(target, status="joined", error=reason)
+            return False
+        return True
+
+    async def _driven_here(self, targets: list[EngineTarget]) -> list[EngineTarget]:
+        """Those that this process drives: an engine that several processes attach is driven by one of them."""
+        world = self._fleet.origin.world_size
+        if world is None or world < 2:
+            return targets
+        shared = [target for target in targets if not target.driver.key.startswith("object:")]
+        if not shared:
+            return targets
+        holders = await in_thread(self.entries.take, shared)
+        mine = []
+        for target in targets:
+            holder = holders.get(id(target))
+            if holder is None:
+                mine.append(target)
+            else:
+                who = f"{holder.get('host', 'another host')}, pid {holder.get('pid', 'unknown')}"
+                self.entries.add(target, status="joined", error=f"driven by another process ({who})")
+        return mine
+
+    def _claim(self, target: EngineTarget) -> None:
+        """From here on the engine is this window's: one that comes in at the same time finds it taken."""
+        recording = Recording(self.entries.add(target), self.entries.save_later, self._window.step)
+        recording.closing = self.closing
+        target.recording = recording
+        self.recordings.append((target, recording))
+
+    async def _is_free(self, target: EngineTarget, deadline: float) -> bool:
+        """Whether it can record. It joins what runs and waits for a start or stop under way; else it is skipped, and the manifest says why."""
+        blocked = lives_on(target, self._blocked)
+        if not blocked:
+            await self._settled(target, deadline)
+        recording = target.recording
+        if recording is not None and recording.running:
+            self._join(target, recording)
+        elif blocked:
+            self._fleet.own_loop.warn_not_started(target)
+            self.entries.add(target, status="skipped", error=NOT_STARTED)
+        elif recording is None:
+            return True
+        else:
+            why = f"still {target.machine.state}: {recording.unanswered}"
+            self.entries.add(target, status="skipped", error=why)
+        return False
+
+    @staticmethod
+    async def _settled(target: EngineTarget, deadline: float) -> None:
+        """Wait while the engine's start or stop for an earlier window is under way."""
+        while (recording := target.recording) is not None and not (recording.running or recording.given_up):
+            left = max(deadline - time.monotonic(), 0.0)
+            if not await passed([recording.awaited], left):
+                return
+
+    def _join(self, target: EngineTarget, recording: Recording) -> None:
+        """Take part in the capture that runs."""
+        capture = recording.window
+        place = None
+        if capture is not None and not target.is_rank:  # a rank's own manifest says where the window is
+            place = {"step": capture.window.step, "stem": capture.stem}
+        entry = self.entries.add(
+            target, status="joined", error=None, start_unix_ns=time.time_ns(), capture=place
+        )
+        recording.join(self._window.step, entry, self.entries.save_later)
+        self.joins.append((target, recording, entry))
+        if capture is not None and is_inner(self._window, capture.window):
+            self.inner.append(Inner(target.driver, replace(capture, window=self._window)))
+
+
+def _forget(asking: asyncio.Future[None]) -> None:
+    """Take an answer that is no longer waited for."""
+    if not asking.cancelled():
+        asking.exception()

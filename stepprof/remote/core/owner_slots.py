@@ -1,0 +1,275 @@
+"""Where the driver that records an engine is noted, so that other drivers of the engine find it.
+
+The slot of an engine object is in the memory of its process. That of a server is a file in the engine's trace folder, made exclusively, and touched while its holder lives: other hosts cannot look at
+its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stepprof.config.options.tables import EngineOptions
+from stepprof.errors import ConfigError
+from stepprof.host.atomic_files import write_exclusively, write_temporary
+from stepprof.host.own_files import owner_for, read_own
+from stepprof.host.plain_files import read_table
+from stepprof.host.process_identity import is_alive, writer_identity
+from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.run.model import Window
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import Stopped
+
+__all__ = ["FileSlot", "Finisher", "Held", "MemorySlot", "Slot", "beside_runs", "digest"]
+
+SILENT_SECONDS = 120.0
+"""After so long without a word a holder on another host counts as dead. File systems may show a file's time a minute late."""
+
+
+class Finisher(Protocol):
+    """What can end a capture that it, or a driver that is gone, has begun."""
+
+    async def finish(self, window: EngineWindow) -> Stopped:
+        """Stop the engine, unless it has ended the capture itself, and return its files. Raises EngineFailure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a holder says of itself."""
+
+    token: str
+    """Of one driver in one process."""
+    holder: Mapping[str, object]
+    """The process that speaks to the engine."""
+    owner: Mapping[str, object]
+    """The process whose window it is: the same, except for an engine in a Ray actor."""
+    window: EngineWindow
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What another process needs to find the capture's files."""
+    driver: Finisher | None = None
+    """The driver itself, where it is in this process."""
+
+    def __str__(self) -> str:
+        run = self.window.metadata.get("run_id", "unknown")
+        window = self.window.window
+        return f"run {run}, step {window.step}, {window.name} (process {self.owner.get('pid')} on {self.owner.get('host')})"
+
+    def lives(self, silent_seconds: float, is_here: Callable[[str], bool]) -> bool:
+        """Return whether both of its processes run, as far as that can be known here.
+
+        Args:
+            silent_seconds: how long ago it last said so; decides where its processes cannot be looked at.
+            is_here: whether a driver of this process with that token still takes part.
+        """
+        if self.holder == writer_identity():
+            known = is_here(self.token)
+        else:
+            answer = is_alive(self.holder)
+            known = silent_seconds < SILENT_SECONDS if answer is None else answer
+        return known and is_alive(self.owner) is not False
+
+    def dump(self) -> bytes:
+        """Return it as JSON."""
+        window = self.window
+        content = {
+            "token": self.token,
+            "holder": dict(self.holder),
+            "owner": dict(self.owner),
+            "state": dict(self.state),
+            "window": {
+                "window": asdict(window.window),
+                "replica": window.replica,
+                "folder": str(window.folder),
+                "stem": window.stem,
+                "options": asdict(window.options),
+                "metadata": dict(window.metadata),
+                "workers": None if window.workers is None else sorted(window.workers),
+                "trace_dir": None if window.trace_dir is None else str(window.trace_dir),
+            },
+        }
+        return json.dumps(content, indent=1, default=str).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> Held:
+        """Read what `dump` returned. Raises ValueError, TypeError or KeyError: it is something else."""
+        content = json.loads(data)
+        told = content["window"]
+        window = EngineWindow(
+            window=Window(**told["window"]),
+            replica=told["replica"],
+            folder=Path(told["folder"]),
+            stem=told["stem"],
+            options=EngineOptions(**told["options"]),
+            metadata=told["metadata"],
+            workers=None if told["workers"] is None else frozenset(told["workers"]),
+            trace_dir=None if told["trace_dir"] is None else Path(told["trace_dir"]),
+            owner=content["owner"],
+        )
+        return cls(content["token"], content["holder"], content["owner"], window, content["state"])
+
+
+class Slot(Protocol):
+    """Where the holder of one engine's profiler is noted. Its methods block: they are called on a thread."""
+
+    def read(self) -> Held | None:
+        """Return who holds it."""
+
+    def take(self, held: Held) -> bool:
+        """Note a holder, unless there is one; return whether that was done."""
+
+    def give(self, token: str) -> None:
+        """Remove the holder with this token; without effect where another one is noted."""
+
+    def beat(self) -> None:
+        """Say that the holder lives."""
+
+    def silent_seconds(self) -> float:
+        """Return how long ago the holder said so."""
+
+    def seize(self, held: Held) -> Callable[[], object] | None:
+        """Be the only process that ends this holder's capture. Return what ends the claim; None: another process has it."""
+
+
+class MemorySlot:
+    """The slot of an engine object of this process.
+
+    Args:
+        key: which engine it is.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def read(self) -> Held | None:
+        """Return who holds it."""
+        return _in_memory.get(self._key)
+
+    def take(self, held: Held) -> bool:
+        """Note a holder, unless there is one; return whether that was done."""
+        return _in_memory.setdefault(self._key, held) is held
+
+    def give(self, token: str) -> None:
+        """Remove the holder with this token."""
+        with _changing:
+            held = _in_memory.get(self._key)
+            if held is not None and held.token == token:
+                del _in_memory[self._key]
+
+    def beat(self) -> None:
+        """Do nothing: this process is looked at."""
+
+    def silent_seconds(self) -> float:
+        """Return 0: this process is looked at."""
+        return 0.0
+
+    def seize(self, held: Held) -> Callable[[], object] | None:
+        """Be the only one in this process that ends this holder's capture."""
+        with _changing:
+            if held.token in _seized or self.read() is not held:
+                return None
+            _seized.add(held.token)
+        return lambda: _seized.discard(held.token)
+
+
+class FileSlot:
+    """The slot of a server: a file that every driver of it can see.
+
+    Args:
+        path: the file; its folder is made with the first holder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Held | None:
+        """Return who holds it. Raises EngineFailure: the file is another user's, or something else: it says where files go, so that only this user's is believed."""
+        try:
+            return Held.load(read_own(self.path, owner_for(self.path)))
+        except FileNotFoundError:
+            return None
+        except (ConfigError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise EngineFailure(
+                f"{self.path} should say which process records the engine, and is not believed ({error}); remove it if no job records the engine",
+                "busy",
+            ) from error
+
+    def take(self, held: Held) -> bool:
+        """Note a holder, unless there is one; return whether that was done. Raises EngineFailure: it cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return write_exclusively(self.path, held.dump())
+        except OSError as error:
+            raise EngineFailure(
+                f"{self.path} cannot be written ({error.strerror or error}), by which drivers of one engine know of each other; nothing was sent",
+                "unconfigured",
+            ) from error
+
+    def give(self, token: str) -> None:
+        """Remove the holder with this token."""
+        with contextlib.suppress(EngineFailure, OSError):
+            held = self.read()
+            if held is not None and held.token == token:
+                self.path.unlink(missing_ok=True)
+
+    def beat(self) -> None:
+        """Set the time of the file."""
+        with contextlib.suppress(OSError):
+            self.path.touch(exist_ok=True)
+
+    def silent_seconds(self) -> float:
+        """Return the age of the file, by the clock of its file system."""
+        try:
+            probe = write_temporary(self.path, b"")
+            try:
+                now = probe.stat().st_mtime
+            finally:
+                probe.unlink()
+            return now - self.path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def seize(self, held: Held) -> Callable[[], object] | None:
+        """Be the only process that ends this holder's capture. Raises OSError."""
+        number = 1
+        while True:
+            mark = self.path.with_name(f"{self.path.name}.{held.token}.{number}")
+            if write_exclusively(mark, json.dumps(writer_identity()).encode()):
+                break
+            with contextlib.suppress(OSError, ValueError):
+                if is_alive(read_table(mark)) is not False:
+                    return None
+            number += 1
+        now = self.read()
+        if now is None or now.token != held.token:  # another process was faster, and is done
+            mark.unlink(missing_ok=True)
+            return None
+        return lambda: _remove_marks(mark)
+
+
+def beside_runs(window: EngineWindow, key: str) -> FileSlot:
+    """Return the slot of a server whose own folder cannot be seen from here: jobs with the same ``output_dir`` find it."""
+    return FileSlot(window.folder.parents[1] / ".engines" / f"{digest(key)}.json")
+
+
+def digest(key: str) -> str:
+    """Return a file name for the key of an engine."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def _remove_marks(mark: Path) -> None:
+    stem = mark.name.rpartition(".")[0]
+    for path in mark.parent.iterdir():
+        if path.name.startswith(f"{stem}."):
+            path.unlink(missing_ok=True)
+
+
+_in_memory: dict[str, Held] = {}
+_seized: set[str] = set()
+_changing = threading.Lock()

@@ -1,0 +1,219 @@
+"""Which driver holds an engine's profiler: one at a time, known by its process.
+
+An engine has one profiler, and several jobs may drive the engine. A driver takes the engine's slot (`stepprof.remote.core.owner_slots`) before its start, and gives it back after its stop. A living holder's
+capture is left alone (`busy`). A dead holder's capture is stopped, and kept under its own run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepprof.host.process_identity import writer_identity
+from stepprof.log import logger
+from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
+from stepprof.remote.core.inherited_captures import keep, kept_there
+from stepprof.remote.core.owner_slots import FileSlot, Held
+from stepprof.remote.loop import in_thread
+
+if TYPE_CHECKING:
+    from stepprof.remote.core.owner_slots import Finisher, Slot
+
+__all__ = ["Hold"]
+
+T = TypeVar("T")
+
+BEAT_SECONDS = 10.0
+"""How often a holder of a file says that it lives."""
+
+_TRIES = 5
+
+
+class Hold:
+    """One driver's hold on its engine's profiler. Its coroutines run on stepprof's own loop.
+
+    Args:
+        name: what the engine is called in messages.
+        slot: where holders are noted; None: not known yet (`slot` is set before the first use).
+    """
+
+    def __init__(self, name: str, slot: Slot | None = None) -> None:
+        self._name = name
+        self.slot = slot
+        self.held: Held | None = None
+        """What this driver has taken."""
+        self._token = uuid.uuid4().hex[:16]
+        self._beating: asyncio.Task[None] | None = None
+        _living[self._token] = self
+
+    @classmethod
+    def of(cls, name: str, slot: Slot | None, held: Held) -> Hold:
+        """Return the hold of a driver that is gone, for the one that ends its capture."""
+        hold = cls(name, slot)
+        hold.held, hold._token = held, held.token
+        return hold
+
+    def retire(self) -> None:
+        """Take no more part: what is still held counts as left by a driver that is gone."""
+        _living.pop(self._token, None)
+        beating, self._beating = self._beating, None
+        if beating is not None:
+            beating.get_loop().call_soon_threadsafe(beating.cancel)
+
+    async def take(
+        self,
+        window: EngineWindow,
+        *,
+        driver: Finisher | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Become the holder for a window.
+
+        Args:
+            window: what will be recorded.
+            driver: who ends it, if another driver of this process has to.
+            state: what another process needs to find the files, JSON-able.
+
+        Raises:
+            EngineFailure: another driver holds it, which is left alone.
+        """
+        assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
+        here = writer_identity()
+        held = Held(self._token, here, window.owner or here, window, state or {}, driver)
+        for _ in range(_TRIES):
+            if await _do(self.slot, self.slot.take, held):
+                self.held = held
+                if isinstance(self.slot, FileSlot):
+                    self._beating = asyncio.ensure_future(_beat(self.slot))
+                return
+            other = await _do(self.slot, self.slot.read)
+            if other is not None:
+                raise self.busy(other)
+        raise EngineFailure(f"{self._name}: drivers of it take turns too fast; nothing was sent", "busy")
+
+    async def give(self) -> None:
+        """Give it back, if it is held."""
+        held, self.held = self.held, None
+        if self._beating is not None:
+            self._beating.cancel()
+            self._beating = None
+        if held is not None and self.slot is not None:
+            await _do(self.slot, self.slot.give, held.token)
+
+    async def close(self, revive: Callable[[Held], Finisher], timeout: float) -> None:
+        """End what this driver still has open, for at most so many seconds, and take no more part. Raises nothing."""
+        if self.held is not None:
+            ending = asyncio.ensure_future(self.settle(revive))
+            ending.add_done_callback(self._tell_left)
+            await asyncio.wait({ending}, timeout=timeout)
+        self.retire()
+
+    def _tell_left(self, ending: asyncio.Future[None]) -> None:
+        """Log what an end has failed with, also where it was not waited for any longer."""
+        if not ending.cancelled() and ending.exception() is not None:
+            logger.warning("capture.left", name=self._name, reason=str(ending.exception()))
+
+    async def is_taken(self) -> bool:
+        """Return whether another driver holds it by now, which took this one for dead."""
+        if self.slot is None or self.held is None:
+            return False
+        other = await _do(self.slot, self.slot.read)
+        return other is not None and other.token != self._token
+
+    async def taken_over(self, window: EngineWindow) -> Stopped:
+        """Return what the other driver kept of this window, and say so."""
+        self.held = None
+        await self.give()
+        return Stopped(
+            await in_thread(kept_there, window),
+            partial="another process took this one for dead, stopped the capture and began its own; this window has what was recorded until then",
+        )
+
+    def busy(self, other: Held) -> EngineFailure:
+        """Return the failure that another holder is."""
+        return EngineFailure(
+            f"{self._name} is recorded by another driver: {other}; nothing was sent. It is free when that window ends or its process is gone",
+            "busy",
+        )
+
+    async def settle(self, revive: Callable[[Held], Finisher]) -> None:
+        """End what was left: a capture of this driver's whose stop failed, or one whose driver is gone. A living driver's is left alone.
+
+        Args:
+            revive: makes what can end a capture, of what its holder has noted.
+
+        Raises:
+            EngineFailure: it cannot be ended.
+        """
+        if self.held is not None:
+            await self._end(
+                self.held, revive(self.held), "its first stop failed, and a later one brought this"
+            )
+            return
+        if self.slot is None:
+            return
+        held = await _do(self.slot, self._left)
+        if held is None:
+            return
+        release = await _do(self.slot, self.slot.seize, held)
+        if release is None:
+            return
+        reason = f"the process that recorded it ended before its stop (process {held.owner.get('pid')} on {held.owner.get('host')})"
+        try:
+            await self._end(held, held.driver or _revived(held, revive), reason)
+        finally:
+            await _do(self.slot, release)
+
+    def _left(self) -> Held | None:
+        assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
+        held = self.slot.read()
+        return None if held is None or held.lives(self.slot.silent_seconds(), _living.__contains__) else held
+
+    async def _end(self, held: Held, finisher: Finisher, reason: str) -> None:
+        assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
+        logger.warning("capture.recovered", name=self._name, left_by=str(held), reason=reason)
+        try:
+            stopped = await finisher.finish(held.window)
+        except EngineFailure as error:
+            if await _do(self.slot, self.slot.read) is not None:  # it may still run
+                raise
+            logger.warning("capture.lost", name=self._name, left_by=str(held), reason=str(error))
+            stopped = Stopped(partial=str(error))
+        if held is self.held:
+            await self.give()
+        else:
+            await _do(self.slot, self.slot.give, held.token)
+        await in_thread(keep, held.window, stopped, reason, held.owner)
+
+
+def _revived(held: Held, revive: Callable[[Held], Finisher]) -> Finisher:
+    """Return what can end the capture. Notes of another kind of driver are not understood: another engine answers there now, and the capture went with the old one."""
+    try:
+        return revive(held)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return _Gone()
+
+
+class _Gone:
+    async def finish(self, window: EngineWindow) -> Stopped:
+        """Return nothing: there is nothing to stop."""
+        return Stopped(
+            partial="another kind of engine answers there now, and what was recorded went with the old one"
+        )
+
+
+async def _do(slot: Slot, act: Callable[..., T], *arguments: object) -> T:
+    """Call a method of a slot: on a thread where it reads and writes a file."""
+    return await in_thread(act, *arguments) if isinstance(slot, FileSlot) else act(*arguments)
+
+
+async def _beat(slot: Slot) -> None:
+    while True:
+        await asyncio.sleep(BEAT_SECONDS)
+        await in_thread(slot.beat)
+
+
+_living: weakref.WeakValueDictionary[str, Hold] = weakref.WeakValueDictionary()

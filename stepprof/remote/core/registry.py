@@ -1,0 +1,420 @@
+"""Which engines and ranks elsewhere are attached in this process, and for which role."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stepprof.errors import StateError
+from stepprof.log import logger
+from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, lives_on
+from stepprof.remote.core.manifest_entries import remove_folder
+from stepprof.remote.core.window_group import Bracket
+from stepprof.remote.loop import in_thread, remote_loop
+from stepprof.run.manifest_writer import Origin, describe_error
+from stepprof.run.model import Window
+
+if TYPE_CHECKING:
+    from stepprof.config.config import Policy
+    from stepprof.remote.attach import Engine
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.core.engine_target import EngineTarget, HealthChange
+    from stepprof.remote.core.manifest_entries import Entries
+
+__all__ = ["Fleet"]
+
+EXPORT_SECONDS = 60.0
+"""How long exports of an actor that is detached may take."""
+
+TELL_SECONDS = 0.5
+"""After so long, the wait at the end of the run is logged."""
+
+SLACK_SECONDS = 0.2
+"""How much longer the end of the run waits than the bounds that hold on stepprof's loop."""
+
+SHOW_SECONDS = 0.01
+"""For how long changes are gathered before they are shown: a thousand engines answer one after the other."""
+
+TOLD = 8
+"""Engines that get a line of their own when they fall ill together; more are one line."""
+
+
+class Fleet:
+    """The engines that are attached in this process.
+
+    Args:
+        origin: who writes the manifests.
+        post: has work done on another thread than stepprof's loop.
+        changed: called after each change that ``stepprof.state`` shows.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        post: Callable[[Callable[[], object]], None],
+        changed: Callable[[], object],
+    ) -> None:
+        self.origin = origin
+        self.post = post
+        self._publish = changed
+        self.placing = asyncio.Lock()
+        """Held while a window's folders are made: an arming and a start of the same window share them."""
+        self.own_loop = OwnLoop()
+        """Logs what engines on the event loop of synchronous code missed."""
+        self.unsaved: set[Entries] = set()
+        """Entries of windows whose answers are gathered, and will be written in a moment."""
+        self._unused: list[tuple[EngineTarget, EngineWindow]] = []
+        self._ending: str | None = None
+        """Why a window that another thread enters now is stopped at once."""
+        self.over = False
+        """The run has ended: nothing is armed any more."""
+        self._publishing = False
+        self._version = object()
+        self._statuses: tuple[object, dict[str, str], tuple[str, ...]] = None, {}, ()
+        self._lines: list[dict[str, object]] = []
+        self._health: list[HealthChange] = []
+        self._listeners: list[tuple[Engine, Callable[..., Any]]] = []
+        self._told: tuple[int, str | None] | None = None
+        self.engines: tuple[Engine, ...] = ()
+        self._brackets: set[Bracket] = set()
+        self._leaving: dict[concurrent.futures.Future[None], Engine] = {}
+        self._armed: dict[str | None, int] = {}
+
+    # -- what is attached
+
+    def follows(self, role: str | None) -> bool:
+        """Whether a window of this role reaches an engine or a rank elsewhere."""
+        return any(engine.follows(role) for engine in self.engines)
+
+    def selected(self, role: str | None, policy: Policy) -> list[EngineTarget]:
+        """The targets that the configuration asks for in a window of this role; notes which of their workers."""
+        found = []
+        following = [
+            (target, engine)
+            for engine in self.engines
+            if engine.follows(role)
+            for target in engine.targets
+            if target.driver.kind != "spans" and (role is not None or target.is_rank)
+        ]
+        first = {True: 0, False: 0}
+        for target, engine in sorted(following, key=lambda pair: pair[0].replica):
+            if policy.ranks.all and engine.counts:
+                target.workers = None
+                found.append(target)
+                continue
+            owned = engine.owned(target, first[target.is_rank])
+            first[target.is_rank] += target.width
+            asked = frozenset(index for index, rank in enumerate(owned) if rank in policy.ranks)
+            target.workers = None if len(asked) == len(owned) else asked
+            if asked:
+                found.append(target)
+        return found
+
+    @property
+    def calm(self) -> bool:
+        """Whether a window that is not selected has nothing to tell: nobody is armed for a step that may not come, nobody listens."""
+        return not self._armed and not self._listeners
+
+    def statuses(self) -> dict[str, str]:
+        """For each engine its state, or its health where that is what is worth knowing. Not to be changed: it is kept until one changes."""
+        return self._known()[0]
+
+    def awaited(self) -> tuple[str, ...]:
+        """What engines' windows still wait for."""
+        return self._known()[1]
+
+    def _known(self) -> tuple[dict[str, str], tuple[str, ...]]:
+        version, statuses, awaited = self._statuses
+        if version is not self._version:
+            version = self._version
+            targets = [target for engine in self.engines for target in engine.targets]
+            statuses = {
+                target.label: target.machine.state if target.health == "ok" else target.health
+                for target in targets
+            }
+            awaited = tuple(label for target in targets for label in target.awaiting.labels)
+            self._statuses = version, statuses, awaited
+        return statuses, awaited
+
+    def describe(self) -> dict[str, dict[str, object]]:
+        """For each engine what it is, where, and how it is: JSON-able."""
+        return {
+            target.label: {
+                "kind": target.driver.kind,
+                "name": target.driver.name,
+                "host": target.driver.host,
+                "state": target.machine.state,
+                "health": target.health,
+            }
+            for engine in self.engines
+            for target in engine.targets
+        }
+
+    def add(self, engine: Engine) -> None:
+        """Attach: from the next arm or window on it takes part."""
+        self.engines = (*self.engines, engine)
+        self._look_who_listens()
+        self.changed()
+
+    def remove(self, engine: Engine) -> None:
+        """Detach: what it records is stopped, what was armed is forgotten."""
+        self.engines = tuple(other for other in self.engines if other is not engine)
+        self._look_who_listens()
+        reason = "the engine was detached while it recorded"
+        leaving = remote_loop().submit(_leave([engine], reason, EXPORT_SECONDS))
+        self._leaving[leaving] = engine
+        leaving.add_done_callback(lambda done: self._leaving.pop(done, None))
+        self.changed()
+
+    def changed(self) -> None:
+        """Something that ``stepprof.state`` shows has changed: shown soon, once for all that changes together."""
+        self._version = object()
+        if not self._publishing:
+            self._publishing = True
+            remote_loop().call(self._show_soon)
+
+    def _show_soon(self) -> None:
+        asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)
+
+    def tell_transition(self, line: dict[str, object]) -> None:
+        """A transition: its line is written soon, on another thread, since a thousand of them would hold up the calls that they tell of."""
+        self._lines.append(line)
+
+    def tell_health(self, change: HealthChange) -> None:
+        """An engine's health has changed: told soon, together with others of the same."""
+        self._health.append(change)
+
+    def _show(self) -> None:
+        self._publishing = False
+        self._publish()
+        lines, self._lines = self._lines, []
+        if lines:
+            self.post(partial(_tell_transitions, lines))
+        changes, self._health = self._health, []
+        for health in dict.fromkeys(change.after for change in changes):
+            _tell([change for change in changes if change.after == health])
+
+    def unused(self, target: EngineTarget, window: EngineWindow) -> None:
+        """A folder was made for a window that never used it: it is removed soon, with others."""
+        self._unused.append((target, window))
+        if len(self._unused) == 1:
+            remote_loop().submit(self._remove_unused())
+
+    async def _remove_unused(self) -> None:
+        async with self.placing:
+            found, self._unused = self._unused, []
+            windows = [window for target, window in found if not target.uses(window)]
+            if windows:
+                await in_thread(_remove_folders, windows)
+
+    def _look_who_listens(self) -> None:
+        """Sessions elsewhere that want to know which step runs: their drivers have a method ``announce``."""
+        self._listeners = [
+            (engine, target.driver.announce)
+            for engine in self.engines
+            for target in engine.targets
+            if hasattr(target.driver, "announce")
+        ]
+
+    # -- windows
+
+    def arm(self, step: int, role: str | None, policy: Policy) -> None:
+        """Prepare for a step that is about to come. A hint: it never waits and never fails the caller."""
+        self._armed[role] = step
+        remote_loop().submit(self._arm(Bracket(self, Window(step=step, role=role), policy)))
+
+    @staticmethod
+    async def _arm(bracket: Bracket) -> None:
+        try:
+            await bracket.arm()
+        except Exception as error:  # noqa: BLE001 - the window itself tries again, and tells
+            logger.debug("arm refused", reason=describe_error(error))
+
+    def pass_by(self, step: int, role: str | None) -> concurrent.futures.Future[None] | None:
+        """A window comes in: who listens is told; engines that were armed for a step before it are armed no more.
+
+        Returns:
+            What is done when everybody has been told, if anybody is; a recorded window waits for it for a moment.
+        """
+        for armed_role, armed in list(self._armed.items()):
+            if armed < step:
+                self._armed.pop(armed_role, None)
+                remote_loop().call(self._disarm, armed_role, armed)
+        if not self._listeners or self._told == (step, role):
+            return None
+        self._told = step, role
+        # of two steps that overlap in different roles, each is told to those whose business it is
+        told = [tell for engine, tell in self._listeners if role is None or engine.role == role]
+        return remote_loop().submit(_announce(told, step, role)) if told else None
+
+    def _disarm(self, role: str | None, step: int) -> None:
+        for engine in self.engines:
+            for target in engine.targets if engine.follows(role) else ():
+                if target.armed is not None and target.armed.window.step <= step:
+                    target.disarm(f"step {step} never came")
+
+    def enter(
+        self, window: Window, policy: Policy, loop: asyncio.AbstractEventLoop | None, *, strict: bool
+    ) -> Bracket:
+        """Enter a window of synchronous code: send its starts and block until they are answered, within the bound.
+
+        Args:
+            window: the window.
+            policy: what holds for its role.
+            loop: the event loop that the caller blocks meanwhile; engines that live on it cannot answer, and are skipped.
+            strict: raise for such an engine.
+
+        Raises:
+            StateError: an engine lives on ``loop``, and ``strict``.
+        """
+        if strict:
+            self._refuse_those_on(loop, window.role)
+        bracket = self.begin(window, policy, blocked=loop)
+        try:
+            bracket.wait_started()
+        except BaseException:
+            bracket.send_stops(None, partial="interrupted while the window came in")
+            raise
+        self._publish()
+        return bracket
+
+    def _refuse_those_on(self, loop: asyncio.AbstractEventLoop | None, role: str | None) -> None:
+        """Raise StateError where an engine of the role lives on this loop, unless it records already."""
+        for engine in self.engines:
+            for target in engine.targets if engine.follows(role) else ():
+                recording = target.recording
+                if lives_on(target, loop) and (recording is None or not recording.running):
+                    raise StateError(f"{target.label}: {NOT_STARTED}")
+
+    def begin(
+        self, window: Window, policy: Policy, *, blocked: asyncio.AbstractEventLoop | None = None
+    ) -> Bracket:
+        """Send the starts of a window, and return at once. ``blocked``: the event loop that the caller will block until they are answered."""
+        self._armed.pop(window.role, None)
+        bracket = Bracket(self, window, policy, blocked)
+        self._brackets.add(bracket)
+        bracket.send_starts()
+        if self._ending is not None:
+            bracket.send_stops(None, partial=self._ending, blocked=blocked)
+        return bracket
+
+    def forget(self, bracket: Bracket) -> None:
+        """Its last answer has come."""
+        self._brackets.discard(bracket)
+        self.changed()
+
+    def send_stops(self, reason: str, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Stop at the end what records, and keep it as partial. ``loop``: the event loop that the caller blocks meanwhile."""
+        self._ending = reason
+        for bracket in list(self._brackets):
+            bracket.send_stops(None, partial=reason, blocked=loop)
+
+    def close(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
+        """After `send_stops`: wait for the answers, and forget what is armed.
+
+        Args:
+            reason: why a capture that still runs is partial.
+            timeout: seconds for exports that run in actors. An engine that does not answer is waited for as long as its role's
+                ``engine_stop_timeout_seconds`` says, if that is less.
+            loop: the event loop that the caller blocks meanwhile. An engine that lives on it cannot answer, and is not waited for.
+        """
+        ending = remote_loop().submit(self._end(reason, timeout, loop))
+        if not concurrent.futures.wait([ending], timeout=min(TELL_SECONDS, timeout)).done:
+            self._tell_waiting(timeout)
+            left = max(timeout - TELL_SECONDS, 0.0)
+            concurrent.futures.wait([ending], timeout=left + SLACK_SECONDS)
+
+    def _tell_waiting(self, timeout: float) -> None:
+        targets = [target for engine in self.engines for target in engine.targets]
+        silent = [target.label for target in targets if target.recording is not None] or [
+            target.label for target in targets
+        ]
+        bound = max((engine.stop_seconds for engine in self.engines), default=timeout)
+        logger.warning(
+            "shutdown.waiting",
+            targets=", ".join(silent[:TOLD]) + (", …" if len(silent) > TOLD else ""),
+            answer_seconds=round(min(bound, timeout), 3),
+            export_seconds=round(timeout, 3),
+        )
+
+    async def _end(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.over = True
+        ending = asyncio.ensure_future(self._end_all(reason, timeout, loop))
+        await asyncio.wait([ending], timeout=timeout)
+        # what was still being gathered
+        for entries in list(self.unsaved):
+            entries.save()
+        self._show()
+
+    async def _end_all(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
+        began = time.monotonic()
+        await asyncio.gather(*(bracket.ended(timeout, loop) for bracket in self._brackets))
+        leaving = [
+            asyncio.wrap_future(each)
+            for each, engine in list(self._leaving.items())
+            if not any(lives_on(target, loop) for target in engine.targets)
+        ]
+        if leaving:
+            await asyncio.wait(leaving, timeout=max(began + timeout - time.monotonic(), 0.0))
+        spent = time.monotonic() - began
+        async with self.placing:  # folders that are being made are known then
+            pass
+        await _leave(self.engines, reason, timeout, spent, loop)
+        await self._remove_unused()
+
+
+def _remove_folders(windows: Iterable[EngineWindow]) -> None:
+    for window in windows:
+        remove_folder(window)
+
+
+async def _announce(listeners: list[Callable[..., Any]], step: int, role: str | None) -> None:
+    results = await asyncio.gather(*(tell(step, role) for tell in listeners), return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            logger.debug("step not announced", step=step, reason=describe_error(result))
+
+
+def _tell_transitions(lines: list[dict[str, object]]) -> None:
+    for line in lines:
+        logger.info("transition", **line)
+
+
+def _tell(changes: list[HealthChange]) -> None:
+    """One line for each of a few engines, one line for many."""
+    first = changes[0]
+    say, event = (
+        (logger.info, "engine healthy") if first.after == "ok" else (logger.warning, "engine unhealthy")
+    )
+    if len(changes) > TOLD:
+        labels = ", ".join(change.label for change in changes[:TOLD])
+        say(event, count=len(changes), targets=f"{labels}, …", health=first.after, reason=first.reason)
+        return
+    for change in changes:
+        say(event, target=change.label, name=change.name, before=change.before, health=change.after, reason=change.reason)  # fmt: skip
+
+
+async def _leave(
+    engines: Iterable[Engine],
+    reason: str,
+    timeout: float,
+    spent: float = 0.0,
+    blocked: asyncio.AbstractEventLoop | None = None,
+) -> None:
+    """Have engines leave; `spent` seconds of their time to answer are over, and those that live on `blocked` cannot answer."""
+    leaving = [
+        (target, 0.0 if lives_on(target, blocked) else engine.stop_seconds)
+        for engine in engines
+        for target in engine.targets
+    ]
+    left = max(timeout - spent, 0.0)
+    await asyncio.gather(
+        *(
+            target.leave(reason, answer_seconds=min(max(seconds - spent, 0.0), left), timeout=left)
+            for target, seconds in leaving
+        )
+    )

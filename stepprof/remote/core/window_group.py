@@ -1,0 +1,259 @@
+"""One window over its engines: all start together and stop together; one that is slow, dead or hung delays nobody past the bound.
+
+Who opens a window has the starts sent and waits, with a bound, on whatever thread or event loop it is on; everything else happens
+on stepprof's own loop. What came of each engine is in `stepprof.remote.core.manifest_entries`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from stepprof.log import logger
+from stepprof.remote.core.blocked_loop import HINT, STOPPED_LATE, lives_on
+from stepprof.remote.core.event import passed
+from stepprof.remote.core.membership import Members
+from stepprof.remote.loop import awaited, remote_loop, waited
+from stepprof.remote.ray.inside.role_window import entered, exit_all
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from stepprof.config.config import Policy
+    from stepprof.remote.core.engine_capture import Recording
+    from stepprof.remote.core.engine_target import EngineTarget
+    from stepprof.remote.core.registry import Fleet
+    from stepprof.run.model import Window
+
+__all__ = ["Bracket"]
+
+SLACK_SECONDS = 1.0
+"""What a wait is longer than the bound it waits for: the bound itself is kept on the loop."""
+
+
+class Bracket:
+    """One window over its engines, from the sending of the starts to the last answer.
+
+    Args:
+        fleet: the engines that are attached.
+        window: the window.
+        policy: what holds for its role.
+        blocked: the event loop that the caller blocks while it waits: engines that live on it could not answer, so that nothing is
+            sent to them.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        window: Window,
+        policy: Policy,
+        blocked: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._fleet = fleet
+        self._window = window
+        self._policy = policy
+        self._hint = None if blocked is None else HINT
+        self._members = Members(fleet, window, policy, blocked)
+        self._unanswered = 0
+        self._body_began = False
+        self._cap: asyncio.TimerHandle | None = None
+        self._started: concurrent.futures.Future[None] | None = None
+        self._stopped: concurrent.futures.Future[None] | None = None
+
+    # -- from whoever opens and closes the window
+
+    def send_starts(self) -> None:
+        """Have the starts sent."""
+        self._started = remote_loop().submit(self._guarded(self._start()))
+
+    def wait_started(self) -> None:
+        """Wait until each engine has started or failed, or the bound is over."""
+        if not waited(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS):
+            remote_loop().call(self._begin_without, time.monotonic())
+
+    async def started(self) -> None:
+        """`wait_started` for a coroutine."""
+        if not await awaited(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS):
+            remote_loop().call(self._begin_without, time.monotonic())
+
+    def send_stops(
+        self,
+        body_error: BaseException | None,
+        *,
+        partial: str | None = None,
+        blocked: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Have the stops sent, once; also those of engines whose start has not been answered.
+
+        Args:
+            body_error: what the window's body raised.
+            partial: why the captures lack something.
+            blocked: the event loop that the caller blocks while it waits: engines that live on it answer later, and are not waited for.
+        """
+        if self._stopped is None:
+            self._stopped = remote_loop().submit(self._guarded(self._stop(body_error, partial, blocked)))
+
+    def wait_stopped(self) -> None:
+        """Wait until each engine has stopped, or the bound is over."""
+        waited(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
+
+    async def stopped(self) -> None:
+        """`wait_stopped` for a coroutine."""
+        await awaited(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
+
+    async def ended(self, timeout: float, blocked: asyncio.AbstractEventLoop | None) -> None:
+        """`stopped` at the end of the run, for ``timeout`` seconds at most; engines on the loop that the caller blocks cannot answer."""
+        bound = min(timeout, self._policy.engine_stop_timeout_seconds)
+        recordings = self._members.recordings
+        others = [recording.finished for target, recording in recordings if not lives_on(target, blocked)]
+        if len(others) == len(recordings):
+            await awaited(self._stopped, bound)
+        else:
+            await passed(others, bound)
+
+    # -- on the loop
+
+    async def arm(self) -> None:
+        """Prepare every selected engine that is free. A hint: what goes wrong is told when the window comes."""
+        free = [
+            target
+            for target in await self._members.targets()
+            if target.recording is None
+            and not target.driver.inside
+            and target.prepared_for(self._window) is None
+        ]
+        windows = await self._members.places([] if self._fleet.over else free, reserve=True)
+        results = await asyncio.gather(
+            *(target.prepare(window) for target, window in zip(free, windows, strict=True)),
+            return_exceptions=True,
+        )
+        for target, window, result in zip(free, windows, results, strict=True):
+            if isinstance(result, BaseException):
+                logger.debug("arm refused", target=target.label, reason=str(result))
+            if not target.uses(window):
+                self._fleet.unused(target, window)
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        bound = self._policy.engine_start_timeout_seconds
+        deadline = time.monotonic() + bound
+        targets = await self._members.targets(bound)
+        await self._members.claim(targets, deadline)
+        claimed = list(self._members.recordings)
+        try:
+            windows = await self._members.places([target for target, _ in claimed])
+        except BaseException:
+            for target, recording in claimed:
+                target.release(recording)
+            raise
+        if self._body_began:
+            self._give_up_starts()
+        for (target, recording), window in zip(claimed, windows, strict=True):
+            recording.window = window
+            recording.finished.then(self._answered)
+            self._unanswered += 1
+            recording.task = loop.create_task(target.record(recording, window))
+        await asyncio.sleep(0)  # the starts are on their way: from here on there is time
+        self._members.entries.write_soon(targets)  # as lost
+        if self._policy.max_seconds is not None:
+            self._cap = loop.call_later(self._policy.max_seconds, self._look_at_caps)
+        waiting = [recording.started for _, recording in self._members.recordings]
+        if not await passed(waiting, deadline - time.monotonic()):
+            self._give_up_starts()
+        await entered(self._members.inner, deadline - time.monotonic())
+
+    def _begin_without(self, now: float) -> None:
+        """The caller waits no longer, since ``now`` of the monotonic clock: what is answered later begins after the body."""
+        self._body_began = True
+        for target, recording in self._members.recordings:
+            if recording.answered_at is not None and recording.answered_at > now:
+                target.note_late(recording, self._policy.engine_start_timeout_seconds)
+        self._give_up_starts()
+
+    def _give_up_starts(self) -> None:
+        for target, recording in self._members.recordings:
+            target.give_up_start(recording, self._policy.engine_start_timeout_seconds, self._hint)
+
+    async def _stop(
+        self,
+        body_error: BaseException | None,
+        partial: str | None,
+        blocked: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._members.closing = True
+        for _, recording in self._members.recordings:
+            recording.closing = True
+        if self._started is not None:
+            await asyncio.wrap_future(self._started)
+        if body_error is not None:
+            self._members.entries.tell_body_error(describe_error(body_error))
+        bound = self._policy.engine_stop_timeout_seconds
+        deadline = time.monotonic() + bound
+        await exit_all(self._members.inner, bound)  # before the outer window's stop is sent
+        ending = list(self._members.recordings)
+        for target, recording, entry in self._members.joins:
+            entry["end_unix_ns"] = time.time_ns()
+            if recording.stop.is_set():
+                entry.update(status="partial", error="the window outlived the capture that it joined")
+                continue
+            if partial is not None:
+                entry.update(status="partial", error=partial)
+            if self._window.step == recording.step:
+                ending.append((target, recording))
+        for _, recording in ending:
+            recording.late = recording.late or partial
+            recording.leave()
+        stopping = [each for each in ending if each[1].stop.is_set() and each[1].answered]
+        unable = [each for each in stopping if lives_on(each[0], blocked)]
+        self._stop_later(unable)
+        waiting = [each[1].finished for each in stopping if each not in unable]
+        await passed(waiting, deadline - time.monotonic())
+        for target, recording in self._members.recordings:
+            if recording.stop.is_set() and (target, recording) not in unable:
+                target.give_up_stop(recording, bound)
+        self._members.entries.write_soon(target for target, _ in self._members.recordings)
+        self._forget_if_over()
+
+    def _stop_later(self, unable: list[tuple[EngineTarget, Recording]]) -> None:
+        """The stops of engines on the loop that the caller blocks are answered once it is free: their time begins now all the same."""
+        bound = self._policy.engine_stop_timeout_seconds
+        for target, recording in unable:
+            recording.late = recording.late or STOPPED_LATE
+            asyncio.get_running_loop().call_later(bound, target.give_up_stop, recording, bound)
+        self._fleet.own_loop.warn_stopped_late([target for target, _ in unable])
+
+    def _look_at_caps(self) -> None:
+        """End what has recorded for as long as it may: one timer for all, since a thousand engines are answered one after the other."""
+        loop, bound = asyncio.get_running_loop(), self._policy.max_seconds
+        if bound is None:
+            return
+        now = loop.time()
+        begun = []
+        for _, recording in self._members.recordings:
+            if recording.answered_at is not None and recording.answered_at + bound <= now:
+                recording.cap("max_seconds")
+            elif not recording.stop.is_set():
+                begun.append(recording.answered_at or now)
+        self._cap = loop.call_at(min(begun) + bound, self._look_at_caps) if begun else None
+
+    def _answered(self) -> None:
+        self._unanswered -= 1
+        self._forget_if_over()
+
+    def _forget_if_over(self) -> None:
+        """It is over when its window has ended and every engine has given its last answer."""
+        if self._stopped is not None and not self._unanswered:
+            if self._cap is not None:
+                self._cap.cancel()
+            self._fleet.forget(self)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """The training loop goes on whatever happens here: a folder that cannot be made, a callable that raises."""
+        try:
+            await work
+        except BaseException as error:  # noqa: BLE001 - told in the log and in the manifest; CancelledError may come from a user's callable
+            logger.warning("engines not recorded", role=self._window.role, reason=describe_error(error))
+            self._members.entries.add(None, status="failed", error=describe_error(error))
+            self._members.entries.write_soon()

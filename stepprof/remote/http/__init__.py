@@ -1,0 +1,1 @@
+"""Servers of engines, controlled over HTTP."""

@@ -1,0 +1,163 @@
+"""The clock of a server against ours, by nothing but what its answers say in whole seconds.
+
+An answer that is stamped with second D was stamped between our sending and our receiving, so it bounds the offset from both sides by
+a second and the round trip. Each further answer bounds it again, at another fraction of the second; one that is sent when the bounds
+would have the server's second change halves them. What only this module knows: the ``created`` of ``/v1/models``, of vLLM and SGLang
+alike, is of the moment. The ``Date`` of uvicorn, under both, is not: it is made anew once a second, and later where the event loop is
+held up (seen: 2.6 s on a busy host). It says that the server's clock is at least that far, and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from stepprof.remote.base import Clock, EngineFailure
+
+if TYPE_CHECKING:
+    from stepprof.remote.http.client import Client
+    from stepprof.remote.http.reply import Reply
+
+__all__ = ["Bounds", "clock"]
+
+SECOND = 1_000_000_000
+DRIFT = 1e-4
+"""How fast two clocks part at worst: a tenth of a millisecond in a second."""
+EXACT_NS = 20_000_000
+"""Asked no further: below the round trips of a busy server."""
+DOUBTFUL_NS = 5 * SECOND
+"""A Date that is older than this makes one ask whether it is our clock at all."""
+_WAIT_SECONDS = 0.8
+_SAMPLES = 8
+_LATEST = 1 << 40
+"""No clock shows more seconds than these."""
+
+
+class Bounds:
+    """Between which two values the offset lies (theirs minus ours, in nanoseconds), by all that was seen so far."""
+
+    def __init__(self) -> None:
+        self.low: int | None = None
+        self.high: int | None = None
+        self.lag_ns = 0
+        """How old the last Date seemed, by our own clock."""
+        self._noted_ns = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether both are."""
+        return self.low is not None and self.high is not None
+
+    def admit(self, offset_ns: int) -> bool:
+        """Whether the offset may be this."""
+        return (self.low is None or self.low <= offset_ns) and (self.high is None or offset_ns <= self.high)
+
+    def note_date(self, reply: Reply) -> None:
+        """Take in the Date of an answer, which may be older than the answer."""
+        second = date_of(reply)
+        if second is not None:
+            self.lag_ns = reply.sent_unix_ns - (second + 1) * SECOND
+            self._narrow(second * SECOND - reply.received_unix_ns, None, reply.received_unix_ns)
+
+    def note(self, second: int, reply: Reply) -> None:
+        """Take in an answer that was stamped with the second in which it was made."""
+        low = second * SECOND - reply.received_unix_ns
+        self._narrow(low, (second + 1) * SECOND - reply.sent_unix_ns, reply.received_unix_ns)
+
+    def _narrow(self, low: int, high: int | None, now_ns: int) -> None:
+        drifted = int((now_ns - self._noted_ns) * DRIFT)
+        lows = [low] if self.low is None else [low, self.low - drifted]
+        highs = [
+            each for each in (high, None if self.high is None else self.high + drifted) if each is not None
+        ]
+        self.low, self.high, self._noted_ns = max(lows), min(highs, default=None), now_ns
+        if (
+            self.high is not None and self.low > self.high
+        ):  # one of the clocks was set: what was known is worth nothing
+            self.low, self.high = low, high
+
+    def seconds_to_change(self, unix_ns: int) -> float:
+        """In how many seconds the server's second changes, if its offset lies in the middle of the bounds."""
+        return (-(unix_ns + self.offset_ns) % SECOND) / SECOND
+
+    @property
+    def offset_ns(self) -> int:
+        """The middle; only where both are known."""
+        return ((self.low or 0) + (self.high or 0)) // 2
+
+    @property
+    def error_ns(self) -> int:
+        """By how much that may be wrong."""
+        return ((self.high or 0) - (self.low or 0) + 1) // 2
+
+
+async def clock(client: Client) -> Clock | None:
+    """Compare a server's clock with ours; None where it does not tell the time.
+
+    On this host there is nothing to measure. A connection that only looks like one within the host, a tunnel, is told by a clock that
+    cannot be ours. Elsewhere some answers are asked for, for about a second at most; the bounds become narrower from one call to the
+    next.
+
+    Raises:
+        EngineFailure: it cannot be reached.
+    """
+    bounds = client.bounds
+    if client.same_host is None:
+        await client.request("GET", "/health")
+    if client.same_host:
+        if not bounds.admit(0) or bounds.lag_ns > DOUBTFUL_NS:
+            await _ask(client)
+        if bounds.admit(0):
+            return Clock(client.host, 0, 0, "same-host")
+        client.same_host = False
+    left = _WAIT_SECONDS
+    for _ in range(_SAMPLES):
+        if not await _ask(client) or bounds.error_ns <= EXACT_NS:
+            break
+        wait = bounds.seconds_to_change(time.time_ns())
+        left -= wait
+        if left < 0:
+            break
+        await asyncio.sleep(wait)
+    if not bounds.known:
+        return None
+    return Clock(client.host, bounds.offset_ns, bounds.error_ns, "http-date")
+
+
+async def _ask(client: Client) -> bool:
+    """Ask once for the server's time; whether asking again may tell more."""
+    try:
+        reply = await client.request("GET", "/v1/models", timeout=2.0)
+    except EngineFailure:  # whether it can be reached is not told here
+        return False
+    created, date = _created(reply), date_of(reply)
+    if created is None or date is None or created < date - 1:  # not of the moment: when the model was made
+        return False
+    client.bounds.note(created, reply)
+    return True
+
+
+def _created(reply: Reply) -> int | None:
+    models = reply.table().get("data")
+    first = models[0] if isinstance(models, list) and models else None
+    created = first.get("created") if isinstance(first, dict) else None
+    return created if isinstance(created, int) and 0 < created < _LATEST else None
+
+
+def date_of(reply: Reply) -> int | None:
+    """The whole second that an answer's ``Date`` says."""
+    text = reply.headers.get("date")
+    if text is None:
+        return None
+    try:
+        return int(parsedate_to_datetime(text).timestamp())
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        OSError,
+    ):  # whatever the parser makes of rubbish
+        return None

@@ -1,0 +1,337 @@
+"""A server by its URL: which kind it is, and the driver that knows that kind.
+
+A URL says nothing of what answers there, and may be a router's: so a driver is made without asking, and asks when a window is about
+to come. It stays the same driver when the server is restarted, and when it turns out to be something else. A router records nothing
+itself: it is replaced by its workers, which come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from stepprof.errors import ConfigError
+from stepprof.log import logger
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.http.client import Client
+from stepprof.remote.http.clock import clock
+from stepprof.remote.http.reply import Reply
+from stepprof.remote.http.workers import Choice, Hosts, Neighbourhood
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Stopped
+    from stepprof.remote.sglang.server import SglangServer
+    from stepprof.remote.vllm.server import VllmServer
+
+__all__ = ["Client", "HttpKind", "HttpServer", "Reply", "clock", "expand", "identify"]
+
+ROUTER = "sglang-router"
+SERVERS = {
+    "vllm": "stepprof.remote.vllm.driver:VllmServer",
+    "sglang": "stepprof.remote.sglang.driver:SglangServer",
+}
+KINDS = (*SERVERS, ROUTER)
+OWN_OPTIONS = ("api_key", "admin_key", "ca_file", "workers")
+PROBE_SECONDS = 3.0
+EXPAND_SECONDS = 1.0
+TOLD = 8
+"""Refused workers of one router that are logged one by one."""
+
+_ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE)
+_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
+"""How frameworks keep the addresses of their servers."""
+_WITH_RANK = re.compile(r"@\d+$")
+_known: dict[str, str] = {}
+"""What kind each server was when it last said so, by its key: a callable may bring the same URL again and again."""
+
+
+class HttpKind:
+    """Recognises URLs."""
+
+    def recognises(self, target: object) -> bool:
+        """Whether it is the address of a server, if perhaps one without its scheme."""
+        return isinstance(target, str) and (bool(_ADDRESS.match(target)) or "://" not in target)
+
+    def connect(self, target: object, **options: object) -> EngineDriver:
+        """A driver for it. Raises ConfigError for an address that cannot be one, and for unknown options; asks the server nothing."""
+        from stepprof.remote.attach import check_options
+
+        url = str(target).strip()
+        if _HOST_AND_PORT.fullmatch(url):
+            url = f"http://{url}"
+        if not _ADDRESS.match(url):
+            shown = url.rpartition("@")[2]  # whatever stands before it may be a password
+            raise ConfigError.at("target", shown, f'not a URL; did you mean "http://{shown}"?')
+        kind, name = options.pop("kind", None), options.pop("name", None)
+        if kind not in (None, "engine", *KINDS):
+            raise ConfigError.at("kind", kind, f"of a URL it is one of: {', '.join(KINDS)}, or left out")
+        own = {key: cast("Any", options.pop(key)) for key in OWN_OPTIONS if key in options}
+        if options:
+            known = (*OWN_OPTIONS, *(name for kind in SERVERS for name in _options_of(kind)))
+            check_options(dict.fromkeys(options, "…"), known, "a server")  # what is misspelt may be a key
+        hosts = Hosts.parse(own.pop("workers")) if "workers" in own else None
+        stated = str(kind) if kind in KINDS else None
+        server = HttpServer(Client(url, **own), stated, None if name is None else str(name), options, hosts)
+        return cast("EngineDriver", server)
+
+
+class HttpServer:
+    """A server, spoken to in the words of its kind.
+
+    Args:
+        client: speaks to it.
+        kind: what it is; None: it is asked.
+        name: what it is called; None: its URL, without what is secret.
+        options: for the driver of its kind.
+        hosts: where workers of a router may be; None: on its host and in its network.
+    """
+
+    loop: asyncio.AbstractEventLoop | None = None
+    inside = False
+
+    def __init__(
+        self,
+        client: Client,
+        kind: str | None = None,
+        name: str | None = None,
+        options: Mapping[str, object] | None = None,
+        hosts: Hosts | None = None,
+    ) -> None:
+        self._client = client
+        self._stated = kind
+        self._options = dict(options or {})
+        self._driver: VllmServer | SglangServer | None = None
+        self._hosts = hosts
+        self._workers: dict[str, HttpServer] = {}
+        self._refused: Mapping[str, str] = {}
+        self._told: set[str] = set()
+        self._asking: asyncio.Future[None] | None = None
+        self._doubted = False
+        self.name = name or client.name
+        self.key = client.key
+
+    def __repr__(self) -> str:
+        return f"<HttpServer {self.kind} {self.name}>"
+
+    @property
+    def kind(self) -> str:
+        """``vllm`` or ``sglang``; ``http`` until it has answered."""
+        return self._stated or _known.get(self.key, "http")
+
+    @property
+    def host(self) -> str | None:
+        """Where it runs."""
+        return self._client.host if self._driver is None else self._driver.host or self._client.host
+
+    @property
+    def workers(self) -> int | None:
+        """How many ranks of its own the engine has, where it has said that."""
+        return getattr(self._driver, "workers", None)
+
+    async def expand(self) -> list[EngineDriver]:
+        """Itself, or the workers of a router as they are now. Raises nothing: what cannot be asked says so when it is armed.
+
+        A server that hangs holds the others up for a moment only; what it answers later is known the next time.
+        """
+        if self.kind in ("http", ROUTER):
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.ensure_future(self._look())
+            await asyncio.wait({self._asking}, timeout=EXPAND_SECONDS)
+        return cast("list[EngineDriver]", list(self._workers.values()) or [self])
+
+    async def _look(self) -> None:
+        """Who it is; of a router, who its workers are, and of which kind. They stay as they were where that cannot be told."""
+        try:
+            kind = await self._identified()
+            choice = await self._chosen() if kind == ROUTER else Choice()
+        except EngineFailure as error:
+            logger.debug("server not asked", name=self.name, reason=str(error))
+            return
+        before = self._workers
+        self._workers = {
+            url: before.get(url) or HttpServer(self._client.beside(url), options=self._options)
+            for url in choice.urls
+        }
+        self._tell_refused(choice.refused)
+        new = [worker for worker in self._workers.values() if worker.kind == "http"]
+        await asyncio.gather(*(worker._look_itself() for worker in new))
+
+    async def _chosen(self) -> Choice:
+        """The workers that a router lists and that may be followed. Raises EngineFailure."""
+        listed = await expand(self._client)
+        return Choice.among(listed, self._hosts or await Neighbourhood.of(self._client, PROBE_SECONDS))
+
+    async def _look_itself(self) -> None:
+        """Of which kind a worker is. One that is a router is not followed further."""
+        try:
+            await self._identified()
+        except EngineFailure as error:
+            logger.debug("server not asked", name=self.name, reason=str(error))
+
+    def _tell_refused(self, refused: Mapping[str, str]) -> None:
+        """Log each worker that is not followed once, and no more than a few."""
+        self._refused = refused
+        new = [url for url in refused if url not in self._told][: TOLD - len(self._told)]
+        self._told.update(new)
+        for url in new:
+            logger.warning(
+                "worker.refused", name=self.name, worker=url, reason=refused[url], refused=len(refused)
+            )
+
+    async def arm(self, window: EngineWindow) -> None:
+        """Find out what it is where that is not known, then have its kind's driver arm."""
+        kind = await self._identified()
+        if kind == ROUTER:
+            raise self._without_workers()
+        self._doubted = True  # until it has armed: whatever was restarted there may be something else
+        await self._as(kind).arm(window)
+        self._doubted = False
+
+    def _without_workers(self) -> EngineFailure:
+        for url, reason in self._refused.items():
+            return EngineFailure(
+                f"{self.name} is a router, and none of its workers is followed ({len(self._refused)} refused). {url}: {reason}",
+                "unconfigured",
+            )
+        return EngineFailure(
+            f"{self.name} is a router without a worker: attach the engines' own addresses", "unreachable"
+        )
+
+    async def start(self, window: EngineWindow) -> None:
+        """Begin the capture."""
+        await self._as(await self._identified()).start(window)
+
+    async def stop(self, window: EngineWindow) -> Stopped:
+        """End the capture."""
+        return await self._as(self.kind).stop(window)
+
+    async def abort(self) -> None:
+        """Leave whatever state it is in; a server that was never armed is in none."""
+        if self._driver is not None:
+            await self._driver.abort()
+
+    @property
+    def writes_to(self) -> Path | None:
+        """Where the capture that runs is written."""
+        return None if self._driver is None else self._driver.writes_to
+
+    async def close(self, timeout: float, answer_seconds: float) -> None:
+        """Stop what is still open, and keep it as partial."""
+        if self._driver is not None:
+            await self._driver.close(timeout, answer_seconds)
+
+    def retire(self) -> None:
+        """Take no more part; what is still open is left to the next driver."""
+        if self._driver is not None:
+            self._driver.retire()
+
+    async def clock(self) -> Clock | None:
+        """Compare its clock with ours."""
+        return await (clock(self._client) if self._driver is None else self._driver.clock())
+
+    async def _identified(self) -> str:
+        if self._stated is None and (self._doubted or self.key not in _known):
+            _known[self.key] = await identify(self._client)
+        return self.kind
+
+    def _as(self, kind: str) -> VllmServer | SglangServer:
+        """The driver of that kind. Raises EngineFailure where an option is of another kind."""
+        if self._driver is None or self._driver.kind != kind:
+            foreign = sorted(set(self._options) - set(_options_of(kind)))
+            if foreign:
+                raise EngineFailure(
+                    f"{self.name} is a server of {kind}, which has no option {', '.join(foreign)}",
+                    "unconfigured",
+                )
+            self._driver = cast("VllmServer | SglangServer", _class_of(kind)(self._client, **self._options))
+        return self._driver
+
+
+async def identify(client: Client) -> str:
+    """What answers at a URL: ``vllm``, ``sglang`` or ``sglang-router``.
+
+    Raises:
+        EngineFailure: it cannot be reached, wants a key, or is none of them as far as it says.
+    """
+    seen = []
+    for path, tell in (
+        ("/version", _as_vllm),
+        ("/workers", _as_router),
+        ("/list_workers", _as_router),
+        ("/server_info", _as_server),
+        ("/get_server_info", _as_server),
+    ):
+        reply = await client.request("GET", path, timeout=PROBE_SECONDS)
+        if reply.status in (401, 403):
+            raise client.failure(reply, f"GET {path}")
+        content = reply.json() if reply.ok else None
+        kind = tell(content) if isinstance(content, dict) else None
+        if kind is not None:
+            return kind
+        seen.append(f"{path} {reply.status}")
+    answered = f"{client.name} answers, and is neither vLLM nor SGLang nor a router as far as it says ({', '.join(seen)})"
+    if client.address.path.endswith("/v1"):
+        raise EngineFailure(
+            f"{answered}: attach the address of the server itself, {client.name.removesuffix('/v1')}, without /v1",
+            "unconfigured",
+        )
+    raise EngineFailure(f'{answered}; if it is one, say which: attach(…, kind="vllm")', "unconfigured")
+
+
+async def expand(client: Client) -> list[object]:
+    """What a router lists as the URLs of its workers, each engine once; those that it speaks to by gRPC cannot be asked to record and are left out.
+
+    Raises:
+        EngineFailure: it cannot be reached, or does not tell.
+    """
+    for path in ("/workers", "/list_workers"):
+        reply = await client.request("GET", path, timeout=PROBE_SECONDS)
+        if reply.status in (401, 403):
+            raise client.failure(reply, f"GET {path}")
+        content = reply.json() if reply.ok else None
+        if isinstance(content, dict) and _as_router(content):
+            return _urls(content)
+    raise client.failure(reply, "GET /workers")
+
+
+def _urls(content: Mapping[str, Any]) -> list[object]:
+    listed = content.get("workers", content.get("urls"))
+    urls = (entry.get("url") if isinstance(entry, dict) else entry for entry in listed or ())
+    # a router that knows of data parallelism lists one URL for each rank of an engine
+    plain = (
+        _WITH_RANK.sub("", url).rstrip("/") if isinstance(url, str) else f"<{type(url).__name__}>"
+        for url in urls
+    )
+    return [url for url in dict.fromkeys(plain) if not url.lower().startswith("grpc")]
+
+
+def _as_vllm(content: Mapping[str, Any]) -> str | None:
+    return "vllm" if isinstance(content.get("version"), str) else None
+
+
+def _as_router(content: Mapping[str, Any]) -> str | None:
+    listed = content.get("workers", content.get("urls"))
+    return ROUTER if isinstance(listed, list) else None
+
+
+def _as_server(content: Mapping[str, Any]) -> str | None:
+    if "vllm_config" in content:
+        return "vllm"
+    return "sglang" if "internal_states" in content or "tp_size" in content else None
+
+
+def _class_of(kind: str) -> type[Any]:
+    module, _, name = SERVERS[kind].partition(":")
+    return cast("type[Any]", getattr(importlib.import_module(module), name))
+
+
+def _options_of(kind: str) -> list[str]:
+    """What a driver can be told besides its client: the keyword arguments of its class."""
+    parameters = list(inspect.signature(_class_of(kind).__init__).parameters.values())
+    return [p.name for p in parameters[2:] if p.kind is not p.VAR_KEYWORD]

@@ -1,0 +1,1 @@
+"""Engines and servers whose processes run under Nsight Systems."""

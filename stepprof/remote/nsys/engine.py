@@ -1,0 +1,150 @@
+"""An engine's part in a capture of nsys's: told when to begin and to end, and its report is found, moved and told of like that of a rank.
+
+nsys names a report after the process that it started and the number of the range. So an engine of this process (an object, or one in a Ray actor, where this runs inside the actor) has the
+reports of this process's own session, whichever of its children call `cudaProfilerStart`; a server has those of the process that listens on its port. What only this module knows: that
+ranges of one session are one, so that an engine whose range is that of this process's own capture is in its report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepprof.backends.nsys.process import Launch, launch_of, under_nsys
+from stepprof.backends.nsys.reports import RangeCount, Report, ranges
+from stepprof.backends.nsys.secrets import warn_of_secrets
+from stepprof.remote.base import Stopped
+from stepprof.remote.loop import in_thread
+from stepprof.run.model import Capture
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+
+__all__ = ["ELSEWHERE", "NsysPart", "Started", "this_process"]
+
+NAME = "engine"
+"""What its report is called in the engine's folder: all of its ranks are in one."""
+
+ELSEWHERE = (
+    "recorded by nsys, if the engine was started under it: its report is written where that command says, which cannot be seen from here; "
+    "attach(…, trace_dir=…) names the folder, if it has no other reports"
+)
+NOT_STARTED = (
+    "the engine was not started under nsys; prefix its command with stepprof.backends.nsys.backend.nsys_command(config, roles=[…]), or make its "
+    "Ray actor with stepprof.backends.nsys.backend.ray_runtime_env(config, roles=[…])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """How the process of an engine was started, as far as nsys goes."""
+
+    launch: Launch | None
+    """None: what it writes cannot be seen from here."""
+    environ: Mapping[str, str]
+    """Of that process; empty where it cannot be seen."""
+    count: RangeCount
+    pid: int | None = None
+    under: bool = True
+    """Whether nsys started it at all, as far as anybody knows."""
+
+
+def this_process(window: EngineWindow) -> Started:
+    """How this process was started: an engine object's workers are its children."""
+    launch = launch_of(window.nsys, os.environ)
+    return Started(launch, os.environ, ranges, os.getpid(), under_nsys(os.environ))
+
+
+class NsysPart:
+    """An engine's part in one range, from its start to its report."""
+
+    def __init__(
+        self, window: EngineWindow, started: Started, number: int, began: float, *, sent: bool
+    ) -> None:
+        self._window = window
+        self._started = started
+        self._number = number
+        self._began = began
+        self.sent = sent
+        """Whether the engine was told to begin, and has to be told to end."""
+
+    @classmethod
+    async def begin(
+        cls, window: EngineWindow, started: Started, send: Callable[[], Awaitable[object]]
+    ) -> NsysPart:
+        """Have the engine begin.
+
+        Nothing is sent where this process's own capture has its range open already: the engine is in it, and its stop would be the end of it.
+        Raises what `send` raises.
+        """
+        began, count = time.time(), started.count
+        if started.under and started.launch is not None:
+            warn_of_secrets(window.nsys, started.launch, started.environ)
+        if count.of_this_process:
+            return cls(window, started, count.begun, began, sent=False)
+        await send()
+        place = (window.window.step, window.stem)
+        return cls(window, started, await in_thread(count.begin, place), began, sent=True)
+
+    async def end(self, send: Callable[[], Awaitable[object]]) -> Stopped:
+        """Have the engine end; its report comes later. Raises what `send` raises."""
+        count = self._started.count
+        if self.sent:
+            await send()
+            count.end(self._number)
+        holder = count.holder(self._number)
+        if holder is not None and holder != (self._window.window.step, self._window.stem):
+            return Stopped(joined=holder)
+        return self._owed()
+
+    def withdraw(self) -> None:
+        """The engine was never told to begin after all."""
+        if self.sent:
+            self._started.count.withdraw(self._number)
+
+    def abandon(self) -> None:
+        """It is over, and nobody waits for its report."""
+        if self.sent:
+            self._started.count.end(self._number)
+
+    def _owed(self) -> Stopped:
+        window, launch = self._window, self._started.launch
+        if launch is None:
+            return Stopped(partial=ELSEWHERE)
+        report = Report(
+            Capture(window.window, window.folder, f"{window.stem}/{NAME}", window.metadata),
+            launch,
+            self._number,
+            window.nsys,
+            hopeless=launch.without_report(self._number) if self._started.under else NOT_STARTED,
+            count=self._started.count,
+            began=self._began,
+            pid=self._started.pid,
+        )
+        return Stopped(later=_Awaited(report))
+
+
+class _Awaited:
+    """A report that is looked for on stepprof's own loop, by a thread each time."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._hurried = asyncio.Event()
+
+    async def wait(self) -> Stopped:
+        """The report, moved. Raises ExportError."""
+        while (artifact := await in_thread(self._report.look)) is None:
+            hurried = asyncio.ensure_future(self._hurried.wait())
+            await asyncio.wait({hurried}, timeout=self._report.pause_seconds)
+            hurried.cancel()
+            self._hurried.clear()
+        return Stopped((artifact,))
+
+    def hurry(self, until: float) -> None:
+        """Wait no longer than until then."""
+        self._report.hurry(until)
+        self._hurried.set()

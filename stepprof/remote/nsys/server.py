@@ -1,0 +1,147 @@
+"""How the process of a server was started under nsys: found by the port that it listens on.
+
+What only this module knows: where the kernel says who listens (`/proc`), and that a server outlives the jobs that record it, so that the number of its ranges is kept in a file beside its
+reports. A server of another host, user or container cannot be looked at; then the folder that was named when it was attached is all there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepprof.backends.nsys.process import Launch, launch_of, under_nsys
+from stepprof.backends.nsys.reports import RangeCount
+from stepprof.host.atomic_files import write_atomically
+from stepprof.host.process_identity import process_start
+from stepprof.log import logger
+from stepprof.remote.loop import in_thread
+from stepprof.remote.nsys.engine import Started, this_process
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.http.client import Client
+
+__all__ = ["NsysServer", "listener"]
+
+LISTENS = "0A"
+SESSION = "NSYS_PROFILING_SESSION_ID"
+"""Of which session a process is: one that this process has started is of its own."""
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+
+
+class KeptCount(RangeCount):
+    """The ranges of a server's session: others may have recorded it before."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def _count(self) -> None:
+        try:
+            text = self._path.read_text()
+            self.begun = max(self.begun, int(text)) if text.isdigit() else self.begun
+        except OSError:
+            pass  # the first one
+        self.begun += 1
+        self._keep()
+
+    def withdraw(self, number: int) -> None:
+        """A range that was never begun after all."""
+        super().withdraw(number)
+        self._keep()
+
+    def _keep(self) -> None:
+        try:
+            write_atomically(self._path, str(self.begun).encode())
+        except OSError as error:
+            logger.debug("ranges not counted", path=str(self._path), reason=str(error))
+
+
+class NsysServer:
+    """The process of one server, looked for again when it is another one."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._counts: dict[Path, KeptCount] = {}
+        self._nowhere = RangeCount()
+        self._pid: int | None = None
+        self._since: int | None = None
+
+    async def started(self, window: EngineWindow) -> Started:
+        """How it was started, as far as that can be known."""
+        return await in_thread(self._look, window)
+
+    def _look(self, window: EngineWindow) -> Started:
+        if self._client.same_host:
+            if self._pid is None or process_start(self._pid) != self._since:
+                self._pid = listener(self._client.address.port)
+                self._since = None if self._pid is None else process_start(self._pid)
+            environ = None if self._pid is None else _environ(self._pid)
+            if self._pid is not None and environ is not None:
+                return self._of_process(window, self._pid, environ)
+        if window.trace_dir is None:
+            return Started(None, {}, self._nowhere)
+        launch = Launch.alone_in(window.trace_dir)
+        return Started(launch, {}, self._kept(window.trace_dir / ".stepprof-ranges"))
+
+    def _of_process(self, window: EngineWindow, pid: int, environ: dict[str, str]) -> Started:
+        if environ.get(SESSION) and environ.get(SESSION) == os.environ.get(SESSION):
+            return this_process(window)
+        launch = launch_of(window.nsys, environ, pid)
+        if not under_nsys(environ):
+            return Started(launch, environ, self._nowhere, pid, under=False)
+        if launch.folder is None and window.trace_dir is None:
+            return Started(None, environ, self._nowhere, pid)
+        if launch.folder is None:
+            launch = Launch.alone_in(window.trace_dir or Path())
+        folder = launch.folder or Path()
+        count = self._kept(folder / f".stepprof-ranges-{pid}-{self._since}")
+        return Started(launch, environ, count, pid)
+
+    def _kept(self, path: Path) -> KeptCount:
+        return self._counts.setdefault(path, KeptCount(path))
+
+
+def listener(port: int) -> int | None:
+    """The process of this host that listens on a port; None: none that may be looked at."""
+    wanted = {
+        fields[9]
+        for table in ("tcp", "tcp6")
+        for fields in _rows(Path("/proc/net", table))
+        if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port
+    }
+    found = [
+        int(process.name)
+        for process in Path("/proc").glob("[0-9]*")
+        if wanted and any(socket in wanted for socket in _sockets(process))
+    ]
+    return min(found, default=None)  # its children may have inherited the socket
+
+
+def _rows(table: Path) -> list[list[str]]:
+    try:
+        rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    except OSError:
+        return []
+    return [fields for fields in rows if len(fields) > 9]
+
+
+def _sockets(process: Path) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError):  # another user's, or gone
+        for link in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                matched = _SOCKET.fullmatch(str(link.readlink()))
+                found += [matched[1]] if matched else []
+    return found
+
+
+def _environ(pid: int) -> dict[str, str] | None:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+    return dict(part.partition("=")[::2] for part in text.split("\0") if "=" in part)

@@ -1,0 +1,1 @@
+"""Ray actors as engines and ranks."""

@@ -1,0 +1,252 @@
+"""Files on another node's disk: brought to the run's folder in bounded pieces, or left there and told of.
+
+Pieces travel through Ray's object store, by way of an agent on the node: it needs no turn of the actor, which may be training, and
+outlives it. Nothing is written under its final name before it is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stepprof.host.atomic_files import publish, write_temporary
+from stepprof.host.plain_files import open_plain, read_plain
+from stepprof.host.plain_json import parse_json
+from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.loop import in_thread
+from stepprof.remote.ray.calls import Agents
+from stepprof.remote.ray.inside.follower import is_settled
+from stepprof.run.layout import is_alive, writer_identity
+from stepprof.run.manifest_writer import describe_error
+from stepprof.run.model import Artifact
+
+__all__ = [
+    "PIECE_BYTES",
+    "Carrier",
+    "lost_fragment",
+    "mark",
+    "read_piece",
+    "settled_fragment",
+    "size_of",
+    "take_over",
+    "unmark",
+]
+
+PIECE_BYTES = 8 * 2**20
+"""What one piece holds: a few of them fit into any object store."""
+
+SETTLE_SECONDS = 900.0
+"""How long a rank's export is waited for."""
+
+
+# -- on the node
+
+
+def read_piece(path: str, offset: int, size: int) -> bytes:
+    """A piece of a file. Raises OSError."""
+    with open_plain(path) as file:
+        file.seek(offset)
+        return file.read(size)
+
+
+def size_of(path: str) -> int | None:
+    """How large a file is; None where there is none."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return None
+
+
+def settled_fragment(path: str, timeout: float) -> bytes:
+    """A fragment, as soon as no export of its windows is awaited, or whoever would write it is dead, or the time is up. Raises OSError."""
+    deadline = time.monotonic() + timeout
+    while True:
+        data = read_plain(path)
+        content = parse_json(data)
+        awaited = not all(map(is_settled, content["windows"]))
+        if not awaited or time.monotonic() > deadline:
+            return data
+        if is_alive(content["writer"]) is False:
+            return read_plain(path)
+        time.sleep(0.1)
+
+
+# -- here
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """Brings what one actor has left on its node.
+
+    Args:
+        agents: reach the nodes.
+        node: the actor's.
+        host: what the node is called in messages.
+        fetch: False leaves files where they are.
+        limit: files above this many bytes are left.
+    """
+
+    agents: Agents
+    node: str
+    host: str
+    fetch: bool
+    limit: int
+
+    async def engine_files(self, stopped: Stopped, source: Path, folder: Path) -> Stopped:
+        """Bring an engine's artifacts from its folder there to the same place here; what is left there is told as the reason why it is partial."""
+        brought: list[Artifact] = []
+        left: list[str] = []
+        for artifact in stopped.artifacts:
+            problem = await self._bring(source / artifact.path, folder / artifact.path, artifact.bytes)
+            if problem is None:
+                brought.append(artifact)
+            else:
+                left.append(problem)
+        if not left:
+            return stopped
+        return replace(
+            stopped, artifacts=tuple(brought), partial="; ".join(filter(None, [stopped.partial, *left]))
+        )
+
+    async def rank_files(self, fragment: Path, run: Path, step: str, lost: dict[str, Any]) -> None:
+        """Bring a rank's fragment and its artifacts into the step's folder of the run here.
+
+        Args:
+            fragment: there.
+            run: the run's folder here.
+            step: the name of the step's folder.
+            lost: what the fragment says where it cannot be brought.
+        """
+        folder = run / step
+        source = fragment.parent.parent
+        try:
+            content = json.loads(await self.agents.ask(self.node, "settled", str(fragment), SETTLE_SECONDS))
+        except (EngineFailure, OSError, ValueError) as error:
+            content = lost
+            for record in content["windows"]:
+                record["error"] = f"left on {self.host} at {fragment}: {describe_error(error)}"
+        else:
+            for record in content["windows"]:
+                await self._bring_record(record, source, folder)
+        await in_thread(_write_fragment, folder / "manifest" / fragment.name, content)
+
+    async def _bring_record(self, record: dict[str, Any], source: Path, folder: Path) -> None:
+        brought, left = [], []
+        for entry in record["artifacts"]:
+            problem = await self._bring(source / entry["path"], folder / entry["path"], entry["bytes"])
+            if problem is None:
+                brought.append(entry)
+            else:
+                left.append(problem)
+        record["artifacts"] = brought
+        if left:
+            record["error"] = "; ".join(filter(None, [record["error"], *left]))
+
+    async def plain_file(self, source: Path, final: Path) -> str | None:
+        """Bring a file under a name that is still free. Returns why it was left, or None."""
+        size = (await self.agents.ask(self.node, "sizes", [str(source)]))[0]
+        return "it is not there" if size is None else await self._bring(source, final, size)
+
+    async def _bring(self, source: Path, final: Path, size: int) -> str | None:
+        """Returns why the file was left where it is, or None."""
+        where = f"{final.name} ({size} bytes) was left on {self.host} at {source}"
+        if not self.fetch:
+            return f"{where}: fetch = False"
+        if size > self.limit:
+            return f"{where}: larger than fetch_bytes = {self.limit}"
+        try:
+            tmp = await in_thread(_new_file, final)
+            try:
+                await self._copy(source, tmp, size)
+                await in_thread(publish, tmp, final)
+            except BaseException:
+                tmp.unlink(missing_ok=True)
+                raise
+        except (EngineFailure, OSError) as error:
+            return f"{where}: {describe_error(error)}"
+        return None
+
+    async def _copy(self, source: Path, tmp: Path, size: int) -> None:
+        """One piece is written while the next is on its way."""
+        offset = 0
+        coming = self._ask_piece(source, offset)
+        while offset < size:
+            piece = await coming
+            if not piece:
+                raise EngineFailure(f"it ended after {offset} of {size} bytes", "unknown")
+            offset += len(piece)
+            if offset < size:
+                coming = self._ask_piece(source, offset)
+            await in_thread(_append, tmp, piece)
+
+    def _ask_piece(self, source: Path, offset: int) -> asyncio.Future[bytes]:
+        return asyncio.ensure_future(self.agents.ask(self.node, "read", str(source), offset, PIECE_BYTES))
+
+
+def _new_file(final: Path) -> Path:
+    final.parent.mkdir(parents=True, exist_ok=True)
+    return write_temporary(final, b"")
+
+
+def _append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def _write_fragment(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = write_temporary(path, json.dumps(content, indent=1, default=str).encode())
+    publish(tmp, path)
+
+
+def lost_fragment(
+    run_id: str, step: int, version: object, records: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What a rank's fragment says whose own cannot be brought; this process writes it."""
+    return {
+        "schema_version": 1,
+        "run_id": run_id,
+        "step": step,
+        "version": version,
+        "writer": writer_identity(),
+        "windows": list(records),
+        "engines": [],
+        "clocks": [],
+        "written_unix_ns": time.time_ns(),
+        "pid": os.getpid(),
+    }
+
+
+def mark(run: Path) -> Path:
+    """A file that nobody has looked for before: no cache of a shared file system knows that it is not there."""
+    marker = run / f".seen-{uuid.uuid4().hex}"
+    marker.touch()
+    return marker
+
+
+def unmark(marker: Path) -> None:
+    """Take the mark away."""
+    with contextlib.suppress(OSError):
+        marker.unlink()
+
+
+def take_over(stopped: Stopped, source: Path, folder: Path) -> Stopped:
+    """From the shared folder that the user named to the run's."""
+    for artifact in stopped.artifacts:
+        final = folder / artifact.path
+        final.parent.mkdir(parents=True, exist_ok=True)
+        tmp = final.with_name(f".{final.name}.tmp")
+        with open_plain(source / artifact.path) as file, tmp.open("wb") as copy:
+            shutil.copyfileobj(file, copy, PIECE_BYTES)
+        tmp.replace(final)
+        (source / artifact.path).unlink()
+    return stopped

@@ -1,0 +1,318 @@
+"""One attachment inside an actor: an engine that it holds, or a session that follows the windows of another process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.errors import ConfigError
+from stepprof.log import logger
+from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
+from stepprof.remote.core.inherited_captures import keep
+from stepprof.remote.loop import remote_loop
+from stepprof.remote.ray.inside.attachments import guests, make_room, watch
+from stepprof.remote.ray.inside.find_engine import locate, only_engine, same_url, shown
+from stepprof.remote.ray.inside.late_reports import Owed
+from stepprof.remote.ray.inside.messages import Attachment, Facts, Inside, Report, Unknown, boot_id, node_id
+from stepprof.run.layout import step_folder
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineDriver
+    from stepprof.remote.ray.inside.follower import Follower
+
+__all__ = ["Guest"]
+
+DETACHED = "the process that drives this one has detached it"
+GONE = "the process that drives this one has ended"
+
+EXPORT_SECONDS = 120.0
+"""How long the exports of an actor may take after its driver has ended."""
+
+NO_STOP = "the process that drives the actor did not stop it: that process is gone, or max_seconds were over"
+
+GRACE_SECONDS = 30.0
+"""How much longer than its bound an engine's capture runs whose stop never came: the process that started it is gone."""
+
+
+class Guest:
+    """One attachment in this process: an engine, or a session that follows the other process's windows."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.turn = threading.Lock()
+        self.plain = False
+        self.owed = Owed()
+        """What its engine still waits for."""
+        self.attachment: Attachment | None = None
+        self._engine: EngineDriver | None = None
+        self._target: object = None
+        self._follower: Follower | None = None
+        self._run = Path()
+        self._visible = True
+        self._forgotten: threading.Timer | None = None
+        self._closed = False
+        self._recording: EngineWindow | None = None
+        """The window that its engine records."""
+
+    # -- the verbs
+
+    def arm(self, actor: object, attachment: Attachment, window: EngineWindow) -> Facts:
+        """Find what is asked for, and prepare it."""
+        self._take(attachment)
+        self._run, self._visible = attachment.place()
+        if attachment.kind == "engine":
+            self._find_engine(actor, attachment)
+            self._on_loop(self._driver.arm, self._local(window, make=True))
+        else:
+            self._follow(attachment).arm(attachment, window)
+        return self._facts()
+
+    def start(self, window: EngineWindow) -> str | None:
+        """Begin. Returns where the manifest of a rank's window lies."""
+        self._known("start")
+        if self._follower is not None:
+            return self._follower.start(window)
+        self._on_loop(self._driver.start, self._local(window))
+        self._recording = window
+        self._watch_over(window)
+        return None
+
+    def stop(self, window: EngineWindow) -> Report:
+        """End. What it brought lies on this host."""
+        self._known("stop")
+        self._unwatch()
+        self._recording = None
+        if self._follower is not None:
+            fragment, capped_by = self._follower.stop(window)
+            return Report(Stopped(capped_by=capped_by), fragment=fragment)
+        stopped = self._on_loop(self._driver.stop, self._local(window))
+        folder = str(self._local(window).folder)
+        if stopped.later is None:
+            return Report(stopped, folder=folder)
+        self.owed.begin(window, stopped.later)
+        return Report(replace(stopped, later=None), folder=folder, awaited=True)
+
+    def enter(self, window: EngineWindow) -> None:
+        """Enter a role's window inside the one that is recorded."""
+        self._known("enter")
+        if self._follower is not None:
+            self._follower.enter(window)
+
+    def exit(self, window: EngineWindow) -> None:
+        """Leave it."""
+        if self._follower is not None:
+            self._follower.exit(window)
+
+    def abort(self) -> None:
+        """Leave whatever state it is in."""
+        self._unwatch()
+        self._recording = None
+        if self._follower is not None:
+            self._follower.abort("the process that drives this one gave the window up")
+        elif self._engine is not None:
+            self._on_loop(self._engine.abort)
+
+    def join(self, attachment: Attachment) -> Facts:
+        """Have a session in this process."""
+        if self.attachment is None:
+            self._run, self._visible = attachment.place()
+        self._take(attachment)
+        self._follow(attachment)
+        return self._facts()
+
+    def announce(self, attachment: Attachment, step: int, role: str | None) -> Facts:
+        """This step runs now."""
+        facts = self.join(attachment)
+        self._follow(attachment).announce(step, role)
+        return facts
+
+    def close(self, reason: str = DETACHED) -> None:
+        """Take no more windows; end the open ones, where possible on the thread that entered them."""
+        self._closed = True
+        watch.remove(self.token)
+        if self._follower is not None:  # an engine may be recorded for another attachment by now
+            self._follower.close(reason)
+
+    def leave(self, timeout: float) -> list[str]:
+        """After `close`: wait for exports, end the session. Returns the files of spans that the other process does not see."""
+        follower, self._follower = self._follower, None
+        spans = [] if follower is None else follower.leave(timeout)
+        return [] if self._visible else spans
+
+    def close_and_leave(self, timeout: float) -> list[str]:
+        """Both, where any thread will do."""
+        self.close()
+        return self.leave(timeout)
+
+    def _take(self, attachment: Attachment) -> None:
+        if self._closed:
+            raise EngineFailure("it was detached before the actor came to this call", "ok")
+        make_room(self, attachment)
+        self.attachment = attachment
+        if attachment.lease is not None:
+            watch.add(self.token, attachment.lease, self._is_open, self.end_with_driver)
+
+    # -- the lease
+
+    @property
+    def follows(self) -> bool:
+        """Whether it uses a session of this process."""
+        return self._follower is not None
+
+    def driver_is_gone(self) -> bool:
+        """Whether the process that drives this one has surely ended."""
+        lease = None if self.attachment is None else self.attachment.lease
+        return lease is not None and lease.is_over
+
+    def _is_open(self) -> bool:
+        follower = self._follower
+        return self._recording is not None or (follower is not None and follower.is_open)
+
+    def end_with_driver(self, *, waits: bool = False) -> None:
+        """The driver has ended: keep what is recorded as partial, end a session that was made for it, and be free. Raises nothing.
+
+        Args:
+            waits: the main thread of a plain actor waits meanwhile. A synchronous engine whose event loop no other thread runs is
+                stopped only then, on behalf of the next attachment.
+        """
+        attachment, window = self.attachment, self._recording
+        if window is not None and self.plain and not waits and getattr(self._engine, "runs_loop", False):
+            return  # a stop would run the engine's event loop in the way of the actor's own call
+        if window is not None:
+            self._end_forgotten(window)
+        with self.turn:
+            if attachment is None or self._closed:
+                return
+            logger.warning("lease.ended", run_id=attachment.run_id, driver=str(attachment.lease))
+            try:
+                self.close(GONE)
+                self.leave(EXPORT_SECONDS)
+            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; no caller is left to get it
+                logger.warning("lease.not_ended", run_id=attachment.run_id, reason=describe_error(error))
+            guests.pop(self.token, None)
+
+    # -- a session
+
+    def _follow(self, attachment: Attachment) -> Follower:
+        from stepprof.remote.ray.inside.follower import Follower
+
+        if self._follower is None:
+            self._follower = Follower(attachment)
+        self._run = self._follower.join(attachment, self._run)
+        self._visible = self._visible or bool(attachment.marker and (self._run / attachment.marker).exists())
+        return self._follower
+
+    # -- the engine
+
+    @property
+    def _driver(self) -> EngineDriver:
+        if self._engine is None:
+            raise EngineFailure("no engine was found in the actor", "unconfigured")
+        return self._engine
+
+    def _find_engine(self, actor: object, attachment: Attachment) -> None:
+        """The engine as it is now: it may have been made anew since the last window."""
+        find = only_engine(actor) if attachment.find is None else attachment.find
+        target = locate(actor, find)
+        if self._engine is None or not (target is self._target or same_url(target, self._target)):
+            from stepprof.remote.attach import recognise
+
+            try:
+                self._engine = recognise(target, **attachment.options)
+            except ConfigError as error:
+                what = f"what find = {shown(find)} gives is no engine that can be recorded"
+                raise EngineFailure(f"{what}: {error}", "unconfigured") from None
+            self._target = target
+        if self._engine.inside:
+            raise Inside(
+                "the engine's worker is the actor's own process; its work is in that process's own capture where the "
+                'actor is attached with kind="both" or "rank", and in none otherwise',
+                "unconfigured",
+            )
+
+    def _local(self, window: EngineWindow, *, make: bool = False) -> EngineWindow:
+        """The window with the folder that this host sees."""
+        if self._visible:
+            return window
+        local = replace(window, folder=self._run / step_folder(window.window.step), trace_dir=None)
+        if make:
+            try:
+                local.output.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise EngineFailure(
+                    f"{local.output} cannot be made on {socket.gethostname()}: {error.strerror}; "
+                    "attach with output_dir = a folder that the actor can write",
+                    "unconfigured",
+                ) from None
+        return local
+
+    def _on_loop(self, call: Callable[..., Any], *arguments: object) -> Any:
+        """Have the engine's driver do it. This is a thread of ours, which may wait as long as it takes."""
+        return remote_loop().submit(call(*arguments)).result()
+
+    def waits(self, verb: str, attachment: Attachment | None) -> float | None:
+        """How long a plain actor is held up by a call, while another thread does the work; None: it does the work itself, since a session's capture may be bound to its thread."""
+        known = attachment or self.attachment
+        if known is None or known.kind != "engine" or verb not in ("arm", "start", "stop", "abort"):
+            return None
+        return known.start_seconds if verb == "start" else known.stop_seconds
+
+    def _known(self, verb: str) -> Attachment:
+        if self.attachment is None:
+            raise Unknown(
+                f"the actor's process (pid {os.getpid()}) was not prepared: it has been restarted", "unknown"
+            )
+        return self.attachment
+
+    def _facts(self) -> Facts:
+        engine = self._engine
+        return Facts(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            boot_id=boot_id(),
+            node_id=node_id(),
+            plain=self.plain,
+            visible=self._visible,
+            kind=None if engine is None else engine.kind,
+            name=None if engine is None else engine.name,
+            workers=getattr(engine, "workers", None),
+            rank=None if self._follower is None else self._follower.rank,
+        )
+
+    # -- the process that started it may be gone: an engine's capture would then grow without bound
+
+    def _watch_over(self, window: EngineWindow) -> None:
+        attachment = self._known("start")
+        if attachment.max_seconds is None:
+            return
+        self._forgotten = threading.Timer(
+            attachment.max_seconds + GRACE_SECONDS, self._end_forgotten, (window,)
+        )
+        self._forgotten.daemon = True
+        self._forgotten.start()
+
+    def _unwatch(self) -> None:
+        if self._forgotten is not None:
+            self._forgotten.cancel()
+            self._forgotten = None
+
+    def retire(self) -> None:
+        """Leave an engine to the next attachment, which ends what is still open."""
+        retire = getattr(self._engine, "retire", None)
+        if retire is not None:
+            retire()
+
+    def _end_forgotten(self, window: EngineWindow) -> None:
+        logger.warning("no stop came", step=window.window.step, role=window.window.role, pid=os.getpid())
+        with self.turn:
+            try:
+                report = self.stop(window)
+                keep(self._local(window), report.stopped, NO_STOP, window.owner)
+            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the result is not awaited
+                logger.warning("not stopped", step=window.window.step, reason=describe_error(error))

@@ -1,0 +1,120 @@
+"""What runs inside an actor: one entry, called through the actor's handle, for all that another process asks of it.
+
+What only this module knows: where in an actor a call may wait. A plain actor has one thread, the main one; a call there waits its
+turn, and may then take its time like any method. In every other actor a call comes on the thread that hands out the actor's
+methods (measured, Ray 2.60: while it waits, not one of them begins). So there the work goes to a thread of its own, the call
+returns at once with a number, and the answer is asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.ray.inside.attachment import Guest
+from stepprof.remote.ray.inside.attachments import guests, watch
+from stepprof.remote.ray.inside.messages import Answer, Inside, Unknown, boot_id
+from stepprof.run.manifest_writer import describe_error
+
+__all__ = ["now", "serve"]
+
+_answers: dict[int, Answer | None] = {}
+_numbers = itertools.count(1)
+
+
+def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
+    """Run by the actor's ``__ray_call__``: do it, or have it done. Raises nothing."""
+    if verb == "answer":
+        return _answer(*arguments)
+    if verb == "leave":
+        return _leave(token, *arguments)
+    guest = guests.setdefault(token, Guest(token))
+    if verb == "collect":
+        return Answer(guest.owed.collect(*arguments))
+    act = getattr(guest, verb)
+    wait_seconds: float | None = 0.0
+    if _on_main_thread():
+        guest.plain = True
+        wait_seconds = guest.waits(verb, arguments[0] if verb == "arm" else None)
+    if verb == "arm":
+        arguments = (actor, *arguments)
+    if wait_seconds is None:
+        return _done(guest, act, arguments)
+    return _elsewhere(guest, act, arguments, wait_seconds)
+
+
+def _elsewhere(
+    guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...], wait_seconds: float
+) -> Answer:
+    """Have it done on a thread of its own, and wait that long for it."""
+    ticket = next(_numbers)
+    _answers[ticket] = None
+    over = threading.Event()
+
+    def work() -> None:
+        try:
+            _answers[ticket] = _done(guest, act, arguments)
+        except BaseException as error:  # noqa: BLE001 - who asks for the answer must not ask for ever
+            _answers[ticket] = Answer(
+                failure=EngineFailure(f"in the actor: {describe_error(error)}", "unknown")
+            )
+        over.set()
+
+    threading.Thread(target=work, name="stepprof-inside", daemon=True).start()
+    if wait_seconds:
+        over.wait(wait_seconds)
+    return _answer(ticket)
+
+
+def now(actor: object) -> tuple[int, str]:
+    """The wall clock of this process, and which machine's it is."""
+    return time.time_ns(), boot_id()
+
+
+def _done(guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...]) -> Answer:
+    try:
+        with guest.turn:
+            return Answer(act(*arguments))
+    except EngineFailure as failure:
+        if type(failure) not in (EngineFailure, Unknown, Inside):  # the other process may not know its class
+            failure = EngineFailure(describe_error(failure), failure.health, owes_stop=failure.owes_stop)
+        return Answer(failure=failure.with_traceback(None))
+    except Exception as error:  # noqa: BLE001 - it must not reach the actor; the other process tells of it
+        return Answer(
+            failure=EngineFailure(f"in the actor: {describe_error(error)}", owes_stop=act.__name__ == "start")
+        )
+
+
+def _leave(token: str, timeout: float) -> Answer:
+    """The end of an attachment. An engine that hangs keeps it from nothing: only a session has something to hand over.
+
+    Exports are waited for on another thread: while the caller asks for the answer, it sees that this process lives.
+    """
+    guest = guests.pop(token, None)
+    watch.remove(token)
+    if guest is None:
+        return Answer([])
+    if guest.attachment is not None and guest.attachment.kind == "engine":
+        guest.retire()
+        return Answer([])
+    if not _on_main_thread():
+        return _elsewhere(guest, guest.close_and_leave, (timeout,), 0.0)
+    closed = _done(guest, guest.close, ())
+    return closed if closed.failure is not None else _elsewhere(guest, guest.leave, (timeout,), 0.0)
+
+
+def _answer(ticket: int) -> Answer:
+    if ticket not in _answers:
+        return Answer(failure=Unknown("the actor was restarted while it was asked", "unknown"))
+    if _answers[ticket] is None:
+        return Answer(ticket=ticket)
+    return _answers.pop(ticket) or Answer()
+
+
+def _on_main_thread() -> bool:
+    """Whether calls run one after the other on the main thread, as in a plain actor."""
+    return threading.current_thread() is threading.main_thread()

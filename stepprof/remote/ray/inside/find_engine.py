@@ -1,0 +1,82 @@
+"""Finding the engine that an actor holds: by a path of attributes, by a callable, or because it is the only one.
+
+Each way in which there is none has a message of its own: a name that is wrong, a headless node, several that could be meant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+
+from stepprof.errors import ConfigError
+from stepprof.remote.base import EngineFailure
+from stepprof.run.manifest_writer import describe_error
+
+__all__ = ["locate", "only_engine", "same_url", "shown"]
+
+
+def locate(actor: object, find: object) -> object:
+    """The engine in an actor: by a path of attributes, or by what a callable finds."""
+    if callable(find):
+        try:
+            found = find(actor)
+        except Exception as error:  # noqa: BLE001 - the user's
+            raise EngineFailure(f"find raised {describe_error(error)}", "unconfigured") from None
+    else:
+        found = actor
+        for name in str(find).removeprefix("self.").split("."):
+            try:
+                found = getattr(found, name)
+            except Exception as error:  # noqa: BLE001 - a property may raise anything
+                raise EngineFailure(_missing(str(find), found, name, error), "unconfigured") from None
+    if found is None:
+        raise EngineFailure(
+            f"there is no engine behind find = {shown(find)}: it is None, as on a headless node, which serves none; "
+            "attach the actor that holds the engine's head",
+            "unconfigured",
+        )
+    return found
+
+
+def _missing(path: str, owner: object, name: str, error: Exception) -> str:
+    if not isinstance(error, AttributeError):
+        return f'find = "{path}": {name} raised {describe_error(error)}'
+    there = [key for key in dir(owner) if not key.startswith("__")]
+    near = difflib.get_close_matches(name, there, 1)
+    hint = f'; did you mean "{near[0]}"?' if near else f" (it has: {', '.join(there[:12])})"
+    return f'find = "{path}": {type(owner).__name__} has no attribute "{name}"{hint}'
+
+
+def only_engine(actor: object) -> str:
+    """The one attribute of the actor that is an engine; anything else has to be said."""
+    from stepprof.remote.attach import recognise
+
+    found: list[str] = []
+    for name, value in getattr(actor, "__dict__", {}).items():
+        if isinstance(value, str) or value is None:
+            continue
+        with contextlib.suppress(ConfigError):
+            recognise(value)
+            found.append(name)
+    if len(found) == 1:
+        return found[0]
+    what = f"several are engines ({', '.join(found)})" if found else "none is an engine that is known here"
+    raise EngineFailure(
+        f'of the attributes of {_class_of(actor)} {what}; say what it is: kind="engine" with find = the attribute that holds the engine, '
+        'kind="rank" for a trainer, kind="both" for both in one, kind="spans" for anything else',
+        "unconfigured",
+    )
+
+
+def _class_of(actor: object) -> str:
+    return str(getattr(type(actor), "__ray_actor_class__", type(actor)).__name__)
+
+
+def same_url(one: object, other: object) -> bool:
+    """Whether both are the same URL: of those, unlike of engines, equal ones are the same."""
+    return isinstance(one, str) and one == other
+
+
+def shown(find: object) -> str:
+    """What was given as ``find``, for a message."""
+    return f'"{find}"' if isinstance(find, str) else str(getattr(find, "__name__", repr(find)))

@@ -1,0 +1,326 @@
+"""The session of an actor that follows the windows of another process: trainer ranks, agent loops, reward servers.
+
+The windows are entered here as if the actor had written them itself, so that its own capture, its spans and its manifest are those
+of any rank; windows that the actor opens meanwhile join. What only this module knows: a session that was made for this purpose,
+by how many attachments it is used, and that it ends with the last of them; one that the actor has made itself is never ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.backends import make_backend
+from stepprof.errors import ConfigError, StepprofError
+from stepprof.instrument.context import cell
+from stepprof.instrument.step import StepWindow, profile_step
+from stepprof.recording.lifecycle import init
+from stepprof.recording.window_handle import LeftOpen
+from stepprof.remote.base import EngineFailure
+from stepprof.run.manifest_writer import EXPORTING, LOST
+from stepprof.run.requests import Request
+
+if TYPE_CHECKING:
+    from stepprof.recording.session import Session
+    from stepprof.recording.window_handle import Ticket
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.ray.inside.messages import Attachment
+
+__all__ = ["Follower", "spans_only"]
+
+_users: dict[Session, set[Follower]] = {}
+"""Sessions that were made for followers, and who uses them."""
+_making = threading.Lock()
+
+Key = tuple[int, "str | None", int]
+
+CLOSE_SECONDS = 5.0
+"""How long the end of a session waits for another thread that is just stopping its capture."""
+
+_OF_THE_DRIVER = ("on_complete", "keep_steps", "keep_bytes")
+"""What one process does for all: here it is the one that is followed."""
+
+
+class Follower:
+    """One attachment's part in the session of this process."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._spans = attachment.kind == "spans"
+        self._session: Session | None = None
+        self._open: dict[Key, StepWindow] = {}
+        self._announced: StepWindow | None = None
+
+    @property
+    def rank(self) -> int | str | None:
+        """The rank of the session, once there is one."""
+        return None if self._session is None else self._session.rank
+
+    # -- what the other process asks for
+
+    def join(self, attachment: Attachment, run: Path) -> Path:
+        """Have a session in this process. Returns the run's folder that it writes to."""
+        session = self._ensure(attachment, run)
+        if session.path is None:
+            raise EngineFailure(
+                f"stepprof is switched off in the actor (STEPPROF = {os.environ.get('STEPPROF')!r}, or enabled = false there)",
+                "unconfigured",
+            )
+        if session.run_id != attachment.run_id:
+            raise EngineFailure(
+                f"the actor's own session records into the run {session.run_id}, not into {attachment.run_id}: "
+                f'call stepprof.init(…, run_id="{attachment.run_id}") there, or leave the session to this attachment',
+                "unconfigured",
+            )
+        return session.path
+
+    def arm(self, attachment: Attachment, window: EngineWindow) -> None:
+        """Prepare for a window."""
+        session = self._here()
+        self._ask(session, attachment)
+        self._check(session, attachment, window)
+        session.approach(window.window.step, window.window.role)
+
+    def start(self, window: EngineWindow) -> str | None:
+        """The window begins: entered on this thread, as by the actor's own code. Returns the path of the fragment that tells of it."""
+        session = self._here()
+        key = _key(window)
+        if key in self._open:
+            raise EngineFailure(f"the window of step {key[0]} is open in the actor already", "busy")
+        entered = profile_step(window.window.step, window.window.role, version=window.window.version)
+        entered.__enter__()
+        self._open[key] = entered
+        ticket = _ticket(entered)
+        problem = None
+        if ticket is None:
+            problem = _not_selected(session, window)
+        elif ticket.record is not None and ticket.record["status"] in ("failed", "skipped"):
+            problem = str(ticket.record["error"])
+        if problem is not None:
+            self._close(key)
+            busy = session.local.capturer.health == "busy"
+            raise EngineFailure(problem, "busy" if busy else "unconfigured")
+        return _fragment_path(ticket)
+
+    def enter(self, window: EngineWindow) -> None:
+        """A role's window inside the one that is recorded begins: regions from here on are the role's."""
+        self._here()
+        key = _key(window)
+        if key not in self._open:
+            inner = profile_step(window.window.step, window.window.role, version=window.window.version)
+            self._open[key] = inner.__enter__()
+
+    def exit(self, window: EngineWindow) -> None:
+        """It ends; one that is not open is none."""
+        if _key(window) in self._open:
+            self._close(_key(window))
+
+    def stop(self, window: EngineWindow) -> tuple[str | None, str | None]:
+        """The window ends. Returns the path of the fragment that tells of it, and what capped its capture."""
+        self._here()
+        key = _key(window)
+        if key not in self._open:
+            raise EngineFailure(f"no window of step {key[0]} is open in the actor's session", "unknown")
+        ticket = self._close(key)
+        record = None if ticket is None else ticket.record
+        if record is None:
+            return None, None
+        if record["status"] == "failed":
+            raise EngineFailure(str(record["error"]), "unknown")
+        return _fragment_path(ticket), record["capped_by"]
+
+    def abort(self, reason: str) -> None:
+        """Nothing of ours stays open; what was recorded is kept as partial."""
+        for key in list(self._open):
+            self._close(key, LeftOpen(reason))
+
+    def announce(self, step: int, role: str | None) -> None:
+        """This step runs now: windows without a number and regions without a window carry it."""
+        self._here()
+        entered = profile_step(step, role)
+        entered.__enter__()
+        before, self._announced = self._announced, entered
+        if before is not None:
+            before.__exit__(None, None, None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a window of the other process is open here."""
+        return bool(self._open)
+
+    def close(self, reason: str) -> None:
+        """End every window, on this thread: also what the session keeps open, if it ends with this attachment."""
+        self.abort(reason)
+        if self._announced is not None:
+            self._announced.__exit__(None, None, None)
+            self._announced = None
+        session = self._session
+        if session is None or cell.session is not session:
+            return
+        with _making:
+            ours = _users.get(session) == {self}
+        if ours:
+            session.local.ask_owner(reason, CLOSE_SECONDS)
+            session.local.abort(reason, CLOSE_SECONDS)
+
+    def leave(self, timeout: float) -> list[str]:
+        """After `close`: wait for the exports, and end the session if it was made for this. Returns its files of spans."""
+        session, self._session = self._session, None
+        if session is None or session.path is None:
+            return []
+        files = session.path / "spans"
+        with _making:
+            users = _users.get(session, set())
+            users.discard(self)
+            ours = session in _users and not users
+            if ours:
+                _users.pop(session)
+        if ours and cell.session is session:
+            session.shutdown(timeout)
+        else:
+            session.exporter.wait(timeout)
+        return sorted(map(str, files.glob(f"rank-{session.rank}.*.jsonl")))
+
+    # -- the session
+
+    def _ensure(self, attachment: Attachment, run: Path) -> Session:
+        """The session of this process, made if there is none."""
+        with _making:
+            session = cell.session
+            if session is None:
+                config = {key: value for key, value in attachment.config.items() if key not in _OF_THE_DRIVER}
+                config["output_dir"] = str(run.parent)
+                try:
+                    session = init(
+                        spans_only(config) if self._spans else config,
+                        rank=attachment.rank if self._spans else _rank(attachment),
+                        world_size=attachment.world_size or _distributed()[1],
+                        run_id=attachment.run_id,
+                    )
+                except StepprofError as error:
+                    raise EngineFailure(f"no session in the actor: {error}", "unconfigured") from None
+                if session.path is not None:
+                    _users[session] = set()
+                    session.lent = True
+                    session.follow_job(attachment.job)
+            if session in _users:
+                _users[session].add(self)
+            self._session = session
+            return session
+
+    @staticmethod
+    def _ask(session: Session, attachment: Attachment) -> None:
+        """What was asked for while the job runs holds here as in the process that this one follows."""
+        for table in attachment.requests:
+            try:
+                session.selector.request(Request.read(table))
+            except ConfigError as error:
+                raise EngineFailure(
+                    f"the request cannot be met in the actor: {error}", "unconfigured"
+                ) from None
+
+    def _check(self, session: Session, attachment: Attachment, window: EngineWindow) -> None:
+        """Refuse before anything begins what this session cannot record."""
+        policy = session.selector.select(window.window.step, window.window.role)  # asks for the rank again
+        known, _ = _distributed()
+        expected = attachment.rank if attachment.rank is not None else known
+        if not isinstance(session.rank, int):
+            raise EngineFailure(
+                f"the actor's own session has no rank ({session.rank}), and records nothing: call stepprof.init(…, rank=…) there, "
+                "or leave the session to this attachment",
+                "unconfigured",
+            )
+        if expected is not None and session.rank != expected:
+            who = "was attached as" if attachment.rank is not None else "is, as torch.distributed says,"
+            raise EngineFailure(
+                f"the actor {who} rank {expected}, but its session is that of rank {session.rank}; attach with rank = {expected}",
+                "unconfigured",
+            )
+        if policy is None:
+            raise EngineFailure(_not_selected(session, window), "unconfigured")
+        reason = session.local.capturer.probe(policy)
+        if reason is not None:
+            raise EngineFailure(
+                f"{'+'.join(policy.backend)} cannot record in the actor: {reason}", "unconfigured"
+            )
+        if make_backend(policy).thread_bound and threading.current_thread() is not threading.main_thread():
+            raise EngineFailure(
+                f"a capture by {'+'.join(policy.backend)} is bound to one thread as it is configured (profile_memory, all_threads = false), "
+                "and the methods of this actor run on others than its control calls: make the actor a plain one, or write "
+                "profile_step into its own method",
+                "unconfigured",
+            )
+
+    def _here(self) -> Session:
+        session = self._session
+        if session is None or cell.session is not session:
+            raise EngineFailure("the actor's session has ended", "unconfigured")
+        return session
+
+    def _close(self, key: Key, error: BaseException | None = None) -> Ticket | None:
+        entered = self._open.pop(key)
+        ticket = _ticket(entered)
+        entered.__exit__(None if error is None else type(error), error, None)
+        return ticket
+
+
+def spans_only(config: Mapping[str, object]) -> dict[str, object]:
+    """The configuration of a process that has nothing to capture, but whose regions belong to the run."""
+    kept = {"output_dir": config["output_dir"], "spans": True, "backend": "null"}
+    return {
+        **kept,
+        **{key: config[key] for key in ("otel", "upload", "upload_timeout_seconds") if key in config},
+    }
+
+
+def is_settled(record: Mapping[str, object]) -> bool:
+    """Whether a window's entry in a fragment has its last word: no capture and no export is awaited."""
+    return record.get("error") not in (LOST, EXPORTING)
+
+
+def _key(window: EngineWindow) -> Key:
+    return window.window.step, window.window.role, window.window.occurrence
+
+
+def _ticket(entered: StepWindow) -> Ticket | None:
+    return entered._after[0] if entered._after else None
+
+
+def _fragment_path(ticket: Ticket | None) -> str | None:
+    """Where the manifest of a window lies; written, if it has not been."""
+    if ticket is None or ticket.fragment is None:
+        return None
+    if ticket.fragment.claim is None:
+        ticket.fragment.write()
+    claim = ticket.fragment.claim
+    return None if claim is None else str(claim.fragment)
+
+
+def _not_selected(session: Session, window: EngineWindow) -> str:
+    policy = session.config.policy(window.window.role)
+    return (
+        f"the actor's session does not select step {window.window.step} of rank {session.rank} "
+        f"(steps = {policy.steps}, ranks = {policy.ranks})"
+    )
+
+
+def _rank(attachment: Attachment) -> int:
+    """Given, else torch.distributed, else $RANK, else the position in the attach; a launcher's other variables are those of Ray's own process."""
+    if attachment.rank is not None:
+        return attachment.rank
+    known, _ = _distributed()
+    if known is not None:
+        return known
+    variable = os.environ.get("RANK", "")
+    return int(variable) if variable.isdecimal() else attachment.position
+
+
+def _distributed() -> tuple[int | None, int | None]:
+    """Rank and world size as torch.distributed knows them, if it does."""
+    distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None, None
+    return int(distributed.get_rank()), int(distributed.get_world_size())

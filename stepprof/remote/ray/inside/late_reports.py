@@ -1,0 +1,67 @@
+"""What an engine in an actor still waits for after its stops: asked for by the process that drives it, again and again, since no call may wait in an actor that generates."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from typing import TYPE_CHECKING
+
+from stepprof.backends.base import ExportError
+from stepprof.remote.base import Stopped
+from stepprof.remote.loop import remote_loop
+from stepprof.remote.ray.inside.messages import Collected
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from stepprof.remote.base import EngineWindow, Later
+
+__all__ = ["Owed"]
+
+Key = tuple[int, "str | None", int]
+
+
+class Owed:
+    """What one engine owes, by window."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, tuple[Later, concurrent.futures.Future[Stopped]]] = {}
+
+    def begin(self, window: EngineWindow, later: Later) -> None:
+        """Wait for what belongs to a window."""
+        self._waiting[_key(window)] = later, remote_loop().submit(_waited(later))
+
+    def collect(self, window: EngineWindow, seconds: float | None) -> Collected | None:
+        """What has come of it; None: nothing yet.
+
+        Args:
+            window: whose it is.
+            seconds: how much longer it may be waited for, where the end of the run is near.
+        """
+        waiting = self._waiting.get(_key(window))
+        if waiting is None:
+            return Collected(
+                outcome="lost", error="nothing is awaited in the actor: its process is another one"
+            )
+        later, future = waiting
+        if not future.done():
+            if seconds is not None:
+                remote_loop().call(later.hurry, time.monotonic() + seconds)
+            return None
+        del self._waiting[_key(window)]
+        try:
+            return Collected(future.result())
+        except ExportError as error:
+            return Collected(outcome=error.outcome, error=str(error))
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the other process tells of it
+            return Collected(outcome="lost", error=describe_error(error))
+
+
+def _waited(later: Later) -> Coroutine[Any, Any, Stopped]:
+    return later.wait()
+
+
+def _key(window: EngineWindow) -> Key:
+    return window.window.step, window.window.role, window.window.occurrence

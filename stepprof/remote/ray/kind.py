@@ -1,0 +1,117 @@
+"""Ray actors as engines and ranks: how their handles are recognised and connected to, and how they are left.
+
+A driver (`stepprof.remote.ray.driver`) only carries: in the actor's process `stepprof.remote.ray.inside.entry` finds the engine and runs the
+very same driver that would run here, or has the actor's own session follow. What only this module knows: that Ray ends before us
+at the exit of the interpreter, unless somebody who came after it has a word first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import sys
+import threading
+from typing import Any
+
+from stepprof.errors import ConfigError
+from stepprof.recording import exit_handlers
+from stepprof.remote.base import EngineDriver
+from stepprof.remote.loop import remote_loop
+from stepprof.remote.ray.driver import CLOSE_SECONDS, ActorDriver, SpansDriver, agents, drivers
+
+__all__ = ["RayKind"]
+
+OPTIONS = (
+    "kind",
+    "find",
+    "name",
+    "rank",
+    "world_size",
+    "fetch",
+    "fetch_bytes",
+    "output_dir",
+    "engine_options",
+)
+
+_HANDLE = "ray.actor.ActorHandle"
+_CLIENT = "ray.util.client.common.ClientActorHandle"
+
+_draining = threading.Lock()
+_drained_first = False
+
+
+class RayKind:
+    """Recognises actors' handles."""
+
+    def recognises(self, target: object) -> bool:
+        """Whether it is an actor's handle, of Ray or of Ray Client."""
+        names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(target).__mro__}
+        return not names.isdisjoint((_HANDLE, _CLIENT))
+
+    def connect(self, target: object, **options: Any) -> EngineDriver:
+        """A driver for the actor.
+
+        Args:
+            target: its handle.
+            options: ``kind``: "engine", "rank" or "spans"; None: "engine". ``find``: the attribute path of the engine, or what finds
+                it in the actor's instance; None: the one attribute that is an engine. ``rank``, ``world_size``: of a trainer; None:
+                as it says itself, else its number among those attached. ``output_dir``: where the actor's host keeps its files, if
+                not in the run's folder. ``fetch`` (True) and ``fetch_bytes`` (256 MiB): whether files that are not visible here are
+                brought, and up to which size. ``engine_options``: for the engine's own driver, such as ``api_key``.
+
+        Raises:
+            ConfigError: an option is unknown or wrong.
+        """
+        from stepprof.remote.attach import check_options
+
+        if f"{type(target).__module__}.{type(target).__qualname__}" == _CLIENT:
+            raise ConfigError(
+                "attach: the handle is one of Ray Client, over which a function cannot be run in an actor; run the driver of the job inside "
+                "the cluster (ray job submit), or attach the engine by its URL"
+            )
+        check_options(options, OPTIONS, "a Ray actor")
+        kind = options.get("kind") or "engine"
+        if kind not in ("engine", "rank", "spans"):
+            raise ConfigError.at("kind", kind, 'expected "engine", "rank", "both" or "spans"')
+        if kind == "spans" and options.get("find") is not None:
+            raise ConfigError.at(
+                "find", options["find"], 'finds an engine; did you mean kind = "engine" or kind = "both"?'
+            )
+        _drain_before_ray()
+        if kind == "spans":
+            listening = SpansDriver(target, kind, options)
+            if all(other.key != listening.key or other.kind != "spans" for other in list(drivers)):
+                drivers.add(listening)
+                remote_loop().submit(listening.prepare())
+            return listening
+        made = ActorDriver(target, kind, options)
+        drivers.add(made)
+        return made
+
+
+# -- the end
+
+
+def _drain_before_ray() -> None:
+    """Have the end of the session come before Ray's: what is registered last runs first, and Ray's was registered when it was imported."""
+    global _drained_first
+    with _draining:
+        if not _drained_first:
+            _drained_first = True
+            atexit.register(_drain)
+
+
+def _drain() -> None:
+    """At exit: the session ends, then every actor hands over what it has, while Ray is still there."""
+    exit_handlers._at_exit()
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized() or not drivers:
+        return
+    concurrent.futures.wait([remote_loop().submit(_close_all())], timeout=CLOSE_SECONDS)
+
+
+async def _close_all() -> None:
+    closing = (driver.close(CLOSE_SECONDS, driver.stop_seconds) for driver in list(drivers))
+    await asyncio.gather(*closing)
+    agents.close()

@@ -1,0 +1,77 @@
+"""What an engine in an actor brings some time after its stop: asked for until it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from stepprof.backends.base import ExportError
+from stepprof.backends.nsys.reports import ReportLost
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import Stopped
+    from stepprof.remote.ray.inside.messages import Collected
+
+__all__ = ["ActorsLater"]
+
+_PAUSE_SECONDS = (0.1, 2.0)
+"""How long to wait between two questions, at first and at most: each takes a turn of the actor."""
+_SHARE = 0.75
+
+
+class ActorsLater:
+    """Asks an actor for what it still owes.
+
+    Args:
+        ask: asks it, with the seconds that are left where the end is near; None: nothing yet.
+        bring: has what came brought to the run.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[float | None], Awaitable[Collected | None]],
+        bring: Callable[[Stopped], Awaitable[Stopped]],
+    ) -> None:
+        self._ask = ask
+        self._bring = bring
+        self._until: float | None = None
+        self._told = False
+        self._hurried = asyncio.Event()
+
+    async def wait(self) -> Stopped:
+        """What has come. Raises EngineFailure, or ExportError as it was raised in the actor."""
+        pause, most = _PAUSE_SECONDS
+        while (collected := await self._ask(self._share())) is None:
+            left = self._left()
+            if left is not None and left <= 0:
+                raise ReportLost(
+                    "the run ended before the actor had brought its report; it stays where nsys writes it"
+                )
+            hurried = asyncio.ensure_future(self._hurried.wait())
+            await asyncio.wait({hurried}, timeout=pause if left is None else min(pause, left, 0.2))
+            hurried.cancel()
+            self._hurried.clear()
+            pause = min(1.5 * pause, most)
+        if collected.outcome is not None:
+            failure = ExportError(collected.error or "")
+            failure.outcome = collected.outcome
+            raise failure
+        return await self._bring(collected.stopped)
+
+    def hurry(self, until: float) -> None:
+        """Wait no longer than until then."""
+        self._until = until
+        self._hurried.set()
+
+    def _share(self) -> float | None:
+        """How much longer the actor may wait, once the end is near: told once, and less than what is left, since its answer has to come back."""
+        left = self._left()
+        if left is None or self._told:
+            return None
+        self._told = True
+        return _SHARE * left
+
+    def _left(self) -> float | None:
+        return None if self._until is None else max(self._until - time.monotonic(), 0.0)

@@ -1,0 +1,324 @@
+"""What an SGLang engine leaves on disk: where it may write, which files are whose, and what they are called in the run.
+
+What only this module knows: SGLang finds out that it cannot write when it stops, and dies of it; so a folder is tried out by
+writing, before a start and again before a stop. Its ranks stand in the names of its files alone: inside, each replica of a
+data-parallel engine says that it is rank 0. And an Ascend engine writes folders where the others write files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import secrets
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.host.atomic_files import publish, temporary
+from stepprof.log import logger
+from stepprof.remote.artifacts import adopt, damages, opened
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.core.engine_files import is_engine_file, open_engine_file, writers
+from stepprof.remote.sglang.stages import STAGES, cut
+from stepprof.run.model import Artifact
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.sglang.request import Facts, Request
+
+__all__ = ["Brought", "Found", "bring", "discard", "find", "folder_of", "is_whole", "require_writable"]
+
+LEAST_BYTES = 1 << 29
+"""With less room on the disk no capture is begun: one that cannot be written ends the engine."""
+
+_NAME = re.compile(
+    r"-?TP-(?P<tp>\d+)(?:-DP-(?P<dp>\d+))?(?:-PP-(?P<pp>\d+))?(?:-EP-\d+)?"
+    r"(?:-(?:ForwardMode\.)?(?P<stage>EXTEND|DECODE|1|2))?\.trace\.json(?:\.gz)?$"
+)
+_SNAPSHOT = re.compile(r"-?TP-(?P<tp>\d+)-memory\.pickle$")
+_STAGES = {
+    "EXTEND": "prefill",
+    "DECODE": "decode",
+    "1": "prefill",
+    "2": "decode",
+}  # in numbers by 0.4 on Python 3.11
+_ASCEND = "*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"
+_STEP = re.compile(rb"step\[(EXTEND|DECODE)\b")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One trace: a file of the engine's, and which of its processes wrote it."""
+
+    path: Path
+    tp: int
+    dp: int | None = None
+    pp: int = 0
+    stage: str | None = None
+    """``prefill`` or ``decode``; None: all stages."""
+
+    def rank(self, facts: Facts) -> int:
+        """The rank within its replica."""
+        return self.pp * facts.tp + self.tp
+
+    def worker(self, facts: Facts) -> int:
+        """The rank within the engine."""
+        return (self.dp or 0) * facts.ranks * (facts.replicas > 1) + self.rank(facts)
+
+    def name(self, facts: Facts) -> str:
+        """What it is called in the run, without a suffix."""
+        replica = "" if self.dp is None else f"dp-{self.dp}-"
+        stage = "" if self.stage is None else f".{self.stage}"
+        return f"{replica}rank-{self.rank(facts)}{stage}"
+
+
+@dataclass(slots=True)
+class Brought:
+    """What came of the files of one capture."""
+
+    artifacts: list[Artifact] = field(default_factory=list)
+    stages: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+
+def folder_of(window: EngineWindow) -> Path:
+    """Where the engine is told to write: its folder in the run, or one of its own in the folder that both hosts see."""
+    if window.trace_dir is None:
+        return window.output
+    run = str(window.metadata.get("run_id") or "run")
+    parts = (run, f"step-{window.window.step}", *window.stem.split("/"))
+    return window.trace_dir.joinpath("stepprof", *parts, str(window.window.occurrence))
+
+
+def require_writable(folder: Path, doing: str) -> None:
+    """Make the folder, write a file into it, and look for room.
+
+    Args:
+        folder: an absolute path.
+        doing: what would come next: ``started``.
+
+    Raises:
+        EngineFailure: it cannot be; nothing is to be sent then.
+    """
+    probe = folder / f".stepprof-probe-{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with probe.open("xb") as file:
+            file.write(b"stepprof")
+        probe.unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+        raise EngineFailure(
+            f"{folder} cannot be written ({error.strerror or error}), and SGLang would kill its whole process over that; the engine was "
+            f"not {doing}. Make the folder writable, or name another one: attach(…, trace_dir=…)",
+            "unconfigured",
+        ) from error
+    if free < LEAST_BYTES and doing == "started":
+        raise EngineFailure(
+            f"the disk of {folder} has {free >> 20} MiB left, and SGLang kills its whole process when it cannot write its trace; the engine "
+            f"was not started. Free at least {LEAST_BYTES >> 20} MiB, or name another folder: attach(…, trace_dir=…)",
+            "unconfigured",
+        )
+
+
+def find(folder: Path, users: frozenset[int] | None = None) -> list[Found]:
+    """Return every trace that the engine has written there.
+
+    Args:
+        folder: where to look.
+        users: who may own them, as `writers` returns them.
+    """
+    return [*_files(folder, users), *_ascend_folders(folder, users)]
+
+
+def _files(folder: Path, users: frozenset[int] | None) -> Iterator[Found]:
+    for path in sorted(folder.glob("*TP-*.trace.json*")):
+        match = _NAME.search(path.name)
+        if match is None or not is_engine_file(path, users) or path.name.startswith((".", "merged-")):
+            continue
+        stage = match["stage"]
+        yield Found(
+            path,
+            tp=int(match["tp"]),
+            dp=None if match["dp"] is None else int(match["dp"]),
+            pp=int(match["pp"] or 0),
+            stage=None if stage is None else _STAGES[stage],
+        )
+
+
+def _ascend_folders(folder: Path, users: frozenset[int] | None) -> Iterator[Found]:
+    """torch_npu's: one folder for each process and capture, with its rank in the name of one of its files; in the order of time, a
+    second one of a rank is the second stage."""
+    by_rank: dict[int, list[Path]] = {}
+    traces = [path for path in folder.glob(_ASCEND) if _is_in_own_folders(path, users)]
+    for number, trace in enumerate(sorted(traces, key=lambda path: path.lstat().st_mtime_ns)):
+        infos = [
+            re.fullmatch(r"profiler_info_(\d+)\.json", info.name)
+            for info in trace.parents[1].glob("profiler_info_*.json")
+        ]
+        ranks = [int(match[1]) for match in infos if match is not None]
+        alone = (trace.parents[1] / "profiler_info.json").exists()
+        by_rank.setdefault(ranks[0] if ranks else 0 if alone else number, []).append(trace)
+    for rank, traces in sorted(by_rank.items()):
+        staged = zip(traces, STAGES, strict=False) if len(traces) > 1 else ((traces[0], None),)
+        for trace, stage in staged:
+            yield Found(trace, tp=rank, stage=stage)
+
+
+def _is_in_own_folders(trace: Path, users: frozenset[int] | None) -> bool:
+    """Return whether a trace of torch_npu's is the engine's, and no folder that it lies in is a link."""
+    return is_engine_file(trace, users) and not any(folder.is_symlink() for folder in trace.parents[:2])
+
+
+def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) -> Brought:
+    """Make what the engine wrote the run's: each asked-for rank's file under its name, the others away. Blocks."""
+    brought = Brought()
+    seen: set[int] = set()
+    found = find(folder, facts.users)
+    for each in found:
+        stage = each.stage or (_stage(each, found, facts.users) if request.by_stage else None)
+        trace = Found(each.path, each.tp, each.dp, each.pp, stage)
+        worker = trace.worker(facts)
+        if stage is not None:
+            brought.stages.add(stage)
+        if window.workers is not None and worker not in window.workers:
+            each.path.unlink(missing_ok=True)
+            continue
+        seen.add(worker)
+        try:
+            brought.artifacts += _adopted(trace, window, facts, cut_it=request.cut)
+        except EngineFailure as error:
+            brought.problems.append(str(error))
+    asked = window.workers if window.workers is not None else frozenset(range(facts.workers))
+    if "memory" in request.backends:
+        _bring_snapshots(folder, window, asked, facts.users, brought)
+    missing = sorted(worker for worker in asked if worker not in seen)
+    if found and missing:
+        which = ", ".join(map(str, missing))
+        brought.problems.append(f"no trace of the engine's rank {which} of {facts.workers}")
+    return brought
+
+
+def _bring_snapshots(
+    folder: Path,
+    window: EngineWindow,
+    asked: frozenset[int],
+    users: frozenset[int] | None,
+    brought: Brought,
+) -> None:
+    """Those of the allocators: one for each process, told apart by its rank in the name."""
+    seen = set()
+    for path in sorted(folder.glob("*TP-*-memory*.pickle")):
+        match = _SNAPSHOT.search(path.name)
+        if match is None or path.name.startswith(".") or not is_engine_file(path, users):
+            continue
+        rank = int(match["tp"])
+        if rank not in asked:
+            path.unlink(missing_ok=True)
+            continue
+        final = window.output / f"rank-{rank}.memory.pickle"
+        try:
+            size = path.lstat().st_size
+            final.parent.mkdir(parents=True, exist_ok=True)
+            hidden = temporary(final)
+            shutil.move(path, hidden)  # from another file system, where its folder is shared
+            placed = publish(hidden, final)
+        except OSError as error:
+            brought.problems.append(
+                f"the snapshot {path} cannot be brought to {final}: {error.strerror or error}"
+            )
+            continue
+        seen.add(rank)
+        relative = placed.relative_to(window.folder).as_posix()
+        brought.artifacts.append(Artifact(relative, "memory-snapshot", size))
+    missing = sorted(asked - seen)
+    if missing:
+        brought.problems.append(f"no memory snapshot of the engine's rank {', '.join(map(str, missing))}")
+
+
+def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) -> list[Artifact]:
+    """The artifact of a trace; or those of its stages, in its place."""
+    states: dict[str, Any] = {"rank": trace.worker(facts)}
+    if trace.dp is not None:
+        states["dp_rank"] = trace.dp
+    if trace.stage is not None:
+        states["stage"] = trace.stage
+    name = trace.name(facts)
+    source, users = _own_copy(trace.path, window.output, facts.users)
+    whole = adopt(source, window, name, users=users, **states)
+    if not cut_it:
+        return [whole]
+    path = window.folder / whole.path
+    try:
+        parts = cut(path)
+    except EngineFailure as error:
+        logger.warning("trace not cut", path=str(path), reason=str(error))
+        return [whole]
+    if not parts:
+        return [whole]
+    stages = [adopt(part, window, f"{name}.{stage}", **states, stage=stage) for stage, part in parts.items()]
+    path.unlink()
+    return [
+        replace(stage, began_ns=whole.began_ns, ended_ns=whole.ended_ns, written_ns=whole.written_ns)
+        for stage in stages
+    ]
+
+
+def _own_copy(path: Path, output: Path, users: frozenset[int] | None) -> tuple[Path, frozenset[int] | None]:
+    """Return what may be moved in the place of a trace, and who may own it: an Ascend trace stays next to the tables that are read with it."""
+    if path.name != "trace_view.json":
+        return path, users
+    copy = output / f"{path.parents[1].name}.json"
+    try:
+        copy.hardlink_to(path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        with open_engine_file(path, users) as source, copy.open("xb") as target:
+            shutil.copyfileobj(source, target)
+        return copy, writers(os.geteuid())
+    return copy, users
+
+
+def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) -> str | None:
+    """Which stage a window's end cut off: such a file does not say so in its name."""
+    same = {each.stage for each in others if (each.tp, each.dp, each.pp) == (trace.tp, trace.dp, trace.pp)}
+    if "prefill" in same:
+        return "decode"
+    with contextlib.suppress(OSError, *damages()), opened(trace.path, users) as stream:
+        held = b""
+        while block := stream.read(_BLOCK):
+            match = _STEP.search(held + block)
+            if match is not None:
+                return _STAGES[match[1].decode()]
+            held = block[-32:]
+    return None
+
+
+def is_whole(path: Path, users: frozenset[int] | None = None) -> bool:
+    """Whether a file of one of these users can be read to its end: asked where nobody says that it is."""
+    try:
+        with open_engine_file(path, users) as file, gzip.GzipFile(fileobj=file) as stream:
+            while stream.read(_BLOCK):
+                pass
+    except (OSError, EOFError, zlib.error):
+        return False
+    return True
+
+
+def discard(folder: Path, users: frozenset[int] | None = None) -> None:
+    """Throw away what the engine, which runs as one of these users, wrote there."""
+    snapshots = [path for path in folder.glob("*TP-*-memory*.pickle") if is_engine_file(path, users)]
+    for path in (*(each.path for each in find(folder, users)), *snapshots):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.info("trace stays", path=str(path), reason=str(error))

@@ -1,0 +1,103 @@
+"""One SGLang trace into two, prefill and decode: run as a process of its own, since a parsed trace is large and parsing lets no thread run.
+
+What only this module knows: why SGLang is not asked for that. From 0.5.14 on its own capture by stage ends the prefill capture and begins
+the decode capture inside a range of its scheduler's; torch writes the end of that range into memory that is no longer its own, and the
+scheduler dies within a few windows (seen with 0.5.23: the first time with two data-parallel replicas, the eighth with one). The forward
+steps stand in the trace by name, so that it can be cut afterwards.
+
+``python -m stepprof.remote.sglang.stages TRACE`` takes a trace that the run has taken over, and leaves a file for each stage beside it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.remote.base import EngineFailure
+
+__all__ = ["STAGES", "cut", "cut_apart"]
+
+STAGES = ("prefill", "decode")
+
+_STEP = "step["
+_DECODE = "step[DECODE"
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_LEVEL = 1
+"""Of compression: the files are compressed again when the run takes them over."""
+
+
+def cut(trace: Path) -> dict[str, Path]:
+    """Cut a trace apart in a process of its own; the files by their stage, none where it has no forward steps. Blocks.
+
+    Raises:
+        EngineFailure: it cannot be; the trace is as it was.
+    """
+    done = subprocess.run(  # noqa: S603 - this Python, with a module of ours
+        [sys.executable, "-m", __name__, str(trace)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise EngineFailure(f"the trace {trace} cannot be cut into its stages ({reason}); it is kept whole")
+    return {stage: path for stage, path in _parts(trace).items() if path.exists()}
+
+
+def cut_apart(events: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The events of each stage. What happens between two forward steps belongs to the first of them, what a device runs to the step that
+    launched it; what has no time (the names of threads) is in both."""
+    steps = sorted(
+        (float(event["ts"]), event["name"].startswith(_DECODE))
+        for event in events
+        if event.get("ph") == "X"
+        and str(event.get("name", "")).startswith(_STEP)
+        and "gpu" not in str(event.get("cat"))
+    )
+    if not steps:
+        return {}
+    starts = [start for start, _ in steps]
+
+    def stage_at(ts: float) -> str:
+        return STAGES[steps[max(bisect.bisect_right(starts, ts) - 1, 0)][1]]
+
+    launched = {
+        event["args"]["correlation"]: float(event["ts"])
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    parts: dict[str, list[dict[str, Any]]] = {
+        stage: [] for stage in STAGES if any(decode == (stage == "decode") for _, decode in steps)
+    }
+    for event in events:
+        if "ts" not in event or event.get("ph") == "M":
+            for part in parts.values():
+                part.append(event)
+            continue
+        ts = float(event["ts"])
+        if event.get("cat") in _ON_DEVICE:
+            ts = launched.get(event.get("args", {}).get("correlation"), ts)
+        parts[stage_at(ts)].append(event)
+    return parts
+
+
+def _parts(trace: Path) -> dict[str, Path]:
+    return {stage: trace.with_name(f".{trace.name}.{stage}.json.gz") for stage in STAGES}
+
+
+def _main(trace: Path) -> None:
+    with gzip.open(trace) as file:
+        content = json.load(file)
+    content.pop("stepprof", None)  # stated anew, with the stage
+    apart = cut_apart(content["traceEvents"])
+    for stage, path in _parts(trace).items():
+        if stage in apart:
+            with gzip.open(path, "wt", compresslevel=_LEVEL) as out:
+                json.dump({**content, "traceEvents": apart[stage]}, out, indent=1)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

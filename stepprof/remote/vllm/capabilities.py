@@ -1,0 +1,146 @@
+"""What a vLLM engine can be told, and what came of it, in words that serve an object and a server alike.
+
+What only this module knows: which bounds a version takes for each capture and which only at its construction, and what it means when
+a stop brought fewer files than there are workers, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.vllm.arguments import Settings, iterations
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.vllm.files import Brought, Workers
+
+__all__ = ["bound_of", "died", "differences", "outcome", "start_arguments"]
+
+
+def start_arguments(
+    window: EngineWindow, settings: Settings, known: Container[str], prefix: str
+) -> dict[str, object]:
+    """What ``start_profile`` is given, of what it takes. Raises EngineFailure: it does not take bounds that were asked for."""
+    given: dict[str, object] = {"profile_prefix": prefix} if "profile_prefix" in known else {}
+    delay, maximum = iterations(window.options)
+    for name, wanted, built in (
+        ("delay_iterations", delay, settings.delay_iterations),
+        ("max_iterations", maximum, settings.max_iterations),
+    ):
+        if name in known:
+            # the bound also where the engine does not say what it was started with
+            if wanted != built or (name == "max_iterations" and settings.profiler is None):
+                given[name] = wanted
+        elif wanted and wanted != built and (asked := getattr(window.options, name)) is not None:
+            raise EngineFailure(
+                f"{name} = {asked}: this vLLM takes it only when the engine is built (from 0.32 on for each capture), and {_was(built, settings)}: build it with "
+                f"stepprof.remote.vllm.engine_args(folder, options), or leave {name} out",
+                "unconfigured",
+            )
+    return given
+
+
+def bound_of(window: EngineWindow, settings: Settings, known: Container[str]) -> int | None:
+    """Return after how many forward steps a capture ends by itself; 0: never; None: not known."""
+    if "max_iterations" in known:  # given with the start
+        return window.options.bound or 0
+    return None if settings.profiler is None else settings.max_iterations
+
+
+def _was(built: int, settings: Settings) -> str:
+    if settings.profiler is None:
+        return "this one does not say what it was started with"
+    return f"this one was built with {built}"
+
+
+def differences(window: EngineWindow, settings: Settings, known: Container[str]) -> list[str]:
+    """What the options ask for and the engine was not built for, or the other way round where that is dangerous."""
+    options, lines = window.options, []
+    cure = "vLLM takes it only when the engine is built: engine_args(folder, options)"
+    for name in ("with_stack", "record_shapes"):
+        built = getattr(settings, name)
+        if getattr(options, name) and built is False:
+            lines.append(f"{name} = true was asked for, and it was built without; {cure}")
+    if settings.with_stack and not options.with_stack:
+        lines.append(
+            "it was built with stacks (torch_profiler_with_stack): its stop takes minutes and gigabytes where generation is long; engine_args "
+            "leaves them out"
+        )
+    bound = options.bound or 0
+    if "max_iterations" not in known and (settings.profiler is None or settings.max_iterations != bound):
+        asked = f"{bound} is the default" if bound else '"none" was asked for'
+        lines.append(f"max_iterations: {asked}, and {_was(settings.max_iterations, settings)}; {cure}")
+    if options.activities and settings.activities and set(options.activities) != set(settings.activities):
+        lines.append(
+            f"activities = {list(options.activities)} was asked for, and it was built with {list(settings.activities)}; {cure}"
+        )
+    if options.by_stage:
+        lines.append(
+            "by_stage = true was asked for, which vLLM does not know: prefill and decode are in one file"
+        )
+    return lines
+
+
+def outcome(
+    window: EngineWindow,
+    brought: Brought,
+    workers: Workers,
+    *,
+    early: bool,
+    asleep: bool,
+    name: str,
+    bound: int | None = None,
+) -> Stopped:
+    """Return what a stop brought, in words.
+
+    Args:
+        window: what was recorded.
+        brought: the files.
+        workers: the engine's processes, as far as they are known.
+        early: the files were there before the stop was sent.
+        asleep: the engine sleeps.
+        name: what the engine is called.
+        bound: after how many forward steps it ends a capture; 0: never; None: not known.
+
+    Raises:
+        EngineFailure: it left nothing.
+    """
+    options = window.options
+    if not brought.found:
+        if options.delay_iterations:
+            reason = f"it made fewer than the {options.delay_iterations} forward steps of delay_iterations, so that its capture never began"
+            return Stopped(partial=reason)
+        raise EngineFailure(
+            f"the vLLM engine ({name}) stopped and left no trace: its workers swallow what their profiler raises, and say why in their own log",
+            "ok",
+        )
+    if brought.problems and not brought.artifacts:
+        raise EngineFailure("; ".join(brought.problems), "ok")
+    problems = list(brought.problems)
+    expected = workers.width * workers.groups
+    if brought.found < expected:
+        problems.append(
+            f"{brought.found} of its {expected} workers left a trace where it was looked for; workers on other hosts need a folder that all share"
+        )
+    if early and bound is not None and _is_short(brought, bound):
+        early = False
+        problems.append("another process stopped the engine's profiler before the window ended")
+    if asleep:
+        problems.append("it made no forward step: it is asleep")
+    return Stopped(
+        artifacts=tuple(brought.artifacts),
+        capped_by="engine" if early else None,
+        partial="; ".join(problems) or None,
+    )
+
+
+def _is_short(brought: Brought, bound: int) -> bool:
+    """Return whether a capture that ended early did so before its own bound."""
+    return bound == 0 or (brought.steps is not None and brought.steps < bound * brought.found)
+
+
+def died(name: str) -> str:
+    """Say that an engine is dead, and what to do."""
+    return f"the vLLM engine ({name}) is dead: one of its processes has ended, and what it recorded went with it. Its own log says why; build it anew"

@@ -1,0 +1,216 @@
+"""Which of the files in a vLLM engine's folder belong to a window, and whose they are.
+
+What only this module knows: how the versions name their files (``rank0.…``, ``{prefix}_dp0_pp0_tp1_dcp0_ep0_rank1.…``,
+``{instance}-rank-0.…``, ``{host}_{pid}.…``), and that the engines of a data-parallel group give theirs the same names. Everything blocks: it
+is called on a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepprof.remote.artifacts import adopt, damages, opened
+from stepprof.remote.base import EngineFailure
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.vllm.folder import Session, TraceFolder
+    from stepprof.run.model import Artifact
+
+__all__ = ["Brought", "Workers", "bring", "count_steps"]
+
+_RANK = re.compile(r"rank[-_]?(\d+)\.\d+\.pt\.trace")
+_WRITTEN = re.compile(r"\.(\d{16,20})\.pt\.trace")
+_GROUP = re.compile(r"(?:^|_)dp(\d+)_")
+_HOST_PID = re.compile(r"^(?:.*_)(\d+)\.\d+\.pt\.trace")
+_PID = re.compile(rb'"pid"\s*:\s*(\d+)')
+_STATED_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)')
+_STEP = re.compile(rb'"name"\s*:\s*"execute_')
+_HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]*)"')
+_TITLE = re.compile(rb"EngineCore_DP(\d+)")
+AGAIN = "another process stopped the engine's profiler while it recorded, and started it again; both traces are kept"
+_HEAD = 1 << 18
+_SMALL = 4 << 20
+_MOST_COUNTED = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The processes of an engine, as far as they are known."""
+
+    cores: Sequence[int] = ()
+    """Of a data-parallel group: the process of each of its engines, in order."""
+    width: int = 1
+    """How many workers each of them has."""
+    groups: int = 0
+    """How many of them there are; 0: not known."""
+
+
+@dataclass(slots=True)
+class Brought:
+    """What a capture left."""
+
+    artifacts: list[Artifact] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    written_ns: list[int] = field(default_factory=list)
+    """When the engine wrote each, by its own clock."""
+    found: int = 0
+    """How many traces there were, kept or not."""
+    steps: int | None = None
+    """How many forward steps are in them; None: too large to be counted in passing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    path: Path
+    rank: int | None
+    pid: int | None
+    host: str | None
+    group: int | None
+
+
+def bring(
+    folder: TraceFolder,
+    session: Session,
+    window: EngineWindow,
+    prefix: str,
+    workers: Workers,
+    *,
+    over: bool = True,
+) -> Brought:
+    """Make the capture's traces artifacts of the run; those of workers that nobody asked for are removed.
+
+    Args:
+        folder: where the engine writes.
+        session: what its `begin` returned.
+        window: whose they are.
+        prefix: what the names of this engine's files may begin with.
+        workers: which there are, as far as that is known.
+        over: the capture has ended; False: its stop failed, and more files may come to the same place.
+    """
+    brought = Brought()
+    found, repeated = _once_each([_look(path, folder.users) for path in folder.traces(session, prefix)])
+    brought.found, brought.steps = len(found), 0
+    numbered = _numbered(found, workers)
+    if repeated:
+        brought.problems.append(AGAIN)
+        of = {each.path: (rank, group) for each, rank, group in numbered}
+        numbered += [(each, *of[first.path]) for each, first in repeated]
+    width = workers.width if workers.groups else max((rank for _, rank, _ in numbered), default=0) + 1
+    for each, rank, group in numbered:
+        if window.workers is not None and (group or 0) * width + rank not in window.workers:
+            each.path.unlink(missing_ok=True)
+            continue
+        written = _WRITTEN.search(each.path.name)
+        if written:
+            brought.written_ns.append(int(written[1]))
+        if brought.steps is not None:
+            steps = count_steps(each.path, folder.users)
+            brought.steps = None if steps is None else brought.steps + steps
+        name = f"rank-{rank}" if group is None else f"dp-{group}-rank-{rank}"
+        facts: dict[str, object] = {"rank": rank} if group is None else {"rank": rank, "dp_rank": group}
+        try:
+            brought.artifacts.append(adopt(each.path, window, name, users=folder.users, **facts))
+        except EngineFailure as error:
+            brought.problems.append(str(error))
+    if over:
+        folder.end(session)
+    return brought
+
+
+def _once_each(found: Sequence[_Found]) -> tuple[list[_Found], list[tuple[_Found, _Found]]]:
+    """Return the first trace of each worker, and each later one of the same worker with the first."""
+    firsts: dict[tuple[object, ...], _Found] = {}
+    repeated = []
+    for each in sorted(found, key=_written):
+        worker = (each.host, each.pid, each.rank)
+        first = firsts.setdefault(worker, each) if each.pid is not None else each
+        if first is not each:
+            repeated.append((each, first))
+    later = {each.path for each, _ in repeated}
+    return [each for each in found if each.path not in later], repeated
+
+
+def _written(found: _Found) -> int:
+    stamp = _WRITTEN.search(found.path.name)
+    return int(stamp[1]) if stamp else 0
+
+
+def _numbered(found: Sequence[_Found], workers: Workers) -> list[tuple[_Found, int, int | None]]:
+    """Each file with its worker's rank and, in a data-parallel group, which engine of it that worker belongs to."""
+    by_pid = sorted(found, key=lambda each: (each.pid or 0, each.path.name))
+    ranks = {each.path: each.rank if each.rank is not None else place for place, each in enumerate(by_pid)}
+    same = Counter(ranks.values())
+    named = {each.group for each in found}
+    several = (
+        workers.groups > 1 or max(same.values(), default=0) > 1 or (None not in named and len(named) > 1)
+    )
+    if not several:
+        return [(each, ranks[each.path], None) for each in found]
+    order = {core: place for place, core in enumerate(workers.cores)}
+    taken: Counter[int] = Counter()
+    numbered = []
+    for each in by_pid:
+        rank = ranks[each.path]
+        group = _engine_of(each, order)
+        if group is None:
+            group = each.group if each.group is not None and len(named) > 1 else taken[rank]
+        taken[rank] += 1
+        numbered.append((each, rank, group))
+    return sorted(numbered, key=lambda one: (one[2], one[1]))
+
+
+def _look(path: Path, users: frozenset[int] | None) -> _Found:
+    """What a file says of its writer, in its name or its head."""
+    rank, group, owner = _RANK.search(path.name), _GROUP.search(path.name), _HOST_PID.search(path.name)
+    head = b""
+    with (
+        contextlib.suppress(OSError, *damages()),
+        opened(path, users) as stream,
+    ):  # a damaged file is reported when it is adopted
+        head = stream.read(_HEAD)
+    host = _HOST.search(head)
+    stated, pid = _STATED_RANK.search(head), _PID.search(head, max(head.find(b'"traceEvents"'), 0))
+    return _Found(
+        path=path,
+        rank=int(rank[1]) if rank else int(stated[1]) if stated else None,
+        pid=int(pid[1]) if pid else int(owner[1]) if owner else None,
+        host=host[1].decode("utf-8", "replace") if host else None,
+        group=int(group[1]) if group else None,
+    )
+
+
+def count_steps(path: Path, users: frozenset[int] | None = None) -> int | None:
+    """The forward steps in a small trace; a large one has some, and is not read twice."""
+    with contextlib.suppress(OSError, *damages()):
+        if path.lstat().st_size <= _SMALL:
+            with opened(path, users) as stream:
+                data = stream.read(_MOST_COUNTED + 1)
+            return len(_STEP.findall(data)) if len(data) <= _MOST_COUNTED else None
+    return None
+
+
+def _engine_of(found: _Found, order: Mapping[int, int]) -> int | None:
+    """Which engine of a data-parallel group wrote a file: the one that its process descends from, or is, if that runs on this host."""
+    here = socket.gethostname()
+    pid = found.pid if found.host in (here, None) else None
+    while pid is not None and pid > 1:
+        if pid in order:
+            return order[pid]
+        try:
+            title = _TITLE.search(
+                Path(f"/proc/{pid}/cmdline").read_bytes()
+            )  # vLLM's processes are called VLLM::EngineCore_DP1
+            if title and found.host == here:
+                return int(title[1])
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return None
+    return None

@@ -1,0 +1,264 @@
+"""The folder that a vLLM engine writes its traces to, and how it is retargeted while the engine lives.
+
+vLLM cannot be told another folder once it runs, so that its folder is a link (`stepprof.remote.vllm.arguments` makes it): led to a place of its own for each
+window, and to an idle one between them. It is one engine's alone, by a lock that the kernel releases with its process; which of a server's drivers records is noted
+in a file next to it (`stepprof.remote.core.ownership`). Everything blocks: it is called on a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.log import logger
+from stepprof.redaction import quoted
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.core.engine_files import is_engine_file
+from stepprof.remote.core.owner_slots import FileSlot, digest
+from stepprof.remote.vllm.arguments import IDLE, LINK
+from stepprof.remote.vllm.files import count_steps
+from stepprof.run.names import is_plain_name
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+
+__all__ = ["Session", "TraceFolder", "new_prefix"]
+
+PREFIX = "stepprof-"
+
+MOST_NAMES = 300
+"""Files of a plain folder that are noted; among more than these only those with the engine's prefix are looked for."""
+
+# neither through a link that another user made, nor into a pipe
+_OWNER_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_TRACE = re.compile(r"\.pt\.trace\.json(?:\.gz)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One capture, as its files go: where they come to, and what lay there before."""
+
+    folder: Path
+    before: frozenset[str] = frozenset()
+    link: Path | None = None
+
+
+class TraceFolder:
+    """Where an engine writes, as it is seen from here.
+
+    Args:
+        path: the engine's ``torch_profiler_dir``, or the folder of it that both hosts share.
+        owner: which engine it is; only one may retarget a link.
+        alive: whether the engine still is; what a dead one has claimed is free again.
+        shared: other processes may drive the engine too (a server).
+        users: whose files count as the engine's; None: every user's.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        owner: str,
+        alive: Callable[[], bool],
+        *,
+        shared: bool = False,
+        users: frozenset[int] | None = None,
+    ) -> None:
+        link = path / LINK
+        self.path = link if _is_link(link) else path
+        self._owner = owner
+        self._alive = alive
+        self._shared = shared
+        self.users = users
+
+    @property
+    def link(self) -> Path | None:
+        """The link that can be retargeted; None: a plain folder."""
+        return self.path if _is_link(self.path) else None
+
+    def prepare(self) -> None:
+        """Make what is missing, and see that files can be made there. Raises EngineFailure."""
+        try:
+            if not os.path.lexists(self.path):
+                self._make()
+            elif self.link is not None:
+                (self.path.parent / IDLE).mkdir(exist_ok=True)
+                _claim(self.path, self._owner, self._alive, shared=self._shared)
+            if not os.access(self.path.parent if self.link else self.path, os.W_OK | os.X_OK):
+                raise PermissionError(13, "not writable")
+        except OSError as error:
+            raise EngineFailure(
+                f"the folder of the engine's traces, {quoted(self.path, 300)}, cannot be used: {error.strerror or error}; it has to be a folder that the "
+                "engine's host and this one can both write to (trace_dir names it where the two see it under different paths)",
+                "unconfigured",
+            ) from error
+
+    def _make(self) -> None:
+        """It was named on another host, or long ago: vLLM would make a plain folder of it."""
+        if self.path.name == LINK:
+            (self.path.parent / IDLE).mkdir(parents=True, exist_ok=True)
+            self.path.symlink_to(IDLE)
+            _claim(self.path, self._owner, self._alive, shared=self._shared)
+        else:
+            self.path.mkdir(parents=True)
+
+    @property
+    def slot(self) -> FileSlot:
+        """Where the drivers of a server that writes here note which of them records."""
+        link = self.link
+        if link is not None:
+            return FileSlot(link.parent / ".capture.json")
+        return FileSlot(self.path / f".stepprof-{digest(self._owner)}.json")
+
+    def begin(self, window: EngineWindow) -> Session:
+        """Make a place for a window's files that is its alone, as far as the folder allows."""
+        link = self.link
+        if link is None:
+            return Session(self.path, frozenset(_names(self.path)))
+        what = window.window
+        stem = f"step-{what.step}.{what.name}-{window.replica}"
+        for number in itertools.count(1):
+            folder = link.parent / f"{stem}.{number}"
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+        return Session(folder, link=link)
+
+    def lead(self, session: Session) -> None:
+        """Have what is written from now on come to the place of a capture."""
+        if session.link is not None:
+            _retarget(session.link, session.folder.name)
+
+    def note(self, session: Session) -> dict[str, object]:
+        """Return what another process needs to find the files of a capture, JSON-able."""
+        before = sorted(session.before)
+        return {"folder": session.folder.name, "before": before if len(before) <= MOST_NAMES else None}
+
+    def again(self, noted: Mapping[str, Any], prefix: str) -> Session:
+        """Return a capture that another process has begun. Raises EngineFailure: its folder is no name."""
+        link, name, before = self.link, noted["folder"], noted["before"]
+        if link is not None:
+            if not is_plain_name(name):
+                raise EngineFailure(f"{name!r} is no folder next to {link}", "busy")
+            return Session(link.parent / name, link=link)
+        if before is None:
+            before = [each for each in _names(self.path) if not each.startswith(prefix)]
+        return Session(self.path, frozenset(before))
+
+    def end(self, session: Session) -> None:
+        """After its files were taken: the link leads to the idle folder again; what the engine left besides traces goes."""
+        if session.link is None:
+            return
+        if session.folder.is_symlink():  # not what was made here
+            return
+        if session.link.is_symlink() and session.link.readlink().name == session.folder.name:
+            _retarget(session.link, IDLE)
+        for name in _names(session.folder):
+            if "profiler_out" in name:
+                (session.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what could not be adopted stays, with its folder
+            session.folder.rmdir()
+
+    def discard(self, session: Session, prefix: str) -> None:
+        """Throw away what a capture of ours has left."""
+        for path in self.traces(session, prefix):
+            path.unlink(missing_ok=True)
+        self.end(session)
+
+    def traces(self, session: Session, prefix: str) -> list[Path]:
+        """The traces of a capture that are there by now: of engines that share a plain folder, those with our prefix."""
+        names = [
+            name
+            for name in _names(session.folder)
+            if name not in session.before and _TRACE.search(name) and "async_llm" not in name
+        ]
+        own = [name for name in names if session.link is not None or name.startswith(prefix)]
+        chosen = own or [name for name in names if not name.startswith(PREFIX)]
+        paths = [session.folder / name for name in sorted(chosen)]
+        return [path for path in paths if is_engine_file(path, self.users)]
+
+    def is_over(self, session: Session, window: EngineWindow, prefix: str) -> bool:
+        """Return whether a capture has left its files before it reached its bound: another stop has ended it."""
+        found, bound = self.traces(session, prefix), window.options.bound
+        if not found or bound is None:
+            return bool(found)
+        steps = count_steps(found[0], self.users)
+        return steps is not None and steps < bound
+
+
+def new_prefix() -> str:
+    """What the names of one engine's files begin with, where its version lets them: engines that share a folder are told apart by it."""
+    return f"{PREFIX}{uuid.uuid4().hex[:8]}"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+def _retarget(link: Path, target: str) -> None:
+    """Lead a link somewhere else, in one step: the engine never finds it missing."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+_claims: dict[Path, tuple[int, str, Callable[[], bool]]] = {}
+_claiming = threading.Lock()
+
+
+def _claim(link: Path, owner: str, alive: Callable[[], bool], *, shared: bool) -> None:
+    """Claim a link for one engine, until this process ends. Raises EngineFailure: another living engine has it."""
+    with _claiming:
+        held = _claims.get(link)
+        if held is not None:
+            descriptor, other, still_alive = held
+            if other != owner and still_alive():
+                raise EngineFailure(_shared(link), "unconfigured")
+            _claims[link] = (descriptor, owner, alive)
+            return
+        descriptor = os.open(link.parent / ".owner", _OWNER_FLAGS, 0o666)
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise EngineFailure(_shared(link), "unconfigured") from None
+        except OSError as error:  # a file system without locks: the rule is the user's to keep
+            logger.debug("folder not locked", path=str(link.parent), reason=str(error))
+        _claims[link] = (descriptor, owner, alive)
+
+
+def _shared(link: Path) -> str:
+    return (
+        f"another engine, in this process or another one, retargets {link} too, so that their traces would be mixed up: call "
+        "stepprof.remote.vllm.engine_args once for each engine, and give each server a folder of its own"
+    )
+
+
+def _forget_in_child() -> None:
+    """A forked child shares the lock, not the engine."""
+    for descriptor, _, _ in _claims.values():
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _claims.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except OSError:  # no name can be like this, or it may not be looked at: to be said when it is prepared
+        return False

@@ -1,0 +1,83 @@
+"""Another job that records under the run id of this one while both live: how a process notices it, and how a reader keeps the two apart.
+
+Jobs share a run id where both have one STEPPROF_RUN_ID. Then a rank of each writes the same step. What several groups of ranks of one job record at one time belongs together, so that equal ranks prove
+nothing: each fragment says of which job it is, and which living process of another job had written as the same rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from stepprof.host.plain_files import read_table
+from stepprof.host.process_identity import is_alive
+
+__all__ = ["Entry", "jobs_apart", "rival_in", "sentences"]
+
+Entry = Mapping[str, Any]
+
+
+def rival_in(fragment: Path, writer: Mapping[str, object], job: str | None) -> dict[str, Any] | None:
+    """Return the writer of a fragment where it is a living process of another job.
+
+    Args:
+        fragment: of the same rank and role as the caller's own.
+        writer: the calling process.
+        job: its job; None: not known, and nothing is said.
+    """
+    try:
+        content = read_table(fragment)
+        other, theirs = content["writer"], content.get("job")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    if job is None or theirs in (None, job) or other == writer or not isinstance(other, dict):
+        return None
+    return other if is_alive(other) else None
+
+
+def jobs_apart(targets: Iterable[Sequence[tuple[tuple[int, int], Entry]]]) -> list[set[object]]:
+    """Return jobs in groups, in the order of time: those of different groups recorded the same target at once. Usually there is one group.
+
+    Args:
+        targets: for each rank in a role, its entries with their times.
+    """
+    begins: dict[object, int] = {}
+    rivals: set[frozenset[object]] = set()
+    for entries in targets:
+        spans: dict[object, list[tuple[int, int]]] = {}
+        for span, entry in entries:
+            job = entry.get("job")
+            begins[job] = min(begins.get(job, span[0]), span[0])
+            spans.setdefault(job, []).append(span)
+        named = {entry.get("job") for _, entry in entries if entry.get("rival") is not None}
+        for one, other in combinations([job for job in spans if job is not None], 2):
+            if {one, other} & named or _overlap(spans[one], spans[other]):
+                rivals.add(frozenset((one, other)))
+    groups: list[set[object]] = []
+    for job in sorted(begins, key=lambda job: begins[job]):
+        free = [group for group in groups if not any(frozenset((job, other)) in rivals for other in group)]
+        if free:
+            free[0].add(job)
+        else:
+            groups.append({job})
+    return groups or [{None}]
+
+
+def _overlap(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> bool:
+    return any(a < d and c < b for a, b in one for c, d in other)
+
+
+def sentences(windows: Iterable[Entry]) -> list[str]:
+    """Return what is to be said of ranks that a living process of another job had recorded: one sentence per rank and role."""
+    found = {}
+    for window in windows:
+        other = window.get("rival")
+        if isinstance(other, dict):
+            place = f"{window['role'] or 'step'} rank {window['rank']}"
+            found[place] = (
+                f"{place} was recorded by two jobs that ran at once under one run id: by pid {window['pid']} on {window['host']} "
+                f"and by pid {other.get('pid')} on {other.get('host')}; give each job a STEPPROF_RUN_ID of its own"
+            )
+    return list(found.values())

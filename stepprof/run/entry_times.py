@@ -1,0 +1,121 @@
+"""The times of one entry of the manifest: when it was entered, armed and begun, when it ended, and the CPU time in between.
+
+A window has one, and so has each region that is captured by itself. Only what is selected is timed: a reading of the CPU clocks
+is a call of the system.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepprof.run.manifest_writer import Origin
+
+__all__ = ["Timing"]
+
+
+class Timing:
+    """Times by ``perf_counter_ns``; the manifest gets them as `keys`.
+
+    Args:
+        entered_ns: when the window or the region was entered.
+        waited_seconds: how long it had waited by then for another capture to be stopped.
+    """
+
+    __slots__ = (
+        "_armed",
+        "_cpu_began_ns",
+        "_cpu_ns",
+        "_thread",
+        "_thread_began_ns",
+        "_thread_cpu_ns",
+        "began_ns",
+        "ended_ns",
+        "entered_ns",
+        "waited_seconds",
+    )
+
+    def __init__(self, entered_ns: int, waited_seconds: float = 0.0) -> None:
+        self.entered_ns = entered_ns
+        self.waited_seconds = waited_seconds
+        self.began_ns: int | None = None
+        self.ended_ns: int | None = None
+        self._armed: tuple[int, int] | None = None
+        self._thread = 0
+        self._cpu_began_ns = self._thread_began_ns = 0
+        self._cpu_ns: int | None = None
+        self._thread_cpu_ns: int | None = None
+
+    def waited(self, seconds: float) -> None:
+        """Count a wait that is over now."""
+        self.waited_seconds += seconds
+        self.entered_ns = time.perf_counter_ns()
+
+    def armed(self, began_ns: int, ended_ns: int) -> None:
+        """Note when the backend was armed for it: since the entry, or long before."""
+        self._armed = (began_ns, ended_ns)
+
+    def begin(self, now_ns: int) -> None:
+        """The body begins, on this thread; one whose capture is over by now has begun for it."""
+        if self.ended_ns is not None:
+            return
+        self.began_ns = now_ns
+        self._thread = threading.get_native_id()
+        self._thread_began_ns = time.thread_time_ns()
+        self._cpu_began_ns = time.process_time_ns()
+
+    def end(self, now_ns: int, *, moved: bool = False) -> bool:
+        """The body has ended, or the capture of it before; only the first of the two counts. Returns whether this was it.
+
+        A body that never began is one without length.
+
+        Args:
+            now_ns: when it ended.
+            moved: the body may have gone on in another thread: the calling one tells.
+        """
+        if self.ended_ns is not None:
+            return False
+        if self.began_ns is None:
+            self.begin(now_ns)
+        self.ended_ns = now_ns
+        self._cpu_ns = time.process_time_ns() - self._cpu_began_ns
+        if threading.get_native_id() == self._thread:
+            self._thread_cpu_ns = time.thread_time_ns() - self._thread_began_ns
+        elif not moved:
+            thread_ns = _cpu_ns_of(self._thread)
+            self._thread_cpu_ns = None if thread_ns is None else thread_ns - self._thread_began_ns
+        return True
+
+    def keys(self, origin: Origin) -> dict[str, Any]:
+        """What is known by now, as the keys of the manifest."""
+        begun, ended, armed = self.began_ns, self.ended_ns, self._armed
+        start_ns = None
+        if begun is not None:
+            start_ns = begun - self.entered_ns
+            if armed is not None and armed[0] >= self.entered_ns:
+                start_ns -= armed[1] - armed[0]
+        return {
+            "start_unix_ns": origin.unix_ns(self.entered_ns if begun is None else begun),
+            "end_unix_ns": None if ended is None else origin.unix_ns(ended),
+            "arm_seconds": 0.0 if armed is None else _seconds(armed[1] - armed[0]),
+            "arm_unix_ns": None if armed is None else origin.unix_ns(armed[0]),
+            "start_seconds": _seconds(start_ns),
+            "wait_seconds": round(self.waited_seconds, 6),
+            "cpu_seconds": _seconds(self._cpu_ns),
+            "thread_cpu_seconds": _seconds(self._thread_cpu_ns),
+        }
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else round(nanoseconds / 1e9, 6)
+
+
+def _cpu_ns_of(thread: int) -> int | None:
+    """The CPU time of another thread of this process; None where it has ended, or the system does not tell."""
+    try:
+        # the clock's number as Linux makes it: of one thread (4), the time that the scheduler has counted (2)
+        return time.clock_gettime_ns((~thread << 3) | 4 | 2)
+    except (AttributeError, OSError):
+        return None

@@ -1,0 +1,303 @@
+"""What a target writes into a step's manifest: one fragment per capture and step, written ahead as ``lost``.
+
+A fragment is changed by whoever learns something (the window's exit, the export job, an exception of the body) and written by
+one background thread at a time; its last version stands in the run directory whatever happens to the process afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from stepprof.errors import StepprofError
+from stepprof.host.clock import Anchor
+from stepprof.log import logger
+from stepprof.redaction import MOST, quoted, redacted
+from stepprof.run.conflicts import rival_in
+from stepprof.run.entry_times import Timing
+from stepprof.run.final_state import is_awaited
+from stepprof.run.layout import Claim, RunDir, writer_identity
+from stepprof.run.model import Artifact, Outcome, Window
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepprof.recording.window_handle import Ticket
+
+__all__ = [
+    "EXPORTING",
+    "LOST",
+    "Fragment",
+    "Origin",
+    "as_entries",
+    "describe_error",
+    "living_fragment",
+    "tell",
+    "window_record",
+]
+
+_RAY_TASK = "ray.exceptions.RayTaskError"
+"""Escape sequences of terminals, and every control character but line feed and tab."""
+
+LOST = "the process ended before the capture was handed over"
+EXPORTING = "the process ended before the capture was exported"
+
+
+class Origin:
+    """Who writes: the run, the rank and the process. Asked for the identity once."""
+
+    def __init__(self, run: RunDir, rank: int | str, world_size: int | None) -> None:
+        self.run = run
+        self.rank = rank
+        self.world_size = world_size
+        self.host = socket.gethostname()
+        self.pid = os.getpid()
+        self.writer = writer_identity()
+        self.anchor = Anchor.take()
+        self.job: str | None = None
+        """Of which job it is; None: not known."""
+        self.told_of_rival = False
+        self.told: Callable[[Fragment], object] | None = None
+        """Gets each fragment when a version of it was written."""
+
+    def unix_ns(self, monotonic_ns: int) -> int:
+        """A ``perf_counter_ns`` reading as wall-clock time."""
+        return self.anchor.to_unix_ns(monotonic_ns)
+
+    def metadata(self, window: Window) -> dict[str, object]:
+        """What an artifact states about itself."""
+        return {
+            "run_id": self.run.run_id,
+            "step": window.step,
+            "role": window.role,
+            "occurrence": window.occurrence,
+            "version": window.version,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "host": self.host,
+            "pid": self.pid,
+            "anchor": self.anchor.to_dict(),
+        }
+
+
+def window_record(
+    origin: Origin, window: Window, timing: Timing, *, status: Outcome, **fields: Any
+) -> dict[str, Any]:
+    """A window's entry in the manifest, with the times as they are known by now."""
+    record: dict[str, Any] = {
+        "role": window.role,
+        "occurrence": window.occurrence,
+        "visit": window.visit,
+        "rank": origin.rank,
+        "world_size": origin.world_size,
+        "host": origin.host,
+        "pid": origin.pid,
+        "thread": threading.get_native_id(),
+        "backend": None,
+        "status": status,
+        "error": None,
+        "body_error": None,
+        **timing.keys(origin),
+        "stall_seconds": 0.0,
+        "export_seconds": None,
+        "capped_by": None,
+        "artifacts": [],
+        "capture": None,
+    }
+    return {**record, **fields}
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception as one line of a manifest: without colors, secrets masked, control characters visible, length bounded.
+
+    Of a Ray task's error it is the exception that the task raised.
+    """
+    while isinstance(cause := getattr(error, "cause", None), BaseException) and _is_of_ray_task(error):
+        error = cause
+    if isinstance(error, StepprofError):
+        message = redacted(str(error))
+    else:
+        message = quoted(error, MOST - len(type(error).__name__))
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _is_of_ray_task(error: BaseException) -> bool:
+    """Whether it is Ray's account of another exception: its message is a colored traceback."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" == _RAY_TASK for kind in type(error).__mro__)
+
+
+def as_entries(artifacts: Iterable[Artifact]) -> list[dict[str, object]]:
+    """Artifacts as they stand in a manifest."""
+    return [{"path": a.path, "kind": a.kind, "bytes": a.bytes, "events": a.events} for a in artifacts]
+
+
+class Fragment:
+    """One target's part of one step's manifest.
+
+    Args:
+        origin: who writes.
+        window: the window it is named after.
+        post: has the writing done on another thread.
+        engines: it tells of engines that this process drives.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        window: Window,
+        post: Callable[[Callable[[], object]], None],
+        *,
+        engines: bool = False,
+    ) -> None:
+        self.origin = origin
+        self._window = window
+        self._post = post
+        self._of_engines = engines
+        self._lock = threading.Lock()
+        self._waiting = False
+        self.claim: Claim | None = None
+        self.windows: list[dict[str, Any]] = []
+        self.engines: list[dict[str, Any]] = []
+        self.clocks: list[dict[str, Any]] = []
+        self.uploads: list[dict[str, Any]] = []
+        self.rival: dict[str, Any] | None = None
+        """A living process of another job that has written as this rank."""
+        _fragments.add(self)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it has not said its last word yet: something is recorded or exported."""
+        entries = [*self.windows, *self.engines]
+        return any(map(is_awaited, entries))
+
+    def word(self) -> str:
+        """What it says of windows and engines: to see whether a later version says something else."""
+        return repr((self.windows, self.engines, self.clocks))
+
+    def artifact_paths(self) -> list[str]:
+        """The artifacts that it names, by their paths below the step's folder."""
+        return [each["path"] for entry in [*self.windows, *self.engines] for each in entry["artifacts"]]
+
+    def write_ahead(self) -> Claim:
+        """Claim the name, with what is known so far. Raises OSError."""
+        with self._lock:
+            return self._claim()
+
+    def _claim(self) -> Claim:
+        if self.claim is None:
+            self.claim = self.origin.run.claim(
+                self._window.step,
+                self._window.role,
+                self.origin.rank,
+                self._content(),
+                engines=self._of_engines,
+            )
+            self._look_for_rival(self.claim)
+        return self.claim
+
+    def _look_for_rival(self, claim: Claim) -> None:
+        """See whether the place was taken by a process of another job that lives. It stands in the next version, and is logged once."""
+        origin = self.origin
+        if claim.before is None or self._of_engines or not isinstance(origin.rank, int):
+            return
+        self.rival = rival_in(claim.before, origin.writer, origin.job)
+        if self.rival is None:
+            return
+        self.save()
+        if not origin.told_of_rival:
+            origin.told_of_rival = True
+            logger.warning(
+                "run.shared",
+                run_id=origin.run.run_id,
+                rank=origin.rank,
+                other_pid=self.rival.get("pid"),
+                other_host=self.rival.get("host"),
+                advice="another job records under this run id: give each job a STEPPROF_RUN_ID of its own",
+            )
+
+    def save(self) -> None:
+        """Write it soon, on another thread; what changes until then is written with it."""
+        if not self._waiting:
+            self._waiting = True
+            try:
+                self._post(self.write)
+            except BaseException:  # an interrupt: the next one asks again
+                self._waiting = False
+                raise
+
+    def write(self) -> None:
+        """Write it now; where that fails the log says so, since the manifest cannot."""
+        self._waiting = False
+        try:
+            with self._lock:
+                if self.claim is None:
+                    self._claim()
+                else:
+                    self.claim.write(self._content())
+        except OSError as error:
+            logger.warning(
+                "manifest not written", step=self._window.step, role=self._window.role, reason=str(error)
+            )
+        if self.origin.told is not None:
+            self.origin.told(self)
+
+    def write_in_child(self) -> None:
+        """Write it in a forked child: without the lock and the log, which threads of the parent may have held at the fork."""
+        with contextlib.suppress(OSError):
+            if self.claim is not None:
+                self.claim.write(self._content())
+
+    def _content(self) -> dict[str, object]:
+        origin = self.origin
+        return {
+            "schema_version": 1,
+            "run_id": origin.run.run_id,
+            "step": self._window.step,
+            "version": self._window.version,
+            "writer": origin.writer,
+            "job": origin.job,
+            **({"rival": self.rival} if self.rival is not None else {}),
+            "windows": [_shown(record) for record in self.windows],
+            "engines": [_shown(entry) for entry in list(self.engines)],
+            **({"uploads": [_shown(entry) for entry in self.uploads]} if self.uploads else {}),
+            "clocks": [
+                {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"},
+                *self.clocks,
+            ],
+        }
+
+
+_QUOTING = ("error", "body_error", "name", "url")
+"""What may quote a text from outside."""
+
+
+def _shown(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, **{key: redacted(entry[key]) for key in _QUOTING if entry.get(key)}}
+
+
+_fragments: weakref.WeakSet[Fragment] = weakref.WeakSet()
+
+
+def living_fragment(path: Path) -> Fragment | None:
+    """Return the fragment of this process that is written to a file: what is to change in the file has to change in it."""
+    for fragment in tuple(_fragments):
+        if fragment.claim is not None and fragment.claim.fragment == path:
+            return fragment
+    return None
+
+
+def tell(
+    ticket: Ticket, origin: Origin, post: Callable[[Callable[[], object]], None], status: Outcome, reason: str
+) -> None:
+    """Write into the manifest of its step why a window was not captured, in a fragment of its own."""
+    fragment = Fragment(origin, ticket.window, post)
+    backend = "+".join(ticket.policy.backend)
+    record = window_record(origin, ticket.window, ticket.timing, status=status, backend=backend, error=reason)
+    fragment.windows.append(record)
+    ticket.record, ticket.fragment = record, fragment
+    fragment.save()

@@ -1,0 +1,194 @@
+"""Tell the occurrences of a step apart: each time that the training loop came to its number.
+
+A number is used again where the loop counts from 0 in each epoch, or where a job is restarted under its run id. The manifest of the step then holds windows of several times. Here each fragment
+gets the number of its occurrence, in the order of time, and a manifest is narrowed to one of them.
+
+What one target (a rank in a role, the engines of one driver) recorded comes in a sure order: by its visits, its processes and its clock. The first of each target belongs to the first occurrence,
+the second to the second. A target that has fewer than the others is placed by time, on the clock of its machine where another target of that machine has all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepprof.errors import ConfigError
+from stepprof.run.conflicts import jobs_apart
+
+__all__ = ["Span", "choose", "gap", "number_fragments", "of_fragments", "split", "told"]
+
+Span = tuple[int, int]
+"""When something began and ended."""
+_NUMBER = re.compile(r"(\.\d+)?\.json$")
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What one target recorded in one visit of one process."""
+
+    clock: str
+    begin: int
+    end: int
+    fragments: set[str] = field(default_factory=set)
+    visit: object = None
+    """The process and the visit of the last window."""
+
+
+def number_fragments(
+    entries: Iterable[Mapping[str, Any]],
+    offset_of: Callable[[Mapping[str, Any]], int] = lambda entry: 0,
+    by_other_clocks: set[str] | None = None,
+) -> dict[str, int]:
+    """Return the number of the occurrence of each fragment: 1, 2, … in the order of time.
+
+    Args:
+        entries: windows and engines of a step, as `read_step` returns them.
+        offset_of: what the clock of an entry is ahead of the common one.
+        by_other_clocks: gets the fragments that were placed by times of other machines.
+    """
+    entries = list(entries)
+    timed: dict[str, list[tuple[Span, Mapping[str, Any]]]] = defaultdict(list)
+    for entry in entries:
+        if entry["start_unix_ns"] is not None:
+            timed[_target(entry)].append((_times(entry, offset_of(entry)), entry))
+    groups = jobs_apart(timed.values())
+    groups[-1] |= {entry.get("job") for entry in entries}.difference(*groups)
+    numbers: dict[str, int] = {}
+    for jobs in groups:
+        of_jobs = [entry for entry in entries if entry.get("job") in jobs]
+        before = max(numbers.values(), default=0)
+        found = _number_jobs(of_jobs, offset_of, by_other_clocks)
+        numbers.update({fragment: before + number for fragment, number in found.items()})
+    return numbers
+
+
+def _target(entry: Mapping[str, Any]) -> str:
+    """Return what an entry is of: a rank in a role, or the engines of one driver."""
+    return _NUMBER.sub("", str(entry["fragment"]).rpartition("/")[2])
+
+
+def _number_jobs(
+    entries: Iterable[Mapping[str, Any]],
+    offset_of: Callable[[Mapping[str, Any]], int],
+    by_other_clocks: set[str] | None,
+) -> dict[str, int]:
+    """Number the fragments of jobs that did not run at once."""
+    targets: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    untimed = []
+    for entry in entries:
+        if entry["start_unix_ns"] is None:
+            untimed.append(entry)
+        else:
+            targets[_target(entry)].append(entry)
+    units = sorted((list(_units(of, offset_of)) for of in targets.values()), key=len, reverse=True)
+    most = len(units[0]) if units else 1
+    spans: dict[tuple[int, str | None], Span] = {}
+    numbers: dict[str, int] = {}
+    for of in units:
+        for place, unit in enumerate(of, 1):
+            seen = all((each, unit.clock) in spans for each in range(1, most + 1))
+            number = place if len(of) == most else _nearest(unit, spans, unit.clock if seen else None, most)
+            if by_other_clocks is not None and len(of) < most and not seen:
+                by_other_clocks |= unit.fragments
+            numbers.update(dict.fromkeys(unit.fragments, number))
+            for clock in (unit.clock, None) if len(of) == most else ():
+                begin, end = spans.get((number, clock), (unit.begin, unit.end))
+                spans[number, clock] = min(begin, unit.begin), max(end, unit.end)
+    processes = {entry["process"]: numbers[entry["fragment"]] for of in targets.values() for entry in of}
+    numbers.update({entry["fragment"]: processes.get(entry["process"], most) for entry in untimed})
+    return numbers
+
+
+def _nearest(unit: _Unit, spans: Mapping[tuple[int, str | None], Span], clock: str | None, most: int) -> int:
+    """Return the occurrence that is nearest in time, by its times on this clock; None: on all of them."""
+    return min(range(1, most + 1), key=lambda number: gap(spans[number, clock], (unit.begin, unit.end)))
+
+
+def split(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a manifest for each occurrence of the step, in the order of time; at least one."""
+    numbers = number_fragments([*manifest["windows"], *manifest["engines"]])
+    most = max(numbers.values(), default=1)
+    if most == 1:
+        return [dict(manifest)]
+
+    def of(number: int) -> dict[str, Any]:
+        return of_fragments(manifest, lambda fragment: numbers.get(fragment, number) == number)
+
+    return [of(number) for number in range(1, most + 1)]
+
+
+def of_fragments(manifest: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """Return a manifest with the entries of some fragments, what came after their artifacts, and the findings of these and of no other occurrence."""
+    of = {
+        kind: [entry for entry in manifest[kind] if is_wanted(entry["fragment"])]
+        for kind in ("windows", "engines")
+    }
+    others = {entry["fragment"] for kind in of for entry in manifest[kind]} - {
+        entry["fragment"] for entries in of.values() for entry in entries
+    }
+    left = {
+        artifact["path"]
+        for kind in of
+        for entry in manifest[kind]
+        if entry["fragment"] in others
+        for artifact in entry["artifacts"]
+    }
+    return {
+        **manifest,
+        **of,
+        "uploads": [each for each in manifest["uploads"] if each["path"] not in left],
+        "findings": [each for each in manifest["findings"] if each["fragment"] not in others],
+    }
+
+
+def choose(count: int, wanted: int | None, step: int) -> int:
+    """Return which occurrence is meant, the last one where none is named. Raises ConfigError where it is not recorded."""
+    if wanted is None:
+        return count
+    if not 1 <= wanted <= count:
+        raise ConfigError(
+            f"--occurrence = {wanted}: step {step} was recorded {'once' if count == 1 else f'{count} times'}; did you mean {min(max(wanted, 1), count)}?"
+        )
+    return wanted
+
+
+def told(count: int, chosen: int, step: int) -> list[str]:
+    """Return the sentence that says that there are other occurrences."""
+    if count == 1:
+        return []
+    return [
+        f"the number {step} was used for {count} steps of this run: this is occurrence {chosen}; --occurrence N names another"
+    ]
+
+
+def gap(one: Span, other: Span) -> int:
+    """Return how far two times are apart; below 0 where they overlap, by as much."""
+    return max(one[0], other[0]) - min(one[1], other[1])
+
+
+def _units(
+    entries: Sequence[Mapping[str, Any]], offset_of: Callable[[Mapping[str, Any]], int]
+) -> Iterator[_Unit]:
+    """What one target recorded, visit by visit. Processes that recorded at one time are several groups of ranks, in one visit."""
+    unit: _Unit | None = None
+    timed = [(_times(entry, offset_of(entry)), entry) for entry in entries]
+    for (begin, end), entry in sorted(timed, key=lambda each: (each[0], each[1]["fragment"])):
+        visit = (entry["process"], entry["visit"])
+        if unit is None or (visit != unit.visit and begin > unit.end):
+            if unit is not None:
+                yield unit
+            unit = _Unit(entry["process"].partition(" ")[0], begin, end)
+        unit.visit = visit
+        unit.end = max(unit.end, end)
+        unit.fragments.add(entry["fragment"])
+    if unit is not None:
+        yield unit
+
+
+def _times(entry: Mapping[str, Any], offset: int) -> Span:
+    begin, end = entry["start_unix_ns"], entry["end_unix_ns"]
+    begin = int(begin) - offset
+    return begin, begin if end is None else max(int(end) - offset, begin)

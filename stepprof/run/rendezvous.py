@@ -1,0 +1,292 @@
+"""How the ranks of one job find the same run through the file system, without talking to each other.
+
+A launcher that names its job (Slurm, `torchrun --rdzv-id`) has settled the matter. A plain `torchrun` or `mp.spawn` says no more than MASTER_ADDR and MASTER_PORT, and the next job on
+the same machine says the same. What tells them apart is the launcher, the parent of the ranks: it has one process id and one start for as long as the job lives, also over
+an elastic restart of its workers. So a claim is a file that holds a run id, and beside it one member file per host that holds the one launcher which that host has in the job:
+
+    <output_dir>/.claims/<key>/000003.json               the run id, who founded it, when its launcher began
+    <output_dir>/.claims/<key>/000003.<host>.json        the launcher of that host which belongs to it
+    <output_dir>/.claims/<key>/launcher-<id>.json        what the ranks of one launcher agreed on
+
+Lightning has no launcher: rank 0 begins alone, and starts the other ranks of its host itself. They find its run by its `run.json`, which says which process wrote it.
+
+Each of them is made by a hard link, which fails where the name is taken: the file system is the arbiter, and nobody waits for anybody.
+
+Other users may be able to write to `output_dir`. So a file counts only if it belongs to the job's own user, and what it says is checked: a run id is a plain name, never a path. A name that
+another user has taken is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepprof.errors import ConfigError
+from stepprof.host.atomic_files import write_exclusively
+from stepprof.host.own_files import is_foreign, owner_for, read_own
+from stepprof.host.plain_json import parse_json
+from stepprof.host.process_identity import boot_id, pid_namespace, process_start, writer_identity
+from stepprof.run.names import is_plain_name
+
+__all__ = [
+    "CLAIMS",
+    "Launcher",
+    "claim_for_launcher",
+    "claim_for_process",
+    "current_launcher",
+    "run_of_parent",
+]
+
+CLAIMS = ".claims"
+RUN_FILE = "run.json"
+_BOOT = Path("/proc/stat")
+JOIN_WITHIN_SECONDS = 600.0
+"""Launchers of one job on several hosts begin within this time of each other; a later one is another job."""
+MOST_FILES = 50_000
+"""Files that one folder of claims may hold; a job makes two or three."""
+MOST_ROUNDS = 1000
+"""Attempts to join or found a run."""
+_CLAIM = re.compile(r"(\d{6,12})(\.[0-9a-f]{16})?\.json", re.ASCII)
+_NEVER = frozenset({errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENXIO})
+"""What a later look would not change: a link, another user's file, no file."""
+_UNREADABLE_SECONDS = 2.0  # how long a name that is taken may stay unreadable (NFS caches, a file system without links) before it is passed over
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """The process that started the ranks of this host: `token` is unique among all launchers for ever, `started` is in Unix seconds."""
+
+    host: str
+    token: str
+    started: float
+
+
+def current_launcher(*, own: bool = False) -> Launcher:
+    """The parent of this process; the process itself where it has none (the first one of a container), or starts the ranks of its host (`own`)."""
+    pid = os.getpid() if own else os.getppid() or os.getpid()
+    ticks = process_start(pid)
+    host = f"{socket.gethostname()} {pid_namespace()}"
+    return Launcher(host=host, token=f"{host} {boot_id()} {pid} {ticks}", started=_unix_seconds(ticks))
+
+
+def claim_for_launcher(output_dir: Path, key: str, launcher: Launcher, world_size: int | None) -> str:
+    """The run id that every process of this launcher gets, and those of its fellows on other hosts, for the same `key` and `output_dir`.
+
+    Raises:
+        ConfigError: the folder of claims is a link, holds far more files than jobs make, or other processes take every name in it.
+        OSError: `output_dir` cannot be made or written.
+    """
+    folder = _folder(output_dir / CLAIMS / _digest(key))
+    agreed = folder / f"launcher-{_digest(launcher.token)}.json"
+    known = _run_id(_read(agreed))
+    if known is None:
+        run_id = _join_or_found(output_dir, folder, launcher, world_size)
+        if write_exclusively(agreed, _dump({"run_id": run_id, "launcher": launcher.token})):
+            return run_id
+        # another rank of ours was first: what it found holds
+        known = _run_id(_read_patiently(agreed)) or run_id
+    return known
+
+
+def claim_for_process(output_dir: Path) -> str:
+    """A run id that nobody else has: its folder is made here, and that decides; the time in the name is for the reader alone.
+
+    Raises:
+        OSError: `output_dir` cannot be made or written.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    run_id, number = stamp, 1
+    while True:
+        try:
+            (output_dir / run_id).mkdir()
+        except FileExistsError:
+            number += 1
+            run_id = f"{stamp}.{number}"
+        else:
+            return run_id
+
+
+def run_of_parent(output_dir: Path) -> str | None:
+    """The run that the process which started this one has opened last; None where it has opened none here, or began with others."""
+    parent, began = writer_identity(os.getppid()), current_launcher().started - 2.0
+    opened: list[tuple[float, str]] = []
+    with contextlib.suppress(OSError):
+        for folder in output_dir.iterdir():
+            path = folder / RUN_FILE
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < began:
+                    continue
+                content = _read(path) or {}
+                is_its_own = content.get("writer") == parent and content.get("run_id_from") == "process"
+                if is_its_own and _run_id(content) == folder.name:
+                    opened.append((_number(content.get("created_unix_ns")), folder.name))
+    return max(opened)[1] if opened else None
+
+
+def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_size: int | None) -> str:
+    passed_over: set[int] = set()
+    for _ in range(MOST_ROUNDS):  # each joins, founds, or passes over a name that another process has taken
+        claims = _claims(folder)
+        # the launcher that began nearest to ours first; of two as near, the later claim
+        for claim in sorted(
+            claims, key=lambda n: (abs(_number(claims[n].get("founded")) - launcher.started), -n)
+        ):
+            if _may_join(claims[claim], launcher, world_size) and _register(folder, claim, launcher):
+                return str(claims[claim]["run_id"])
+        run_id = claim_for_process(output_dir)
+        new = _free_number(folder, launcher, [*claims, *passed_over])
+        content = {
+            "run_id": run_id,
+            "founded": launcher.started,
+            "host": launcher.host,
+            "launcher": launcher.token,
+            "world_size": world_size,
+        }
+        founded = write_exclusively(folder / f"{new:06d}.json", _dump(content))
+        if founded and _register(folder, new, launcher):
+            return run_id
+        if founded:
+            continue  # a launcher of this host that is not ours was faster to join it: the run is its own now
+        with contextlib.suppress(OSError):  # an empty folder more is all that is left behind
+            (output_dir / run_id).rmdir()
+        if _read_patiently(folder / f"{new:06d}.json") is None:
+            passed_over.add(new)
+    raise ConfigError(f"{folder}: other processes take every name; remove this folder while no job starts")
+
+
+def _folder(path: Path) -> Path:
+    """Make the folder of claims, and return it. Raises ConfigError where a link stands in its place, and OSError."""
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    for each in (path.parent, path):
+        if each.is_symlink():
+            raise ConfigError(f"{each}: is a link, and stepprof follows none here; remove it")
+        each.mkdir(exist_ok=True)
+    return path
+
+
+def _claims(folder: Path) -> dict[int, dict[str, object]]:
+    """Return the claims that this user's jobs made, by their number."""
+    found: dict[int, dict[str, object]] = {}
+    for name in _names(folder):
+        match = _CLAIM.fullmatch(name)
+        content = _read(folder / name) if match is not None and match[2] is None else None
+        if match is not None and _run_id(content) is not None:
+            found[int(match[1])] = content or {}
+    return found
+
+
+def _free_number(folder: Path, launcher: Launcher, known: Iterable[int]) -> int:
+    """Return the first number behind the known claims that no other user has taken."""
+    new = max(known, default=0) + 1
+    while is_foreign(folder / f"{new:06d}.json") or is_foreign(_member(folder, new, launcher)):
+        new += 1
+    return new
+
+
+def _member(folder: Path, claim: int, launcher: Launcher) -> Path:
+    return folder / f"{claim:06d}.{_digest(launcher.host)}.json"
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names in a folder of claims. Raises ConfigError where they are far too many, and OSError."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in itertools.islice(entries, MOST_FILES + 1)]
+    if len(names) > MOST_FILES:
+        raise ConfigError(f"{folder}: more than {MOST_FILES} files; remove this folder while no job starts")
+    return names
+
+
+def _may_join(claim: dict[str, object], launcher: Launcher, world_size: int | None) -> bool:
+    """A job of another size is another job; so is one whose launcher began at another time, unless it is our very launcher."""
+    if claim.get("launcher") == launcher.token:
+        return True
+    if claim.get("world_size") != world_size:
+        return False
+    return abs(_number(claim.get("founded")) - launcher.started) <= JOIN_WITHIN_SECONDS
+
+
+def _register(folder: Path, claim: int, launcher: Launcher) -> bool:
+    """Be the one launcher of this host in the claim: True if it is ours, now or before."""
+    member = _member(folder, claim, launcher)
+    content = _read(member)
+    if content is None:
+        if write_exclusively(member, _dump({"launcher": launcher.token, "started": launcher.started})):
+            return True
+        content = _read_patiently(member)
+    return content is not None and content.get("launcher") == launcher.token
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    """Return what a file of this user says; None where there is none, or it says nothing."""
+    try:
+        return _read_own(path)
+    except (OSError, ValueError):  # the caller decides what that means
+        return None
+
+
+def _read_own(path: Path) -> dict[str, object]:
+    """Return the table in a file of this user. Raises ConfigError where it is no such file, ValueError where it holds none, and OSError."""
+    content = parse_json(read_own(path, owner_for(path)))
+    if not isinstance(content, dict):
+        raise ValueError("no table")
+    return content
+
+
+def _read_patiently(path: Path) -> dict[str, object] | None:
+    """The same, but wait for a file that another process of this user is writing; not for a file that will never count."""
+    deadline = time.monotonic() + _UNREADABLE_SECONDS
+    pause = 0.001
+    while True:
+        try:
+            return _read_own(path)
+        except ConfigError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            if time.monotonic() > deadline or getattr(error, "errno", None) in _NEVER:
+                return None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+
+
+def _run_id(content: dict[str, object] | None) -> str | None:
+    """Return the run that a file names, if that is a name which stays in `output_dir`."""
+    run_id = (content or {}).get("run_id")
+    return str(run_id) if is_plain_name(run_id) else None
+
+
+def _dump(content: dict[str, object]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _number(value: object) -> float:
+    """Return a number; infinity for what is none, or is too large to compare."""
+    if not isinstance(value, int | float) or not abs(value) < 1e300:
+        return math.inf
+    return float(value)
+
+
+def _unix_seconds(ticks: int | None) -> float:
+    """When a process began, from its clock ticks since the boot; now, where the system does not tell."""
+    try:
+        booted = re.search(r"^btime (\d+)$", _BOOT.read_text(), re.MULTILINE)
+    except OSError:
+        booted = None
+    if ticks is None or booted is None:
+        return time.time()
+    return int(booted[1]) + ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,217 @@
+"""Requests for a recording that are made while a job runs: what they say, and how they lie in the run directory.
+
+    <run>/requests/<name>.json           one request, readable by its user alone, never changed
+    <run>/requests/<name>.withdrawn      beside it: it holds no more
+
+A request is checked like the configuration, by whoever makes it and again by each session that reads it: a file of another user, a
+half-written or hostile one is told and left alone.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stepprof.config.policy import Policy, RolePolicy, arguments, resolve
+from stepprof.config.selection import Ranks, Steps
+from stepprof.config.validators import keys_of, nearest, role_name, under, whole
+from stepprof.errors import ConfigError
+from stepprof.host.atomic_files import write_exclusively
+from stepprof.host.own_files import read_own
+from stepprof.host.plain_json import parse_json
+from stepprof.run.layout import REQUESTS
+
+__all__ = ["WITHDRAWN", "Request", "place_request", "read_request", "withdraw_request"]
+
+WITHDRAWN = ".withdrawn"
+
+MAX_COUNT = 10_000
+MAX_STEP = 10**18
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_FIXED = ("enabled", "steps")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Record these steps, whatever the configuration says of steps; everything else as configured, but for the ``changes``.
+
+    >>> request = Request.make(7, count=2, role="actor", ranks="all", max_seconds=30)
+    >>> str(request.steps), request.concerns("actor"), request.concerns("rollout")
+    ('7-8', True, False)
+    >>> Request.make(7, rank=0)
+    Traceback (most recent call last):
+      ...
+    stepprof.errors.ConfigError: rank = 0: unknown key; did you mean "ranks"?
+    """
+
+    name: str
+    step: int
+    count: int = 1
+    role: str | None = None
+    """None: windows of every role, and those without one."""
+    changes: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """What is different from the configuration: the keys of a role's table, as they were written."""
+    reason: str = "trigger"
+    """Why it was made: for the log and for whoever reads the run."""
+    made_unix_ns: int = 0
+    by: str = ""
+    """Who made it, for a reader; whose it is, the file's owner says."""
+    _laid: RolePolicy = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every field; raises ConfigError."""
+        if not _is_name(self.name):
+            raise ConfigError.at("name", self.name, 'not fit for a file name; did you mean "request-1"?')
+        whole(0)(self.step, "step")
+        whole(1)(self.count, "count")
+        for key, value, most in (("step", self.step, MAX_STEP), ("count", self.count, MAX_COUNT)):
+            if value > most:
+                raise ConfigError.at(key, value, f"too large; the nearest is {most}")
+        if self.role is not None:
+            role_name(self.role)
+        for key in self.changes:
+            if key in _FIXED or (
+                key not in keys_of(RolePolicy) and not isinstance(self.changes[key], Mapping)
+            ):
+                valid = [name for name in keys_of(RolePolicy) if name not in _FIXED]
+                raise ConfigError.at(str(key), self.changes[key], f"unknown key{nearest(key, valid)}")
+        object.__setattr__(self, "_laid", RolePolicy(**arguments(RolePolicy, self.changes)))
+
+    @classmethod
+    def make(
+        cls, step: int, *, count: int = 1, role: str | None = None, reason: str = "trigger", **changes: object
+    ) -> Request:
+        """A new request under a name that nobody else has; a change that is None is none. Raises ConfigError."""
+        return cls(
+            name=f"step-{step}-{secrets.token_hex(6)}",
+            step=step,
+            count=count,
+            role=role,
+            changes={key: value for key, value in changes.items() if value is not None},
+            reason=reason,
+            made_unix_ns=time.time_ns(),
+            by=f"{_user()}@{socket.gethostname()}:{os.getpid()}",
+        )
+
+    @classmethod
+    def read(cls, table: object) -> Request:
+        """A request of what `to_dict` made of it. Raises ConfigError."""
+        if not isinstance(table, Mapping):
+            raise ConfigError.at("request", table, "expected a table")
+        known = {key: value for key, value in table.items() if key != "schema_version"}
+        texts = ("reason", "by")
+        for key, value in known.items():
+            if key not in keys_of(cls):
+                raise ConfigError.at(str(key), value, f"unknown key{nearest(key, keys_of(cls))}")
+            if key in texts and not isinstance(value, str):
+                raise ConfigError.at(key, value, "expected a text")
+        for key in ("name", "step"):
+            if key not in known:
+                raise ConfigError.at(key, None, "missing in the request")
+        whole(0)(known.get("made_unix_ns", 0), "made_unix_ns")
+        if not isinstance(known.get("changes", {}), Mapping):
+            raise ConfigError.at("changes", known["changes"], "expected a table of what is different")
+        return cls(**known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-able data."""
+        return {
+            "schema_version": 1,
+            "name": self.name,
+            "step": self.step,
+            "count": self.count,
+            "role": self.role,
+            "changes": dict(self.changes),
+            "reason": self.reason,
+            "made_unix_ns": self.made_unix_ns,
+            "by": self.by,
+        }
+
+    @property
+    def last_step(self) -> int:
+        """The last step that it asks for."""
+        return self.step + self.count - 1
+
+    @property
+    def steps(self) -> Steps:
+        """The steps that it asks for."""
+        return Steps(((self.step, self.last_step),))
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks that it asks for; None: those of the configuration."""
+        return self._laid.ranks if isinstance(self._laid.ranks, Ranks) else None
+
+    def concerns(self, role: str | None) -> bool:
+        """Whether it asks for windows of this role."""
+        return self.role is None or self.role == role
+
+    def policy(self, base: Policy) -> Policy:
+        """What holds in the steps asked for, where `base` is configured. Raises ConfigError for what cannot stand together."""
+        with under(f"request {self.name}"):
+            policy = resolve(base, self._laid)
+        return replace(policy, steps=self.steps) if policy.enabled else policy
+
+
+def place_request(run: Path, request: Request) -> Path:
+    """Write a request into the run directory, for its user alone. Raises OSError."""
+    folder = run / REQUESTS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{request.name}.json"
+    if not write_exclusively(path, json.dumps(request.to_dict(), indent=1).encode(), mode=0o600):
+        raise FileExistsError(f"{path} exists")
+    return path
+
+
+def withdraw_request(run: Path, name: str) -> bool:
+    """Say that a request holds no more; False where it was withdrawn before. Raises ConfigError where there is none, and OSError."""
+    folder = run / REQUESTS
+    if not _is_name(name) or not (folder / f"{name}.json").is_file():
+        known = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+        raise ConfigError.at(
+            "withdraw", name, f"no such request in {run}{nearest(name, known) if known else ''}"
+        )
+    return write_exclusively(folder / f"{name}{WITHDRAWN}", b"", mode=0o600)
+
+
+def read_request(path: Path, uid: int | None) -> Request:
+    """The request in a file that belongs to this user.
+
+    Args:
+        path: the file.
+        uid: whose it must be; None where the system has no such thing.
+
+    Raises:
+        ConfigError: it belongs to another user, is too long, or says what cannot be.
+        OSError: it is no plain file, or cannot be read.
+    """
+    data = read_own(path, uid)
+    try:
+        table = parse_json(data)
+    except ValueError as error:
+        raise ConfigError(f"{path.name}: not JSON: {error}") from None
+    request = Request.read(table)
+    if request.name != path.stem:
+        raise ConfigError.at("name", request.name, f'expected that of its file, "{path.stem}"')
+    return request
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container without a name for its user
+        return "unknown"

@@ -1,0 +1,205 @@
+"""Which run a process belongs to: the same answer in every process of a job, without a collective.
+
+The order is the order of authority: what the user said, then the scheduler that owns the whole job, then the launcher of the ranks, then the process that started this rank. Without any of these the
+process is a job of its own. Where torch.distributed is initialised already, its ranks then settle on one of their answers. Nothing here starts anything: Ray is asked only where the program has imported and initialised it (`ray.get_runtime_context()` would start it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.errors import ConfigError
+from stepprof.host.process_identity import writer_identity
+from stepprof.run.names import LONGEST_NAME, is_plain_name, safe_name
+from stepprof.run.rendezvous import (
+    claim_for_launcher,
+    claim_for_process,
+    current_launcher,
+    run_of_parent,
+)
+
+if TYPE_CHECKING:
+    from stepprof.run.job_store import JobStore
+
+__all__ = ["Agreement", "agree_on_run", "job_key"]
+
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|\[::1\]|0\.0\.0\.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The name of the run, and who said so (for run.json: the first thing to look at where two ranks ended in two runs)."""
+
+    run_id: str
+    source: str
+
+
+def agree_on_run(
+    output_dir: Path,
+    *,
+    run_id: str | None,
+    world_size: int | None,
+    environ: Mapping[str, str],
+    store: JobStore | None = None,
+) -> Agreement:
+    """The run of this process.
+
+    Args:
+        output_dir: where runs lie; only the last sources (the parent, a claim per launcher, a claim per process) touch it.
+        store: of the torch.distributed job, to settle on one of several claims.
+        run_id: what the caller said; it must be a plain name.
+        world_size: ranks in the job, where it is known.
+        environ: the environment of the process.
+
+    Raises:
+        ConfigError: `run_id` is no plain name.
+        OSError: a claim cannot be written to `output_dir`.
+    """
+    if run_id is not None:
+        if not is_plain_name(run_id):
+            raise ConfigError(
+                f'run_id = "{run_id}": not a plain name; use letters, digits, ".", "_" and "-", at most {LONGEST_NAME}, not beginning with "." (nearest: "{safe_name(run_id) or "run"}")'
+            )
+        return Agreement(run_id, "run_id")
+    for source, name in (
+        ("STEPPROF_RUN_ID", environ.get("STEPPROF_RUN_ID")),
+        ("ray", _ray_job(environ)),
+        ("slurm", _slurm_step(environ)),
+        ("torchelastic", _elastic_run(environ)),
+    ):
+        safe = safe_name(name or "")
+        if safe:
+            return Agreement(safe, source)
+    claimed = _claimed(output_dir, world_size, environ)
+    if claimed.source in ("process", "launcher") and store is not None and store.is_up():
+        settled = store.agree(claimed.run_id)
+        if settled is not None and (settled != claimed.run_id or claimed.source == "process"):
+            if settled != claimed.run_id:
+                with contextlib.suppress(OSError):  # the folder of our own claim, unless another rank uses it
+                    (output_dir / claimed.run_id).rmdir()
+            claimed = Agreement(settled, "torch.distributed")
+    return claimed
+
+
+def job_key(environ: Mapping[str, str], world_size: int | None) -> str | None:
+    """Return the same text in every process of a job and another one in every other job, whatever the run is called; None where that is not known."""
+    launched = _ray_job(environ) or _elastic_run(environ)
+    if launched:
+        return launched
+    key = _rendezvous(environ, world_size)
+    if key is not None:
+        return f"{key} {current_launcher(own=_starts_ranks(environ)).host}" if _is_loopback(environ) else key
+    step = _slurm_step(environ)
+    if step is not None or (world_size or 1) > 1:
+        return step
+    alone = writer_identity()
+    return f"process {alone['boot_id'] or alone['host']} {alone['pid_namespace']} {alone['pid']} {alone['pid_start']}"
+
+
+def _is_loopback(environ: Mapping[str, str]) -> bool:
+    """Whether the address of the rendezvous names another machine on every machine."""
+    return bool(_LOOPBACK.fullmatch(environ["MASTER_ADDR"]))
+
+
+def _claimed(output_dir: Path, world_size: int | None, environ: Mapping[str, str]) -> Agreement:
+    """What the file system says: the run of the parent or of the launcher, or one of this process alone."""
+    parents = run_of_parent(output_dir) if _is_started_by_rank(environ) else None
+    if parents is not None:
+        return Agreement(parents, "parent")
+    key = _rendezvous(environ, world_size)
+    if key is None:
+        return Agreement(claim_for_process(output_dir), "process")
+    launcher = current_launcher(own=_starts_ranks(environ))
+    if _is_loopback(environ):
+        key = f"{key} {launcher.host}"
+    return Agreement(claim_for_launcher(output_dir, key, launcher, world_size), "launcher")
+
+
+def _slurm_step(environ: Mapping[str, str]) -> str | None:
+    job = environ.get("SLURM_JOB_ID")
+    if not job:
+        return None
+    parts = [f"slurm-{job}"]
+    if environ.get("SLURM_STEP_ID"):
+        parts.append(environ["SLURM_STEP_ID"])
+    if (
+        environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    ):  # a job that was put back in the queue counts its steps from zero again
+        parts.append(f"r{environ['SLURM_RESTART_COUNT']}")
+    return ".".join(parts)
+
+
+def _elastic_run(environ: Mapping[str, str]) -> str | None:
+    name = environ.get("TORCHELASTIC_RUN_ID")
+    return f"torchrun-{name}" if name and name != "none" else None
+
+
+def _starts_ranks(environ: Mapping[str, str]) -> bool:
+    """Whether this is the first process of a node under Lightning, which starts the other ranks of the node."""
+    return bool(environ.get("NODE_RANK")) and not environ.get("LOCAL_RANK")
+
+
+def _is_started_by_rank(environ: Mapping[str, str]) -> bool:
+    """Whether this is a rank that Lightning's first process of the node has started."""
+    return environ.get("LOCAL_RANK", "0") not in ("", "0") and not environ.get("TORCHELASTIC_RUN_ID")
+
+
+def _rendezvous(environ: Mapping[str, str], world_size: int | None) -> str | None:
+    """What the ranks of one job have in common where their launcher gave it no name; None where this process is alone."""
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    together = (world_size or 1) > 1 or environ.get("TORCHELASTIC_RUN_ID") == "none" or _starts_ranks(environ)
+    return f"{address} {port}" if address and port and together else None
+
+
+def _ray_job(environ: Mapping[str, str]) -> str | None:
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not getattr(ray, "is_initialized", bool)():
+        return None
+    try:
+        return _ask_ray(ray, environ)
+    except Exception as error:  # noqa: BLE001 - whatever Ray's internals raise, it must not reach the user's init
+        from stepprof.log import (
+            logger,
+        )  # here alone: readers of a run share this module and need no structlog
+
+        logger.warning("ray does not name its job", reason=f"{type(error).__name__}: {error}")
+        return None
+
+
+def _ask_ray(ray: Any, environ: Mapping[str, str]) -> str:
+    submitted = _ray_submission(ray, environ)
+    if submitted:
+        return submitted
+    context = ray.get_runtime_context()
+    ask = getattr(context, "get_session_name", None)  # recent Ray; before, the worker's node knows it
+    session = (
+        ask()
+        if ask
+        else getattr(getattr(ray._private.worker.global_worker, "node", None), "session_name", None)
+    )
+    return f"ray-{session or context.gcs_address}-{context.get_job_id()}"
+
+
+def _ray_submission(ray: Any, environ: Mapping[str, str]) -> str | None:
+    """The id that `ray job submit` gave.
+
+    Ray has no public way to ask for it (ray-project/ray#28089). The metadata of the job hold it in the driver and in every worker; the environment does so surely only in the driver.
+    """
+    try:
+        metadata = ray._private.worker.global_worker.core_worker.get_job_config().metadata
+        return str(metadata["job_submission_id"]) if "job_submission_id" in metadata else None
+    except (
+        AttributeError
+    ):  # a Ray that has moved its internals, or Ray Client, where this process is no worker
+        pass
+    try:
+        return str(json.loads(environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"])
+    except (ValueError, KeyError, TypeError):  # not submitted, or not the description of a job
+        return None

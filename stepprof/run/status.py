@@ -1,0 +1,216 @@
+"""Reading what the processes of a run tell of themselves: live, stale, ended, crashed, replaced, or damaged.
+
+The reading side of `stepprof.recording.control.status_publisher`. A file says when it was written and by which process: one whose process is known to be gone
+without having said so crashed; one that should have been written anew long ago, and was not, is stale; where the job has been started
+anew since, either is replaced. Nothing in a file is trusted to be of the type it should be.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.config.selection import Steps
+from stepprof.errors import ConfigError
+from stepprof.formatting import ranges
+from stepprof.host.plain_files import read_table
+from stepprof.host.process_identity import is_alive
+from stepprof.run.layout import STATUS
+
+__all__ = ["LIVE", "missed_requests", "read_statuses"]
+
+LIVE = "live"
+"""The condition of a process that tells of itself as often as it should."""
+
+MISSED_BEATS = 3
+"""So many signs of life may be missing before a process is called stale."""
+
+_Check = Callable[[object], bool]
+
+
+def read_statuses(run: Path) -> list[dict[str, Any]]:
+    """What each process of a run last told, by rank.
+
+    Returns:
+        For each file in `status/` the fields that `stepprof.recording.control.status_publisher` writes, None where one is missing or of another type, and
+        `condition` ("live", "stale", "ended", "crashed", "replaced" or "damaged"), `age_seconds` since it was written, by the clock of
+        its writer or that of the file system, whichever is nearer to that of this host, `uid`, whose the file is, and `file`, its name.
+    """
+    try:
+        files = sorted(
+            path for path in (run / STATUS).iterdir() if path.suffix == ".json" and path.name[0] != "."
+        )
+    except OSError:
+        return []
+    found = [status for path in files if (status := _read(path)) is not None]
+    _find_replaced(found)
+    return sorted(found, key=_place)
+
+
+def missed_requests(run: Path, step: int) -> list[str]:
+    """Which ranks say that they could not record this step though they were asked to, and why: one line for each request and reason."""
+    ranks: dict[tuple[str, str, str | None], list[int | str]] = {}
+    for status in read_statuses(run):
+        for name, seen in status["requests"].items():
+            if seen["outcome"] in ("missed", "refused") and _asks_for(seen, step):
+                key = name, str(seen["outcome"]), seen["reason"]
+                ranks.setdefault(key, []).append("unknown" if status["rank"] is None else status["rank"])
+    return [
+        f"request {name}: {outcome} by rank {ranges(who)}: {reason}"
+        for (name, outcome, reason), who in ranks.items()
+    ]
+
+
+def _asks_for(seen: Mapping[str, str | None], step: int) -> bool:
+    """Whether these are the steps that were missed; of a request that was refused, those that it asked for."""
+    try:
+        return step in Steps.parse(seen["missed"] or seen["steps"] or "none")
+    except ConfigError:
+        return False
+
+
+def _place(status: Mapping[str, Any]) -> tuple[bool, int, str]:
+    rank = status["rank"]
+    return not isinstance(rank, int), rank if isinstance(rank, int) else 0, f"{rank} {status['file']}"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    content: object = None
+    changed_ns = uid = None
+    try:
+        status = path.lstat()
+        changed_ns, uid = status.st_mtime_ns, status.st_uid
+        content = read_table(path)
+    except FileNotFoundError:
+        return None  # its process has just come to know its rank
+    except (OSError, ValueError):
+        pass  # reported as damaged
+    given = content if isinstance(content, Mapping) else {}
+    known = {key: given.get(key) if check(given.get(key)) else None for key, check in _FIELDS.items()}
+    known["requests"] = _requests(given.get("requests"))
+    known["engines"] = _engines(given.get("engines"))
+    age = None if known["published_unix_ns"] is None else _age(known["published_unix_ns"], changed_ns)
+    return {**known, "condition": _condition(known, age), "age_seconds": age, "uid": uid, "file": path.name}
+
+
+def _age(published_ns: int, changed_ns: int | None) -> float:
+    """How old a file is, by the clock of its writer or by that of the file system: the clock of one node may be wrong by hours."""
+    now = time.time_ns()
+    ages = [(now - at) / 1e9 for at in (published_ns, changed_ns) if at is not None]
+    return min((age for age in ages if age >= 0), default=0.0)
+
+
+def _condition(status: Mapping[str, Any], age: float | None) -> str:
+    if age is None or status["writer"] is None or status["rank"] is None:
+        return "damaged"
+    if status["ended"]:
+        return "ended"
+    if is_alive(status["writer"]) is False:
+        return "crashed"
+    beat = status["beat_seconds"] or 5.0
+    return "stale" if age > MISSED_BEATS * beat else LIVE
+
+
+def _find_replaced(statuses: Sequence[dict[str, Any]]) -> None:
+    """What a job that died left behind, where it has been started anew in the same run: maybe on other hosts, maybe with fewer ranks."""
+    live = [each for each in statuses if each["condition"] == LIVE and each["started_unix_ns"] is not None]
+    if not live:
+        return
+    first = min(each["started_unix_ns"] for each in live)
+    latest: dict[object, int] = {}
+    for each in live:
+        latest[each["rank"]] = max(each["started_unix_ns"], latest.get(each["rank"], 0))
+    for status in statuses:
+        if status["condition"] not in ("stale", "crashed") or is_alive(status["writer"]):
+            continue
+        told = status["published_unix_ns"]
+        if first > told or latest.get(status["rank"], 0) > told:
+            status["condition"] = "replaced"
+
+
+def _engines(value: object) -> dict[str, dict[str, str | None]]:
+    engines = value if isinstance(value, Mapping) else {}
+    return {
+        str(label): {
+            key: engine.get(key) if isinstance(engine.get(key), str) else None
+            for key in ("kind", "name", "host", "state", "health")
+        }
+        for label, engine in engines.items()
+        if isinstance(engine, Mapping)
+    }
+
+
+def _requests(value: object) -> dict[str, dict[str, str | None]]:
+    requests = value if isinstance(value, Mapping) else {}
+    return {
+        str(name): {
+            key: seen.get(key) if isinstance(seen.get(key), str) else None
+            for key in ("outcome", "reason", "missed", "steps", "role")
+        }
+        for name, seen in requests.items()
+        if isinstance(seen, Mapping)
+    }
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _seconds(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and 0 <= value < 1e12
+    )
+
+
+def _rank(value: object) -> bool:
+    return _count(value) or (isinstance(value, str) and bool(value))
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, list) and all(_count(item) for item in value)
+
+
+_FIELDS: dict[str, _Check] = {
+    "run_id": _text,
+    "rank": _rank,
+    "world_size": _count,
+    "host": _text,
+    "pid": _count,
+    "writer": lambda value: isinstance(value, Mapping),
+    "started_unix_ns": _count,
+    "published_unix_ns": _count,
+    "beat_seconds": _seconds,
+    "ended": lambda value: isinstance(value, bool),
+    "state": _text,
+    "state_since_unix_ns": _count,
+    "recording_step": _count,
+    "recording_role": _text,
+    "backend": _text,
+    "health": _text,
+    "last_error": _text,
+    "pending_exports": _texts,
+    "pending_uploads": _count,
+    "recorded_steps": _counts,
+    "recorded_bytes": _count,
+    "roles": _texts,
+    "step": _count,
+    "step_since_unix_ns": _count,
+    "step_seconds": _seconds,
+    "pace_seconds": _seconds,
+    "stride": lambda value: _count(value) and value != 0,
+    "role": _text,
+}

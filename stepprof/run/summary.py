@@ -1,0 +1,251 @@
+"""What a recorded step amounts to: counts over its manifest, seconds per region from its spans, and what should be there and is not."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from stepprof.config.selection import Ranks
+from stepprof.errors import ConfigError
+from stepprof.run.layout import SPANS
+from stepprof.run.manifest import read_run, read_spans, read_step
+from stepprof.run.occurrence_spans import Portions, within
+from stepprof.run.occurrences import split
+from stepprof.run.outermost_spans import Outermost
+
+__all__ = [
+    "SESSIONS",
+    "RegionTime",
+    "StepSummary",
+    "absent_ranks",
+    "engine_label",
+    "held_seconds",
+    "region_times",
+    "summarize_step",
+    "told_once",
+    "untold",
+]
+
+SESSIONS = ("rank", "spans")
+"""Kinds that are sessions of other processes: they tell of themselves in windows of their own."""
+DRIVEN_ELSEWHERE = "driven by another process"
+"""How the entry of an engine begins its reason where the process that wrote it only attached the engine: another one tells of it."""
+
+Rank = int | str
+_ABSENT_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """One line about a step: how its windows ended, who took part, how much there is."""
+
+    step: int
+    version: int | str | None
+    statuses: Mapping[str, int]
+    roles: Sequence[str]
+    ranks: Sequence[Rank]
+    artifacts: int
+    bytes: int
+    findings: int
+    engines: Mapping[str, int] = field(default_factory=dict)
+    """How the captures of attached engines ended."""
+    pruned: int = 0
+    """How many of the artifacts were deleted, since a budget was used up."""
+    not_uploaded: int = 0
+    """How many could not be uploaded."""
+    occurrence: int = 1
+    """Which of the occurrences of the step: its number may have been used several times."""
+    occurrences: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same, JSON-able; the keys are stable."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class RegionTime:
+    """One region of one rank in one step: calls of coroutines that overlap add up to more than the time that passed."""
+
+    name: str
+    role: str | None
+    rank: Rank
+    count: int = 0
+    seconds: float = 0.0
+    errors: int = 0
+
+
+@dataclass(slots=True)
+class RegionTable:
+    """Region times of a step, and what was wrong with the spans that they are from."""
+
+    times: list[RegionTime] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+
+def summarize_step(path: Path, step: int) -> list[StepSummary]:
+    """Count what the manifest of a step says, of each occurrence of the step."""
+    occurrences = split(read_step(path, step))
+    return [
+        _summary(step, manifest, number, len(occurrences)) for number, manifest in enumerate(occurrences, 1)
+    ]
+
+
+def _summary(step: int, manifest: Mapping[str, Any], number: int, count: int) -> StepSummary:
+    windows = manifest["windows"]
+    engines = told_once(manifest["engines"])
+    artifacts = [artifact for entry in [*windows, *engines] for artifact in entry["artifacts"]]
+    return StepSummary(
+        step=step,
+        version=manifest["version"],
+        statuses=dict(Counter(window["status"] for window in windows)),
+        roles=sorted({window["role"] or "step" for window in windows}),
+        ranks=sorted({window["rank"] for window in windows}, key=rank_order),
+        artifacts=len(artifacts),
+        bytes=sum(artifact["bytes"] for artifact in artifacts),
+        findings=len(manifest["findings"]),
+        engines=dict(Counter(engine["status"] for engine in engines)),
+        pruned=sum(len(each["paths"]) for each in manifest["pruned"]),
+        not_uploaded=sum(each["status"] != "uploaded" for each in manifest["uploads"]),
+        occurrence=number,
+        occurrences=count,
+    )
+
+
+def held_seconds(window: Mapping[str, Any]) -> float:
+    """Return how long recording a window held its thread: arming, starting, waiting and stopping. The export runs beside it.
+
+    >>> held_seconds({"arm_seconds": 0.25, "start_seconds": 0.5, "wait_seconds": 0.0, "stall_seconds": None})
+    0.75
+    """
+    return sum(
+        window[key] or 0.0 for key in ("arm_seconds", "start_seconds", "wait_seconds", "stall_seconds")
+    )
+
+
+def told_once(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The engines, without the word of those processes that only say that another one drives it, where that one does tell."""
+    engines = list(engines)
+    known = {name for engine in engines if not _is_elsewhere(engine) for name in _names(engine)}
+    return [
+        engine for engine in engines if not (_is_elsewhere(engine) and known.intersection(_names(engine)))
+    ]
+
+
+def untold(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Engines that every process leaves to another one: one entry for each."""
+    left = {_names(engine): engine for engine in told_once(engines) if _is_elsewhere(engine)}
+    return list(left.values())
+
+
+def engine_label(engine: Mapping[str, Any]) -> str:
+    """What an engine is called in logs and tables.
+
+    >>> engine_label({"role": "rollout", "replica": 0, "occurrence": 1})
+    'rollout/0'
+    """
+    number = "?" if engine["replica"] is None else f"{engine['replica']:.0f}"
+    again = "" if engine["occurrence"] in (None, 1) else f" ({engine['occurrence']})"
+    return f"{engine['role'] or 'step'}/{number}{again}"
+
+
+def _is_elsewhere(engine: Mapping[str, Any]) -> bool:
+    return engine["status"] == "joined" and str(engine["error"]).startswith(DRIVEN_ELSEWHERE)
+
+
+def _names(engine: Mapping[str, Any]) -> tuple[tuple[object, ...], ...]:
+    """By what an engine is known again in another process's words: there its URL may be another one, or its number."""
+    which = (engine["role"], engine["occurrence"])
+    return ((*which, "name", engine["name"]), (*which, "replica", engine["replica"]))
+
+
+def region_times(path: Path, step: int, portions: Portions | None = None) -> RegionTable:
+    """Return calls and seconds of each region in a step, per rank and role, in the order in which they first ended. A call inside another one of the same region is not counted.
+
+    Args:
+        path: the run's folder.
+        step: the step.
+        portions: of its occurrences the one that is meant; None: all of them.
+    """
+    found: dict[tuple[str, str | None, Rank], Outermost] = {}
+    table = RegionTable()
+    read = read_spans(path, step=step, findings=table.findings)
+    for span in read if portions is None else within(read, portions, path / SPANS, step, table.findings):
+        if span.get("kind") == "region":
+            role = span.get("role") if isinstance(span.get("role"), str) else None
+            found.setdefault((str(span["name"]), role, span["rank"]), Outermost()).add(span)
+    for (name, role, rank), spans in found.items():
+        seconds = spans.seconds_of_each
+        table.times.append(RegionTime(name, role, rank, len(seconds), sum(seconds), spans.errors))
+    return table
+
+
+def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Ranks that the configuration selects for a role of this step and that have no window in its manifest, one sentence per role.
+
+    Of a role that engines do, the ranks are those of the engines: whichever process opened its window, no other one is missing.
+    """
+    config = read_run(path).get("config")
+    if not isinstance(config, dict):
+        return []
+    sentences = []
+    of_engines = {engine["role"] for engine in manifest["engines"] if engine["kind"] not in SESSIONS}
+    roles = {window["role"] for window in manifest["windows"]} - of_engines
+    for role in sorted(roles, key=lambda role: role or ""):
+        windows = [window for window in manifest["windows"] if window["role"] == role]
+        world: int = max((window["world_size"] or 0 for window in windows), default=0)
+        text = _ranks_of(config, role)
+        if text is None or not world:
+            continue
+        try:
+            selected = Ranks.parse(text)
+        except (
+            ConfigError
+        ):  # of a stepprof whose selections say more than ours: then nothing is claimed to be absent
+            continue
+        there = {window["rank"] for window in windows}
+        absent, count = _first_absent(selected, world, there)
+        if count:
+            shown = ", ".join(map(str, absent)) + (
+                f" and {count - len(absent)} more" if count > len(absent) else ""
+            )
+            sentences.append(
+                f'{role or "step"}: no window of rank {shown}, which ranks = "{text}" selects: it never entered one of this role, belongs to another run (see run_id_from in run.json), or could not write'
+            )
+    return sentences
+
+
+def _first_absent(selected: Ranks, world: int, there: Collection[object]) -> tuple[list[int], int]:
+    """Return the first few ranks that are selected and not there, and how many there are; whatever a file says that the world is."""
+    here = sorted(rank for rank in there if isinstance(rank, int))
+    absent: list[int] = []
+    count = 0
+    for first, last in ((0, world - 1),) if selected.all else selected.intervals:
+        end = min(last, world - 1) + 1
+        if first >= end:
+            continue
+        count += end - first - (bisect_left(here, end) - bisect_left(here, first))
+        missing = (rank for rank in range(first, end) if rank not in there)
+        absent += islice(missing, _ABSENT_SHOWN - len(absent))
+    return absent, count
+
+
+def rank_order(rank: Rank) -> tuple[bool, Any]:
+    """Numbers before names."""
+    return (isinstance(rank, str), rank)
+
+
+def _ranks_of(config: Mapping[str, Any], role: str | None) -> object:
+    roles = config.get("roles")
+    policy = roles.get(role) if isinstance(roles, dict) else None
+    own = policy.get("ranks") if isinstance(policy, dict) else None
+    return config.get("ranks") if own is None else own
+
+
+def ordered_ranks(times: Iterable[RegionTime]) -> list[Rank]:
+    """The ranks that any region was measured on."""
+    return sorted({time.rank for time in times}, key=rank_order)

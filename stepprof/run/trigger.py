@@ -1,0 +1,165 @@
+"""Asking a running job for a recording: which step every rank can still reach, and the request that names it.
+
+What `stepprof.trigger` and the command `stepprof trigger` share. The ranks of a run are at different steps, and what they told of
+themselves is some seconds old; so "next" is a step that none of them will have begun when all of them have seen the request.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.config.config import Config
+from stepprof.config.validators import nearest
+from stepprof.errors import ConfigError
+from stepprof.host.own_files import own_uid
+from stepprof.instrument.context import cell
+from stepprof.run.reachable_steps import reachable_step
+from stepprof.run.requests import Request, place_request, withdraw_request
+from stepprof.run.status import LIVE, read_statuses
+
+__all__ = ["NEXT", "answers", "ask", "trigger", "wait_for_answers", "withdraw"]
+
+NEXT = "next"
+
+
+def trigger(
+    run: str | Path | None = None,
+    *,
+    step: int | str = NEXT,
+    count: int = 1,
+    role: str | None = None,
+    ranks: int | str | Sequence[int | str] | None = None,
+    backend: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Request:
+    """Ask a running job to record a step, without restarting it.
+
+    Returns at once; the ranks see the request within two seconds, and those that are past its step say so in their status. Called
+    in a job itself, one rank calls it for all.
+
+    Args:
+        run: the run directory; None: that of the session of this process.
+        step: its number, or "next": the next one that every rank can still reach.
+        count: so many consecutive steps.
+        role: windows of this role only; None: of every role.
+        ranks: which ranks record, as in the configuration; None: those of the configuration.
+        backend: what records; None: as configured.
+        options: anything else that the table of a role may say: ``max_seconds=30``, ``torch={"with_stack": True}``.
+
+    Returns:
+        The request; its ``name`` withdraws it, its ``step`` is the number that was chosen.
+
+    Raises:
+        ConfigError: something in it cannot be, every rank is past that step, or no rank is there.
+        OSError: the run directory cannot be written.
+    """
+    session = cell.session
+    if run is not None:
+        path = Path(run)
+    elif session is not None and session.path is not None:
+        path = session.path
+    else:
+        raise ConfigError.at("run", None, "there is no session in this process; name the run's folder")
+    return ask(path, step, count=count, role=role, ranks=ranks, backend=backend, **options)
+
+
+def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes: Any) -> Request:
+    """Check a request against what is known of the run, and place it. Raises ConfigError and OSError."""
+    if isinstance(step, str) and step != NEXT:
+        raise ConfigError.at("step", step, f'expected a number or "{NEXT}"{nearest(step, [NEXT])}')
+    number = 0 if isinstance(step, str) else step
+    drafted = Request.make(number, count=count, role=role, **changes)
+    statuses = [status for status in read_statuses(path) if status["condition"] != "damaged"]
+    living = [status for status in statuses if status["condition"] in (LIVE, "stale")]
+    if not path.is_dir():
+        raise ConfigError.at("run", str(path), "no such folder")
+    if not living and (statuses or step == NEXT):
+        what = (
+            "the run is over: no process of it lives"
+            if statuses
+            else "no rank has told at which step it is; name the step, or look with `stepprof status`"
+        )
+        raise ConfigError.at("run", path.name, what)
+    _check_user(path, living)
+    _check_against(path, drafted, living)
+    if step == NEXT:
+        drafted = Request.make(reachable_step(living), count=count, role=role, **changes)
+    else:
+        begun = max((status["step"] for status in living if status["step"] is not None), default=-1)
+        if number <= begun:
+            reachable = reachable_step(living)
+            raise ConfigError.at(
+                "step", number, f"rank {_rank_at(living, begun)} is at step {begun} already; the nearest that every rank can still reach is {reachable}"
+            )  # fmt: skip
+    place_request(path, drafted)
+    return drafted
+
+
+def withdraw(path: Path, name: str) -> bool:
+    """Withdraw a request; False where it was before. What has been recorded stays. Raises ConfigError and OSError."""
+    return withdraw_request(path, name)
+
+
+def answers(path: Path, name: str) -> dict[str, list[dict[str, Any]]]:
+    """What each process that lives says of a request: by outcome, "unseen" where it has said nothing yet."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for status in read_statuses(path):
+        seen = status["requests"].get(name)
+        if seen is not None:
+            found.setdefault(str(seen["outcome"]), []).append({"rank": status["rank"], **seen})
+        elif status["condition"] == LIVE:
+            found.setdefault("unseen", []).append({"rank": status["rank"], "reason": None})
+    return found
+
+
+def wait_for_answers(path: Path, name: str, seconds: float) -> dict[str, list[dict[str, Any]]]:
+    """`answers`, once every live process has said something, or after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = answers(path, name)
+        if (found and "unseen" not in found) or time.monotonic() >= deadline:
+            return found
+        time.sleep(0.1)
+
+
+def _check_user(path: Path, statuses: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what the ranks would: the request of another user. The folder for requests would be that user's as well, and closed to the job's own."""
+    users = {status["uid"] for status in statuses if status["uid"] is not None}
+    if hasattr(os, "getuid") and users and os.getuid() not in users:
+        uid = own_uid(path)
+        if uid not in users:
+            whose = " or ".join(str(user) for user in sorted(users))
+            raise ConfigError.at(
+                "run", path.name, f"only user {whose}, whose job this is, may ask; you are user {uid}"
+            )
+
+
+def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what no rank of this run could do."""
+    from stepprof.run.manifest import read_run  # the reading wing: not loaded into a job that never asks
+
+    content = read_run(path)
+    world = next((s["world_size"] for s in statuses if s["world_size"]), content.get("world_size"))
+    roles = {role for status in statuses for role in status["roles"] or ()}
+    try:
+        known = Config.from_mapping(content.get("config"))
+    except ConfigError:
+        known = Config()  # damaged, or of another version of stepprof: the ranks check it by their own
+    roles |= set(known.roles)
+    if request.role is not None and roles and request.role not in roles:
+        raise ConfigError.at(
+            "role", request.role, f"no window of this role has come in{nearest(request.role, sorted(roles))}"
+        )
+    for role in (None, request.role, *known.roles):
+        if request.concerns(role):
+            request.policy(known.policy(role))
+    if request.ranks is not None and isinstance(world, int) and request.role is None:
+        request.ranks.check(world)
+
+
+def _rank_at(statuses: Sequence[Mapping[str, Any]], step: int) -> Any:
+    return next(status["rank"] for status in statuses if status["step"] == step)

@@ -1,0 +1,325 @@
+"""What is worth a sentence, what is not, and which comes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepprof.analysis.report.headlines import ALL_ENGINES, headlines
+from stepprof.analysis.report.schema import (
+    Idle,
+    Island,
+    Memory,
+    Overhead,
+    Overlap,
+    PhaseSkew,
+    ProcessTime,
+    Report,
+    Rollout,
+    Sample,
+    Shortfall,
+    SourceInfo,
+    TimeOf,
+    UnmatchedTime,
+)
+
+
+def report_of(**parts):
+    return Report("r", 2, 0, 10.0, "one host", 0, **parts)
+
+
+def texts(**parts):
+    return [headline.text for headline in headlines(report_of(**parts))]
+
+
+def skew(straggler="actor rank 3", late=1.8, *, role="actor", region="update_actor", others=3, **more):
+    waited = [ProcessTime(f"actor rank {number}", late) for number in range(others)]
+    more = {"significant": True, "began_later": 0.0, **more}
+    return PhaseSkew(role, region, straggler, late, late, waited, **more)
+
+
+def rollout(label="rollout/0", below=0.41, tail=0.0, iterations=9, seconds=5.0, samples=()):
+    return Rollout(label, iterations, seconds, 8.0, 4.0, below, tail, [], list(samples))
+
+
+def idle(label="rank 0", **causes):
+    return Idle(label, 10.0, 10.0 - sum(causes.values()), causes)
+
+
+def test_nothing_stands_out():
+    assert texts() == []
+
+
+def test_where_the_step_went_comes_first():
+    roles = [
+        TimeOf(None, None, 10.0, 1.0, []),
+        TimeOf("actor", None, 3.0, 0.3, []),
+        TimeOf("rollout", None, 6.1, 0.61, []),
+    ]
+    assert texts(roles=roles, skew=[skew()])[0] == "the step took 10.0 s: rollout 61%, actor 30%"
+
+
+class TestStragglers:
+    def test_a_rank_that_finishes_after_the_others(self):
+        assert texts(skew=[skew()]) == [
+            "actor rank 3 was the last in update_actor (actor): 1.8 s after the median of the others"
+        ]
+        assert texts(skew=[skew(region=None, others=1)]) == [
+            "actor rank 3 was the last in actor: 1.8 s after actor rank 0"
+        ]
+
+    def test_who_waited_inside_collectives(self):
+        row = skew("actor rank 1", 0.5, region=None, basis="collectives", began_later=None)
+        assert texts(skew=[row]) == [
+            "actor rank 0 waited 500 ms for actor rank 1 in the collectives of actor"
+        ]
+        row = skew("rank 1", 0.5, role=None, region=None, others=1, basis="collectives")
+        assert texts(skew=[row]) == ["actor rank 0 waited 500 ms for rank 1 in the collectives of the step"]
+
+    def test_what_it_was_late_by_already_is_not_counted_again(self):
+        rows = [skew(region="forward", late=2.0), skew(region="backward", late=2.5, began_later=2.0)]
+        assert texts(skew=rows) == [
+            "actor rank 3 was the last in forward (actor): 2.0 s after the median of the others"
+        ]
+        own = skew(region=None, late=2.5, began_later=1.0, straggler="actor rank 4")
+        assert texts(skew=[own]) == [
+            "actor rank 4 was the last in actor: 2.5 s after the median of the others, having begun 1.0 s later"
+        ]
+
+    def test_what_the_profiler_held_it_up_by_is_not_its_own_and_is_said(self):
+        """Of 2.5 s the profiler caused 1.0 s: what can be won is 1.5 s. What is mostly the profiler's is no straggler."""
+        (headline,) = headlines(report_of(skew=[skew(region=None, late=2.5, by_profiler=1.0)]))
+        assert headline.text == (
+            "actor rank 3 was the last in actor: 2.5 s after the median of the others, 1.0 s of it held up by the profiler"
+        )
+        assert headline.seconds == 1.5
+        assert texts(skew=[skew(late=2.5, by_profiler=2.45)]) == []
+
+    @pytest.mark.parametrize("row", [skew(late=0.09), skew(significant=False), skew(began_later=1.79)])
+    def test_too_little_or_within_the_clocks_error_is_not_said(self, row):
+        assert texts(skew=[row]) == []
+
+    def test_three_at_most_the_worst_first(self):
+        rows = [skew(f"rank {n}", late=float(n), region=None) for n in range(1, 6)]
+        assert [text.split(" was")[0] for text in texts(skew=rows)] == ["rank 5", "rank 4", "rank 3"]
+
+
+class TestRollout:
+    def test_one_engine(self):
+        assert texts(rollout=[rollout()]) == [
+            "generation ran below half of its peak batch for 41% of the rollout"
+        ]
+
+    def test_all_engines_speak_for_each(self):
+        rows = [
+            rollout(below=0.9),
+            rollout("rollout/1", below=0.9),
+            rollout(ALL_ENGINES, below=0.5, tail=1.2),
+        ]
+        assert texts(rollout=rows) == [
+            "generation ran below half of its peak batch for 50% of the rollout, the last 1.2 s without a break"
+        ]
+
+    def test_samples_where_there_is_no_engine(self):
+        sample = Sample("3/7", 0.0, 4.0, {"generate": 1.0, "tool_call": 3.0})
+        assert texts(rollout=[rollout("samples of rank 0", iterations=0, samples=[sample])]) == [
+            "for 41% of the rollout fewer than half of its 8 samples were in flight",
+            "the longest sample, 3/7, took 4.0 s, 75% of it in tool_call",
+        ]
+
+    def test_a_full_or_a_short_rollout_is_not_said(self):
+        assert texts(rollout=[rollout(below=0.2)]) == []
+        assert texts(rollout=[rollout(seconds=0.01)]) == []
+
+
+class TestIdleness:
+    def test_it_is_a_mean_over_the_processes_of_that_cause(self):
+        """What is not known has a sentence as well; what took less than a tenth of the step has none."""
+        rows = [idle(rollout=6.0, unknown=3.0), idle("rank 1", rollout=4.0, host=0.1)]
+        assert texts(idle=rows) == [
+            "2 of 2 processes: no work was recorded for 50% of the step on average while the rollout ran",
+            "rank 0: no recorded work or cause explains 30% of the step",
+        ]
+
+    @pytest.mark.parametrize(
+        ("cause", "sentence"),
+        [
+            ("host", "the device was idle for 20% of the step in recorded windows: the host launched no work"),
+            ("peers", "no work was recorded for 20% of the step while other ranks of their role were in it"),
+            ("other_role", "no work was recorded for 20% of the step while other roles ran"),
+            ("not_recorded", "20% of the step was not recorded"),
+        ],
+    )  # fmt: skip
+    def test_causes(self, cause, sentence):
+        (headline,) = headlines(report_of(idle=[idle(**{cause: 2.0})]))
+        assert headline.text == f"rank 0: {sentence}"
+        assert headline.topic == ("coverage" if cause == "not_recorded" else "idle")
+
+    def test_shares_are_of_the_clock_that_the_process_is_on(self):
+        """On another host the step took 4 s, of which a rank stood idle for 2 s."""
+        row = Idle("rank 0", 4.0, 2.0, {"host": 2.0})
+        assert texts(idle=[row]) == [
+            "rank 0: the device was idle for 50% of the step in recorded windows: the host launched no work"
+        ]
+
+
+class TestCollectives:
+    """Time in collectives of which it is not known who waited for whom."""
+
+    def spent(self, seconds=1.5, recorded=3, members=4, region=None):
+        return UnmatchedTime("actor", region, [ProcessTime("actor rank 0", seconds), ProcessTime("actor rank 1", 0.5)], recorded, members)  # fmt: skip
+
+    def test_how_many_members_were_recorded(self):
+        assert texts(unmatched=[self.spent(region="update")]) == [
+            "actor rank 0 spent 1.5 s in collectives of update (actor); 3 of 4 members were recorded, so whom it waited for is not known"
+        ]
+
+    @pytest.mark.parametrize(("recorded", "members"), [(None, None), (4, 4)])
+    def test_that_could_not_be_matched(self, recorded, members):
+        assert texts(unmatched=[self.spent(recorded=recorded, members=members)]) == [
+            "actor rank 0 spent 1.5 s in collectives of actor that could not be matched across ranks, so whom it waited for is not known"
+        ]
+
+    def test_too_little_is_not_said(self):
+        assert texts(unmatched=[self.spent(seconds=0.09)]) == []
+
+
+class TestShortfalls:
+    """Captures that are not all of their windows."""
+
+    def test_a_capped_one_with_its_seconds(self):
+        short = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, 10.0)
+        assert texts(shortfalls=[short]) == [
+            "the capture of actor rank 0 ended after 1.0 s of 10 s (max_seconds)"
+        ]
+        unknown = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, None)
+        assert texts(shortfalls=[unknown]) == ["the capture of actor rank 0 ended after 1.0 s (max_seconds)"]
+
+    def test_an_engine_that_ended_its_capture_after_so_many_forward_steps(self):
+        """Nobody reads figures of a part as those of the whole."""
+        one = Shortfall("rollout/0", "complete", "engine", None, None, 8.0, 32)
+        assert texts(shortfalls=[one]) == [
+            "only the first 32 forward steps of rollout/0 were recorded (max_iterations); the window lasted 8.0 s"
+        ]
+        other = Shortfall("rollout/1", "complete", "engine", None, None, 8.0, 30)
+        assert texts(shortfalls=[one, other]) == [
+            "only the first 30 to 32 forward steps of rollout/0, rollout/1 were recorded (max_iterations)"
+        ]
+
+    def test_several_alike_are_one_sentence(self):
+        rows = [Shortfall(f"rank {n}", "lost", None, "the process ended", None, None) for n in range(5)]
+        assert texts(shortfalls=rows) == ["the capture of rank 0, rank 1, rank 2 and 2 more was lost"]
+        capped = [Shortfall(f"rank {n}", "complete", "max_bytes", None, 1.0, 2.0) for n in range(2)]
+        assert texts(shortfalls=capped) == [
+            "the capture of rank 0, rank 1 ended before the window (max_bytes)"
+        ]
+
+    @pytest.mark.parametrize(
+        ("status", "sentence"),
+        [
+            ("lost", "was lost"),
+            ("failed", "failed"),
+            ("skipped", "was not made"),
+            ("partial", "is partial"),
+            ("damaged", "is damaged: only a part of its file could be read"),
+            ("recording", "is recording"),
+        ],
+    )
+    def test_outcomes(self, status, sentence):
+        short = Shortfall("rank 0", status, None, None, None, None)
+        assert texts(shortfalls=[short]) == [f"the capture of rank 0 {sentence}"]
+
+    def test_the_reason_of_a_single_one(self):
+        short = Shortfall("rank 0", "failed", None, "no device", None, None)
+        assert texts(shortfalls=[short]) == ["the capture of rank 0 failed: no device"]
+
+    def test_they_come_before_what_costs_most(self):
+        short = Shortfall("rank 0", "lost", None, None, None, None)
+        assert texts(shortfalls=[short], skew=[skew()])[0] == "the capture of rank 0 was lost"
+
+    def test_a_lost_capture_is_not_said_again_to_have_no_events(self):
+        lost = SourceInfo("rank 0", "rank", None, None, 0, None, None, "lost", 0, None, "", 0, None)
+        short = Shortfall("rank 0", "lost", None, None, None, None)
+        assert texts(shortfalls=[short], sources=[lost]) == ["the capture of rank 0 was lost"]
+
+
+class TestIslands:
+    def test_where_the_step_went_by_each_clock(self):
+        """No share of a role: a role may have been on several clocks."""
+        islands = [Island(["a", "b"], 0, 10.0), Island(["c"], 0, 7.0)]
+        roles = [TimeOf("actor", None, 3.0, 0.3, [], "a, b")]
+        assert texts(islands=islands, roles=roles) == [
+            "the step took, by each clock of its own, 10 s on a, b, 7.0 s on c",
+            "the clocks of 2 groups of hosts were never compared: every figure is of one of them, and none goes across",
+        ]
+
+    def test_one_island_is_not_spoken_of(self):
+        assert texts(islands=[Island(["a", "b"], 0, 10.0)]) == []
+
+
+class TestOverlap:
+    def test_what_nothing_overlaps_and_how_much_of_it_is_waiting(self):
+        rows = [
+            Overlap("rank 0", "cpu", 5.0, 2.0, 0.5, 1.5, 0.7),
+            Overlap("rank 1", "cpu", 5.0, 2.0, 1.5, 0.5, 0.7),
+        ]
+        assert texts(overlap=rows) == [
+            "50% of the communication is not overlapped by computation: 1.0 s on average"
+        ]
+        assert texts(overlap=rows, idle=[idle(collective=0.5)]) == [
+            "50% of the communication is not overlapped by computation: 1.0 s on average, 25% of it waiting for other ranks"
+        ]
+
+    def test_how_busy_the_devices_were(self):
+        rows = [Overlap(f"rank {n}", "gpu", 1.0, 0.0, 0.0, 0.0, share) for n, share in enumerate((0.4, 0.6))]
+        assert texts(overlap=rows) == ["the GPUs were busy for 50% of what was captured"]
+
+
+class TestRecordingItself:
+    def test_what_held_a_process_up_in_all(self):
+        """The export next to training holds nothing up."""
+        rows = [
+            Overhead("rank 0", arm=0.1, start=0.3, wait=0.2, stall=0.1, export=9.0),
+            Overhead("rank 1", export=1.0),
+        ]
+        assert texts(overhead=rows) == ["the recording itself held rank 0 up for 700 ms"]
+        assert texts(overhead=[Overhead("rank 0", stall=0.05, export=9.0)]) == []
+
+    def test_engines_that_everybody_waits_for(self):
+        rows = [Overhead("rollout/0", start=0.1, stop=3.0), Overhead("rollout/1", start=0.1, stop=4.0)]
+        assert texts(overhead=rows, idle=[idle(profiler=0.5), idle("rank 1", profiler=0.3)]) == [
+            "starting and stopping profilers took 400 ms of each process on average; rollout/1 took 4.0 s to stop"
+        ]
+        assert texts(overhead=rows, idle=[idle(rollout=0.5)]) == []
+
+
+def test_roles_that_overlap_are_said_to_and_a_tiny_one_is_left_out():
+    roles = [
+        TimeOf(name, None, 10 * share, share, []) for name, share in (("a", 0.8), ("b", 0.3), ("c", 0.004))
+    ]
+    assert texts(roles=roles)[0] == "the step took 10.0 s: a 80%, b 30% (they overlap)"
+
+
+def test_the_highest_peak_of_a_device_rather_than_of_the_host():
+    rows = [
+        Memory("rank 0", "CPU, allocated", 9 * 2**30, 1.0),
+        Memory("rank 1", "GPU 0, reserved", 2**30, 1.0),
+    ]
+    assert texts(memory=rows) == ["rank 1 reached 1.0 GiB (GPU 0, reserved)"]
+    assert texts(memory=rows[:1]) == ["rank 0 reached 9.0 GiB (CPU, allocated)"]
+
+
+def test_traces_without_events_are_said_before_the_findings():
+    """A table does not show what is not there."""
+
+    def info(label, events, status="complete"):
+        return SourceInfo(label, "rank", None, None, 0, None, None, status, events, None, "", 0, None)
+
+    sources = [info(f"rank {n}", 0) for n in range(4)] + [info("rank 9", 5), info("spans", 0, None)]
+    assert texts(sources=sources, skew=[skew()])[0] == (
+        "4 of 6 sources have no events: rank 0, rank 1, rank 2 and 1 more"
+    )
+
+
+def test_the_costliest_comes_first():
+    said = texts(skew=[skew()], overhead=[Overhead("rank 0", stall=3.0)], rollout=[rollout(below=0.5)])
+    assert [text.split()[0] for text in said] == ["the", "generation", "actor"]

@@ -1,0 +1,508 @@
+"""Jobs of real ranks over gloo, one of which is late by a known time: the report says how long each of the others waited inside which collective and for whom, or names nobody.
+
+Each rank notes when it entered and left every call, by the clock of the one machine: that is the truth that the report is compared with.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from warm import Warm
+
+from stepprof.analysis.report.analyse import analyse
+from stepprof.analysis.report.terminal import print_report
+from stepprof.analysis.timeline.find import find
+from stepprof.run.manifest import list_runs, read_step
+
+pytestmark = pytest.mark.torch
+
+LATE = 0.2
+"""How late a rank comes to a call, in seconds."""
+CLOSE = 0.1
+"""How far the report may be from what a rank measured: a loaded machine wakes a thread so late."""
+NAMED = re.compile(r" for actor rank (\d+)")
+LAST = re.compile(r"actor rank (\d+) was the last")
+
+JOB = """
+import json, os, sys, time
+import torch, torch.distributed as dist, stepprof
+
+LATE = float(os.environ["LATE"])
+R, W = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+if "STORE" in os.environ:
+    dist.init_process_group("gloo", init_method="file://" + os.environ["STORE"], rank=R, world_size=W)
+else:
+    dist.init_process_group("gloo")
+
+def tensor(count=1):
+    return torch.ones(4 * count)
+
+def gathered():
+    return [tensor() for _ in range(W)]
+
+def awaited(work):
+    time.sleep(0.01)
+    with stepprof.region(f"{current}: await"):
+        work.wait()
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+model = torch.nn.parallel.DistributedDataParallel(Model())
+
+synchronising = {
+    "all_reduce": lambda: dist.all_reduce(tensor()),
+    "all_reduce async": lambda: awaited(dist.all_reduce(tensor(), async_op=True)),
+    "all_gather": lambda: dist.all_gather(gathered(), tensor()),
+    "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(tensor(W), tensor()),
+    "all_gather_into_tensor async": lambda: awaited(dist.all_gather_into_tensor(tensor(W), tensor(), async_op=True)),
+    "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(tensor(), tensor(W)),
+    "all_to_all": lambda: dist.all_to_all(gathered(), gathered()),
+    "all_to_all_single": lambda: dist.all_to_all_single(tensor(W), tensor(W)),
+    "barrier": lambda: dist.barrier(),
+    "ddp": lambda: model(torch.ones(4, 8)).sum().backward(),
+}
+rooted = {
+    f"{kind} {root}": (lambda call=call, root=root: call(root))
+    for root in range(W)
+    for kind, call in {
+        "broadcast": lambda root: dist.broadcast(tensor(), root),
+        "reduce": lambda root: dist.reduce(tensor(), root),
+        "gather": lambda root: dist.gather(tensor(), gathered() if R == root else None, dst=root),
+        "scatter": lambda root: dist.scatter(tensor(), gathered() if R == root else None, src=root),
+    }.items()
+}
+others = {
+    "broadcast 0 async": lambda: awaited(dist.broadcast(tensor(), 0, async_op=True)),
+    "broadcast 1 async": lambda: awaited(dist.broadcast(tensor(), 1, async_op=True)),
+    "all_gather_object": lambda: dist.all_gather_object([None] * W, {"rank": R}),
+    "broadcast_object_list 0": lambda: dist.broadcast_object_list([{"rank": R}], src=0),
+    "broadcast_object_list 1": lambda: dist.broadcast_object_list([{"rank": R}], src=1),
+}
+point_to_point = {
+    "send": lambda: dist.send(tensor(), 1) if R == 0 else dist.recv(tensor(), 0),
+    "isend": lambda: awaited(dist.isend(tensor(), 0) if R == 1 else dist.irecv(tensor(), 1)),
+    "batch": lambda: [work.wait() for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, tensor(), 1 - R), dist.P2POp(dist.irecv, tensor(), 1 - R)]
+    )],
+}
+if os.environ["CALLS"] == "groups":
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][R // 2]
+    across = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])][R % 2]
+groups = {
+    "pairs": lambda: dist.all_reduce(tensor(), group=pairs),
+    "across": lambda: dist.all_reduce(tensor(), group=across),
+    "chain": lambda: [dist.all_reduce(tensor(), group=group) for group in (pairs, across, None, pairs)],
+    "all": lambda: dist.all_reduce(tensor()),
+}
+calls = {name: call for which in os.environ["CALLS"].split() for name, call in globals()[which].items()}
+truth, store = {}, dist.FileStore("meeting", W)
+
+def meet(where):
+    # not a collective: what one call leaves of a rank's lateness is not of the next one
+    store.set(f"{where} {R}", "")
+    store.wait([f"{where} {rank}" for rank in range(W)])
+
+def step(number, late):
+    global current
+    if os.environ["CALLS"] != "groups":
+        with stepprof.region("settle"):  # the profiler started later on one rank: the first collective shows that, and no later one
+            dist.barrier()
+    for name, call in calls.items():
+        current = name
+        meet(f"{number} {name}")
+        if late == R:
+            with stepprof.region("late"):
+                time.sleep(LATE)
+        with stepprof.region(name):
+            entered = time.monotonic()
+            call()
+            truth.setdefault(number, {})[name] = (entered, time.monotonic())
+
+stepprof.init({"steps": f"2-{W + 1}", "output_dir": "runs", "ranks": "all"})
+for number in range(1, W + 2):  # the first one sets up the connections
+    with stepprof.profile_step(number, role="actor"):
+        step(number, late=number - 2)
+with open(f"truth-{R}.json", "w") as file:
+    json.dump(truth, file)
+dist.barrier()
+stepprof.shutdown()
+time.sleep(0.2)  # torch 2.13 hangs where gloo's thread still lets go of its last work: that wants the GIL, which destroying the group holds
+os._exit(0)
+"""
+
+ENVIRON = {"LATE": str(LATE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has run: its run, and of each rank when it entered and left the calls of each step."""
+
+    run: Path
+    truth: list[dict[str, dict[str, tuple[float, float]]]]
+
+    @classmethod
+    def of(cls, folder: Path) -> Job:
+        """Read what a job left in a folder."""
+        (run,) = list_runs(folder / "runs")
+        files = sorted(folder.glob("truth-*.json"))
+        return cls(run, [json.loads(file.read_text()) for file in files])
+
+    def stood(self, step: int, name: str) -> list[float]:
+        """How long each rank stood in a call."""
+        return [left - entered for entered, left in (rank[str(step)][name] for rank in self.truth)]
+
+
+def report_of(run: Path, step: int = 2):
+    """The report of a step."""
+    return analyse(find([run], output_dir=run.parent, step=step), workers=1)
+
+
+def printed(report) -> str:
+    """What the terminal prints of a report, words parted by one space."""
+    console = Console(file=io.StringIO(), width=10_000)
+    print_report(report, console)
+    return " ".join(console.file.getvalue().split())
+
+
+def ranks_of(times) -> dict[int, float]:
+    """Seconds by rank."""
+    return {int(time.label.rpartition(" ")[2]): time.seconds for time in times}
+
+
+def waits_in(report) -> dict[str, tuple[int, dict[int, float]]]:
+    """Of each region, for whom the others waited inside its collectives, and how long each."""
+    rows = [row for row in report.skew if row.basis == "collectives"]
+    assert all(row.region is not None for row in rows)
+    # where the machine was busy, a call of its own thread may have begun after the region that awaits it
+    regions = [row.region.removesuffix(": await") for row in rows]
+    assert len(regions) == len(set(regions))
+    waits = [(int(row.straggler.rpartition(" ")[2]), ranks_of(row.waited)) for row in rows]
+    return dict(zip(regions, waits, strict=True))
+
+
+def causes_of(report, rank: int) -> dict[str, float]:
+    """What a rank spent its step on."""
+    (row,) = (row for row in report.idle if row.label == f"actor rank {rank}")
+    assert row.busy + sum(row.causes.values()) == pytest.approx(row.wall, abs=1e-6)
+    return {"busy": row.busy, **row.causes}
+
+
+def named_in(report) -> set[int]:
+    """The ranks that any sentence says were waited for: not where a busy machine did not schedule them for a moment, nor where they first meet."""
+    said = [
+        headline.text
+        for headline in report.headlines
+        if (headline.seconds or 0) > 0.6 * LATE and "collectives of settle" not in headline.text
+    ]
+    return {int(rank) for text in said for rank in NAMED.findall(text)}
+
+
+def start_ranks(warm: Warm, count: int, script: str, **env: str):
+    """Start the ranks of a job that meet in a file."""
+    address = {
+        **ENVIRON,
+        "WORLD_SIZE": str(count),
+        "STORE": str(warm.folder / "store"),
+        "STEPPROF_RUN_ID": "job",
+    }
+    return [
+        warm.start(script, env={**address, "RANK": str(rank), "LOCAL_RANK": str(rank), **env})
+        for rank in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> Job:
+    """Every call of two ranks under torchrun: rank 0 is late in step 2, rank 1 in step 3."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "job.py").write_text(JOB)
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "job.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, **ENVIRON, "CALLS": "synchronising rooted others point_to_point"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    return Job.of(folder)
+
+
+@pytest.fixture(scope="module")
+def three_ranks(tmp_path_factory, torch_server) -> Job:
+    """The calls that have a root, of three ranks: rank 0 is late in step 2, rank 1 in step 3, rank 2 in step 4."""
+    warm = Warm(torch_server, tmp_path_factory.mktemp("three"))
+    for rank in start_ranks(warm, 3, JOB, CALLS="rooted"):
+        rank.wait().check()
+    return Job.of(warm.folder)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory, torch_server) -> Job:
+    """Four ranks in groups that cross: rank 0 is late in step 2, and so on."""
+    warm = Warm(torch_server, tmp_path_factory.mktemp("four"))
+    for rank in start_ranks(warm, 4, JOB, CALLS="groups"):
+        rank.wait().check()
+    return Job.of(warm.folder)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+class TestTwoRanks:
+    def test_each_kind(self, two_ranks, late):
+        """In every collective, whichever rank is its root, the other rank waited for the one that was late, in the region of the call: as long as that slept, and not longer than it measured itself.
+
+        On a busy machine a rank measures more, as long as its threads are not scheduled.
+        """
+        waits = waits_in(report_of(two_ranks.run, late + 2))
+        stood = {name: two_ranks.stood(late + 2, name) for name in two_ranks.truth[0]["2"]}
+        waits["ddp"] = waits.pop("DistributedDataParallel.forward")  # torch's own annotation is the innermost
+        for name in ("send", "isend", "batch"):
+            assert name not in waits
+            del stood[name]
+        assert {name: waits[name][0] for name in stood} == dict.fromkeys(stood, late)
+        for name, seconds in stood.items():
+            ((rank, waited),) = waits[name][1].items()
+            assert rank == 1 - late
+            assert LATE - CLOSE < waited < seconds[rank] + CLOSE, name
+        assert min(seconds[1 - late] for seconds in stood.values()) > LATE - CLOSE / 2
+
+    def test_between_two_ranks(self, two_ranks, late):
+        """Sending and receiving are not matched: how long each rank stood in them is stated, and nobody is named."""
+        report = report_of(two_ranks.run, late + 2)
+        rows = {row.region: row for row in report.unmatched}
+        assert set(rows) == {"send", "isend", "batch"}
+        for name, row in rows.items():
+            stood = two_ranks.stood(late + 2, name)
+            assert ranks_of(row.spent) == {rank: pytest.approx(stood[rank], abs=CLOSE) for rank in (0, 1)}
+
+    def test_sums(self, two_ranks, late):
+        """Waiting is no work: the sums of a rank are those of its calls. The one that was late hardly waited."""
+        report = report_of(two_ranks.run, late + 2)
+        stood = {name: two_ranks.stood(late + 2, name) for name in two_ranks.truth[0]["2"]}
+        between = sum(stood.pop(name)[1 - late] for name in ("send", "isend", "batch"))
+        matched = sum(seconds[1 - late] for seconds in stood.values())
+        waited, was_late = causes_of(report, 1 - late), causes_of(report, late)
+        assert 0.8 * LATE * len(stood) < waited["collective"] < 1.1 * matched + LATE
+        assert waited["collective_unmatched"] == pytest.approx(between, abs=CLOSE)
+        assert was_late.get("collective", 0) < 0.1 * matched
+        assert waited["busy"] < 0.25 * matched
+        assert was_late["busy"] < 0.25 * matched  # it slept
+
+    def test_sentences(self, two_ranks, late):
+        """The sentences name the rank that was late and no other; what the terminal prints is the same."""
+        report = report_of(two_ranks.run, late + 2)
+        assert named_in(report) == {late}
+        text = printed(report)
+        for headline in report.headlines:
+            assert headline.text in text
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+class TestThreeRanks:
+    def test_each_kind_with_each_root(self, three_ranks, late):
+        """Of a call that has a root only some ranks wait for the late one: each as long as it measured, in the region of the call. No other rank is named."""
+        report = report_of(three_ranks.run, late + 2)
+        waits = waits_in(report)
+        for name in three_ranks.truth[0]["2"]:
+            stood = three_ranks.stood(late + 2, name)
+            straggler, waited = waits[name]
+            assert (name, straggler) == (name, late)
+            assert waited == {
+                rank: pytest.approx(seconds, abs=CLOSE) for rank, seconds in enumerate(stood) if rank != late
+            }
+        assert named_in(report) == {late}
+        # nor is a rank called the last one where it only waited
+        said = [headline for headline in report.headlines if headline.topic == "straggler"]
+        last = {
+            rank for headline in said if headline.seconds > LATE / 4 for rank in LAST.findall(headline.text)
+        }
+        assert last <= {str(late)}
+
+
+@pytest.mark.parametrize("late", [0, 1, 2, 3])
+class TestGroupsThatCross:
+    def test_no_rank_is_named_that_nobody_waited_for(self, four_ranks, late):
+        """gloo's traces do not say of which group a call is. A rank may stay unnamed; where one is named, those that are said to have waited for it did."""
+        pair, across = late ^ 1, late ^ 2
+        waited_for = {(pair, late), (across, late), (across ^ 1, pair)}
+        everybody = {(rank, late) for rank in range(4)}
+        allowed = {"pairs": {(pair, late)}, "across": {(across, late)}, "chain": waited_for, "all": everybody}
+        report = report_of(four_ranks.run, late + 2)
+        for region, (straggler, waited) in waits_in(report).items():
+            for rank, seconds in waited.items():
+                if seconds > LATE / 4:
+                    assert (region, rank, straggler) in {(region, *each) for each in allowed[region]}
+
+    def test_time_in_calls(self, four_ranks, late):
+        """What each rank stood in its calls is waiting or unmatched, all of it."""
+        report = report_of(four_ranks.run, late + 2)
+        for rank in range(4):
+            stood = sum(four_ranks.stood(late + 2, name)[rank] for name in four_ranks.truth[0]["2"])
+            causes = causes_of(report, rank)
+            inside = causes.get("collective", 0) + causes.get("collective_unmatched", 0)
+            assert inside == pytest.approx(stood, abs=CLOSE)
+
+
+ROUNDS = """
+import json, os, signal, time
+import torch, torch.distributed as dist, stepprof
+
+R, LATE = int(os.environ["RANK"]), float(os.environ["LATE"])
+dist.init_process_group("gloo", init_method="file://" + os.environ["STORE"], rank=R, world_size=2)
+dist.all_reduce(torch.ones(4))
+if os.environ.get("SLOW_START") == str(R):
+    kind = torch.profiler._KinetoProfile
+    start_trace = kind.start_trace
+    kind.start_trace = lambda self: (time.sleep(LATE), start_trace(self))
+options = json.loads(os.environ.get("OPTIONS", "{}")).get(str(R), {})
+stepprof.init({"steps": "2", "output_dir": "runs", "ranks": "all", **options})
+rounds, matrix = [], torch.ones(200, 200)
+for number in (1, 2):
+    if R == 1 and "LATE_STEP" in os.environ:
+        time.sleep(LATE)
+    with stepprof.profile_step(number, role="actor"):
+        if "LATE_STEP" in os.environ:
+            for name in ("first", "last"):
+                with stepprof.region(name):
+                    dist.broadcast(torch.ones(4), 0)
+            continue
+        if R == 1 and "HIDDEN" in os.environ:
+            time.sleep(LATE)
+        if "HIDDEN" in os.environ:
+            with stepprof.region("hidden"):
+                work = dist.all_reduce(torch.ones(4), async_op=True)
+                until = time.monotonic() + LATE
+                while R == 0 and time.monotonic() < until:
+                    matrix @ matrix
+                work.wait()
+            continue
+        for turn in range(3 if number == 2 else 1):
+            with stepprof.region("work"):
+                if R == 1 and "SLOW_START" not in os.environ:
+                    time.sleep(LATE)
+            if os.environ.get("KILLED") == str(R) and turn == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with stepprof.region("sync"):
+                entered = time.monotonic()
+                try:
+                    dist.all_reduce(torch.ones(4))
+                except RuntimeError:
+                    assert "KILLED" in os.environ
+                    time.sleep(LATE)
+                    break
+                finally:
+                    rounds.append((entered, time.monotonic()))
+with open(f"truth-{R}.json", "w") as file:
+    json.dump({"2": dict(enumerate(rounds[1:]))}, file)
+stepprof.shutdown()
+time.sleep(0.2)
+os._exit(0)
+"""
+
+
+class TestCaptures:
+    def test_a_member_that_was_not_recorded(self, warm):
+        """What the recorded rank stood in calls cannot be told apart into waiting and work: so much is stated, with how many members were recorded, and nobody is named."""
+        for rank in start_ranks(
+            warm, 2, ROUNDS, OPTIONS=json.dumps({rank: {"ranks": "0"} for rank in (0, 1)})
+        ):
+            rank.wait().check()
+        job = Job.of(warm.folder)
+        stood = sum(job.stood(2, str(turn))[0] for turn in range(3))
+        report = report_of(job.run)
+        assert waits_in(report) == {}
+        (row,) = report.unmatched
+        assert (row.role, row.region, row.recorded, row.members) == ("actor", "sync", 1, 2)
+        assert ranks_of(row.spent) == {0: pytest.approx(stood, abs=CLOSE)}
+        assert causes_of(report, 0)["collective_unmatched"] == pytest.approx(stood, abs=CLOSE)
+        assert "collective" not in causes_of(report, 0)
+        assert "1 of 2 members were recorded" in printed(report)
+        assert named_in(report) == set()
+
+    def test_a_capped_capture(self, warm):
+        """After the cap nothing is known of a rank, and a sentence says so; what was matched before stays."""
+        options = {0: {"max_seconds": 0.75}}  # in the middle of the second call
+        for rank in start_ranks(warm, 2, ROUNDS, LATE="0.5", OPTIONS=json.dumps(options)):
+            rank.wait().check()
+        (run,) = list_runs(warm.folder / "runs")
+        (entry,) = (window for window in read_step(run, 2)["windows"] if window["rank"] == 0)
+        assert entry["capped_by"] == "max_seconds"
+        recorded = (entry["end_unix_ns"] - entry["start_unix_ns"]) / 1e9
+        report = report_of(run)
+        causes = causes_of(report, 0)
+        assert causes["not_recorded"] == pytest.approx(report.seconds - recorded, abs=CLOSE)
+        assert causes["not_recorded"] > 0.5
+        assert "host" not in causes
+        inside = causes["collective"] + causes.get("collective_unmatched", 0)
+        assert inside == pytest.approx(recorded, abs=CLOSE)  # the late one is waited for all the time
+        assert causes["collective"] == pytest.approx(0.5, abs=CLOSE)
+        assert waits_in(report)["sync"] == (1, {0: pytest.approx(causes["collective"], abs=0.001)})
+        assert named_in(report) == {1}
+        said = [headline.text for headline in report.headlines if headline.topic == "coverage"]
+        assert any("actor rank 0" in text and "max_seconds" in text for text in said)
+
+    def test_a_killed_rank(self, warm):
+        """A rank that was killed while it recorded left no trace: it is said to be lost, its time is not recorded, and nobody is blamed for what the other one waited."""
+        first, second = start_ranks(warm, 2, ROUNDS, KILLED="1")
+        assert second.wait().returncode == -9
+        first.wait().check()
+        (run,) = list_runs(warm.folder / "runs")
+        assert {(window["rank"], window["status"]) for window in read_step(run, 2)["windows"]} == {
+            (0, "complete"),
+            (1, "lost"),
+        }
+        report = report_of(run)
+        assert waits_in(report) == {}
+        assert named_in(report) == set()
+        assert causes_of(report, 0)["collective_unmatched"] == pytest.approx(2 * LATE, abs=CLOSE)
+        assert "collective" not in causes_of(report, 0)
+        assert set(causes_of(report, 1)) <= {"busy", "not_recorded", "peers", "profiler", "unknown"}
+        assert causes_of(report, 1)["not_recorded"] > LATE
+        said = [headline for headline in report.headlines if "actor rank 1" in headline.text]
+        assert "coverage" in {headline.topic for headline in said}
+        assert not any(LAST.search(headline.text) for headline in report.headlines)
+
+    @pytest.mark.parametrize("slow", [0, 1])
+    def test_a_profiler_that_starts_later_on_one_rank(self, warm, slow):
+        """What a rank waits since the profiler of another one took longer to start is of the profiler: no rank is named."""
+        for rank in start_ranks(warm, 2, ROUNDS, SLOW_START=str(slow)):
+            rank.wait().check()
+        job = Job.of(warm.folder)
+        assert job.stood(2, "0")[1 - slow] > LATE - CLOSE
+        report = report_of(job.run)
+        assert causes_of(report, 1 - slow).get("collective", 0) < CLOSE
+        assert causes_of(report, 1 - slow)["profiler"] > LATE - CLOSE
+        assert all(seconds < CLOSE for _, waited in waits_in(report).values() for seconds in waited.values())
+
+    def test_waiting_that_work_hides(self, warm):
+        """While a call that was begun early is under way, a rank computes: that is work, and no waiting."""
+        for rank in start_ranks(warm, 2, ROUNDS, HIDDEN="1"):
+            rank.wait().check()
+        report = report_of(Job.of(warm.folder).run)
+        assert causes_of(report, 0)["busy"] == pytest.approx(LATE, abs=CLOSE)
+        assert causes_of(report, 0).get("collective", 0) < CLOSE
+        assert all(seconds < CLOSE for _, waited in waits_in(report).values() for seconds in waited.values())
+
+    def test_a_rank_that_begins_its_step_late(self, warm):
+        """The other one stands in the first broadcast of the step meanwhile: that is waiting for it, though its capture began later."""
+        for rank in start_ranks(warm, 2, ROUNDS, LATE_STEP="1"):
+            rank.wait().check()
+        report = report_of(Job.of(warm.folder).run)
+        assert waits_in(report)["first"] == (1, {0: pytest.approx(LATE, abs=CLOSE)})
+        assert causes_of(report, 0)["collective"] == pytest.approx(LATE, abs=CLOSE)
+        assert named_in(report) == {1}

@@ -1,0 +1,285 @@
+"""The report as text, and as JSON on disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import Counter
+
+import msgspec
+import pytest
+from reports import make_comparison, make_report
+from rich.console import Console
+
+from stepprof.analysis.report.schema import (
+    Bar,
+    Comparison,
+    Finding,
+    GanttRow,
+    Headline,
+    Overhead,
+    PhaseSkew,
+    ProcessTime,
+    Report,
+    Rollout,
+    StopCost,
+    TimeOf,
+)
+from stepprof.analysis.report.store import dump, read, write
+from stepprof.analysis.report.terminal import print_comparison, print_report
+from stepprof.analysis.report.words import seconds
+from stepprof.errors import ConfigError
+
+
+def text_of(content, *, encoding="utf-8", width=120, **options):
+    buffer = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
+    console = Console(file=buffer, width=width, highlight=False, markup=False, emoji=False)
+    (print_report if isinstance(content, Report) else print_comparison)(content, console, **options)
+    buffer.seek(0)
+    return buffer.read()
+
+
+def section(text, title):
+    """The lines under a title up to the next empty one."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(title)) + 1
+    end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
+    return lines[start:end]
+
+
+def rows(text, title):
+    """The rows of a table, without its headings, which may take several lines."""
+    lines = section(text, title)
+    return lines[next(i for i, line in enumerate(lines) if "───" in line) + 1 :]
+
+
+class TestReport:
+    def test_headlines_come_first_with_what_they_cost(self):
+        report = make_report(4, 1, straggler=2)
+        lines = text_of(report).splitlines()
+        assert lines[0].startswith("run grpo-7b-math  step 12  version 11  56.9 s")
+        told = report.headlines[2].text
+        assert next(line for line in lines if told in line).split() == [
+            f"{report.headlines[2].seconds:.2f}",
+            "s",
+            *told.split(),
+        ]
+        order = [
+            next(i for i, line in enumerate(lines) if each.text[:40] in line) for each in report.headlines
+        ]
+        assert order == sorted(order)
+
+    def test_the_ribbon_shows_when_a_role_was_at_work(self):
+        """A role that works in the second quarter of the step fills the second quarter of its line."""
+        row = GanttRow(
+            "rank 0", None, "rank", [Bar(1.0, 1.0, "actor", "actor", 0), Bar(0.0, 4.0, "inner", "other", 1)]
+        )
+        report = Report("r", 1, 0, 4.0, "", None, gantt=[row], roles=[TimeOf("actor", None, 1.0, 0.25, [])])
+        (line,) = section(text_of(report), "where the time went")
+        assert line.split() == ["actor", "·" * 11 + "█" * 11 + "·" * 22, "1.00", "s", "25%"]
+
+    def test_a_terminal_without_unicode_gets_ascii(self):
+        text = text_of(make_report(3, 1), encoding="ascii")
+        assert "#" * 10 in text
+        assert "??" not in text
+
+    def test_many_processes_are_a_mean_and_the_extremes(self):
+        few = rows(text_of(make_report(3, 1)), "work and waiting")
+        many = rows(text_of(make_report(64, 1)), "work and waiting")
+        assert [line.split("  ")[1] for line in few] == ["actor rank 0", "actor rank 1", "actor rank 2"]
+        assert [line.strip().split(" ")[0] for line in many] == ["mean", "least:", "most:"]
+
+    def test_a_skew_within_the_clocks_error_is_said_to_be_none(self):
+        lines = section(text_of(make_report(8, 1, straggler=1)), "stragglers")
+        assert ["within the clocks' error" in line for line in lines[2:]] == [False, False, False, True]
+        waits = msgspec.structs.replace(
+            make_report(1), skew=[PhaseSkew("actor", None, "rank 1", 1.0, 1.0, [], True, "collectives")]
+        )
+        assert section(text_of(waits), "stragglers")[-1].rstrip().endswith("in collectives")
+
+    def test_collectives_that_were_not_recorded_on_all_ranks(self):
+        """How long each process stood in them, and of how many members: who waited for whom is not known."""
+        heading = "in collectives that were not recorded on all ranks, or could not be matched"
+        (some, other) = rows(text_of(make_report(3, 1)), heading)
+        assert some.split() == [
+            "ref",
+            "sync",
+            "3",
+            "300",
+            "ms",
+            "300",
+            "ms",
+            "actor",
+            "rank",
+            "0",
+            "8",
+            "of",
+            "64",
+        ]
+        assert other.split() == ["actor", "-", "2", "100", "ms", "100", "ms", "actor", "rank", "0", "-"]
+
+    def test_the_cost_of_recording_is_what_held_the_training_up(self):
+        """Armed 100 ms, started 20 ms, waited 30 ms and stalled 50 ms; the export next to training costs none of that."""
+        costly = Overhead("rank 0", arm=0.1, start=0.02, wait=0.03, stall=0.05, export=9.0)
+        report = Report("r", 1, 0, 4.0, "", None, overhead=[costly, Overhead("rank 1", stall=0.1), Overhead("rollout/0", start=0.1, stop=3.0)])  # fmt: skip
+        assert section(text_of(report), "memory and the cost of recording") == [
+            "  recording held the processes up by 150 ms on average, 200 ms at most (rank 0)",
+            "  the slowest engine took 3.00 s to stop recording (rollout/0)",
+        ]
+
+    def test_what_other_bounds_would_have_cost(self):
+        """Of each engine, and marked as an estimate."""
+        costs = [StopCost("rollout/0", 32, 1.5, "write", [(128, 6.0)]), StopCost("rollout/1", 8, 1.0, "stop", [(32, 4.0), (128, 16.0)])]  # fmt: skip
+        lines = section(
+            text_of(Report("r", 1, 0, 4.0, "", None, stops=costs)),
+            "what engines took for their traces, with estimates for other bounds",
+        )
+        rows = [line.split() for line in lines]
+        assert "estimate for 32" in lines[0]
+        assert ["rollout/1", "8", "1.00", "s", "~", "4.00", "s", "~", "16.0", "s"] in rows
+        assert ["rollout/0", "32", "1.50", "s", "-", "~", "6.00", "s"] in rows
+
+    def test_times_of_several_clocks_say_of_which_hosts_they_are(self):
+        roles = [TimeOf("actor", None, 1.0, 0.25, [], "a, b"), TimeOf("actor", None, 2.0, 1.0, [], "c")]
+        regions = [TimeOf("actor", "update", 1.0, 0.25, [ProcessTime("rank 0", 1.0)], "c")]
+        text = text_of(Report("r", 1, 0, 4.0, "", None, roles=roles, regions=regions))
+        assert [line.split("  ")[1] for line in section(text, "where the time went")] == [
+            "actor on a, b",
+            "actor on c",
+        ]
+        assert "update on c" in section(text, "regions")[-1]
+
+    @pytest.mark.parametrize("width", [20, 50, 80])
+    def test_a_narrow_terminal_shows_every_figure_whole(self, width):
+        """Names and headings are folded; below that lines are left to the terminal, and no column is."""
+        report = make_report(3, 1, straggler=1)
+        figure = re.compile(r"[\d.,]+ (?:s|ms|µs|ns)\b|[\d.]+%")
+        wide, narrow = text_of(report, width=300), text_of(report, width=width)
+        tables = [text[text.index("rollout/0") :] for text in (wide, narrow)]
+        assert Counter(figure.findall(tables[1])) == Counter(figure.findall(tables[0]))
+        ribbon = section(narrow, "where the time went")
+        assert all("█" in line and line.endswith("%") for line in ribbon)
+
+    def test_eighty_columns_hold_the_usual_tables(self):
+        report = make_report(3, 1, straggler=1)
+        assert max(map(len, text_of(report, width=80).splitlines())) <= 80
+        assert max(map(len, text_of(make_comparison(), width=80).splitlines())) <= 80
+
+    def test_no_line_ends_in_blanks(self):
+        text = text_of(make_report(3, 1)) + text_of(make_comparison())
+        assert [line for line in text.splitlines() if line != line.rstrip()] == []
+
+    def test_names_can_neither_colour_nor_move_the_terminal(self):
+        """Neither by escapes nor by rich's own markup."""
+        hostile = "[red]x[/red]\x1b[2J\r\n"
+        report = msgspec.structs.replace(
+            make_report(1),
+            run_id=hostile,
+            headlines=[Headline(hostile, "tail")],
+            findings=[Finding(hostile, hostile)],
+        )
+        text = text_of(report)
+        assert "\x1b" not in text
+        assert text.count("[red]x[/red]?[2J??") == 4
+
+    def test_what_is_not_known_is_not_there(self):
+        assert [line for line in text_of(Report("r", 1, 0, 2.5, "by one clock.", None)).splitlines() if line.strip()] == [
+            "run r  step 1  2.50 s", "clock: by one clock"
+        ]  # fmt: skip
+
+    def test_an_engine_that_never_worked_has_no_curve(self):
+        engine = Rollout("rollout/0", 0, 0.0, 0.0, 0.0, 0.0, 0.0, [])
+        assert section(text_of(Report("r", 1, 0, 1.0, "", None, rollout=[engine])), "rollout")[-1].split() == ["rollout/0", "0", "s", "0", "0", "0%", "0", "s"]  # fmt: skip
+
+    def test_long_lists_are_cut_and_say_so(self):
+        report = msgspec.structs.replace(
+            make_report(2), findings=[Finding(None, f"finding {i}") for i in range(14)]
+        )
+        notes = section(text_of(report), "notes")
+        assert len(notes) == 11
+        assert notes[-1].strip() == "and 4 more, in the JSON"
+        assert len(section(text_of(report, top=3), "operators")) == 5
+
+
+class TestComparison:
+    def test_changes_are_grouped_and_signed(self):
+        text = text_of(make_comparison())
+        rollout = section(text, "rollout")[-1].split()
+        assert rollout == [
+            "rollout/0",
+            "tail",
+            "11.2",
+            "s",
+            "18.9",
+            "s",
+            "+7.70",
+            "s",
+            "+69%",
+            "900",
+            "ms",
+            "processes",
+        ]
+        titles = [line for line in text.splitlines() if line and not line.startswith(" ")]
+        assert titles == ["A  grpo-7b-math step 12", "B  grpo-7b-math step 40", "step", "roles", "rollout", "regions", "operators, self time per process", "notes"]  # fmt: skip
+
+    def test_only_a_known_noise_can_hide_a_change(self):
+        regions = section(text_of(make_comparison()), "regions")
+        assert [line.split("  ")[-1] for line in regions[2:]] == [
+            "within noise",
+            "processes",
+            "unknown",
+        ]
+
+
+class TestWords:
+    def test_lengths_of_time_keep_three_digits_across_units(self):
+        values = [1e-10, 4e-9, 9.996e-7, 0.0009996, 0.09996, 0.9996, 9.996, 99.96, 12345.6]
+        assert [seconds(value) for value in values] == [
+            "0 s",
+            "4 ns",
+            "1.00 µs",
+            "1.00 ms",
+            "100 ms",
+            "1.00 s",
+            "10.0 s",
+            "100 s",
+            "12,346 s",
+        ]
+        assert seconds(-0.0123) == "-12.3 ms"
+
+
+class TestStore:
+    def test_a_report_comes_back(self, tmp_path):
+        report = make_report(3, 1)
+        write(tmp_path / "step-000012" / "report.json", dump(report))
+        assert read(tmp_path / "step-000012" / "report.json", Report) == report
+        write(tmp_path / "c.json", dump(make_comparison()))
+        assert read(tmp_path / "c.json", Comparison) == make_comparison()
+
+    def test_the_json_is_for_any_program(self, tmp_path):
+        content = json.loads(dump(make_report(1, 1)))
+        assert (content["schema_version"], content["step"]) == (2, 12)
+        assert content["skew"][0]["straggler"] == "actor rank 0"
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [(b'{"schema_version": 1}', "schema_version 1"), (b'{"schema_version": 2}', "missing required field"), (b"[]", "no report"), (b"\xff", "no report"), (b"", "no report")],
+    )  # fmt: skip
+    def test_anything_else_is_refused_by_name(self, tmp_path, data, said):
+        (tmp_path / "x.json").write_bytes(data)
+        with pytest.raises(ConfigError, match=said) as raised:
+            read(tmp_path / "x.json", Report)
+        assert "x.json" in str(raised.value)
+
+    def test_no_file_at_all(self, tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read(tmp_path / "x.json", Report)
+
+    def test_a_file_that_cannot_be_written_leaves_the_old_one(self, tmp_path):
+        """The folder's place is taken by a file."""
+        (tmp_path / "taken").write_text("old")
+        with pytest.raises(ConfigError, match="--html or --json"):
+            write(tmp_path / "taken" / "report.json", b"{}")
+        assert (tmp_path / "taken").read_text() == "old"
+        assert list(tmp_path.iterdir()) == [tmp_path / "taken"]

@@ -1,0 +1,373 @@
+"""Who waited for whom inside collectives, how long and in which phase; times in milliseconds."""
+
+from __future__ import annotations
+
+import pytest
+from digested import MS, T0, numbered, peer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.matching import match
+from stepprof.analysis.report.waiting import waits_in
+
+ACTOR = ("actor", None)
+DEVICE = "ncclDevKernel_Broadcast_RING_LL"
+
+
+def held(*stretches):
+    """When the profiler held a process up: (from, to)."""
+    return Intervals.union(
+        [T0 + start * MS for start, _ in stretches], [T0 + end * MS for _, end in stretches]
+    )
+
+
+def waits(*peers, profiler=None, phases=None, computing=None):
+    """Of ranks of one job; `profiler`: by label when it held that process up; `phases`: by label the phase of each call; `computing`: by label when it computed."""
+    labels = [each.label for each in peers]
+    of = phases or {}
+    return waits_in(
+        labels,
+        match(peers),
+        [of.get(each.label, [ACTOR] * len(each.columns.start)) for each in peers],
+        [(profiler or {}).get(label, EMPTY) for label in labels],
+        [(computing or {}).get(label, EMPTY) for label in labels],
+    )
+
+
+def in_ms(times):
+    """By label, without those that are none."""
+    return {label: nanoseconds / MS for label, nanoseconds in times.items() if nanoseconds}
+
+
+def waited(found, phase=ACTOR):
+    return in_ms(found.by_phase[phase].waited)
+
+
+def when(intervals):
+    return [((start - T0) / MS, (end - T0) / MS) for start, end in intervals.pairs()]
+
+
+class TestSynchronising:
+    """No rank leaves before the last one has entered: each waits until then."""
+
+    def test_the_last_to_arrive_waits_least(self):
+        """b is the last one of the first call, c that of the second."""
+        found = waits(
+            peer("a", 0, (0, 12), (20, 11), world=3),
+            peer("b", 1, (10, 2), (20, 11), world=3),
+            peer("c", 2, (5, 7), (30, 1), world=3),
+        )
+        phase = found.by_phase[ACTOR]
+        assert in_ms(phase.waited) == {"a": 20, "b": 10, "c": 5}
+        assert in_ms(phase.caused) == {"b": 15, "c": 20}
+        assert (phase.straggler, in_ms(phase.for_straggler)) == ("c", {"a": 10, "b": 10})
+        assert phase.calls == {"a": 2, "b": 2, "c": 2}
+        assert when(found.by_process["a"].when) == [(0, 10), (20, 30)]
+
+    def test_a_call_that_ends_late_has_not_waited_all_that_time(self):
+        """Its thread was not scheduled when the collective was over."""
+        assert waited(waits(peer("a", 0, (0, 30), world=2), peer("b", 1, (10, 2), world=2))) == {"a": 10}
+
+    def test_the_last_to_arrive_may_be_the_last_to_leave(self):
+        assert waited(waits(peer("a", 0, (0, 12), world=2), peer("b", 1, (10, 30), world=2))) == {"a": 10}
+
+    def test_what_computation_hides_is_no_wait(self):
+        """A call was begun early, and the process computed meanwhile: it waited 3 of 10 ms. It also computed elsewhere."""
+        computing = {"a": held((-5, -1), (2, 9), (15, 20))}
+        found = waits(peer("a", 0, (0, 12), world=2), peer("b", 1, (10, 2), world=2), computing=computing)
+        assert waited(found) == {"a": 3}
+        assert in_ms(found.by_phase[ACTOR].caused) == {"b": 3}
+        alone = waits(peer("a", 0, (0, 12), world=2), computing=computing)
+        assert in_ms(alone.unmatched[ACTOR].spent) == {"a": 5}
+
+    def test_of_devices_the_durations_bound_a_wait(self):
+        """The kernels leave together: one that took only 3 ms longer than the other has not waited for 8 ms."""
+        assert waited(waits(peer("a", 0, numbered(0, 5, 1)), peer("b", 1, numbered(8, 2, 1)))) == {"a": 3}
+        assert waited(waits(peer("a", 0, numbered(0, 10, 1)), peer("b", 1, numbered(8, 2, 1)))) == {"a": 8}
+
+    def test_on_clocks_that_may_be_wrong_the_durations_bound_a_wait(self):
+        """Each of two hosts may be 3 ms off: by the entries the wait is 8 ms, give or take 6 ms, by the durations 9 ms."""
+        hosts = [
+            peer("a", 0, (0, 11), world=2, error=3, host="h"),
+            peer("b", 1, (8, 2), world=2, error=3, host="g"),
+        ]
+        assert waited(waits(*hosts)) == {"a": 9}
+        # by the clocks b is the first one, within the error: it took least, so it came last, 6 ms after a at most
+        hosts = [
+            peer("a", 0, (0, 11), world=2, error=3, host="h"),
+            peer("b", 1, (-1, 2), world=2, error=3, host="g"),
+        ]
+        found = waits(*hosts)
+        assert (waited(found), found.by_phase[ACTOR].straggler) == ({"a": 6}, "b")
+
+    def test_who_came_last_by_clocks_that_tell_it(self):
+        """c came 5 ms after b, by clocks that may be 0.4 ms off; its thread went on 10 ms late, so that b's call was the shortest."""
+        found = waits(
+            peer("a", 0, (0, 97), world=3, error=0.2, host="f"),
+            peer("b", 1, (90, 7), world=3, error=0.2, host="g"),
+            peer("c", 2, (95, 12), world=3, error=0.2, host="h"),
+        )
+        phase = found.by_phase[ACTOR]
+        assert (phase.straggler, in_ms(phase.for_straggler)) == ("c", {"a": 90})
+        assert in_ms(phase.waited) == {"a": 90}
+
+    def test_on_clocks_that_were_never_compared_durations_alone_tell(self):
+        found = waits(peer("a", 0, numbered(0, 10, 1)), peer("b", 1, numbered(7000, 2, 1), island="other"))
+        assert (waited(found), found.by_phase[ACTOR].straggler) == ({"a": 8}, "b")
+
+    def test_ranks_that_come_together_wait_for_nobody(self):
+        found = waits(peer("a", 0, (0, 10), world=2), peer("b", 1, (0, 10), world=2))
+        assert (waited(found), found.by_phase[ACTOR].straggler) == ({}, None)
+
+    def test_what_could_not_be_matched_is_no_wait(self):
+        found = waits(peer("a", 0, (0, 10), (20, 5), world=3), peer("b", 1, (5, 5), world=3))
+        assert found.by_phase == {}
+        unmatched = found.unmatched[ACTOR]
+        assert (in_ms(unmatched.spent), dict(unmatched.calls)) == ({"a": 15, "b": 5}, {"a": 2, "b": 1})
+        assert (unmatched.recorded, unmatched.members) == ({2}, {3})
+        assert when(found.by_process["a"].unmatched) == [(0, 10), (20, 25)]
+
+    def test_calls_at_the_same_time_count_once(self):
+        """Two all-reduces that were started one after the other without waiting, on two threads."""
+        gather = "gloo:all_gather"
+        found = waits(
+            peer("a", 0, (0, 10), (gather, 1, 9), world=2), peer("b", 1, (8, 2), (gather, 8, 2), world=2)
+        )
+        phase = found.by_phase[ACTOR]
+        assert (in_ms(phase.waited), in_ms(phase.for_straggler)) == ({"a": 8}, {"a": 8})
+
+    @settings(deadline=None)
+    @given(st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=2, max_size=5))
+    def test_each_waits_for_the_last_one(self, arrivals):
+        """Three collectives; each ends for all ranks 5 ms after the last one has come."""
+        last = [max(rank[number] for rank in arrivals) for number in range(3)]
+        found = waits(
+            *(
+                peer(
+                    f"{rank}",
+                    rank,
+                    *((100 * number + late, last[number] + 5 - late) for number, late in enumerate(mine)),
+                    world=len(arrivals),
+                )
+                for rank, mine in enumerate(arrivals)
+            )
+        )
+        expected = {
+            f"{rank}": sum(each - late for each, late in zip(last, mine, strict=True))
+            for rank, mine in enumerate(arrivals)
+        }
+        assert waited(found) == {label: wait for label, wait in expected.items() if wait}
+        assert sum(in_ms(found.by_phase[ACTOR].caused).values()) == sum(expected.values())
+
+
+class TestRooted:
+    """Broadcast, reduce, gather, scatter: a rank leaves when the root, or those that it serves, have what they need."""
+
+    def calls(self, *calls, name="gloo:broadcast", **more):
+        return waits(
+            *(
+                peer(f"{rank}", rank, (name, *call), world=len(calls), **more)
+                for rank, call in enumerate(calls)
+            )
+        )
+
+    def test_a_source_that_comes_late(self):
+        """Rank 0 broadcasts at 200 ms."""
+        found = self.calls((200, 2), (0, 202), (5, 197))
+        phase = found.by_phase[ACTOR]
+        assert (in_ms(phase.waited), phase.straggler) == ({"1": 200, "2": 195}, "0")
+
+    def test_a_receiver_that_comes_late(self):
+        """The source meets it at 280 ms; rank 2 had what it needed after 1 ms and left: it waited for nobody."""
+        found = self.calls((0, 282), (280, 2), (0, 1))
+        phase = found.by_phase[ACTOR]
+        assert (in_ms(phase.waited), phase.straggler) == ({"0": 280}, "1")
+
+    def test_nobody_waits_for_one_that_comes_when_all_have_left(self):
+        found = self.calls((0, 1), (0, 1), (50, 1))
+        assert (waited(found), found.by_phase[ACTOR].straggler) == ({}, None)
+
+    def test_a_transfer_is_no_wait(self):
+        """All take 30 ms, the source with all others one after the other."""
+        assert waited(self.calls((0, 30), (1, 29), (2, 28))) == pytest.approx({"0": 2, "1": 1})
+
+    def test_of_two_that_came_together_none_is_blamed(self):
+        """Rank 0 left 2 ms after the last one came: it may have needed the one before, whose transfer took as long."""
+        found = self.calls((0, 12), (9, 3), (10, 2), name=DEVICE)
+        assert found.by_phase[ACTOR].straggler is None
+        assert waited(found)["0"] == 10
+
+    @pytest.mark.parametrize(("name", "straggler"), [("gloo:broadcast", None), (DEVICE, "2")])
+    def test_a_thread_may_leave_late(self, name, straggler):
+        """Rank 2 came 20 ms after rank 1 and just before rank 0 left: on a busy machine a thread goes on so late with what it had from rank 1. A kernel does not."""
+        found = self.calls((0, 222), (200, 1), (220, 2), name=name)
+        assert found.by_phase[ACTOR].straggler == straggler
+        assert waited(found) == {"0": 220}
+
+    @pytest.mark.parametrize("name", ["gloo:reduce", "gloo:gather", "gloo:scatter"])
+    def test_all_kinds_with_a_root(self, name):
+        assert waited(self.calls((0, 30), (28, 2), (0, 1), name=name)) == {"0": 28}
+
+    @pytest.mark.parametrize(("late", "straggler"), [(5, None), (12, None), (20, "b")])
+    def test_within_the_clocks_errors_nobody_is_blamed(self, late, straggler):
+        """Two hosts of which each may be 3 ms off: it waited for as long as it took longer, and who was the last to enter is only certain where that exceeds 6 ms twice and a transfer.
+
+        By 6 ms its own end may be wrong beside the entry that it needed, and by 6 ms the entry of another one beside that end.
+        """
+        hosts = [
+            peer("a", 0, (DEVICE, 0, late + 1), world=2, error=3, host="h"),
+            peer("b", 1, (DEVICE, late, 1), world=2, error=3, host="g"),
+        ]
+        found = waits(*hosts)
+        assert (waited(found), found.by_phase[ACTOR].straggler) == ({"a": late}, straggler)
+
+
+class TestProfiler:
+    """What a rank came later because the profiler held it up for longer than others is the recording's doing."""
+
+    def test_a_start_that_took_longer(self):
+        """b's profiler started for 40 ms and a's for 10 ms: of the 40 ms that a waits, b is 10 ms late by itself."""
+        found = waits(
+            peer("a", 0, (10, 45), world=2),
+            peer("b", 1, (50, 5), world=2),
+            profiler={"a": held((0, 10)), "b": held((0, 40))},
+        )
+        assert waited(found) == {"a": 10}
+        process = found.by_process["a"]
+        assert (process.when.total / MS, process.for_profiler.total / MS) == (10, 30)
+
+    def test_all_of_it(self):
+        """Without the profiler, b would have been the first one, and a would have been waited for."""
+        found = waits(
+            peer("a", 0, (10, 35), world=2),
+            peer("b", 1, (40, 5), world=2),
+            profiler={"a": held((0, 5)), "b": held((0, 40))},
+        )
+        assert (waited(found), found.by_process["a"].for_profiler.total / MS) == ({}, 30)
+
+    def test_a_start_that_took_as_long_on_all_changes_nothing(self):
+        found = waits(
+            peer("a", 0, (10, 35), world=2),
+            peer("b", 1, (40, 5), world=2),
+            profiler={"a": held((0, 10)), "b": held((0, 10))},
+        )
+        assert (waited(found), found.by_process["a"].for_profiler.total) == ({"a": 30}, 0)
+
+    def test_it_is_taken_out_once(self):
+        """After the first collective both go on together: that b is late again is its own."""
+        found = waits(
+            peer("a", 0, (10, 35), (100, 20), world=2),
+            peer("b", 1, (40, 5), (115, 5), world=2),
+            profiler={"b": held((0, 30))},
+        )
+        assert (waited(found), found.by_process["a"].for_profiler.total / MS) == ({"a": 15}, 30)
+
+    def test_a_stop_between_two_calls(self):
+        """Between the collectives b's profiler writes for 20 ms."""
+        found = waits(
+            peer("a", 0, (0, 10), (60, 30), world=2),
+            peer("b", 1, (0, 10), (85, 5), world=2),
+            profiler={"b": held((50, 70))},
+        )
+        assert (waited(found), found.by_process["a"].for_profiler.total / MS) == ({"a": 5}, 20)
+
+    def test_the_ranks_that_waited_are_late_for_their_next_group(self):
+        """b's profiler delays a by 30 ms in their group, and so a is late for c: that is the profiler's doing as well."""
+        found = waits(
+            peer("a", 0, numbered(0, 35, 1, (0, 1)), numbered(40, 5, 1, (0, 2))),
+            peer("b", 1, numbered(30, 5, 1, (0, 1))),
+            peer("c", 2, numbered(10, 35, 1, (0, 2))),
+            profiler={"b": held((0, 30))},
+        )
+        assert waited(found) == {}
+        assert {label: found.by_process[label].for_profiler.total / MS for label in "abc"} == {
+            "a": 30,
+            "b": 0,
+            "c": 30,
+        }
+
+    def test_a_source_that_was_held_up(self):
+        """Of a broadcast."""
+        found = waits(
+            peer("a", 0, (DEVICE, 40, 5), world=2),
+            peer("b", 1, (DEVICE, 0, 45), world=2),
+            profiler={"a": held((0, 30))},
+        )
+        assert (waited(found), found.by_process["b"].for_profiler.total / MS) == ({"b": 10}, 30)
+
+    def test_a_meeting_in_between_that_could_not_be_matched(self):
+        """There a may have waited for b's profiler already, and b be late by itself later: nobody is named. After the next collective it is over."""
+        between = numbered(20, 15, 1, (0, 9))  # rank 9 was not recorded
+        found = waits(
+            peer("a", 0, between, numbered(40, 30, 1, (0, 1)), numbered(80, 20, 2, (0, 1))),
+            peer("b", 1, numbered(65, 5, 1, (0, 1)), numbered(95, 5, 2, (0, 1))),
+            profiler={"b": held((0, 30))},
+        )
+        assert waited(found) == {"a": 40}
+        assert found.by_process["a"].for_profiler.total == 0
+        assert in_ms(found.by_phase[ACTOR].caused) == {"b": 15}
+
+    def test_a_meeting_before_the_profiler_held_anything(self):
+        """It changes nothing of what comes later."""
+        found = waits(
+            peer("a", 0, numbered(0, 5, 1, (0, 9)), numbered(40, 30, 1, (0, 1))),
+            peer("b", 1, numbered(65, 5, 1, (0, 1))),
+            profiler={"b": held((10, 30))},
+        )
+        assert (waited(found), found.by_process["a"].for_profiler.total / MS) == ({"a": 5}, 20)
+
+
+class TestPhases:
+    """A wait is booked on the phase of the waiting rank's own call."""
+
+    FORWARD, BACKWARD = ("actor", "forward"), ("actor", "backward")
+
+    def test_each_phase_has_its_own_straggler(self):
+        """b is late in the forward pass, a in the backward pass."""
+        phases = {label: [self.FORWARD, self.BACKWARD] for label in ("a", "b")}
+        found = waits(
+            peer("a", 0, (0, 10), (50, 5), world=2),
+            peer("b", 1, (8, 2), (30, 25), world=2),
+            phases=phases,
+        )
+        assert {phase: (each.straggler, in_ms(each.waited)) for phase, each in found.by_phase.items()} == {
+            self.FORWARD: ("b", {"a": 8}),
+            self.BACKWARD: ("a", {"b": 20}),
+        }
+
+    def test_the_straggler_is_the_one_that_cost_most(self):
+        """In one phase b comes 8 ms late and then a 20 ms: what b waits for a is what counts, and not what a waits for b."""
+        found = waits(peer("a", 0, (0, 10), (50, 5), world=2), peer("b", 1, (8, 2), (30, 25), world=2))
+        phase = found.by_phase[ACTOR]
+        assert (phase.straggler, in_ms(phase.for_straggler)) == ("a", {"b": 20})
+        assert in_ms(phase.waited) == {"a": 8, "b": 20}
+
+    def test_ranks_may_be_in_different_phases_of_one_call(self):
+        """Rank a stood in it in its backward pass; what b was in at the time is b's."""
+        found = waits(
+            peer("a", 0, (0, 10), world=2),
+            peer("b", 1, (8, 2), world=2),
+            phases={"a": [self.BACKWARD], "b": [self.FORWARD]},
+        )
+        assert waited(found, self.BACKWARD) == {"a": 8}
+        assert waited(found, self.FORWARD) == {}
+        assert found.by_phase[self.BACKWARD].straggler == "b"
+
+    def test_what_is_not_matched_is_in_its_phase_as_well(self):
+        found = waits(peer("a", 0, (0, 10), (20, 5), world=2), phases={"a": [self.FORWARD, self.BACKWARD]})
+        assert {phase: in_ms(each.spent) for phase, each in found.unmatched.items()} == {
+            self.FORWARD: {"a": 10},
+            self.BACKWARD: {"a": 5},
+        }
+
+
+def test_a_call_that_had_not_ended_is_unmatched_time():
+    """Its duration is what was seen of it."""
+    found = waits(peer("a", 0, (20, 8, {"finished": False}), world=2), peer("b", 1, (25, 5), world=2))
+    assert in_ms(found.unmatched[ACTOR].spent) == {"a": 8, "b": 5}
+
+
+def test_nobody_waits_where_nobody_calls():
+    found = waits()
+    assert (found.by_process, found.by_phase, found.unmatched) == ({}, {}, {})

@@ -1,0 +1,180 @@
+"""One artifact against its manifest entry: what passes is read by merge, and what merge refuses does not pass."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from runs import TRACE
+
+from stepprof.analysis import artifact_check
+from stepprof.analysis.artifact_check import check_artifact
+from stepprof.analysis.timeline.find import find
+from stepprof.analysis.timeline.load import load
+
+EVENT = {"name": "aten::add", "ph": "X", "ts": 1, "dur": 2}
+BASE = 1_700_000_000_000_000_000
+
+
+def trace(*events, **header):
+    return json.dumps({"baseTimeNanoseconds": BASE, **header, "traceEvents": list(events)}).encode()
+
+
+NOT_WHOLE = {
+    "UTF-16": (TRACE.decode().encode("utf-16"), "is no trace"),
+    "NaN": (trace({**EVENT, "ts": float("nan")}, EVENT), "1 damaged event"),
+    "no base": (json.dumps({"traceEvents": [EVENT]}).encode(), "refused: it states no baseTime"),
+    "no events": (trace(), "has no events"),
+    "metadata alone": (trace({"ph": "M", "name": "process_name", "args": {"name": "x"}}), "has no events"),
+    "no time": (trace({"ph": "X", "name": "a"}), "1 times are none"),
+    "no trace": (b"{}", "has no traceEvents"),
+    "a number": (b"1", "is no trace"),
+    "an array of numbers": (b'{"traceEvents": [1, 2]}', "1 damaged"),
+    "without its last brace": (TRACE[:-1], "breaks off behind its events"),
+    "breaks off": (TRACE[:-20], "breaks off after"),
+    "brackets": (b'{"traceEvents":' + b"[" * 100_000, "breaks off"),
+    "not UTF-8": (TRACE.replace(b"add", b"\xff\xfe", 1), "2 bytes are not UTF-8"),
+    "damaged event": (trace(EVENT, EVENT).replace(b'"X"', b'"X', 1), "damaged"),
+    "head": (TRACE.replace(b"{", b'{"a" 5,', 1), "no JSON"),
+    "truncated gzip": (gzip.compress(TRACE, mtime=0)[:-12], "breaks off as gzip"),
+    "gzip without its checksum": (gzip.compress(TRACE, mtime=0)[:-8], "breaks off as gzip"),
+    "wrong checksum": (gzip.compress(TRACE, mtime=0)[:-8] + b"\0" * 8, "damaged as gzip"),
+    "garbage behind gzip": (gzip.compress(TRACE, mtime=0) + b"garbage", "as gzip"),
+}
+
+
+class TestTraces:
+    def check(self, tmp_path, data, name="a.trace.json.gz"):
+        file = tmp_path / name
+        file.write_bytes(data)
+        return check_artifact(file, len(data), "torch-trace")
+
+    @pytest.mark.parametrize("what", NOT_WHOLE)
+    def test_what_merge_does_not_read_whole(self, tmp_path, what):
+        """It is a problem here, in the words of merge."""
+        data, said = NOT_WHOLE[what]
+        problem = self.check(tmp_path, data).problem
+        assert problem is not None
+        assert said in problem
+        (wanted,) = find([tmp_path / "a.trace.json.gz"], output_dir=tmp_path).inputs
+        source = load(wanted, args=False)
+        events = len(source.slices) + len(source.instants) + len(source.counters)
+        assert any(said in finding for finding in source.findings) or not events
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            TRACE,
+            gzip.compress(TRACE, mtime=0),
+            b"\xef\xbb\xbf" + TRACE,
+            json.dumps([{**EVENT, "ts": BASE / 1e3}]).encode(),
+            trace(EVENT, name="zoë 東京"),
+            json.dumps({"traceEvents": [EVENT], "baseTimeNanoseconds": BASE}).encode(),
+        ],
+        ids=["text", "gzip", "byte order mark", "array with Unix times", "not ASCII", "base behind"],
+    )
+    def test_whole(self, tmp_path, data):
+        """Every form that merge reads, whatever the file is called."""
+        for name in ("a.trace.json", "a.trace.json.gz"):
+            assert (
+                check_artifact(self.put(tmp_path, name, data), len(data), "torch-trace")
+                == artifact_check.Checked()
+            )
+
+    @staticmethod
+    def put(folder, name, data):
+        file = folder / name
+        file.write_bytes(data)
+        return file
+
+    def test_what_the_events_say(self, tmp_path):
+        """What is odd in a sound file is a note: it is on the timeline, and the file is whole."""
+        checked = self.check(tmp_path, trace(EVENT, {"ph": "B", "name": "open", "ts": 2}))
+        assert checked.problem is None
+        assert checked.notes == ("1 events never end: they are shown until the last time that is known",)
+
+    def test_without_the_reader(self, tmp_path):
+        """On a machine without stepprof[report], compression and JSON are checked, and a note says that nothing else was."""
+        whole, cut = gzip.compress(TRACE, mtime=0), gzip.compress(TRACE[:-1], mtime=0)
+        program = (
+            "import sys; sys.modules.update(dict.fromkeys(('msgspec', 'numpy', 'isal')));"
+            "sys.modules.pop('stepprof.analysis.timeline', None)\n"
+            "import importlib.util; importlib.util.find_spec = lambda name: None\n"
+            "from pathlib import Path; from stepprof.analysis.artifact_check import check_artifact\n"
+            "for name in sys.argv[1:]:\n"
+            "    file = Path(name); print(check_artifact(file, file.stat().st_size, 'torch-trace'))"
+        )
+        files = [
+            str(self.put(tmp_path, name, data)) for name, data in (("a.json.gz", whole), ("b.json.gz", cut))
+        ]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *files], capture_output=True, text=True, check=True
+        )
+        first, second = done.stdout.splitlines()
+        assert first.startswith('Checked(problem=None, notes=("its events were not read: pip install')
+        assert "is no JSON" in second
+
+
+class TestOthers:
+    def check(self, tmp_path, name, data, size=None, kind="torch-trace"):
+        file = tmp_path / name
+        file.write_bytes(data)
+        return check_artifact(file, len(data) if size is None else size, kind)
+
+    @pytest.mark.parametrize(
+        ("name", "data", "kind"),
+        [
+            ("a.json", b'{"x": 1}', "report"),
+            ("a.json", b"[1]", None),
+            ("a.pickle", b"\x80", "torch-memory"),
+            ("a.sqlite.gz", gzip.compress(b"x" * 3_000_000, mtime=0), "nsys"),
+        ],
+    )
+    def test_whole(self, tmp_path, name, data, kind):
+        """Every kind that is read to its end."""
+        assert self.check(tmp_path, name, data, kind=kind).problem is None
+
+    @pytest.mark.parametrize(
+        ("name", "data", "expected"),
+        [
+            ("a.json", b"", "is empty"),
+            ("a.json", b'{"x": 1', "is no JSON: "),
+            ("a.json", b"[" * 100_000, "is no JSON: "),
+            ("a.sqlite.gz", gzip.compress(b"x" * 99, mtime=0)[:-4], "is damaged: "),
+            ("a.sqlite.gz", b"x" * 99, "is damaged: Not a gzipped file"),
+            ("a.sqlite.gz", b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 30, "is damaged: "),
+        ],
+    )
+    def test_damaged(self, tmp_path, name, data, expected):
+        """What is wrong, in words."""
+        assert self.check(tmp_path, name, data, kind="report").problem.startswith(expected)
+
+    def test_another_size(self, tmp_path):
+        """Both sizes are told."""
+        checked = self.check(tmp_path, "a.json", TRACE, 1)
+        assert checked.problem == f"has {len(TRACE)} bytes; the manifest says 1"
+
+    def test_missing_and_no_file(self, tmp_path):
+        """A name without a file, or with something else under it."""
+        assert check_artifact(tmp_path / "none.json", 1, None).problem == "is missing"
+        assert check_artifact(tmp_path, 1, None).problem == "is no file"
+        (tmp_path / "file").touch()
+        assert check_artifact(tmp_path / "file" / "a", 1, None).problem == "cannot be read: Not a directory"
+
+    @pytest.mark.parametrize(
+        ("data", "expected"),
+        [
+            (TRACE, None),
+            (TRACE[:-1], "is no JSON: it does not end as it should"),
+        ],
+    )
+    def test_too_large_to_be_parsed(self, tmp_path, monkeypatch, data, expected):
+        """Looked at from both ends, and a note says so."""
+        monkeypatch.setattr(artifact_check, "PARSED_BYTES", 50)
+        monkeypatch.setattr(artifact_check, "_CHUNK", 40)
+        checked = self.check(tmp_path, "a.json", data, kind="report")
+        assert checked.problem == expected or checked.problem.startswith(expected)
+        assert checked.notes or checked.problem

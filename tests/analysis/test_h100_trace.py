@@ -1,0 +1,142 @@
+"""A trace of a small training step that torch 2.11 and CUDA 13.0 recorded on an H100 (`data/h100.trace.json.gz`): what merge and report make of a real GPU's file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timelines import chrome_events
+
+from stepprof.analysis.timeline.capturewindow import CaptureWindow
+from stepprof.analysis.timeline.cutting import cut
+from stepprof.analysis.timeline.find import Input
+from stepprof.analysis.timeline.lanes import bind_flows, lay_out
+from stepprof.analysis.timeline.load import load
+from stepprof.analysis.timeline.model import Origin, Source
+from stepprof.cli.main import main
+
+RECORDED = Path(__file__).parents[1] / "data" / "h100.trace.json.gz"
+ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return Path(shutil.copy(RECORDED, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(RECORDED.read_bytes()), parse_float=Decimal)[
+        "traceEvents"
+    ]
+    return events
+
+
+def slices(events: list[dict[str, Any]], categories: set[str]) -> Counter[tuple[str, Decimal]]:
+    """Names with their durations in microseconds."""
+    return Counter(
+        (event["name"], Decimal(event["dur"]))
+        for event in events
+        if event["ph"] == "X" and event.get("cat") in categories
+    )
+
+
+def test_the_device_s_lanes(trace: Path, recorded: list[dict[str, Any]]) -> None:
+    """Each kernel, copy and range of the device is in the timeline as long as it was, on a lane for each of the two streams; each launch has its arrow."""
+    output = trace.with_name("timeline.json.gz")
+    assert main(["merge", str(trace), "--format", "json", "--output", str(output)]) == 0
+    merged = chrome_events(output.read_bytes())["traceEvents"]
+    for categories in (ON_DEVICE, {"gpu_user_annotation"}):
+        assert slices(merged, categories) == slices(recorded, categories)
+    assert len(slices(recorded, ON_DEVICE)) > 20
+    lanes = {(event["pid"], event["tid"]) for event in merged if event.get("cat") in ON_DEVICE}
+    assert len(lanes) == len({event["tid"] for event in recorded if event.get("cat") in ON_DEVICE}) == 2
+    # torch wrote six ends of arrows at calls of CUDA that start nothing: each arrow that is left is one from a launch to what it launched
+    arrows = Counter(event["ph"] for event in merged if event.get("cat") == "ac2g")
+    assert arrows == {"s": 24, "f": 24}
+    assert slices(recorded, ON_DEVICE).total() == 24
+
+
+def test_a_process_numbered_like_its_device(trace: Path, recorded: list[dict[str, Any]]) -> None:
+    """Where process, thread, GPU and stream are all called 7, as in a container, each launch keeps its arrow, and the rows are what they were."""
+    whole = json.loads(gzip.decompress(trace.read_bytes()), parse_float=Decimal)
+    for event in whole["traceEvents"]:
+        if event["pid"] in (417, 0):
+            event["pid"] = 7
+        if event["tid"] == 417:
+            event["tid"] = 7
+    same = trace.with_name("same.trace.json")
+    same.write_text(json.dumps(whole, default=float))
+    sources = [load(Input(Origin("trace", path.name), (str(path),), 1), args=False) for path in (trace, same)]
+    plain, renumbered = (arrows_of(source) for source in sources)
+    assert plain == renumbered
+    assert sum(plain.values()) == 24 + 7
+    kinds = [sorted(track.kind for track in source.tracks) for source in sources]
+    assert kinds[0] == kinds[1]
+
+
+def arrows_of(source: Source) -> Counter[tuple[str, str]]:
+    """What each arrow that is drawn leads from, and to."""
+    layout = lay_out(source)
+    bound = bind_flows(source.flows, layout)
+    names = [source.names[name] for name in source.slices.name[layout.nesting.order].tolist()]
+    return Counter((names[a], names[b]) for a, b in zip(bound.first, bound.last, strict=True))
+
+
+def test_the_report(trace: Path, recorded: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Kernels by their own time, and how long the device was busy: what they took, since none overlaps another here."""
+    assert main(["report", str(trace), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (source,) = report["sources"]
+    assert (source["role"], source["rank"], report["step"]) == ("actor", 0, 3)
+    told = {row["name"]: row["calls"] for row in report["kernels"]}
+    named = Counter(event["name"] for event in recorded if event.get("cat") in ON_DEVICE)
+    assert told
+    assert told.items() <= named.items()
+    (busy,) = (sum(seconds for _, seconds in each["busy"]) for each in report["gantt"])
+    assert busy == pytest.approx(
+        float(sum(Decimal(event["dur"]) for event in recorded if event.get("cat") in ON_DEVICE)) / 1e6,
+        rel=1e-3,
+    )
+
+
+def test_the_kernels_of_a_window_are_those_that_its_forward_steps_launched(
+    trace: Path, recorded: list[dict[str, Any]]
+) -> None:
+    """The forward pass and the optimizer as two forward steps of an engine, with a window that ends while the first one runs: its kernels begin when the host is in the second one already."""
+    steps = {"forward": "step[EXTEND bs=1 toks=3]", "Optimizer.step#SGD.step": "step[DECODE bs=1]"}
+    content = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    for event in content["traceEvents"]:
+        if event.get("cat") in ("user_annotation", "gpu_user_annotation"):
+            event["name"] = steps.get(event["name"], event["name"])
+    trace.write_bytes(gzip.compress(json.dumps(content).encode()))
+    origin = Origin("engine", trace.name, "rollout", 0, 0, "h")
+    source = load(Input(origin, (str(trace),), 1), args=False)
+    began = {event["name"]: event["ts"] for event in recorded if event.get("cat") == "user_annotation"}
+    base = content["baseTimeNanoseconds"]
+    start, end = (base + int(time * 1000) for time in (began["update_actor"], began["forward"] + 5))
+    made = cut(source, CaptureWindow(start, end, start, unsure=0)).source
+    launched = {
+        event["args"]["correlation"]: event["ts"]
+        for event in recorded
+        if event.get("cat") in ("cuda_runtime", "cuda_driver")
+    }
+    expected = Counter(
+        event["name"]
+        for event in recorded
+        if event.get("cat") in ON_DEVICE
+        and launched[event["args"]["correlation"]] < began["Optimizer.step#SGD.step"]
+    )
+    on_device = {number for number, track in enumerate(made.tracks) if track.kind == "stream"}
+    kept = [
+        made.names[name]
+        for name, track in zip(made.slices.name.tolist(), made.slices.track.tolist(), strict=True)
+        if track in on_device
+    ]
+    assert Counter(kept) == expected

@@ -1,0 +1,80 @@
+"""Which sources are of one machine, and which of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from runs import ended_writer, make_run, record, region, write_spans
+
+import stepprof
+from stepprof.analysis.report.analyse import analyse
+from stepprof.analysis.timeline.find import find
+from stepprof.host.process_identity import writer_identity
+
+CONTAINERS = {
+    "machines of one name": ({"boot_id": "one"}, {"boot_id": "other"}),
+    "containers of one machine": ({"pid_namespace": "pid:[1]"}, {"pid_namespace": "pid:[2]"}),
+}
+
+
+def nodes(folder, *writers, spans=True):
+    """Two ranks with one host name and one process id, each in a directory of its own as on nodes that share no disk."""
+    runs = []
+    for rank, who in enumerate(writers):
+        run = make_run(folder / f"node-{rank}")
+        writer = {**ended_writer(), "host": "localhost", "pid": 7, **who}
+        record(run, rank=rank, host="localhost", pid=7, writer=writer)
+        identity = {key: writer[key] for key in ("boot_id", "pid_namespace")} if spans else {}
+        write_spans(run, rank, region("work", 0.5), host="localhost", pid=7, **identity)
+        runs.append(run.path)
+    return runs
+
+
+class TestProcesses:
+    @pytest.mark.parametrize("writers", CONTAINERS.values(), ids=CONTAINERS)
+    @pytest.mark.parametrize("spans", [True, False], ids=["header with identity", "older header"])
+    def test_one_name_and_one_process_id_are_two_processes(self, tmp_path, writers, spans):
+        """Boot and namespace of process ids tell two processes apart that agree in host name and process id; a span file that says neither goes with its rank's window."""
+        found = find(nodes(tmp_path, *writers, spans=spans), output_dir=tmp_path)
+        processes = {each.origin.process for each in found.inputs}
+        assert len(found.inputs) == 4
+        assert len(processes) == 2
+        report = analyse(found, workers=1)
+        assert [row.label for row in report.gantt] == ["actor rank 0", "actor rank 1"]
+
+    def test_clocks_of_machines_of_one_name(self, tmp_path):
+        """They are two clocks, and the report says that they were never compared; containers of one machine share one."""
+        apart, together = (
+            find(nodes(tmp_path / str(number), *writers), output_dir=tmp_path)
+            for number, writers in enumerate(CONTAINERS.values())
+        )
+        assert len({each.alignment.island for each in apart.inputs}) == 2
+        assert {each.alignment.island for each in together.inputs} == {""}
+        told = [finding.problem for finding in analyse(apart, workers=1).findings]
+        assert sum("never compared" in problem for problem in told) == 2
+
+    def test_one_process(self, tmp_path):
+        """The trace and the spans of a process are of one process."""
+        run = make_run(tmp_path)
+        record(run, host="localhost", pid=7, writer={**ended_writer(), "host": "localhost", "pid": 7})
+        write_spans(run, 0, region("work", 0.5), host="localhost")
+        assert len({each.origin.process for each in find([run.path], output_dir=tmp_path).inputs}) == 1
+
+    def test_a_recorded_process_says_which_machine_it_ran_on(self, tmp_path):
+        """Manifest and span file of a session name boot and namespace of process ids."""
+        stepprof.init(
+            {"output_dir": str(tmp_path), "steps": "1", "ranks": "all", "backend": "null"}, rank=0, run_id="r"
+        )
+        with stepprof.profile_step(1, role="actor"), stepprof.region("work"):
+            pass
+        stepprof.shutdown()
+        here = writer_identity()
+        (file,) = (tmp_path / "r" / "spans").iterdir()
+        header = json.loads(file.read_text().splitlines()[0])
+        assert {key: header[key] for key in ("host", "pid", "boot_id", "pid_namespace")} == {
+            key: here[key] for key in ("host", "pid", "boot_id", "pid_namespace")
+        }
+        (spans,) = find([tmp_path / "r"], output_dir=tmp_path).inputs
+        assert spans.origin.process == (here["boot_id"], here["pid_namespace"], os.getpid(), 0)

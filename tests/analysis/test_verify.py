@@ -1,0 +1,231 @@
+"""Artifacts against manifests."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from runs import TRACE, make_run, record, region, write_spans
+
+from stepprof.analysis.verify import verify_run
+from stepprof.host.process_identity import writer_identity
+
+
+def problems(path):
+    return [f"{p.where}: {p.problem}" for p in verify_run(path).problems]
+
+
+class TestVerifyRun:
+    def test_a_whole_run(self, tmp_path):
+        """Everything that is claimed is there."""
+        run = make_run(tmp_path)
+        for rank in (0, 1):
+            record(run, rank=rank)
+        write_spans(run, 0)
+        result = verify_run(run.path)
+        assert result.ok
+        assert result.notes == []
+        assert (result.steps, result.windows, result.artifacts) == (1, 2, 2)
+        assert result.bytes == 2 * len(gzip.compress(TRACE, mtime=0))
+
+    def test_an_empty_directory(self, tmp_path):
+        """Nothing to check is a failure."""
+        assert problems(tmp_path) == ["run.json: missing", ": no step is recorded here"]
+
+    def test_a_run_without_steps(self, tmp_path):
+        """Nothing was recorded."""
+        assert problems(make_run(tmp_path).path) == [": no step is recorded here"]
+
+    def test_a_step_without_a_window(self, tmp_path):
+        """A folder alone is no recording."""
+        run = make_run(tmp_path)
+        (run.path / "step-000002" / "manifest").mkdir(parents=True)
+        assert problems(run.path) == ["step-000002: has no complete window"]
+
+    @pytest.mark.parametrize("status", ["lost", "failed", "skipped"])
+    def test_what_was_selected_and_is_not_there(self, tmp_path, status):
+        """The reason is told, also beside a rank that has its trace."""
+        run = make_run(tmp_path)
+        record(run, rank=0)
+        record(run, rank=1, data=b"", status=status, error="why")
+        assert problems(run.path) == [f"step-000002/actor rank 1: {status}: why"]
+
+    def test_the_only_window_is_partial(self, tmp_path):
+        """A partial one is a note; that the step has no complete one is the problem."""
+        run = make_run(tmp_path)
+        record(run, status="partial", error="SIGTERM")
+        result = verify_run(run.path)
+        assert [note.problem for note in result.notes] == ["partial: SIGTERM"]
+        assert [problem.problem for problem in result.problems] == ["has no complete window"]
+
+    def test_still_recording(self, tmp_path):
+        """A living process is not a problem; but there is nothing complete yet."""
+        run = make_run(tmp_path)
+        record(run, data=b"", status="lost", writer=writer_identity())
+        result = verify_run(run.path)
+        assert [note.problem for note in result.notes] == ["still exporting"]
+        assert [problem.problem for problem in result.problems] == ["has no complete window"]
+
+    def test_complete_without_an_artifact(self, tmp_path):
+        """Claims to be complete and names nothing; the null backend has nothing to name."""
+        run = make_run(tmp_path)
+        record(run, rank=0, data=b"", backend="null")
+        record(run, rank=1, data=b"")
+        assert problems(run.path) == ["step-000002/actor rank 1: is complete and names no artifact"]
+
+    def test_joined_windows(self, tmp_path):
+        """A window that joined a capture needs that capture's file, in whichever step it lies."""
+        run = make_run(tmp_path)
+        record(run, role=None)
+        record(run, role=None, rank=10)
+        for rank, capture in enumerate(
+            [
+                {"step": 2, "stem": "step/rank-0"},
+                None,
+                {"step": 2, "stem": "step/rank-1"},
+                {"step": "2"},
+                {"step": 9, "stem": "a/b"},
+            ]
+        ):
+            record(run, step=3, rank=rank, data=b"", status="joined", capture=capture)
+        assert [p.where for p in verify_run(run.path).problems] == [
+            "step-000003/manifest/actor-rank-3.json",
+            "step-000003/actor rank 2",
+            "step-000003/actor rank 4",
+        ]
+
+    def test_joined_windows_of_the_null_backend(self, tmp_path):
+        """Its captures leave nothing: a Ray driver's windows overlap without a file."""
+        run = make_run(tmp_path)
+        record(run, role=None, data=b"", backend="null")
+        capture = {"step": 2, "stem": "step/rank-0"}
+        record(run, rank="driver", data=b"", backend="null", status="joined", capture=capture)
+        assert verify_run(run.path).problems == []
+
+    def test_findings_of_manifests_and_spans(self, tmp_path):
+        """Damage that the reader steps over is a problem here."""
+        run = make_run(tmp_path)
+        record(run)
+        run.claim(2, "b", 0, {}).fragment.write_bytes(b"{")
+        run.spans_path(0).write_bytes(b"{\n")
+        found = problems(run.path)
+        assert found[0].startswith("step-000002/manifest/b-rank-0.json: damaged: ")
+        assert found[1] == "spans/rank-0.000001.jsonl: 1 damaged line passed over"
+
+    def test_a_step_without_a_manifest(self, tmp_path):
+        """Told with its folder."""
+        run = make_run(tmp_path)
+        (run.path / "step-000002").mkdir()
+        assert problems(run.path)[0].startswith("step-000002/manifest/: the step has no manifest")
+
+    def test_ranks_that_should_be_there(self, tmp_path):
+        """A selected rank without a window is missing."""
+        run = make_run(tmp_path, config={"ranks": "all", "roles": {}})
+        record(run, rank=0)
+        assert problems(run.path)[0].startswith("step-000002: actor: no window of rank 1, ")
+
+    def test_a_window_still_open(self, tmp_path):
+        """Its process lives and its window has not ended."""
+        run = make_run(tmp_path)
+        record(run, rank=0)
+        record(run, rank=1, data=b"", status="lost", writer=writer_identity(), end_unix_ns=None)
+        result = verify_run(run.path)
+        assert result.ok
+        assert [note.problem for note in result.notes] == ["still recording"]
+
+    def test_in_worker_processes(self, tmp_path):
+        """Artifacts are read by as many processes as are wanted: the same problems in the same order, and each is counted once it is read."""
+        run = make_run(tmp_path)
+        for rank in range(5):
+            record(run, rank=rank, data=gzip.compress(TRACE, mtime=0)[: -12 if rank % 2 else None])
+        told = []
+        alone = verify_run(run.path, workers=1)
+        result = verify_run(run.path, workers=2, progress=lambda *done: told.append(done))
+        assert result.problems == alone.problems
+        assert [problem.where for problem in result.problems] == [
+            f"step-000002/actor/rank-{rank}.trace.json.gz" for rank in (1, 3)
+        ]
+        assert told == [(number, 5) for number in range(1, 6)]
+
+    def test_many_joined_windows(self, tmp_path, monkeypatch):
+        """Each folder is looked into once, however many windows joined a capture in it."""
+        run = make_run(tmp_path)
+        looked = []
+        real = Path.iterdir
+        monkeypatch.setattr(Path, "iterdir", lambda path: looked.append(path.name) or real(path))
+        for rank in range(20):
+            record(run, role=None, rank=rank)
+            capture = {"step": 2, "stem": f"step/rank-{rank}"}
+            record(run, step=3, rank=rank, data=b"", status="joined", capture=capture)
+        looked.clear()
+        assert verify_run(run.path).problems == []
+        assert looked.count("step") <= 2
+
+    def test_bytes_that_are_no_text(self, tmp_path):
+        """Of a manifest and of span files they are problems."""
+        run = make_run(tmp_path)
+        claim = record(run)
+        claim.fragment.write_bytes(claim.fragment.read_bytes().replace(b'"r"', b'"\xff"'))
+        write_spans(run, 0, region("x", 1, role="rollout"))
+        (spans,) = run.path.glob("spans/*.jsonl")
+        spans.write_bytes(spans.read_bytes().replace(b"rollout", b"roll\xffout"))
+        found = "\n".join(problems(run.path))
+        assert "damaged: 'utf-8' codec can't decode byte 0xff" in found
+        assert "damaged line" in found
+
+    def test_files_that_nobody_names(self, tmp_path):
+        """What a killed process left behind is a note; reports at the top of the step are none."""
+        run = make_run(tmp_path)
+        claim = record(run)
+        (claim.folder / "actor" / ".rank-0.tmp").touch()
+        (claim.folder / "report.html").touch()
+        result = verify_run(run.path)
+        assert result.ok
+        assert [note.where for note in result.notes] == ["step-000002/actor/.rank-0.tmp"]
+
+
+class TestOtherKinds:
+    """What backends other than torch leave."""
+
+    def put(self, tmp_path, kind, path, write):
+        """A run with one such artifact of 5 bytes; its folder."""
+        run = make_run(tmp_path)
+        claim = record(run, data=b"", backend=kind)
+        write(claim.folder / path)
+        content = json.loads(claim.fragment.read_text())
+        content["windows"][0]["artifacts"] = [{"path": path, "kind": kind, "bytes": 5, "events": None}]
+        claim.write(content)
+        return run.path
+
+    def test_a_folder_of_torch_npu(self, tmp_path):
+        """Its parts are looked for; its size changes when it is analysed, and its files are not strangers."""
+
+        def write(folder):
+            (folder / "FRAMEWORK").mkdir(parents=True)
+            (folder / "FRAMEWORK" / "torch.op_range").write_bytes(b"x" * 9)
+            (folder / "profiler_info_0.json").write_text("{}")
+
+        path = self.put(tmp_path, "npu-profile", "actor/rank-0.npu", write)
+        result = verify_run(path)
+        assert (result.problems, result.notes) == ([], [])
+        (path / "step-000002/actor/rank-0.npu/profiler_info_0.json").unlink()
+        (problem,) = problems(path)
+        assert problem.startswith("step-000002/actor/rank-0.npu: torch_npu did not end the recording")
+
+    def test_a_folder_that_is_missing_or_none(self, tmp_path):
+        """Both are told."""
+        path = self.put(
+            tmp_path, "npu-profile", "actor/rank-0.npu", lambda folder: folder.write_bytes(b"12345")
+        )
+        assert problems(path) == ["step-000002/actor/rank-0.npu: is no folder"]
+        (path / "step-000002/actor/rank-0.npu").unlink()
+        assert problems(path) == ["step-000002/actor/rank-0.npu: is missing"]
+
+    def test_a_report_of_nsys(self, tmp_path):
+        """It is there, and as large as the manifest says."""
+        path = self.put(tmp_path, "nsys", "actor/rank-0.nsys-rep", lambda file: file.write_bytes(b"12345"))
+        assert problems(path) == []
+        (path / "step-000002/actor/rank-0.nsys-rep").write_bytes(b"")
+        assert problems(path) == ["step-000002/actor/rank-0.nsys-rep: has 0 bytes; the manifest says 5"]

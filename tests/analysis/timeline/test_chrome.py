@@ -1,0 +1,208 @@
+"""What is written as Chrome JSON: all of it, with every argument, in a form that viewers keep."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from timelines import T0, chrome_events, crossings, make_source, sources
+
+from stepprof.analysis.timeline import chrome
+from stepprof.analysis.timeline.model import Alignment, Origin, Track
+from stepprof.analysis.timeline.place import Place
+
+DAYS = 86_400 * 10**9 * 30
+
+
+def written(*placed, facts=None):
+    """A timeline of sources, read again."""
+    data = chrome.head(T0, {})
+    for index, source in enumerate(placed):
+        data += b"".join(chrome.encode(source, Place(index, len(placed), base_ns=T0 - DAYS)))
+    return chrome_events(gzip.compress(data + chrome.tail(facts or {})))
+
+
+def of_phase(content, phase):
+    return [event for event in content["traceEvents"] if event["ph"] == phase]
+
+
+def nanoseconds(value):
+    return int(value * 1000) + T0 - DAYS
+
+
+def as_written(value, nested=False):
+    """No string ends in a backslash."""
+    if nested:
+        return json.dumps(as_written(value), sort_keys=True)
+    if isinstance(value, dict):
+        return {as_written(key): as_written(item) for key, item in value.items()}
+    return f"{value} " if isinstance(value, str) and value.endswith("\\") else value
+
+
+class TestSlices:
+    @settings(max_examples=60, deadline=None)
+    @given(sources())
+    def test_every_slice_is_there_with_all_its_arguments(self, source):
+        """Whatever crosses, is empty or begins at once: nothing is lost, moved, cut or rounded."""
+        slices = source.slices
+        expected = Counter(
+            (as_written(source.names[name]), as_written(source.categories[category]), start, duration)
+            for name, category, start, duration in zip(
+                slices.name.tolist(),
+                slices.category.tolist(),
+                slices.start.tolist(),
+                slices.duration.tolist(),
+                strict=True,
+            )
+        )
+        events = of_phase(written(source), "X")
+        assert expected == Counter(
+            (each["name"], each["cat"], nanoseconds(each["ts"]), int(each["dur"] * 1000)) for each in events
+        )
+        assert sorted(as_written(json.loads(raw or b"{}"), nested=True) for raw in slices.args) == sorted(
+            json.dumps(each["args"], sort_keys=True, default=float) for each in events
+        )
+
+    @settings(max_examples=60, deadline=None)
+    @given(sources())
+    def test_no_two_slices_of_one_thread_cross(self, source):
+        """A viewer drops the second of two that do; what stands in the file in one order is stacked in that order."""
+        assert crossings(written(source)["traceEvents"]) == []
+
+    def test_arguments_are_as_they_were(self):
+        """Also those that `--format perfetto` leaves out; a table of none stands for none."""
+        raw = b'{"External id": 12345678901234567890, "x": [1.50, null],\n "y": {"z": "\xc3\xa9"}}'
+        source = make_source([(0, 0, 5, "a", "cpu_op", raw), (0, 10, 5, "b", "cpu_op", None)])
+        first, second = of_phase(written(source), "X")
+        assert first["args"] == {
+            "External id": 12345678901234567890,
+            "x": [Decimal("1.50"), None],
+            "y": {"z": "é"},
+        }
+        assert second["args"] == {}
+
+    def test_no_string_ends_in_a_backslash(self):
+        """Perfetto loses the whole file over one, in a name or in an argument."""
+        source = make_source([(0, 0, 5, "C:\\", "c\\", b'{"path": "C:\\\\", "k\\\\": ["\\\\"], "n": 1}')])
+        (event,) = of_phase(written(source), "X")
+        assert event["name"] == "C:\\ "
+        assert event["cat"] == "c\\ "
+        assert event["args"] == {"path": "C:\\ ", "k\\ ": ["\\ "], "n": 1}
+
+    def test_no_argument_is_decoded_that_need_not_be(self):
+        """A backslash within a text is no reason to touch it."""
+        raw = b'{"re": "\\\\d+", "n": 1.0000000000000000001}'
+        data = b"".join(chrome.encode(make_source([(0, 0, 5, "a", "c", raw)]), Place(0, 1)))
+        assert raw in data
+
+    def test_more_slices_than_one_block(self, monkeypatch):
+        """Blocks follow each other without a gap, and times of different widths beside each other."""
+        monkeypatch.setattr(chrome, "_BLOCK", 7)
+        source = make_source(
+            [(n % 2, n * 10 ** (n % 9), 5, f"n{n}") for n in range(50)],
+            instants=[(0, n, f"i{n}") for n in range(20)],
+            flows=[(0, 1, 0, 2)] * 16,
+        )
+        content = written(source)
+        assert {each["name"] for each in of_phase(content, "X")} == {f"n{n}" for n in range(50)}
+        assert {each["name"]: nanoseconds(each["ts"]) - T0 for each in of_phase(content, "X")} == {
+            f"n{n}": n * 10 ** (n % 9) for n in range(50)
+        }
+        assert len(of_phase(content, "i")) == 20
+        assert len({each["id"] for each in of_phase(content, "s")}) == 16
+
+
+class TestTheRest:
+    def test_ids_of_processes_threads_and_flows_belong_to_one_source(self):
+        """Both files said pid 1, tid 0 and 1, flow 1."""
+        source = make_source([(0, 0, 5, "a"), (1, 10, 5, "b")], flows=[(0, 1, 1, 11)])
+        content = written(source, source)
+        assert {each["pid"] for each in of_phase(content, "X")} == {1, 2}
+        assert len({each["tid"] for each in of_phase(content, "X")}) == 4
+        flows = of_phase(content, "s") + of_phase(content, "f")
+        assert Counter(each["id"] for each in flows) == dict.fromkeys({each["id"] for each in flows}, 2)
+        assert len({each["id"] for each in flows}) == 2
+        assert all(isinstance(each["id"], int) and each["id"] < 2**53 for each in flows)
+
+    def test_a_flow_ends_at_its_slice(self):
+        """At the time it had, on the lane where the slice lies; without a slice it is left out, since a viewer counts it as an error."""
+        source = make_source(
+            [(0, 0, 10, "a"), (0, 5, 10, "b"), (1, 20, 5, "c")],
+            flows=[(0, 12, 1, 21), (0, 17, 1, 21), (1, 22, 0, 3)],
+        )
+        content = written(source)
+        lanes = {each["name"]: each["tid"] for each in of_phase(content, "X")}
+        (begin,), (end,) = of_phase(content, "s"), of_phase(content, "f")
+        assert (begin["tid"], nanoseconds(begin["ts"])) == (lanes["b"], T0 + 12)
+        assert (end["tid"], nanoseconds(end["ts"]), end["bp"]) == (lanes["c"], T0 + 21, "e")
+
+    def test_counters_of_one_name_stay_two(self):
+        """In JSON a counter is its name and its process; what is no number is told by a text."""
+        tracks = [
+            Track("counter", "queue", ("a",)),
+            Track("counter", "queue", ("b",)),
+            Track("counter", "batch\\", ("c",)),
+        ]
+        source = make_source(counters=[(0, 0, 1.5), (1, 0, 2), (2, 5, 0.1)], tracks=tracks)
+        assert {(each["name"], each["args"]["value"]) for each in of_phase(written(source), "C")} == {
+            ("queue", Decimal("1.5")),
+            ("queue (2)", Decimal("2.0")),
+            ("batch\\ ", Decimal("0.1")),
+        }
+
+    def test_instants(self):
+        """With their arguments, on their thread."""
+        (event,) = of_phase(written(make_source(instants=[(0, 7, "synced", b'{"version": 3}')])), "i")
+        assert (event["name"], event["s"], nanoseconds(event["ts"]), event["args"]) == (
+            "synced",
+            "t",
+            T0 + 7,
+            {"version": 3},
+        )
+
+    def test_names_order_and_clock(self):
+        """Processes and rows are called what people call them; lanes are numbered, samples are said to be some."""
+        tracks = [Track("sample", "s1", ("s1",)), Track("async", "requests", ("r",))]
+        source = make_source(
+            [(0, 0, 10, "x"), (1, 0, 10, "x"), (1, 5, 10, "x")],
+            tracks=tracks,
+            alignment=Alignment("unmeasured", 0, None),
+            origin=Origin("engine", "e.json", "rollout", 1, 0, "node-2"),
+        )
+        named = [(each["name"], each["args"]) for each in of_phase(written(source), "M")]
+        assert ("process_name", {"name": "rollout/0 worker 1 · node-2"}) in named
+        assert ("process_labels", {"labels": "clock: unmeasured, error unknown, e.json"}) in named
+        assert [args["name"] for kind, args in named if kind == "thread_name"] == [
+            "sample s1",
+            "requests",
+            "requests (2)",
+        ]
+        order = [args["sort_index"] for kind, args in named if kind == "thread_sort_index"]
+        assert order[1] < order[2] < order[0]
+
+    def test_facts_about_the_whole(self):
+        """They follow the events, as viewers expect them."""
+        content = written(
+            make_source([(0, 0, 5, "a")]), facts={"clock": "how", "error": float("nan"), "path": "C:\\"}
+        )
+        assert content["otherData"] == {"clock": "how", "error": "nan", "path": "C:\\ "}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("\ud800", b'"?"'),
+        ({"a\\": ("b\\",)}, b'{"a\\\\ ":["b\\\\ "]}'),
+        (float("inf"), b'"inf"'),
+        (2.5, b"2.5"),
+        ("é\n", '"é\\n"'.encode()),
+    ],
+)
+def test_text_is_what_every_viewer_reads(value, expected):
+    """UTF-8, finite numbers, no string that ends in a backslash."""
+    assert chrome.text(value) == expected
+    json.loads(expected)

@@ -1,0 +1,263 @@
+"""From the clocks of several hosts to one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepprof.analysis.timeline.assume import ALL, assumed_for, assumed_offsets, check_assumed
+from stepprof.analysis.timeline.clocks import Clocks, describe, unsure_ns, worst_error
+from stepprof.analysis.timeline.find import Input
+from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.errors import ConfigError
+
+
+def told(host, *clocks, boot=None, fragment=None):
+    keys = ("host", "offset_ns", "error_ns", "method", "boot_id")
+    entries = [dict(zip(keys, (*clock, None)[:5], strict=True)) for clock in clocks]
+    return {"fragment": fragment or f"of-{host}", "host": host, "boot_id": boot, "clocks": entries}
+
+
+def of(host, boot=None):
+    return Origin("rank", f"of {host}", host=host, machine=boot)
+
+
+def unmeasured(island):
+    return Alignment("unmeasured", 0, None, island)
+
+
+class TestClocks:
+    def test_reference_is_who_compared(self):
+        """Offsets are against the process that compared others with itself, wherever the sources are."""
+        clocks = Clocks.of(
+            [told("b"), told("driver", ("b", 3_000, 10, "ping-pong"), ("c", -7, 2, "http-date"))],
+            [of("b"), of("b"), of("c")],
+        )
+        assert clocks.alignment(of("driver")) == Alignment("reference", 0, 0)
+        assert clocks.alignment(of("b")) == Alignment("ping-pong", 3_000, 10)
+        assert clocks.alignment(of("c")) == Alignment("http-date", -7, 2)
+
+    def test_never_compared(self):
+        """Without a comparison the clock of most sources is the common one, and another host's error is not known."""
+        clocks = Clocks.of([told("a"), told("b")], [of("a"), of("b"), of("b"), of(None)])
+        assert clocks.alignment(of("b")) == Alignment("reference", 0, 0)
+        assert clocks.alignment(of("a")) == unmeasured("host a")
+        assert clocks.alignment(of("elsewhere")) == unmeasured("of elsewhere")
+        assert clocks.alignment(of(None)) == unmeasured("of None")
+
+    def test_by_way_of_another(self):
+        """Offsets and errors add up along the way with the smallest error, in either direction."""
+        clocks = Clocks.of(
+            [
+                told("a", ("b", 100, 5, "ping-pong"), ("c", 300, 500, "http-date"), ("e", 1, 1, "ping-pong")),
+                told("b", ("c", 50, 7, "ping-pong")),
+                told("d", ("c", 3, 1, "ping-pong")),
+            ]
+        )
+        assert clocks.alignment(of("c")) == Alignment("ping-pong", 150, 12)
+        assert clocks.alignment(of("d")) == Alignment("ping-pong", 147, 13)
+
+    def test_one_machine_under_two_names(self):
+        """Containers of one machine have one boot, and its clock."""
+        clocks = Clocks.of(
+            [told("pod-1", boot="x"), told("pod-2", boot="x"), told("pod-3", boot="y")],
+            [of(f"pod-{n}") for n in (1, 1, 2, 3)],
+        )
+        assert clocks.alignment(of("pod-1")) == Alignment("reference", 0, 0)
+        assert clocks.alignment(of("pod-2")) == Alignment("same-host", 0, 0)
+        assert clocks.alignment(of("pod-3")).method == "unmeasured"
+
+    def test_same_host_by_another_name(self):
+        clocks = Clocks.of(
+            [told("a", ("localhost", 0, 0, "same-host"), ("b", 9, 1, "ping-pong"))], [of("localhost")]
+        )
+        assert clocks.alignment(of("localhost")) == Alignment("same-host", 0, 0)
+
+    def test_two_machines_of_one_name(self):
+        """A name that two machines have places only what its own fragment places."""
+        clocks = Clocks.of(
+            [
+                told("box", ("far", 5, 1, "ping-pong"), boot="x", fragment="1"),
+                told("box", boot="y", fragment="2"),
+            ]
+        )
+        assert clocks.alignment(of("box"), "1") == Alignment("reference", 0, 0)
+        assert clocks.alignment(of("box"), "2").method == "unmeasured"
+        assert clocks.alignment(of("box")).method == "unmeasured"
+
+    @settings(max_examples=100, deadline=None)
+    @given(
+        st.lists(st.integers(-(10**12), 10**12), min_size=2, max_size=6),
+        st.lists(
+            st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 1000), st.integers(-1, 1)),
+            max_size=12,
+        ),
+    )
+    def test_within_the_error(self, true, comparisons):
+        """Whatever was compared: a host that is placed is right within the error that is stated."""
+        hosts = [f"h{n}" for n in range(len(true))]
+        entries = [
+            told(
+                hosts[a % len(true)],
+                (
+                    hosts[b % len(true)],
+                    true[b % len(true)] - true[a % len(true)] + side * error,
+                    error,
+                    "ping-pong",
+                ),
+                fragment=str(n),
+            )
+            for n, (a, b, error, side) in enumerate(comparisons)
+            if a % len(true) != b % len(true)
+        ]
+        clocks = Clocks.of(entries, [of(host) for host in hosts])
+        placed = [clocks.alignment(of(host)) for host in hosts]
+        assert clocks.findings == []
+        assert sum(each.method == "reference" for each in placed) == 1
+        for one, first in zip(placed, true, strict=True):
+            for other, second in zip(placed, true, strict=True):
+                unsure = unsure_ns(one, other)
+                assert (unsure is None) == (one.island != other.island)
+                if unsure is not None:
+                    assert abs((one.offset_ns - other.offset_ns) - (first - second)) <= unsure
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        st.lists(st.integers(-(10**12), 10**12), min_size=3, max_size=5),
+        st.integers(-(10**12), 10**12),
+        st.data(),
+    )
+    def test_one_wrong_comparison(self, true, wrong, data):
+        """Where hosts were compared around a circle and one comparison is wrong, it is found, and every host is within the error that is stated."""
+        count = len(true)
+        bad = data.draw(st.integers(0, count - 1))
+        entries = []
+        for here in range(count):
+            there = (here + 1) % count
+            error = data.draw(st.integers(0, 1000))
+            offset = true[there] - true[here] + data.draw(st.integers(-error, error)) + (here == bad) * wrong
+            entries.append(told(f"h{here}", (f"h{there}", offset, error, "ping-pong")))
+        clocks = Clocks.of(entries)
+        placed = [clocks.alignment(of(f"h{host}")) for host in range(count)]
+        if abs(wrong) > 3_000 * count:
+            assert len(clocks.findings) == 1
+        if clocks.findings or wrong == 0:
+            first = next(host for host, each in enumerate(placed) if each.method == "reference")
+            for each, offset in zip(placed, true, strict=True):
+                assert abs(each.offset_ns - (offset - true[first])) <= each.error_ns
+
+    def test_two_that_contradict_each_other(self):
+        """Two comparisons of one host that cannot both be right: a finding with the host and both values, and an error that covers both."""
+        clocks = Clocks.of(
+            [
+                told("a", ("b", 3_500_000_000, 60_000, "ping-pong"), fragment="1"),
+                told("a", ("b", 1_000_000_000, 50_000, "ping-pong"), fragment="2"),
+            ]
+        )
+        placed = clocks.alignment(of("b"))
+        assert placed.offset_ns - placed.error_ns <= 1_000_000_000 - 50_000
+        assert placed.offset_ns + placed.error_ns >= 3_500_000_000 + 60_000
+        assert placed.error_ns <= 1_250_055_001
+        (finding,) = clocks.findings
+        assert "b against a: +3.5 s ± 60 µs by ping-pong" in finding
+        assert "b against a: +1 s ± 50 µs by ping-pong" in finding
+
+    def test_two_that_agree(self):
+        """Of two comparisons that agree within their errors, from either side, the better one counts."""
+        clocks = Clocks.of([told("a", ("b", 100, 60, "ping-pong")), told("b", ("a", -130, 5, "ping-pong"))])
+        assert clocks.findings == []
+        assert clocks.alignment(of("b")) == Alignment("ping-pong", 130, 5)
+
+    def test_islands(self):
+        """Hosts that were compared with each other but not with the common clock share a clock of their own, and so do sources of one machine."""
+        clocks = Clocks.of(
+            [
+                told("a", ("b", 5, 1, "ping-pong"), ("c", 7, 1, "ping-pong")),
+                told("d", ("e", 40, 2, "ping-pong")),
+                told("f", boot="x"),
+                told("g", boot="x"),
+            ]
+        )
+        placed = {host: clocks.alignment(of(host)) for host in "abcdefg"}
+        assert {placed[host].island for host in "abc"} == {""}
+        assert placed["d"] == unmeasured("host d")
+        assert placed["e"] == Alignment("ping-pong", 40, 2, "host d")
+        assert placed["f"] == placed["g"] == unmeasured("boot x")
+        assert unsure_ns(placed["d"], placed["e"]) == 2
+        assert unsure_ns(placed["f"], placed["g"]) == 0
+        assert unsure_ns(placed["a"], placed["d"]) is None
+        assert unsure_ns(Alignment("unmeasured", 0, None), placed["a"]) is None
+
+    def test_an_engine_on_a_machine_with_the_driver_s_name(self):
+        """A comparison with another machine of one's own name is one: by its boot where that is known, else since a machine is not compared with itself."""
+        known = Clocks.of(
+            [told("box", ("box", 9_000, 3, "ping-pong", "y"), boot="x"), told("box", boot="y", fragment="2")]
+        )
+        assert known.alignment(of("box", "x")) == Alignment("reference")
+        assert known.alignment(of("box", "y")) == Alignment("ping-pong", 9_000, 3)
+        unknown = Clocks.of([told("box", ("box", 9_000, 3, "http-date"), boot="x")])
+        assert unknown.alignment(of("box"), "of-box") == Alignment("http-date", 9_000, 3)
+        assert unknown.alignment(of("box", "x")) == Alignment("reference")
+
+    def test_a_comparison_that_several_machines_may_be_meant_by(self):
+        """It is left out, and a finding says so."""
+        clocks = Clocks.of(
+            [
+                told("a", ("box", 9_000, 3, "http-date")),
+                told("box", boot="x", fragment="1"),
+                told("box", boot="y", fragment="2"),
+            ]
+        )
+        assert clocks.alignment(of("box", "x")).island == "boot x"
+        assert clocks.alignment(of("box", "y")).island == "boot y"
+        assert "2 machines have that name" in clocks.findings[0]
+
+
+class TestSentences:
+    def test_describe(self):
+        alignments = [
+            Alignment("unmeasured", 0, None),
+            Alignment("ping-pong", 5, 100_000),
+            Alignment("ping-pong", 9, 250_000),
+            Alignment("assumed", 1, None),
+            Alignment("reference"),
+        ]
+        assert describe(alignments) == (
+            "1 source by the clock of one host; 2 compared by ping-pong, right within 0.25 ms; 1 placed by --assume-offset; "
+            "1 on hosts that were never compared, placed by their own wall clocks: their error is not known"
+        )
+        assert describe([]) == "no source is placed"
+
+    def test_worst_error(self):
+        assert worst_error([Alignment("reference"), Alignment("ping-pong", 5, 70)]) == 70
+        assert worst_error([Alignment("reference"), Alignment("unmeasured", 0, None)]) is None
+        assert worst_error([]) == 0
+
+
+class TestAssumed:
+    def test_option(self):
+        assert assumed_offsets(["a=b.json=1.000000001", "-0.5", "host=+2"]) == {
+            "a=b.json": 1_000_000_001,
+            ALL: -500_000_000,
+            "host": 2_000_000_000,
+        }
+
+    @pytest.mark.parametrize("text", ["", "x=", "x=soon", "nan", "x=inf", "4e10"])
+    def test_no_number(self, text):
+        with pytest.raises(ConfigError, match="expected NAME=SECONDS"):
+            assumed_offsets([text])
+
+    def test_names(self):
+        """A source is named by its path, file, label or host; a name of none is refused with the nearest."""
+        wanted = Input(
+            Origin("rank", "step/actor/rank-0.json", "actor", 0, None, "node-1"),
+            ("/r/step/actor/rank-0.json",),
+            1,
+        )
+        for name in ("step/actor/rank-0.json", "rank-0.json", "actor rank 0", "node-1"):
+            assert assumed_for(wanted, {name: 5}) == 5
+            check_assumed({name: 5, ALL: 1}, [wanted])
+        assert assumed_for(wanted, {"node-2": 5, ALL: 1}) is None
+        with pytest.raises(ConfigError, match='did you mean "node-1"'):
+            check_assumed({"node-2": 5}, [wanted])

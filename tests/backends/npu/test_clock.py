@@ -1,0 +1,58 @@
+"""The end of a recording, put right: torch_npu reads one clock and means another."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from stepprof.backends.npu import clock
+from stepprof.backends.npu.clock import correct_end
+
+SLEWED = 250_000_000
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A machine whose clock was slewed by a quarter of a second since it was started: its three clocks at this moment."""
+    clocks = {"raw": 10**12, "plain": 10**12 + SLEWED, "wall": 1_795_000_000 * 10**9}
+    monkeypatch.setattr(clock, "_RAW", 4)
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda _: clocks["raw"])
+    monkeypatch.setattr(time, "monotonic_ns", lambda: clocks["plain"])
+    monkeypatch.setattr(time, "time_ns", lambda: clocks["wall"])
+    return clocks
+
+
+def told(folder, **end):
+    file = folder / "profiler_info_3.json"
+    file.write_text(json.dumps({"config": {"é": 1}, "end_info": end}))
+    correct_end(folder)
+    return json.loads(file.read_text())
+
+
+def test_put_right(tmp_path, now):
+    """Two seconds after the end."""
+    end = {"collectionTimeEnd": now["wall"] - 2 * 10**9, "MonotonicTimeEnd": now["plain"] - 2 * 10**9}
+    after = told(tmp_path, **end)
+    assert after["end_info"] == {**end, "MonotonicTimeEnd": now["raw"] - 2 * 10**9}
+    assert after["config"] == {"é": 1}
+
+
+def test_right_already(tmp_path, now):
+    """By a torch_npu that means the clock that it reads."""
+    end = {"collectionTimeEnd": now["wall"] - 2 * 10**9, "MonotonicTimeEnd": now["raw"] - 2 * 10**9}
+    assert told(tmp_path, **end)["end_info"] == end
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"end_info": {"collectionTimeEnd": "x"}}', "\xff"])
+def test_not_as_expected(tmp_path, text):
+    file = tmp_path / "profiler_info.json"
+    file.write_bytes(text.encode("latin-1"))
+    correct_end(tmp_path)
+    assert file.read_bytes() == text.encode("latin-1")
+
+
+def test_a_system_without_that_clock(tmp_path, monkeypatch):
+    monkeypatch.setattr(clock, "_RAW", None)
+    assert told(tmp_path, collectionTimeEnd=1, MonotonicTimeEnd=2)["end_info"]["MonotonicTimeEnd"] == 2

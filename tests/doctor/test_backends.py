@@ -1,0 +1,130 @@
+"""Which backends can record here, by what the probes found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stepprof.cli.commands import doctor
+from stepprof.cli.main import main
+from stepprof.doctor import torch_child
+from stepprof.doctor.backends import backend_lines
+from stepprof.doctor.machine import Finding
+from stepprof.doctor.memory import memory_findings
+
+
+def lines(*findings: Finding) -> dict[str, tuple[bool | None, str]]:
+    return {line.name: (line.records, line.reason) for line in backend_lines(findings)}
+
+
+CUDA = {"build": True, "devices": 2, "allocator": "native", "entries": 3, "observer": True}
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        ("found", "level", "detail", "records"),
+        [
+            (CUDA, "ok", "a small history has 3 entries", True),
+            ({**CUDA, "observer": False}, "ok", "on_oom is not possible with this torch", True),
+            ({**CUDA, "entries": 0}, "problem", "is empty", False),
+            (
+                {**CUDA, "allocator": "cudaMallocAsync"},
+                "warning",
+                "cudaMallocAsync, which keeps no history",
+                False,
+            ),
+            ({"build": True, "devices": 0}, "ok", "no CUDA device is visible", False),
+            ({"build": False}, "ok", "this torch is not built for CUDA", False),
+            ({"error": "RuntimeError: no"}, "problem", "fails: RuntimeError: no", False),
+        ],
+    )
+    def test_what_was_tried_in_words(self, found: dict, level: str, detail: str, records: bool) -> None:
+        """What stands in the way has a remedy, and decides whether the backend can record."""
+        (finding,) = memory_findings(found)
+        assert finding.level == level
+        assert detail in finding.detail
+        assert bool(finding.remedy) == (level != "ok")
+        assert lines(finding)["memory"] == (records, finding.detail)
+
+    def test_nothing_is_said_where_torch_was_not_tried(self) -> None:
+        """The finding on torch says why; the backend's line repeats it."""
+        assert list(memory_findings(None)) == []
+        broken = Finding("torch", "problem", "import torch fails", "install it")
+        assert lines(broken)["memory"] == (False, "import torch fails")
+        assert lines(broken)["torch"] == (False, "import torch fails")
+
+    @pytest.mark.torch
+    def test_the_probe_itself(self, cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Over the stand-in for the allocator; what was switched on is off again."""
+        import torch
+
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        monkeypatch.setattr(torch, "ones", lambda *shape, device: cuda.alloc(4096))
+        found = torch_child.memory({"torch": torch})
+        assert found == {**CUDA, "devices": 1, "entries": 1}
+        assert not cuda.on
+
+    @pytest.mark.torch
+    def test_the_probe_of_a_build_without_cuda(self) -> None:
+        """The real one that is installed here."""
+        torch = pytest.importorskip("torch")
+        if torch.version.cuda is None:
+            assert torch_child.memory({"torch": torch}) == {"build": False}
+
+
+class TestLines:
+    def test_torch(self) -> None:
+        """On a CPU, on a GPU, and on one whose kernels somebody else takes."""
+        cpu = Finding("cpu capture", "ok", "2 operations")
+        kernels = Finding("kernel capture", "ok", "1 kernels")
+        taken = Finding("kernel capture", "problem", "a small capture on cuda has no kernel", "look")
+        assert lines(cpu)["torch"] == (True, "operations of the CPU; no GPU is here")
+        assert lines(cpu, kernels)["torch"] == (True, "operations and kernels")
+        assert lines(cpu, taken)["torch"] == (
+            True,
+            "operations of the CPU only: a small capture on cuda has no kernel",
+        )
+        assert lines(Finding("cpu capture", "problem", "is empty", "anew"))["torch"] == (False, "is empty")
+        assert lines()["torch"] == (False, "not tried")
+
+    def test_npu(self) -> None:
+        """Not installed, without a device, with something in the way, and well."""
+        there = Finding("torch_npu", "ok", "2.7.1")
+        assert lines()["npu"] == (False, "torch_npu is not installed")
+        assert lines(Finding("torch_npu", "warning", "no NPU is there", "look"))["npu"] == (
+            False,
+            "no NPU is there",
+        )
+        assert lines(there, Finding("npu device", "problem", "taken", "wait"))["npu"] == (False, "taken")
+        assert lines(there)["npu"] == (True, "2.7.1")
+
+    def test_nsys(self) -> None:
+        """Under nsys or not."""
+        assert lines(Finding("nsys window", "ok", "under nsys, 3 windows"))["nsys"] == (
+            True,
+            "under nsys, 3 windows",
+        )
+        assert lines(Finding("nsys window", "ok", "not under nsys"))["nsys"] == (False, "not under nsys")
+        assert lines(Finding("nsys", "warning", "does not run", "anew"))["nsys"] == (False, "does not run")
+
+    def test_null_and_those_of_other_packages(self, faulty) -> None:
+        """The one always can; of the others nobody knows."""
+        assert lines()["null"] == (True, "windows and spans only")
+        assert lines()["faulty"] == (None, "brought by another package; not tried")
+
+    def test_in_the_command(self, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
+        """A table for people, a list for programs."""
+        found = [Finding("cpu capture", "ok", "2 operations")]
+        monkeypatch.setattr(doctor, "torch_findings", lambda environ, timeout: found)
+        monkeypatch.setattr(doctor, "machine_findings", lambda folder, environ: [])
+        assert main(["doctor", "--output-dir", str(tmp_path)]) == 0
+        assert "torch    records  operations of the CPU; no GPU is here" in capsys.readouterr().out
+        assert main(["doctor", "--output-dir", str(tmp_path), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)["backends"]
+        assert [line["name"] for line in told][:5] == ["torch", "npu", "nsys", "memory", "null"]
+        assert told[0] == {
+            "name": "torch",
+            "records": True,
+            "reason": "operations of the CPU; no GPU is here",
+        }

@@ -1,0 +1,84 @@
+"""What `stepprof doctor` says of Nsight Systems."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from nsys.tools import build
+
+from stepprof.backends.nsys import nsys_command
+from stepprof.backends.nsys.launch import profile_help
+from stepprof.doctor.nsys import nsys_findings
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("tools"))
+
+
+@pytest.fixture(autouse=True)
+def asked_anew():
+    """The help of nsys is asked for once in a process."""
+    profile_help.cache_clear()
+    yield
+    profile_help.cache_clear()
+
+
+def found(**environ):
+    return {finding.name: finding for finding in nsys_findings(environ)}
+
+
+class TestReports:
+    def test_of_a_new_nsys(self, tools):
+        """It leaves the environment out, whatever is in it."""
+        finding = found(PATH=tools.path(), HF_TOKEN="x")["nsys reports"]
+        assert finding.level == "ok"
+        assert "when its window has ended; the environment is left out" in finding.detail
+
+    def test_of_an_old_one(self, tools, monkeypatch):
+        """Secrets are a warning, by their names."""
+        monkeypatch.setenv("NSYS_STAND_IN_IS_OLD", "1")
+        finding = found(PATH=tools.path(), HF_TOKEN="hf_x")["nsys reports"]
+        assert finding.level == "warning"
+        assert finding.detail.endswith("the environment would be in them: HF_TOKEN")
+        assert "hf_x" not in finding.detail + finding.remedy
+        assert found(PATH=tools.path())["nsys reports"].level == "ok"
+
+
+class TestWindow:
+    def test_not_under_nsys(self):
+        """No fault of the machine's."""
+        finding = found(PATH="")["nsys window"]
+        assert finding.level == "ok"
+        assert "not under nsys" in finding.detail
+        assert "nvtx " in finding.detail
+        assert "libcudart" in finding.detail
+
+    def test_as_started_by_the_command(self, tools, tmp_path):
+        """How many windows, and where the reports go."""
+        config = {"steps": "2, 4", "backend": "nsys", "output_dir": str(tmp_path)}
+        command = nsys_command(config, nsys=tools.nsys)
+        environ = dict([next(a for a in command if a.startswith("--env-var")).split("=", 1)[1].split("=", 1)])
+        finding = found(PATH="", **environ)["nsys window"]
+        assert finding.level == "ok"
+        assert f"under nsys, 2 windows, reports in {Path(tmp_path, 'nsys')}" in finding.detail
+
+    def test_started_by_somebody_else(self):
+        """Then the folder has to be named."""
+        finding = found(PATH="", NSYS_PROFILING_SESSION_ID="1")["nsys window"]
+        assert finding.level == "warning"
+        assert "report_dir" in finding.remedy
+
+    def test_without_nvtx(self, monkeypatch, tmp_path):
+        """A window would have no regions in it."""
+        from importlib import metadata
+
+        def version(name):
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(metadata, "version", version)
+        environ = {"STEPPROF_NSYS": f"output={tmp_path}/r_{{pid}};ranges=any"}
+        finding = found(PATH=os.devnull, **environ)["nsys window"]
+        assert (finding.level, finding.remedy) == ("warning", "pip install 'stepprof[nsys]'")

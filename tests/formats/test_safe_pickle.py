@@ -1,0 +1,161 @@
+"""Pickles read as plain values: nothing that they say is run, and nothing that they say makes their reader large."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import re
+import struct
+from collections import OrderedDict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepprof.formats import safe_pickle
+from stepprof.formats.safe_pickle import PickleRefused, read_pickle
+
+PAIRS = st.tuples(st.integers(0, 65_535), st.integers(0, 65_535))
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.text(max_size=400)
+    | st.floats(allow_nan=False)
+    | PAIRS
+)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30
+)
+
+
+class Evil:
+    """Runs something where it is unpickled."""
+
+    def __reduce__(self):
+        return os.system, ("echo hacked",)
+
+
+class TestPlainValues:
+    @given(VALUES, st.sampled_from([2, 3, 4, 5]))
+    @settings(max_examples=200, deadline=None)
+    def test_what_the_standard_library_writes(self, value: object, protocol: int) -> None:
+        """Is read as the standard library reads it, in every protocol that has binary instructions."""
+        assert read_pickle(pickle.dumps(value, protocol)) == value
+
+    def test_shared_and_many(self) -> None:
+        """A memo of more than 256 places, long texts, long lists."""
+        shared = [{"filename": f"f{i}.py", "line": i} for i in range(700)]
+        value = {"a": shared, "b": shared[::-1], "long": "x" * 70_000, "numbers": list(range(5000))}
+        for protocol in (2, 4, 5):
+            assert read_pickle(pickle.dumps(value, protocol)) == value
+        assert gc.isenabled()
+
+    def test_one_that_contains_itself(self) -> None:
+        """Is made, and stays what it is."""
+        value: list[object] = []
+        value.append(value)
+        made = read_pickle(pickle.dumps(value))
+        assert made[0] is made
+
+
+class TestHostile:
+    @pytest.mark.parametrize("protocol", [2, 4, 5])
+    @pytest.mark.parametrize(
+        "value", [Evil(), {"segments": [Evil()]}, print, OrderedDict(a=1), {1, 2}, range(3), b"bytes"]
+    )
+    def test_what_would_run_something(
+        self, value: object, protocol: int, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """Is refused at the instruction, and nothing has run."""
+        with pytest.raises(PickleRefused):
+            read_pickle(pickle.dumps(value, protocol))
+        assert capfd.readouterr().out == ""
+
+    @pytest.mark.parametrize(
+        ("data", "problem"),
+        [
+            (b"cos\nsystem\n(S'true'\ntR.", "instruction GLOBAL at byte 0: it would run code"),
+            (b"\x80\x04\x82\x01.", "instruction EXT1 at byte 2: it would run code"),
+            (b"\x80\x04Pid\n.", "instruction PERSID at byte 2: it would run code"),
+            (b"\x80\x04X\x02\x00\x00\x00hi\x93.", "instruction STACK_GLOBAL at byte 9: it would run code"),
+            (b"\x80\x04I1\n.", "instruction 0x49 at byte 2: cut off, or none that plain values need"),
+            (b"\x80\x09N.", "instruction 0x80 at byte 0"),
+            (b"", "it is cut off at byte 0"),
+            (b"\x80\x04", "it is cut off at byte 2"),
+            (b"\x80\x04N", "it is cut off at byte 3"),
+            (b"\x80\x04J\x01", "instruction 0x4a at byte 2"),
+            (b"\x80\x04\x8c\x05abcd", "instruction 0x8c at byte 2"),
+            (b"\x80\x04X\xff\xff\xff\xffabc", "it is cut off in a text at byte 2"),
+            (b"\x80\x04X\x01", "it is cut off in a text at byte 2"),
+            (b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b"abc", "it is cut off in a text at byte 2"),
+            (b"\x80\x04.", "damaged: UnpicklingError"),
+            (b"\x80\x04a.", "damaged: UnpicklingError"),
+            (b"\x80\x04h\x05.", "damaged: UnpicklingError"),
+            (b"\x80\x04}(K\x01u.", "damaged: UnpicklingError"),
+            (b"\x80\x04}]Ns.", "damaged: TypeError: unhashable"),
+            (b"\x80\x04}Na.", "damaged: AttributeError"),
+            (b"\x80\x04]\x8c\x01aNs.", "damaged: TypeError"),
+            (b"\x80\x04\x8c\x02\xff\xff.", "damaged: UnicodeDecodeError"),
+        ],
+    )
+    def test_what_is_damaged_or_not_plain(self, data: bytes, problem: str) -> None:
+        """Is refused, whatever it is, with one kind of error that says where, or what."""
+        with pytest.raises(PickleRefused, match=re.escape(problem)):
+            read_pickle(data)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"\x80\x04Nr\xff\xff\xff\xff.",  # a place in the memo: the standard library makes room for four billion others
+            b"\x80\x04N\x85\x85.",  # tuples of tuples, however deep: to hash one ends the process
+            b"\x80\x04(K\x01t.",
+            b"\x80\x04NN\x86.",
+            pickle.dumps({2**70: 1}),  # numbers of any length: as keys any amount of them has one hash
+        ],
+    )
+    def test_what_would_take_more_than_it_is_worth(self, data: bytes) -> None:
+        """Is none of torch's."""
+        with pytest.raises(PickleRefused, match="none that plain values need"):
+            read_pickle(data)
+
+    @pytest.mark.parametrize("made", [b"}", b"]", b"K\x00K\x00\x86"])
+    def test_lists_and_tables_are_counted(self, made: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One byte asks for seventy."""
+        monkeypatch.setattr(safe_pickle, "MAX_CONTAINERS", 100)
+        assert len(read_pickle(b"\x80\x04](" + made * 99 + b"e.")) == 99
+        with pytest.raises(PickleRefused, match="more than 100 lists and tables"):
+            read_pickle(b"\x80\x04](" + made * 100 + b"e.")
+
+    def test_a_long_program_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The number of instructions is bounded, and with it what they make."""
+        monkeypatch.setattr(safe_pickle, "MAX_INSTRUCTIONS", 100_000)
+        assert len(read_pickle(b"\x80\x04](" + b"N" * 90_000 + b"e.")) == 90_000
+        with pytest.raises(PickleRefused, match="more than 100000 instructions"):
+            read_pickle(b"\x80\x04](" + b"N" * 110_000 + b"e.")
+        with pytest.raises(PickleRefused, match="more than 100000 instructions"):
+            read_pickle(b"\x80\x04](" + b"X\x01\x00\x00\x00x" * 100_001 + b"e.")
+
+    def test_lists_in_lists_without_an_end(self) -> None:
+        """Are made and freed: depth is nothing to fear."""
+        depth = 200_000
+        value = read_pickle(b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b".")
+        assert len(value) == 1
+
+    @given(st.binary(max_size=200))
+    @settings(max_examples=300, deadline=None)
+    def test_anything_at_all(self, data: bytes) -> None:
+        """Is a value or a refusal."""
+        with contextlib.suppress(PickleRefused):
+            read_pickle(b"\x80\x04" + data)
+
+    @given(VALUES, st.integers(0, 400), st.integers(0, 255))
+    @settings(max_examples=200, deadline=None)
+    def test_one_byte_changed(self, value: object, place: int, byte: int) -> None:
+        """As above."""
+        data = bytearray(pickle.dumps({"a": value}))
+        data[place % len(data)] = byte
+        with contextlib.suppress(PickleRefused):
+            read_pickle(bytes(data))

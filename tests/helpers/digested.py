@@ -1,0 +1,253 @@
+"""Sources and manifests made by hand, for the tests of the analysis: times in milliseconds since `T0`, so that answers can be computed in the head."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from stepprof.analysis.report.collectives import columns_of
+from stepprof.analysis.report.digest import digest
+from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.matching import Peer
+from stepprof.analysis.timeline.model import (
+    Alignment,
+    Counters,
+    Flows,
+    Instants,
+    Origin,
+    Slices,
+    Source,
+    Track,
+)
+from stepprof.run.fragments import read_engine, read_window
+
+T0 = 1_700_000_000_000_000_000
+MS = 1_000_000
+
+
+def source(
+    origin, *slices, counters=(), marks=(), alignment=None, findings=(), args=None, whole=True, job=None
+):
+    """A source of slices (track, category, name, start, duration) and counters (track name, time, value).
+
+    A track is a kind, or (kind, name); of a stream also (kind, name, device), which is "0" otherwise. Slices of span files may end in (…, role), those of traces in (…, arguments). `job` is the trace's `distributedInfo`, by `job_of`.
+    """
+    names, categories, tracks = _Numbers(), _Numbers(), _Numbers()
+    rows = [
+        (
+            tracks[_track(slice_[0])],
+            categories[slice_[1]],
+            names[slice_[2]],
+            T0 + round(slice_[3] * MS),
+            round(slice_[4] * MS),
+        )
+        for slice_ in slices
+    ]
+    raw = [
+        None
+        if len(slice_) < 6
+        else json.dumps(slice_[5] if isinstance(slice_[5], dict) else {"step": 2, "role": slice_[5]}).encode()
+        for slice_ in slices
+    ]
+    values = [(tracks["counter", name], T0 + round(at * MS), value) for name, at, value in counters]
+    moments = [
+        (names[name], categories["mark"], tracks["thread", "main"], T0 + round(at * MS)) for name, at in marks
+    ]
+    track, category, name, start, duration = (
+        (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 5
+    )
+    return Source(
+        origin=origin,
+        alignment=alignment or Alignment("reference"),
+        names=list(names),
+        categories=list(categories),
+        tracks=[
+            Track("async" if kind == "annotations" else kind, text, _key(kind, text, *device))
+            for kind, text, *device in tracks
+        ],
+        slices=Slices(
+            _i8(start),
+            _i8(duration),
+            _i4(name),
+            _i4(category),
+            _i4(track),
+            args or (raw if any(raw) else None),
+        ),
+        instants=Instants(
+            _i8([m[3] for m in moments]),
+            _i4([m[0] for m in moments]),
+            _i4([m[1] for m in moments]),
+            _i4([m[2] for m in moments]),
+        ),
+        counters=Counters(
+            _i8([v[1] for v in values]), np.array([v[2] for v in values], float), _i4([v[0] for v in values])
+        ),
+        flows=Flows(_i8([]), _i4([]), _i8([]), _i4([]), _i4([])),
+        findings=list(findings),
+        whole=whole,
+        metadata={} if job is None else {"distributedInfo": job},
+    )
+
+
+def job_of(rank, world, *groups):
+    """What torch states in a trace of its job: the world size and the process groups that the rank is in, the whole job first."""
+    config = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": world, "ranks": list(range(world))}]
+    config += [
+        {"pg_name": str(number), "pg_desc": "undefined", "pg_size": len(ranks), "ranks": list(ranks)}
+        for number, ranks in enumerate(groups, 1)
+        if rank in ranks
+    ]
+    return {"backend": "gloo", "rank": rank, "world_size": world, "pg_config": config}
+
+
+def spans(rank, *slices, host="h", **more):
+    """The span file of a rank, or of the driver: slices (kind, name, start, duration, role)."""
+    pid = 100 + rank if isinstance(rank, int) else 99
+    origin = Origin("spans", f"spans/rank-{rank}.000001.jsonl", None, rank, None, host, pid)
+    rows = [("thread", kind, name, start, duration, role) for kind, name, start, duration, role in slices]
+    return source(origin, *rows, **more)
+
+
+def trace(rank, *slices, role="actor", host="h", world=None, groups=(), **more):
+    """The trace of a rank in a role; of a job of `world` ranks with these process groups, where that is given."""
+    origin = Origin(
+        "rank", f"step-000002/{role}/rank-{rank}.trace.json.gz", role, rank, None, host, 100 + rank
+    )
+    if world is not None:
+        more["job"] = job_of(rank, world, *groups)
+    return source(origin, *slices, **more)
+
+
+def window(rank=0, role="actor", start=0, end=100, *, damaged=False, **more):
+    """A window of a manifest, with every key that a reader gets; its artifact is the trace that `trace` makes."""
+    entry = {
+        "role": role,
+        "rank": rank,
+        "host": "h",
+        "pid": 100 + rank if isinstance(rank, int) else 99,
+        "backend": "torch",
+        "status": "complete",
+        "start_unix_ns": T0 + round(start * MS),
+        "end_unix_ns": T0 + round(end * MS),
+        "artifacts": [
+            {"path": f"{role}/rank-{rank}.trace.json.gz", "kind": "torch-trace", "bytes": 1, "events": 1}
+        ],
+        **more,
+    }
+    read, problems = read_window(entry, None)
+    assert bool(problems) == damaged
+    return {**read, "fragment": f"{role}-rank-{rank}.json"}
+
+
+def engine_entry(replica=0, *, damaged=False, **more):
+    """An engine's part of a window, in the same way; its artifact is the trace that `engine` makes."""
+    entry = {
+        "role": "rollout",
+        "replica": replica,
+        "kind": "sglang",
+        "name": f"e{replica}",
+        "host": "h",
+        "status": "complete",
+        "start_seconds": 0.25,
+        "stop_seconds": 0.5,
+        "artifacts": [
+            {
+                "path": f"rollout/replica-{replica}/rank-0.trace.json.gz",
+                "kind": "trace",
+                "bytes": 1,
+                "events": 1,
+            }
+        ],
+        **more,
+    }
+    read, problems = read_engine(entry, None)
+    assert bool(problems) == damaged
+    return {"fragment": "rollout-engines-rank-driver.json", **read}
+
+
+def manifest(*windows, engines=(), version=None):
+    """What is read of a step's manifest."""
+    return {"windows": list(windows), "engines": list(engines), "version": version}
+
+
+def engine(replica, *batches, rank=0, group=None, **more):
+    """The trace of an engine's worker: forward steps (start, duration, batch size); a batch of none ends the phase. `group`: of data parallelism."""
+    name = f"rank-{rank}" if group is None else f"dp-{group}-rank-{rank}"
+    origin = Origin(
+        "engine",
+        f"step-000002/rollout/replica-{replica}/{name}.trace.json.gz",
+        "rollout",
+        rank,
+        replica,
+        "h",
+        None,
+    )
+    steps = [
+        ("iterations", "iteration", f"step[DECODE bs={size}]", start, duration)
+        for start, duration, size in batches
+    ]
+    counters = [("batch size", start, size) for start, _, size in batches]
+    counters.append(("batch size", max(start + duration for start, duration, _ in batches), 0))
+    return source(origin, *steps, counters=counters, **more)
+
+
+def _key(kind, text, device="0"):
+    """As the reader of traces makes it: a stream's process is its device. The track of a stream's annotations is `("annotations", its name)`."""
+    return (kind, device, text) if kind in ("stream", "annotations") else (kind, text)
+
+
+def _track(track):
+    return track if isinstance(track, tuple) else (track, "main")
+
+
+class _Numbers(dict):
+    def __missing__(self, key):
+        self[key] = len(self)
+        return self[key]
+
+
+def _i8(values):
+    return np.array(values, np.int64)
+
+
+def _i4(values):
+    return np.array(values, np.int32)
+
+
+def peer(label, rank, *calls, world=None, groups=(), error=0, host="h", island="", captured=None, whole=None):
+    """The communication of one rank, as it is matched: calls (start, duration) of gloo's all-reduce, (name, start, duration), or (…, arguments); times in milliseconds.
+
+    `captured`: first and last time of its captures; `whole`: whether these hold all of its windows; None: they do where `captured` does not say how far they go.
+    """
+    slices = [call if isinstance(call[0], str) else ("gloo:all_reduce", *call) for call in calls]
+    tracks = [("stream", "20") if name.startswith("nccl") else ("thread", "worker") for name, *_ in slices]
+    made = digest(
+        trace(
+            rank,
+            *(
+                (track, "kernel" if track[0] == "stream" else "user_annotation", *slice_)
+                for track, slice_ in zip(tracks, slices, strict=True)
+            ),
+            world=world,
+            groups=groups,
+        )
+    ).calls
+    return Peer(
+        label=label,
+        columns=columns_of([("actor", made)]),
+        rank=rank,
+        world=made.world,
+        configured=made.configured,
+        island=island,
+        error_ns=round(error * MS),
+        machine=host,
+        captured=None if captured is None else Intervals.one(T0 + captured[0] * MS, T0 + captured[1] * MS),
+        whole=captured is None if whole is None else whole,
+    )
+
+
+def numbered(start, took, seq, ranks=(0, 1), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL"):
+    """A kernel of NCCL's, with what torch writes next to it."""
+    group = {"Process Group Name": "1", "Process Group Ranks": str(list(ranks)), "Group size": len(ranks)}
+    return (name, start, took, {**group, "Seq": seq})

@@ -1,0 +1,266 @@
+"""What the tests of real engines share: windows for a driver, sessions beside an engine, and what is left on disk.
+
+It lies in the folder of all tests, and not in that of the engines: there `import vllm` would find the folder of its tests where no vLLM is installed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+import stepprof
+from stepprof.config.options.tables import EngineOptions
+from stepprof.host.process_identity import writer_identity
+from stepprof.remote.base import EngineDriver, EngineFailure, EngineWindow, Stopped
+from stepprof.remote.core.lease import Lease
+from stepprof.remote.loop import remote_loop
+from stepprof.remote.ray.inside.entry import serve
+from stepprof.remote.ray.inside.messages import Attachment
+from stepprof.run.model import Window
+
+T = TypeVar("T", bound="EngineTrace")
+
+PATIENT = {"engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60}
+"""The engine shares two cores with everything else here."""
+
+MATRIX = [
+    # options of the engine, ranks, device
+    (options, ranks, device)
+    for device in ("cpu", "cuda", "npu")
+    for options, ranks in (({}, "1"), ({"with_stack": True, "record_shapes": True}, "all"))
+]
+
+
+def name_of(value: object) -> str:
+    """How a value of the matrix is called in the name of its test."""
+    return ("stacks-and-shapes" if value else "nothing-extra") if isinstance(value, dict) else str(value)
+
+
+def make_window(
+    folder: Path, step: int = 2, replica: int = 0, *, workers: frozenset[int] | None = None, **options: Any
+) -> EngineWindow:
+    """Return the window of a step, with its folder made, as the session makes it."""
+    trace_dir = options.pop("trace_dir", None)
+    place = folder / f"step-{step:06d}"
+    stem = f"rollout/replica-{replica}"
+    (place / stem).mkdir(parents=True, exist_ok=True)
+    return EngineWindow(
+        window=Window(step, "rollout"),
+        replica=replica,
+        folder=place,
+        stem=stem,
+        options=EngineOptions(**options),
+        metadata={"run_id": "test", "step": step, "role": "rollout", "replica": replica},
+        workers=workers,
+        trace_dir=trace_dir,
+    )
+
+
+def on_remote(work: Coroutine[Any, Any, Any], timeout: float = 100) -> Any:
+    """Run a driver's method where stepprof runs it."""
+    return remote_loop().submit(work).result(timeout)
+
+
+def record(driver: EngineDriver, window: EngineWindow, body: Callable[[], object]) -> Stopped:
+    """One window: arm, start, the body, stop."""
+    on_remote(driver.arm(window))
+    on_remote(driver.start(window))
+    body()
+    stopped: Stopped = on_remote(driver.stop(window))
+    return stopped
+
+
+def begin(folder: Path, **config: Any) -> stepprof.Session:
+    """Start a session in which the rollouts of steps 2 and 3 are recorded, unless the configuration says otherwise."""
+    rollout = {"ranks": "all", **config.pop("rollout", {})}
+    fixed = {"steps": "2-3", "output_dir": str(folder), "backend": "null", "roles": {"rollout": rollout}}
+    return stepprof.init({**fixed, **PATIENT, **config}, run_id="run")
+
+
+def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
+    """What the manifest of the run says of a step's engines."""
+    path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return sorted(entries, key=lambda entry: entry["replica"])
+
+
+@contextmanager
+def running(
+    script: str, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a job that has printed its first line, and end it with the block."""
+    given = {**os.environ, **(env or {})}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        cwd=cwd,
+        env={
+            **given,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), given.get("PYTHONPATH", "")]),
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline()
+            yield job
+        finally:
+            job.kill()
+
+
+@dataclass(frozen=True)
+class EngineTrace:
+    """What is in a trace of an engine; which events its forward steps are, each kind of engine says."""
+
+    stated: dict[str, Any]
+    events: list[dict[str, Any]]
+    base_ns: int
+
+    @classmethod
+    def read(cls: type[T], path: Path) -> T:
+        """Open it."""
+        with gzip.open(path) as file:
+            content = json.load(file)
+        assert next(iter(content)) == "stepprof"
+        return cls(content["stepprof"], content["traceEvents"], content.get("baseTimeNanoseconds", 0))
+
+    @classmethod
+    def named(cls: type[T], folder: Path, artifact: Mapping[str, Any], step: int = 2) -> T:
+        """Open one that the manifest of the run names: it is as large and as full as it says there."""
+        path = folder / "run" / f"step-{step:06d}" / artifact["path"]
+        trace = cls.read(path)
+        assert (path.stat().st_size, len(trace.events)) == (artifact["bytes"], artifact["events"])
+        return trace
+
+    def since_epoch(self, first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[int, int]:
+        """When the first of two events began and the last one ended, in ns since the Unix epoch."""
+        return (
+            int(first["ts"] * 1000) + self.base_ns,
+            int((last["ts"] + last["dur"]) * 1000) + self.base_ns,
+        )
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether Python functions were recorded."""
+        return any(event.get("cat") == "python_function" for event in self.events)
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether ops have the shapes of their inputs."""
+        return any("Input Dims" in event.get("args", {}) for event in self.events)
+
+
+@contextmanager
+def unmeasured() -> Iterator[None]:
+    """Start processes here that run no line of stepprof: coverage is not measured in them, which would add a half to the time of their imports."""
+    kept = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("COVERAGE_PROCESS")}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+class Inside:
+    """An actor's entry, asked as another process asks it, with the job's driver in a process of its own that can be killed.
+
+    Args:
+        engine: what the actor holds.
+        folder: where its run lies.
+    """
+
+    def __init__(self, engine: Any, folder: Path) -> None:
+        self._actor = SimpleNamespace(engine=engine)
+        self._folder = folder
+        (folder / "run").mkdir(parents=True, exist_ok=True)
+        (folder / "run" / ".seen").touch()
+        self.driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def window(self, step: int) -> EngineWindow:
+        """Return the window of a step of the driver."""
+        return replace(make_window(self._folder / "run", step), owner=writer_identity(self.driver.pid))
+
+    def arm(self, window: EngineWindow) -> Any:
+        """Have the engine found and armed on behalf of the driver."""
+        attachment = Attachment(
+            kind="engine", find="engine", rank=None, position=0, world_size=None, config={}, run_id="run",
+            output_dir=str(self._folder), marker=".seen", lease=Lease(writer_identity(self.driver.pid)),
+        )  # fmt: skip
+        return self.ask("arm", attachment, window)
+
+    def ask(self, verb: str, *arguments: object) -> Any:
+        """Return the answer. Raises EngineFailure."""
+        answer = serve(self._actor, f"driver {self.driver.pid}", verb, *arguments)
+        while answer.ticket is not None:
+            time.sleep(0.01)
+            answer = serve(self._actor, "", "answer", answer.ticket)
+        if answer.failure is not None:
+            raise answer.failure
+        return answer.value
+
+    def kill(self) -> None:
+        """Kill the driver."""
+        self.driver.kill()
+        self.driver.wait()
+        assert self.driver.stdin is not None
+        self.driver.stdin.close()
+
+
+def outlive_a_driver(
+    engine: Any, folder: Path, generate: Callable[[int], object], *, at_once: bool = True
+) -> Stopped:
+    """Record an engine in an actor for a job whose driver is killed inside its window, and then for another one, which is refused before.
+
+    Args:
+        engine: the engine.
+        folder: where the runs of both jobs lie.
+        generate: generates so many tokens.
+        at_once: the capture ends without the next job; else when that arms the engine.
+
+    Returns:
+        What the window of the second job brought.
+    """
+    first = Inside(engine, folder / "first")
+    second = Inside(engine, folder / "second")
+    try:
+        window = first.window(2)
+        first.arm(window)
+        first.ask("start", window)
+        generate(3)
+        other = second.window(2)
+        second.arm(other)
+        with pytest.raises(EngineFailure, match=rf"\(process {first.driver.pid} on ") as caught:
+            second.ask("start", other)
+        assert caught.value.health == "busy"
+        first.kill()
+        deadline = time.monotonic() + 60
+        manifest = window.folder / "manifest"
+        while at_once and not list(manifest.glob("*.json")):
+            assert time.monotonic() < deadline, "no manifest names the trace"
+            generate(1)
+            time.sleep(0.1)
+        for _ in range(0 if at_once else 10):  # past the next look at the driver
+            generate(1)
+            time.sleep(0.3)
+        second.arm(other)
+        (entry,) = json.loads(next(manifest.glob("*.json")).read_text())["engines"]
+        assert (entry["status"], len(entry["artifacts"])) == ("partial", 1), entry
+        second.ask("start", other)
+        generate(4)
+        stopped: Stopped = second.ask("stop", other).stopped
+        return stopped
+    finally:
+        first.driver.kill()
+        second.kill()

@@ -1,0 +1,388 @@
+"""Reports as the analysis makes them, for the tests of what draws them: a step of GRPO on any number of ranks, with two engines, the same one for the same seed."""
+
+from __future__ import annotations
+
+import random
+
+from stepprof.analysis.report import schema as s
+
+ROLES = ("rollout", "reward", "ref", "actor")
+
+
+def make_report(
+    ranks=64, engines=2, *, seed=7, micro_batches=8, straggler=None, step=12, run_id="grpo-7b-math"
+):
+    """One step of about a minute: rollout with a long tail, reward, reference, update with one slow rank."""
+    rng = random.Random(seed)
+    straggler = ranks // 3 if straggler is None else straggler
+    per_host = 8
+    t_gen, t_reward, t_ref, t_actor = 27.4, 3.1, 5.2, 19.6
+    generate = 0.35
+    reward = generate + t_gen
+    ref = reward + t_reward
+    actor = ref + t_ref + 0.3
+    end = actor + t_actor + 0.9
+
+    rollouts = [_rollout(rng, number, generate, t_gen - 0.8 * number) for number in range(engines)]
+    gantt = [_driver_row(generate, t_gen, reward, t_reward, ref, t_ref, actor, t_actor, end)]
+    gantt += [
+        _engine_row(engine, worker, rollouts[engine]) for engine in range(engines) for worker in range(2)
+    ]
+    done = {}
+    idle, overlap, memory, overhead, ends = [], [], [], [], []
+    for rank in range(ranks):
+        label, host = f"actor rank {rank}", f"gpu-node-{rank // per_host:02d}"
+        slow = 1.8 if rank == straggler else rng.random() * 0.35
+        row, finished = _rank_row(rng, label, host, ref, t_ref, actor, t_actor - 2.2 + slow, micro_batches)
+        gantt.append(row)
+        done[label] = finished
+        ends.append(finished)
+        busy = t_ref * 0.9 + (t_actor - 2.2) * (0.80 + rng.random() * 0.04)
+        collective = 1.2 + (0 if rank == straggler else 1.8 - slow) + rng.random() * 0.2
+        profiler = 0.25 + rng.random() * 0.1
+        host_bound = 1.1 + rng.random() * 0.5
+        waits = {
+            "rollout": t_gen + t_reward * 0.2,
+            "collective": collective,
+            "host": host_bound,
+            "profiler": profiler,
+        }
+        waits["unknown"] = max(0.0, end - busy - sum(waits.values()))
+        idle.append(s.Idle(label, end, busy, waits))
+        communication = 5.1 + rng.random() + collective
+        overlapped = 3.4 + rng.random() * 0.8
+        overlap.append(
+            s.Overlap(
+                label,
+                "gpu",
+                busy,
+                communication,
+                overlapped,
+                communication - overlapped,
+                0.78 + rng.random() * 0.08,
+            )
+        )
+        memory.append(
+            s.Memory(
+                label,
+                f"cuda:{rank % per_host}",
+                int((61 + rng.random() * 6) * 2**30),
+                actor + rng.random() * t_actor,
+            )
+        )
+        overhead.append(
+            s.Overhead(
+                label,
+                arm=0.12,
+                start=0.03,
+                wait=0.0,
+                stall=0.21 + rng.random() * 0.1,
+                export=2.9 + rng.random(),
+            )
+        )
+    overhead += [
+        s.Overhead(f"rollout/{n}", start=0.11 + 0.02 * n, stop=3.4 + 0.3 * n) for n in range(engines)
+    ]
+    last = max(done.values())
+    waited = [
+        s.ProcessTime(label, last - finished, 1, finished)
+        for label, finished in done.items()
+        if finished < last
+    ]
+    median = sorted(ends)[len(ends) // 2]
+    spread = last - min(ends)
+    skew = [
+        s.PhaseSkew("actor", None, f"actor rank {straggler}", spread, last - median, waited, True),
+        s.PhaseSkew(
+            "actor", "forward_backward", f"actor rank {straggler}", spread * 0.8, (last - median) * 0.8,
+            [s.ProcessTime(w.label, w.seconds * 0.8, 1, None) for w in waited], True,
+        ),
+        s.PhaseSkew(
+            "ref", "compute_log_prob", f"actor rank {(straggler + 5) % ranks}", 0.42, 0.21,
+            [s.ProcessTime(f"actor rank {r}", 0.05 + rng.random() * 0.37, 1, None) for r in range(ranks) if r != (straggler + 5) % ranks], True,
+        ),
+        s.PhaseSkew(
+            "actor", "optimizer_step", f"actor rank {(straggler + 9) % ranks}", 0.0006, 0.0002,
+            [s.ProcessTime(f"actor rank {r}", rng.random() * 0.0006, 1, None) for r in range(ranks) if r != (straggler + 9) % ranks], False,
+        ),
+    ]  # fmt: skip
+    worst = rollouts[0]
+    return s.Report(
+        run_id=run_id,
+        step=step,
+        start_unix_ns=1_763_560_812_345_678_901,
+        seconds=end,
+        clock="Files of 8 hosts: each trace by its own clock (baseTimeNanoseconds), hosts compared with gpu-node-00 by round trips at the step's edges.",
+        clock_error_ns=184_000,
+        stepprof="0.4.0",
+        version=11,
+        headlines=[
+            s.Headline(f"generation ran below half of its peak batch for {worst.below_half:.0%} of the rollout , the last {worst.tail:.1f} s without a break", "tail", worst.tail),
+            s.Headline(f"{ranks} of {ranks} processes: no work was recorded for {t_gen / end:.0%} of the step on average while the rollout ran", "idle", t_gen),
+            s.Headline(f"actor rank {straggler} was the last in actor: {last - median:.1f} s after the median of the others", "straggler", last - median),
+            s.Headline("54% of the communication is not overlapped by computation: 4.1 s on average", "overlap", 4.1),
+            s.Headline("the recording itself held actor rank 3 up for 460 ms", "overhead", 0.46),
+            s.Headline("actor rank 17 reached 66.8 GiB (GPU 1, allocated)", "memory", None),
+        ],
+        sources=_sources(ranks, engines, per_host),
+        gantt=gantt,
+        roles=[
+            _time_of("rollout", None, t_gen, end, [(f"rollout/{n} worker {w}", t_gen - 0.8 * n) for n in range(engines) for w in range(2)]),
+            _time_of("actor", None, t_actor, end, [(label, finished - actor) for label, finished in done.items()]),
+            _time_of("ref", None, t_ref, end, [(label, t_ref * (0.9 + rng.random() * 0.1)) for label in done]),
+            _time_of("reward", None, t_reward, end, [("driver", t_reward)]),
+        ],
+        regions=[
+            _time_of("rollout", "generate_sequences", t_gen - 0.9, end, [("driver", t_gen - 0.9)]),
+            _time_of("actor", "update_actor", t_actor - 0.4, end, [(label, finished - actor - 0.2) for label, finished in done.items()]),
+            _time_of("actor", "forward_backward", t_actor - 2.6, end, [(label, (finished - actor) * 0.86) for label, finished in done.items()]),
+            _time_of("ref", "compute_log_prob", t_ref - 0.2, end, [(label, t_ref * (0.86 + rng.random() * 0.1)) for label in done]),
+            _time_of("reward", "math_verify", t_reward - 0.3, end, [("driver", t_reward - 0.3)]),
+            _time_of("actor", "optimizer_step", 1.4, end, [(label, 1.3 + rng.random() * 0.1) for label in done]),
+            _time_of("rollout", "sync_weights", 0.9, end, [("driver", 0.9)]),
+        ],
+        skew=skew,
+        idle=idle,
+        rollout=rollouts,
+        overlap=overlap,
+        ops=_ops(rng, ranks),
+        kernels=_kernels(rng, ranks),
+        memory=memory,
+        overhead=overhead,
+        stops=[
+            s.StopCost(f"rollout/{n}", 32, 1.5 + n / 10, "write", [(128, 6.0), (512, 24.0)])
+            for n in range(engines)
+        ],
+        findings=[
+            s.Finding("actor rank 41", "the trace ends in the middle of an event: the 211,904 events before it are used"),
+            s.Finding(None, "rollout/1 worker 1: its capture was lost (the engine restarted while it recorded)"),
+        ],
+        unmatched=[
+            s.UnmatchedTime("ref", "sync", [s.ProcessTime(label, 0.3, 4) for label in list(done)[:8]], 8, 64),
+            s.UnmatchedTime("actor", None, [s.ProcessTime(label, 0.1, 2) for label in list(done)[:2]], None, None),
+        ],
+        shortfalls=[
+            s.Shortfall(f"actor rank {ranks - 1}", "complete", "max_seconds", None, 10.0, t_actor),
+            s.Shortfall("rollout/1", "lost", None, "the engine restarted while it recorded", None, None),
+        ],
+        islands=[s.Island([f"gpu-node-{host:02d}" for host in range(8 + engines)], 1_763_560_812_345_678_901, end)],
+    )  # fmt: skip
+
+
+def _driver_row(generate, t_gen, reward, t_reward, ref, t_ref, actor, t_actor, end):
+    bars = [
+        s.Bar(0.05, generate - 0.05, "sync_weights", "rollout", 1),
+        s.Bar(generate, t_gen, "rollout", "rollout", 0),
+        s.Bar(generate + 0.05, t_gen - 0.1, "generate_sequences", "rollout", 1),
+        s.Bar(reward, t_reward, "reward", "reward", 0),
+        s.Bar(reward + 0.1, t_reward - 0.3, "math_verify", "reward", 1),
+        s.Bar(ref, t_ref, "ref", "ref", 0),
+        s.Bar(ref + 0.05, t_ref - 0.1, "compute_log_prob", "ref", 1),
+        s.Bar(actor, t_actor, "actor", "actor", 0),
+        s.Bar(actor + 0.1, t_actor - 0.2, "update_actor", "actor", 1),
+        s.Bar(actor + t_actor, end - actor - t_actor - 0.05, "sync_weights", "rollout", 1),
+    ]
+    return s.GanttRow("driver", "gpu-node-00", "spans", bars)
+
+
+def _engine_row(engine, worker, rollout):
+    start = rollout.curve[0][0]
+    seconds = rollout.seconds
+    bars = [s.Bar(start, seconds, "rollout", "rollout", 0), s.Bar(start + 0.02, 1.3, "prefill", "rollout", 1)]
+    bars.append(s.Bar(start + 1.35, seconds - 1.4, "decode", "rollout", 1))
+    busy = [(start + i * seconds / 300, seconds / 300 * (0.92 if i < 180 else 0.45)) for i in range(300)]
+    return s.GanttRow(f"rollout/{engine} worker {worker}", f"gpu-node-{8 + engine:02d}", "engine", bars, busy)
+
+
+def _rank_row(rng, label, host, ref, t_ref, actor, t_actor, micro_batches):
+    bars = [s.Bar(ref, t_ref, "ref", "ref", 0)]
+    bars.append(
+        s.Bar(
+            ref + 0.03 + rng.random() * 0.05,
+            t_ref * (0.9 + rng.random() * 0.08),
+            "compute_log_prob",
+            "ref",
+            1,
+        )
+    )
+    bars.append(s.Bar(actor, t_actor + 0.1, "actor", "actor", 0))
+    bars.append(s.Bar(actor + 0.02, t_actor, "update_actor", "actor", 1))
+    each = (t_actor - 1.5) / micro_batches
+    busy = [(ref + 0.1 + i * t_ref / 60, t_ref / 60 * (0.7 + rng.random() * 0.3)) for i in range(54)]
+    at = actor + 0.05
+    for _ in range(micro_batches):
+        took = each * (0.94 + rng.random() * 0.06)
+        bars.append(s.Bar(at, took * 0.97, "forward_backward", "actor", 2))
+        bars.append(s.Bar(at + 0.01, took * 0.3, "forward", "actor", 3))
+        bars.append(s.Bar(at + 0.02 + took * 0.3, took * 0.6, "backward", "actor", 3))
+        busy += [(at + i * took / 20, took / 20 * (0.6 + rng.random() * 0.4)) for i in range(19)]
+        at += took
+    bars.append(s.Bar(at, actor + t_actor - at, "optimizer_step", "actor", 2))
+    busy.append((at + 0.1, (actor + t_actor - at) * 0.8))
+    return s.GanttRow(label, host, "rank", bars, busy), actor + t_actor
+
+
+def _rollout(rng, number, start, seconds):
+    peak = 256
+    curve = []
+    for i in range(240):
+        x = i / 239
+        if x < 0.06:
+            batch = peak * x / 0.06
+        elif x < 0.5 - 0.06 * number:
+            batch = peak - rng.random() * 9
+        else:
+            y = (x - 0.5 + 0.06 * number) / (0.5 + 0.06 * number)
+            batch = peak * (1 - y) ** 2.2 + rng.random() * 5
+        curve.append((start + x * seconds, float(max(1, round(batch)))))
+    below = [b < peak / 2 for _, b in curve]
+    tail_from = next(at for at, b in curve if at > start + seconds / 2 and b < peak / 2)
+    samples = []
+    for i in range(12):
+        total = seconds - i * 0.55
+        tool = total * (0.05 + rng.random() * 0.3)
+        reward = 0.2 + rng.random() * 0.6
+        samples.append(
+            s.Sample(f"prompt-{rng.randrange(4096):04d}/{rng.randrange(8)}", start, start + total, {"generate": total - tool - reward, "tool_call": tool, "reward": reward})
+        )  # fmt: skip
+    return s.Rollout(
+        f"rollout/{number}", 4120 - 300 * number, seconds, float(peak), sum(b for _, b in curve) / len(curve),
+        sum(below) / len(below), start + seconds - tail_from, curve, samples,
+    )  # fmt: skip
+
+
+def _time_of(role, region, seconds, end, per_process):
+    return s.TimeOf(
+        role,
+        region,
+        seconds,
+        seconds / end,
+        [s.ProcessTime(label, took, 8 if region else 1, None) for label, took in per_process],
+    )
+
+
+def _ops(rng, ranks):
+    names = [
+        ("aten::mm", 0.31), ("aten::_flash_attention_forward", 0.12), ("aten::_flash_attention_backward", 0.11), ("aten::copy_", 0.07), ("c10d::_reduce_scatter_base_", 0.06),
+        ("c10d::_allgather_base_", 0.06), ("aten::mul", 0.05), ("aten::_fused_adamw_", 0.04), ("aten::native_layer_norm", 0.035), ("aten::silu", 0.03), ("aten::_log_softmax", 0.025),
+        ("aten::add_", 0.02), ("aten::cat", 0.015), ("aten::index", 0.01), ("aten::_foreach_norm", 0.01),
+    ]  # fmt: skip
+    return [_op(rng, name, "op", share, ranks) for name, share in names]
+
+
+def _kernels(rng, ranks):
+    names = [
+        (
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x256x64_warpgroupsize2x1x1_execute_segment_k_off_kernel__5x_cublas",
+            0.34,
+        ),
+        (
+            "void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8>>",
+            0.13,
+        ),
+        (
+            "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>>",
+            0.09,
+        ),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 0.08),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 0.07),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
+            0.05,
+        ),
+        ("triton_red_fused__log_softmax_nll_loss_12", 0.04),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>", 0.03),
+    ]
+    return [_op(rng, name, "kernel", share, ranks) for name, share in names]
+
+
+def _op(rng, name, kind, share, ranks):
+    seconds = share * 21 * ranks
+    each = [
+        s.ProcessTime(f"actor rank {r}", seconds / ranks * (0.95 + rng.random() * 0.1), 400, None)
+        for r in range(min(ranks, 8))
+    ]
+    return s.Op(name, kind, rng.randrange(2_000, 90_000), seconds * 1.2, seconds, share, each)
+
+
+def _sources(ranks, engines, per_host):
+    found = [
+        s.SourceInfo(
+            "driver",
+            "spans",
+            "spans/rank-driver.000001.jsonl",
+            None,
+            "driver",
+            None,
+            "gpu-node-00",
+            None,
+            1204,
+            310_112,
+            "reference",
+            0,
+            0,
+        )
+    ]
+    for rank in range(ranks):
+        host = rank // per_host
+        how, offset, error = (
+            ("same-host", 0, 0)
+            if host == 0
+            else ("ping-pong", -412_000 * host + 90_000, 61_000 + 17_000 * host)
+        )
+        found.append(
+            s.SourceInfo(
+                f"actor rank {rank}",
+                "rank",
+                f"actor/rank-{rank}.trace.json.gz",
+                "actor",
+                rank,
+                None,
+                f"gpu-node-{host:02d}",
+                "complete",
+                310_000 + rank * 31,
+                14_200_000,
+                how,
+                offset,
+                error,
+            )
+        )
+    for engine in range(engines):
+        for worker in range(2):
+            lost = engine == 1 and worker == 1
+            found.append(
+                s.SourceInfo(
+                    f"rollout/{engine} worker {worker}",
+                    "engine",
+                    None if lost else f"rollout/replica-{engine}/rank-{worker}.trace.json.gz",
+                    "rollout",
+                    worker,
+                    engine,
+                    f"gpu-node-{8 + engine:02d}",
+                    "lost" if lost else "complete",
+                    0 if lost else 920_114,
+                    None if lost else 41_000_000,
+                    "http-date",
+                    1_200_000,
+                    184_000,
+                )
+            )
+    return found
+
+
+def make_comparison():
+    """Two steps of the same run: the rollout's tail grew."""
+    return s.Comparison(
+        "grpo-7b-math step 12", "grpo-7b-math step 40",
+        headlines=[
+            s.Headline("the step took 9.4 s longer (57.4 s → 66.8 s, +16 %)", "step", 9.4),
+            s.Headline("rollout took 8.1 s longer: the tail grew from 11.2 s to 18.9 s", "tail", 8.1),
+            s.Headline("update_actor is 0.4 s faster, within what equal ranks differ by", "region", None),
+        ],
+        changes=[
+            s.Change("step", "step", 57.4, 66.8, None, True), s.Change("rollout", "role", 27.4, 35.5, 0.8, True), s.Change("rollout/0 tail", "rollout", 11.2, 18.9, 0.9, True),
+            s.Change("actor / update_actor", "region", 19.2, 18.8, 0.5, False), s.Change("ref / compute_log_prob", "region", 5.0, 6.1, 0.3, True),
+            s.Change("reward / math_verify", "region", 2.8, 2.1, None, True), s.Change("aten::mm", "op", 416.0, 421.0, 9.0, False), s.Change("aten::copy_", "op", 94.0, 61.0, 6.0, True),
+        ],
+        findings=[s.Finding("B", "rollout/1 is missing: its capture failed")],
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""How much memory there is: of the host, and of the control group."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stepprof.host import memory
+
+GIB = 2**30
+MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that says what the system tells."""
+    paths = {
+        name: tmp_path / name for name in ("meminfo", "max", "current", "stat", "limit", "usage", "stat_1")
+    }
+    monkeypatch.setattr(memory, "_MEMINFO", paths["meminfo"])
+    groups = (
+        (paths["max"], paths["current"], paths["stat"]),
+        (paths["limit"], paths["usage"], paths["stat_1"]),
+    )
+    monkeypatch.setattr(memory, "_GROUPS", groups)
+
+    def write(**texts):
+        for name, text in texts.items():
+            paths[name].write_text(text)
+
+    return write
+
+
+class TestAvailableAndTotal:
+    def test_of_this_machine(self) -> None:
+        """Some of it is available."""
+        found = memory.available_and_total()
+        if found is not None:
+            assert 0 < found[0] <= found[1]
+
+    def test_of_the_host(self, files) -> None:
+        """What can be had without swapping, not what is free."""
+        files(meminfo=MEMINFO)
+        assert memory.available_and_total() == (8 * GIB, 16 * GIB)
+
+    def test_of_a_tighter_control_group(self, files) -> None:
+        """Its limit counts; the page cache is given back before anybody is killed."""
+        files(
+            meminfo=MEMINFO, max=f"{4 * GIB}\n", current=f"{3 * GIB}\n", stat=f"anon 1\ninactive_file {GIB}\n"
+        )
+        assert memory.available_and_total() == (2 * GIB, 4 * GIB)
+
+    def test_of_a_control_group_of_the_first_version(self, files) -> None:
+        """Its files have other names."""
+        files(meminfo=MEMINFO, limit=f"{2 * GIB}", usage=f"{GIB}", stat_1="total_inactive_file 0\n")
+        assert memory.available_and_total() == (GIB, 2 * GIB)
+
+    def test_a_control_group_without_a_limit(self, files) -> None:
+        """Or with one that is none."""
+        files(meminfo=MEMINFO, max="max\n", current="1\n", limit=f"{2**63 - 4096}", usage="1")
+        assert memory.available_and_total() == (8 * GIB, 16 * GIB)
+
+    def test_a_control_group_alone(self, files) -> None:
+        """Where the host does not tell; without its statistics nothing is given back."""
+        files(meminfo="MemTotal: 1 kB\n", max=f"{2 * GIB}", current=f"{GIB}")
+        assert memory.available_and_total() == (GIB, 2 * GIB)
+
+    def test_of_a_tighter_address_space(self, run_script) -> None:
+        """`ulimit -v`, less what the process has of it."""
+        run_script(
+            """
+            import resource
+            from stepprof.host.memory import available_and_total
+            resource.setrlimit(resource.RLIMIT_AS, (2**31, -1))
+            available, total = available_and_total()
+            assert total == 2**31
+            assert 0 < available < 2**31
+            """
+        ).check()
+
+    def test_nothing_is_known(self, files) -> None:
+        """Then no capture is ended for it."""
+        files()
+        assert memory.available_and_total() is None
+
+
+class TestOfThisProcess:
+    def test_resident(self, monkeypatch, tmp_path) -> None:
+        """What it has, where the system tells."""
+        found = memory.resident_bytes()
+        assert found is None or found > 2**20
+        monkeypatch.setattr(memory, "_STATM", tmp_path / "nothing")
+        assert memory.resident_bytes() is None
+
+    def test_on_devices(self, monkeypatch) -> None:
+        """All of them together, once torch has touched one; asking loads nothing and touches nothing."""
+        cuda = SimpleNamespace(
+            is_initialized=lambda: False, device_count=lambda: 2, memory_allocated=lambda device: 100 + device
+        )
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+        assert memory.device_bytes() is None
+        cuda.is_initialized = lambda: True
+        assert memory.device_bytes() == 201
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+        assert memory.device_bytes() is None

@@ -1,0 +1,214 @@
+"""The one way in which files of a run are opened."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+import stepprof
+from stepprof.host.plain_files import data_bytes, data_chunks, open_plain, read_plain, read_table
+
+HOLE = 200 * 2**30
+
+
+def sparse(path, head=b""):
+    """A file of 200 GB that takes no room on the disk."""
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(HOLE)
+    return path
+
+
+class TestOpenPlain:
+    def test_a_pipe_is_not_waited_for(self, tmp_path):
+        """Nobody writes into it."""
+        os.mkfifo(tmp_path / "a")
+        with pytest.raises(OSError, match="no plain file"):
+            open_plain(tmp_path / "a")
+
+    def test_neither_devices_nor_sockets(self, tmp_path, monkeypatch):
+        """What has no end, or is no file."""
+        monkeypatch.chdir(tmp_path)  # the address of a socket is short
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("socket")
+            for path in ("/dev/zero", "socket"):
+                with pytest.raises(OSError, match=r"no plain file|No such device"):
+                    open_plain(path)
+
+    def test_a_folder(self, tmp_path):
+        """Says that it is one."""
+        with pytest.raises(IsADirectoryError):
+            open_plain(tmp_path)
+
+    @pytest.mark.parametrize("target", ["there", "/dev/zero", "nowhere", "link"])
+    def test_a_link_is_not_followed(self, tmp_path, target):
+        """Wherever it leads."""
+        (tmp_path / "there").write_text("{}")
+        (tmp_path / "link").symlink_to(target)
+        with pytest.raises(OSError, match="a link, and links in a run are not followed"):
+            open_plain(tmp_path / "link")
+
+    def test_folders_may_be_links(self, tmp_path):
+        """Of the path but its last part: a step that was moved to another disk."""
+        (tmp_path / "moved").mkdir()
+        (tmp_path / "moved" / "a").write_bytes(b"x")
+        (tmp_path / "step").symlink_to("moved")
+        assert read_plain(tmp_path / "step" / "a") == b"x"
+
+    @pytest.mark.parametrize("name", ["a\0b", "a\ud800", "x" * 300])
+    def test_names_that_no_file_has(self, tmp_path, name):
+        """An OSError, as for any other file that cannot be opened."""
+        with pytest.raises(OSError, match=r"no file can have this name|too long"):
+            open_plain(tmp_path / name)
+
+
+class TestReadPlain:
+    def test_up_to_a_bound(self, tmp_path):
+        """A larger one is refused before it is read."""
+        (tmp_path / "a").write_bytes(b"123")
+        assert read_plain(tmp_path / "a", 3) == b"123"
+        with pytest.raises(OSError, match="3 bytes, and no more than 2 are read"):
+            read_plain(tmp_path / "a", 2)
+        with pytest.raises(OSError, match="no more than"):
+            read_plain(sparse(tmp_path / "b"))
+
+
+class TestHoles:
+    def test_what_stands_before_the_first(self, tmp_path):
+        """Counted without reading the hole, and the place in the file is kept."""
+        path = sparse(tmp_path / "a", b"x" * 5000)
+        with open_plain(path) as file:
+            assert file.read(3) == b"xxx"
+            assert 5000 <= data_bytes(file) < 1 << 20
+            assert file.read(3) == b"xxx"
+
+    def test_none(self, tmp_path):
+        """All of it."""
+        (tmp_path / "a").write_bytes(b"12345")
+        with open_plain(tmp_path / "a") as file:
+            assert data_bytes(file) == 5
+
+    def test_an_empty_file(self, tmp_path):
+        """Nothing."""
+        (tmp_path / "a").touch()
+        with open_plain(tmp_path / "a") as file:
+            assert (data_bytes(file), list(data_chunks(file))) == (0, [])
+
+    def test_what_was_written_around_them(self, tmp_path):
+        """Read without the holes."""
+        path = sparse(tmp_path / "a", b"begin")
+        with path.open("r+b") as file:
+            file.seek(HOLE - 3)
+            file.write(b"end")
+        with open_plain(path) as file:
+            chunks = list(data_chunks(file))
+        assert sum(map(len, chunks)) < 4 << 20
+        assert (chunks[0][:5], chunks[-1][-3:]) == (b"begin", b"end")
+
+
+class TestReadTable:
+    @pytest.mark.parametrize(
+        ("data", "problem"),
+        [
+            (b"", "damaged: empty"),
+            (b"[]", "damaged: no table"),
+            (b'{"a"', "damaged: "),
+            (b'{"a": "\xff"}', "damaged: 'utf-8'"),
+            (b'{"a":' * 100 + b"1" + b"}" * 100, "damaged: lists and tables are nested deeper than 64"),
+        ],
+    )
+    def test_damaged(self, tmp_path, data, problem):
+        """Says how, to follow the name."""
+        (tmp_path / "a").write_bytes(data)
+        with pytest.raises(ValueError, match=problem):
+            read_table(tmp_path / "a")
+
+    def test_while_it_is_replaced(self, tmp_path):
+        """A reader sees one whole version or the other."""
+        path = tmp_path / "a"
+        path.write_text(json.dumps({"n": 0}))
+        stop = threading.Event()
+
+        def replace():
+            number = 0
+            while not stop.is_set():
+                number += 1
+                (tmp_path / "b").write_text(json.dumps({"n": number}))
+                (tmp_path / "b").replace(path)
+
+        thread = threading.Thread(target=replace)
+        thread.start()
+        try:
+            assert all("n" in read_table(path) for _ in range(200))
+        finally:
+            stop.set()
+            thread.join()
+
+
+OPENERS = {"open", "read_text", "read_bytes", "connect", "fdopen", "GzipFile", "FileIO"}
+OTHERS = {
+    "host/plain_files.py": "the one that opens files of a run",
+    # what is written here, or was by this process
+    "host/atomic_files.py": "temporary files of its own",
+    "cli/commands/open.py": "the page that it writes",
+    "recording/span_files.py": "its own span file",
+    "formats/kineto_writer.py": "what this process's profiler wrote",
+    "backends/memory/backend.py": "its own snapshot",
+    "backends/torch/export.py": "a folder, to be synced",
+    "analysis/timeline/merge.py": "its own parts and output",
+    "recording/post_step/retention.py": "folders, through no link",
+    "run/folders.py": "a name that is taken for what is moved aside",
+    # what is no file of a run
+    "cli/main.py": "/dev/null",
+    "run/rendezvous.py": "/proc",
+    "host/process_identity.py": "/proc",
+    "host/memory.py": "/proc and /sys",
+    "doctor/machine.py": "/proc and /sys",
+    "recording/export/fork.py": "/proc and /dev/null",
+    "cli/commands/launch.py": "/proc",
+    "backends/nsys/process.py": "/proc",
+    "backends/nsys/writing.py": "/proc",
+    "backends/nsys/cuda.py": "/proc",
+    "backends/torch/stop.py": "a library's function of that name",
+    "host/device_lease.py": "the lease of a device",
+    "config/loaders.py": "the configuration",
+    "host/own_files.py": "makes a file to see whose it is",
+    "doctor/torch_child.py": "a trace of its own in a temporary folder",
+    "doctor/torch.py": "source of this package",
+    "analysis/report/page.py": "source of this package",
+    "backends/npu/clock.py": "what this process's profiler wrote",
+    "analysis/timeline/npudb.py": "SQLite opens the file itself, after open_plain has",
+    # methods of that name
+    "recording/local_target.py": "captures",
+    "recording/region_capture.py": "captures",
+    "analysis/artifact_check.py": "gzip over a file that open_plain has opened",
+    "recording/post_step/upload/child.py": "the store's file",
+}
+"""Modules that may open something, and what."""
+ENGINES = "remote/"
+"""Modules that open what an engine wrote, in a folder of its own."""
+EXAMPLES = "examples/"  # programs of users, which the wheel brings along
+
+
+def opens(path):
+    """Whether a module calls what opens a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if name in OPENERS:
+                return True
+    return False
+
+
+def test_no_other_module_opens_files():
+    """Whatever reads a run does so through `stepprof.host.plain_files`; a module that opens something else is listed, with what that is."""
+    package = Path(stepprof.__file__).parent
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if opens(path)}
+    assert {name for name in found if not name.startswith((ENGINES, EXAMPLES))} == set(OTHERS)

@@ -1,0 +1,64 @@
+"""JSON from anywhere: what comes out can be walked, printed, compared and written."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from stepprof.host.plain_json import DEPTH, is_number, parse_json, whole_pairs
+
+TEXTS = [
+    (b'{"a": [1, -2.5, true, null, "x"]}', {"a": [1, -2.5, True, None, "x"]}),
+    (b"[NaN, Infinity, -Infinity, 1e999, -1e999]", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"]),
+    (b"9999999999999999999", 9_999_999_999_999_999_999),
+    (b"-9999999999999999999", -9_999_999_999_999_999_999),
+    (b"99999999999999999999", "99999999999999999999"),
+    (b"[" + b"1" * 5000 + b"]", ["1" * 5000]),
+    (rb'"\ud800 \ud83d\ude00 \udc00 \\ud800"', "\ufffd \U0001f600 \ufffd \\ud800"),
+    (rb'{"\ud800": 1}', {"\ufffd": 1}),
+    (rb'"\ud800\ud83d\ude00"', "\ufffd\U0001f600"),
+    (b"[" * DEPTH + b"]" * DEPTH, None),
+]
+REFUSED = [b"", b"{", b"[1,]", b'"\xff"', b"nan", b"\x00", b"[" * 65 + b"]" * 65, b'{"a":' * 5000 + b"1" + b"}" * 5000, b"[" * 10**6]  # fmt: skip
+
+
+@pytest.fixture(params=["msgspec", "base"])
+def decoder(request, monkeypatch):
+    """With what readers have installed, and as a process that records parses it."""
+    if request.param == "base":
+        monkeypatch.delitem(sys.modules, "msgspec.json")
+    else:
+        import msgspec.json  # noqa: F401
+
+
+@pytest.mark.usefixtures("decoder")
+class TestParse:
+    @pytest.mark.parametrize(("text", "value"), TEXTS)
+    def test_what_a_text_says(self, text, value):
+        """The same with and without msgspec, and JSON again."""
+        found = parse_json(text)
+        assert found == value or value is None
+        assert json.dumps(found, allow_nan=False).encode().decode()
+        assert parse_json(json.dumps(found).encode()) == found
+
+    @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
+    def test_what_is_refused(self, text):
+        """By a ValueError, however deep."""
+        with pytest.raises(ValueError, match=r"\w"):
+            parse_json(text)
+
+
+def test_whole_pairs_leave_all_else():
+    """Text without halves stays as it is, byte for byte."""
+    text = json.dumps({"a": "\U0001f600\\u\n", "b": "\\\\ud800"}).encode()
+    assert whole_pairs(text) == text
+
+
+@pytest.mark.parametrize("value", [True, "1", None, float("nan"), float("inf"), 2**63, 10**400, [1]])
+def test_what_is_no_number(value):
+    """What arithmetic stumbles over."""
+    assert not is_number(value)
+    assert is_number(-1)
+    assert is_number(0.5)

@@ -1,0 +1,144 @@
+"""Which rank a process is."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from stepprof.errors import ConfigError
+from stepprof.host.rank import Identity, find_identity
+
+
+class Index:
+    """A number as numpy has it."""
+
+    def __init__(self, number) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+def module(monkeypatch, name, **members) -> None:
+    """Have a module of this name loaded: what is asked of it, and nothing else."""
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch) -> None:
+    """Neither torch nor ray."""
+    for name in ("torch", "ray"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+LIGHTNING = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
+
+
+class TestGiven:
+    def test_it_comes_first(self) -> None:
+        """Before what any launcher says."""
+        found = find_identity(3, 8, {"RANK": "1", "WORLD_SIZE": "2"})
+        assert found == Identity(3, 8, "rank")
+        assert (found.final, found.records) == (True, True)
+
+    def test_other_integers(self) -> None:
+        """numpy's, say."""
+        assert find_identity(Index(3), Index(8), {}) == Identity(3, 8, "rank")
+
+    def test_a_world_without_a_rank(self) -> None:
+        """The rank is looked for; this may be the first of them."""
+        assert find_identity(None, 8, {}) == Identity(0, 8, "default", final=False)
+        assert find_identity(None, 8, {"RANK": "3"}) == Identity(3, 8, "$RANK")
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("rank", "3"), ("rank", 1.5), ("rank", True), ("world_size", "8")]
+    )
+    def test_what_is_no_number(self, name, value) -> None:
+        """Is refused by its name."""
+        arguments = {"rank": 0, "world_size": 8, name: value}
+        with pytest.raises(ConfigError, match=f"^{name} = .*: expected a whole number"):
+            find_identity(arguments["rank"], arguments["world_size"], {})
+
+    @pytest.mark.parametrize(
+        ("rank", "world", "message"),
+        [
+            (8, 8, r"rank = 8 \(rank\): a world of 8 has the ranks 0 to 7; nearest: 7"),
+            (-1, 4, r"rank = -1 \(rank\): a world of 4 has the ranks 0 to 3; nearest: 0"),
+            (-1, None, r"rank = -1 \(rank\): there are no negative ranks; nearest: 0"),
+            (0, 0, r"world_size = 0: a world has at least one rank; nearest: 1"),
+        ],
+    )
+    def test_a_rank_beyond_the_world(self, rank, world, message) -> None:
+        """With the nearest valid one."""
+        with pytest.raises(ConfigError, match=message):
+            find_identity(rank, world, {})
+
+
+class TestLaunchers:
+    @pytest.mark.parametrize(
+        ("environ", "expected"),
+        [
+            ({"RANK": "3", "WORLD_SIZE": "8"}, Identity(3, 8, "$RANK")),
+            # Lightning; on a later node the number of ranks before it is not known
+            ({**LIGHTNING, "LOCAL_RANK": "1", "NODE_RANK": "0"}, Identity(1, 2, "$LOCAL_RANK")),
+            ({**LIGHTNING, "LOCAL_RANK": "1", "NODE_RANK": "1"}, Identity(0, 2, "default", final=False)),
+            (LIGHTNING, Identity(0, 1, "default", final=False)),
+            ({"RANK": "3"}, Identity(3, None, "$RANK")),
+            ({"RANK": "", "SLURM_PROCID": "5", "SLURM_NTASKS": "16"}, Identity(5, 16, "$SLURM_PROCID")),
+            ({"RANK": "1", "SLURM_PROCID": "5"}, Identity(1, None, "$RANK")),
+            ({}, Identity(0, 1, "default", final=False)),
+        ],
+    )
+    def test_variables(self, environ, expected) -> None:
+        """torchrun's, then Slurm's, then a process of its own."""
+        assert find_identity(None, None, environ) == expected
+
+    def test_a_variable_that_is_no_number(self) -> None:
+        """Is refused by its name."""
+        with pytest.raises(ConfigError, match=r'\$RANK = "one": expected a whole number'):
+            find_identity(None, None, {"RANK": "one"})
+
+
+class TestTorchDistributed:
+    def test_initialised(self, monkeypatch) -> None:
+        """It comes before the variables: a framework may number its ranks anew."""
+        distributed = SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: True,
+            get_rank=lambda: 2,
+            get_world_size=lambda: 4,
+        )
+        module(monkeypatch, "torch", distributed=distributed)
+        assert find_identity(None, None, {"RANK": "0"}) == Identity(2, 4, "torch.distributed")
+
+    @pytest.mark.parametrize(
+        "distributed",
+        [
+            None,
+            SimpleNamespace(),
+            SimpleNamespace(is_available=lambda: False, is_initialized=lambda: False),
+            SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False),
+        ],
+    )
+    def test_not_there_yet(self, monkeypatch, distributed) -> None:
+        """Half imported, not built, not initialised: then the variables speak."""
+        module(monkeypatch, "torch", **({} if distributed is None else {"distributed": distributed}))
+        assert find_identity(None, None, {"RANK": "1"}) == Identity(1, None, "$RANK")
+
+
+class TestRay:
+    @pytest.mark.parametrize(("actor", "name"), [(None, "driver"), ("a1b2", "actor-a1b2")])
+    def test_a_process_without_a_rank(self, monkeypatch, actor, name) -> None:
+        """A driver or an actor takes part and records nothing, until torch.distributed comes up in it."""
+        context = SimpleNamespace(get_actor_id=lambda: actor)
+        module(monkeypatch, "ray", is_initialized=lambda: True, get_runtime_context=lambda: context)
+        assert find_identity(None, None, {}) == Identity(name, None, "ray", final=False, records=False)
+
+    def test_not_initialised(self, monkeypatch) -> None:
+        """To ask it would start one."""
+        module(monkeypatch, "ray", is_initialized=lambda: False)
+        assert find_identity(None, None, {}).source == "default"
+        module(monkeypatch, "ray")
+        assert find_identity(None, None, {}).source == "default"

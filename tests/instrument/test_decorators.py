@@ -1,0 +1,636 @@
+"""Decorated functions: they stay what they are, run once, and are measured over their real life."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import functools
+import inspect
+import itertools
+import pickle
+import textwrap
+import types
+
+import cloudpickle
+import pytest
+from faulty import ended
+from spanning import only, spans_of
+
+import stepprof
+from stepprof import profile_step, region
+from stepprof.instrument.context import cell
+
+
+@region("module_level")
+def module_level(x, *, y=1):
+    """Add."""
+    return x + y
+
+
+@pytest.fixture
+def session(start):
+    return start(backend="null")
+
+
+@pytest.fixture(params=["off", "on"])
+def either(request, start):
+    """Without a session, and with one: everything below must be the same."""
+    return start(backend="null", steps="5") if request.param == "on" else None
+
+
+DECORATORS = pytest.mark.parametrize(
+    "decorate",
+    [region, region("named", batch=4), profile_step(5, role="actor")],
+    ids=["bare", "named", "step"],
+)
+
+
+@pytest.mark.usefixtures("either")
+@DECORATORS
+class TestSameFunction:
+    def test_a_function(self, decorate) -> None:
+        """Arguments, result, name, docstring, signature and the way back are those of the function."""
+
+        def f(a: int, /, b: str = "x", *c: int, d: float, **e: bool) -> list:
+            """Doc."""
+            return [a, b, c, d, e]
+
+        g = decorate(f)
+        assert g(1, "y", 2, 3, d=4.0, z=True) == [1, "y", (2, 3), 4.0, {"z": True}]
+        assert (g.__name__, g.__qualname__, g.__doc__, g.__module__) == (
+            f.__name__,
+            f.__qualname__,
+            f.__doc__,
+            f.__module__,
+        )
+        assert inspect.signature(g) == inspect.signature(f)
+        assert g.__wrapped__ is f
+        assert inspect.isfunction(g)
+        for is_kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+            assert not is_kind(g)
+
+    def test_an_exception(self, decorate) -> None:
+        """The very object arrives; the function ran once."""
+        ran = []
+        error = KeyError("mine")
+
+        @decorate
+        def f():
+            ran.append(1)
+            raise error
+
+        with pytest.raises(KeyError) as caught:
+            f()
+        assert caught.value is error
+        assert error.__context__ is None
+        assert ran == [1]
+
+    def test_wrong_arguments(self, decorate) -> None:
+        """A call that the function refuses is refused in the function's own words."""
+
+        @decorate
+        def f(a):
+            return a
+
+        with pytest.raises(TypeError, match=r"f\(\) missing 1 required positional argument"):
+            f()
+
+    def test_a_coroutine_function(self, decorate) -> None:
+        """It stays one, and what it awaits, returns and raises passes through."""
+
+        @decorate
+        async def f(x):
+            await asyncio.sleep(0)
+            if x < 0:
+                raise ValueError(x)
+            return x + 1
+
+        assert inspect.iscoroutinefunction(f)
+        assert asyncio.run(f(1)) == 2
+        with pytest.raises(ValueError, match="-1"):
+            asyncio.run(f(-1))
+
+    def test_a_cancelled_coroutine(self, decorate) -> None:
+        """It sees the cancellation at its await, and may clean up."""
+        cleaned = []
+
+        @decorate
+        async def f():
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0)
+                cleaned.append(True)
+
+        async def main():
+            task = asyncio.create_task(f())
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+        assert cleaned == [True]
+
+    def test_a_generator(self, decorate) -> None:
+        """send, throw, close and the return value reach it and come back from it."""
+        seen = []
+
+        @decorate
+        def f(n):
+            try:
+                for number in range(n):
+                    try:
+                        seen.append((yield number))
+                    except KeyError:
+                        seen.append("thrown")
+            finally:
+                seen.append("closed")
+            return "result"
+
+        assert inspect.isgeneratorfunction(f)
+        g = f(3)
+        assert inspect.isgenerator(g)
+        assert next(g) == 0
+        assert g.send("sent") == 1
+        assert g.throw(KeyError) == 2
+        with pytest.raises(StopIteration) as stop:
+            next(g)
+        assert stop.value.value == "result"
+        h = f(3)
+        next(h)
+        h.close()
+        assert seen == ["sent", "thrown", None, "closed", "closed"]
+        assert list(f(2)) == [0, 1]
+
+    def test_a_generator_that_raises(self, decorate) -> None:
+        """The very object arrives where it is iterated."""
+        error = OSError("mine")
+
+        @decorate
+        def f():
+            yield 1
+            raise error
+
+        with pytest.raises(OSError, match="mine") as caught:
+            list(f())
+        assert caught.value is error
+
+    def test_an_async_generator(self, decorate) -> None:
+        """asend, athrow and aclose reach it and come back from it."""
+        seen = []
+
+        @decorate
+        async def f(n):
+            try:
+                for number in range(n):
+                    await asyncio.sleep(0)
+                    try:
+                        seen.append((yield number))
+                    except KeyError:
+                        seen.append("thrown")
+            finally:
+                await asyncio.sleep(0)
+                seen.append("closed")
+
+        async def main():
+            g = f(3)
+            assert inspect.isasyncgen(g)
+            assert await anext(g) == 0
+            assert await g.asend("sent") == 1
+            assert await g.athrow(KeyError) == 2
+            with pytest.raises(StopAsyncIteration):
+                await anext(g)
+            h = f(3)
+            await anext(h)
+            await h.aclose()
+            return [number async for number in f(2)]
+
+        assert inspect.isasyncgenfunction(f)
+        assert asyncio.run(main()) == [0, 1]
+        assert seen == ["sent", "thrown", None, "closed", "closed", None, None, "closed"]
+
+    def test_an_async_generator_that_raises(self, decorate) -> None:
+        """The very object arrives; one that will not be closed is told so in Python's own words."""
+        error = OSError("mine")
+
+        @decorate
+        async def f(stubborn):
+            try:
+                yield 1
+            except GeneratorExit:
+                if stubborn:
+                    yield 2
+                raise
+            raise error
+
+        async def main():
+            with pytest.raises(OSError, match="mine") as caught:
+                async for _ in f(False):
+                    pass
+            assert caught.value is error
+            g = f(True)
+            await anext(g)
+            with pytest.raises(RuntimeError, match="async generator ignored GeneratorExit"):
+                await g.aclose()
+
+        asyncio.run(main())
+
+    def test_a_generator_based_coroutine(self, decorate) -> None:
+        """What `types.coroutine` has made awaitable stays so."""
+
+        @decorate
+        @types.coroutine
+        def f():
+            return (yield from asyncio.sleep(0, "slept").__await__())
+
+        async def main():
+            return await f()
+
+        assert asyncio.run(main()) == "slept"
+
+    def test_methods(self, decorate) -> None:
+        """Methods, and static and class methods with the decorator above or below, are found and bound as before."""
+
+        class Worker:
+            @decorate
+            def method(self, x):
+                return self, x
+
+            @decorate
+            @staticmethod
+            def static_below(x):
+                return x
+
+            @staticmethod
+            @decorate
+            def static_above(x):
+                return x
+
+            @decorate
+            @classmethod
+            def class_below(cls, x):
+                return cls, x
+
+            @classmethod
+            @decorate
+            def class_above(cls, x):
+                return cls, x
+
+            @property
+            @decorate
+            def value(self):
+                return 7
+
+            @decorate
+            async def coroutine(self, x):
+                return self, x
+
+        class Child(Worker):
+            def method(self, x):
+                return super().method(x + 1)
+
+        worker = Child()
+        assert worker.method(1) == (worker, 2)
+        assert Worker.static_below(1) == worker.static_above(1) == 1
+        assert Child.class_below(1) == worker.class_above(1) == (Child, 1)
+        assert worker.value == 7
+        assert asyncio.run(worker.coroutine(1)) == (worker, 1)
+        assert isinstance(inspect.getattr_static(Worker, "static_below"), staticmethod)
+        assert isinstance(inspect.getattr_static(Worker, "class_below"), classmethod)
+
+    def test_what_others_put_on_a_function(self, decorate) -> None:
+        """Attributes, abstractness and partial application survive."""
+
+        class Base(abc.ABC):
+            @decorate
+            @abc.abstractmethod
+            def f(self):
+                """Do it."""
+
+        with pytest.raises(TypeError, match="abstract"):
+            Base()
+
+        def g(x, y):
+            return x, y
+
+        g.num_returns = 2  # type: ignore[attr-defined]
+        assert decorate(g).num_returns == 2
+        assert decorate(functools.partial(g, 1))(2) == (1, 2)
+        assert decorate(len)([1]) == 1
+
+    def test_objects_that_can_be_called(self, decorate) -> None:
+        """Their method says what kind of function they are."""
+
+        class Sync:
+            def __call__(self, x):
+                return x
+
+        class Async:
+            async def __call__(self, x):
+                await asyncio.sleep(0)
+                return x
+
+        assert decorate(Sync())(1) == 1
+        assert asyncio.run(decorate(Async())(2)) == 2
+        assert asyncio.run(decorate(Async().__call__)(3)) == 3
+
+
+class TestRealLife:
+    def test_the_default_name(self, session) -> None:
+        """A bare decorator takes the qualified name."""
+
+        class Worker:
+            @region
+            def update(self):
+                pass
+
+            @region
+            @staticmethod
+            def static():
+                pass
+
+        Worker().update()
+        Worker.static()
+        names = [span["name"].rpartition(".<locals>.")[2] for span in spans_of(session)]
+        assert names == ["Worker.update", "Worker.static"]
+
+    @pytest.mark.parametrize("kind", ["coroutine", "generator", "async generator"])
+    def test_until_the_end(self, session, kind) -> None:
+        """A coroutine or generator lasts from its start to its end, not to its first await or yield."""
+
+        @region("coroutine")
+        async def coroutine():
+            await asyncio.sleep(0.02)
+
+        @region("generator")
+        def generator():
+            yield 1
+            yield 2
+
+        @region("async generator")
+        async def async_generator():
+            yield 1
+            await asyncio.sleep(0.01)
+            yield 2
+
+        async def main():
+            made = {
+                "coroutine": coroutine,
+                "generator": generator,
+                "async generator": async_generator,
+            }[kind]()
+            await asyncio.sleep(0.2)  # made, but not begun
+            if kind == "coroutine":
+                await made
+            elif kind == "generator":
+                for _ in made:
+                    await asyncio.sleep(0.01)
+            else:
+                async for _ in made:
+                    await asyncio.sleep(0.005)
+
+        asyncio.run(main())
+        span = only(session, kind)
+        assert 18_000_000 <= span["dur"] < 180_000_000
+        assert "error" not in span
+
+    def test_errors_are_flagged(self, session) -> None:
+        """What raises or is cancelled is flagged; a generator that is merely closed is not."""
+
+        @region("raised")
+        def raised():
+            raise KeyError
+
+        @region("closed")
+        def closed():
+            yield 1
+
+        @region("thrown")
+        def thrown():
+            yield 1
+
+        @region("cancelled")
+        async def cancelled():
+            await asyncio.sleep(60)
+
+        @region("aclosed")
+        async def aclosed():
+            yield 1
+
+        async def main():
+            task = asyncio.create_task(cancelled())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            g = aclosed()
+            await anext(g)
+            await g.aclose()
+
+        with pytest.raises(KeyError):
+            raised()
+        g = closed()
+        next(g)
+        g.close()
+        g = thrown()
+        next(g)
+        with pytest.raises(KeyError):
+            g.throw(KeyError)
+        asyncio.run(main())
+        flags = {span["name"]: span.get("error", False) for span in spans_of(session)}
+        assert flags == {
+            "raised": True,
+            "closed": False,
+            "thrown": True,
+            "cancelled": True,
+            "aclosed": False,
+        }
+
+    def test_generators_that_interleave(self, session) -> None:
+        """Each keeps its own length, whichever ends first."""
+
+        @region("g")
+        def g():
+            yield
+            yield
+
+        first, second = g(), g()
+        next(first)
+        next(second)
+        list(first)
+        list(second)
+        a, b = spans_of(session, "g")
+        assert a["start"] <= b["start"] < a["start"] + a["dur"] <= b["start"] + b["dur"]
+
+    def test_a_recursive_function(self, session) -> None:
+        """Each call is a span inside that of its caller."""
+
+        @region("fact")
+        def fact(n):
+            return n * fact(n - 1) if n else 1
+
+        assert fact(4) == 24
+        spans = spans_of(session, "fact")
+        assert len(spans) == 5
+        assert all(
+            outer["start"] + outer["dur"] >= inner["start"] + inner["dur"]
+            for outer, inner in itertools.pairwise(spans)
+        )
+
+    @pytest.mark.usefixtures("faulty")
+    def test_what_awaits_is_no_range(self, start) -> None:
+        """In a capture, decorated coroutines and generators are annotations with their real length, never ranges of a stack."""
+        from faulty import control
+
+        session = start(steps="2")
+
+        @region("coroutine")
+        async def coroutine():
+            await asyncio.sleep(0)
+            return helper()
+
+        @region("generator")
+        def generator():
+            yield helper()
+
+        @region("helper")
+        def helper():
+            return 1
+
+        with profile_step(2):
+            asyncio.run(coroutine())
+            list(generator())
+            helper()
+        ended(session)
+        # a plain function cannot be left in the middle, whoever calls it
+        assert control.marks == ["helper", "helper", "helper"]
+        notes = [note.name for note in control.annotations[0] if note.kind == "region"]
+        assert sorted(notes) == ["coroutine", "generator"]
+
+
+LOADING = """
+    import pickle, sys, json, pathlib
+    import stepprof
+
+    session = stepprof.init({"output_dir": "there", "backend": "null"}, rank=0, world_size=1)
+    functions = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
+    assert functions["plain"](2) == 3
+    assert list(functions["generator"](2)) == [0, 1]
+    import asyncio
+    assert asyncio.run(functions["coroutine"](2)) == 4
+    assert functions["update"](None, global_step=7) == 7
+    assert functions["Worker"]().run(5) == 5
+    stepprof.shutdown()
+    names = set()
+    for path in (session.path / "spans").glob("*.jsonl"):
+        for line in path.read_text().splitlines()[1:]:
+            span = json.loads(line)
+            names.add((span["name"], span["step"]))
+    print(sorted(names, key=str))
+"""
+
+MAKING = """
+    import cloudpickle, pathlib, sys
+    import stepprof
+
+    if sys.argv[2] == "on":
+        stepprof.init({"output_dir": "here", "backend": "null"}, rank=0, world_size=1)
+
+    @stepprof.region("plain")
+    def plain(x):
+        return x + 1
+
+    @stepprof.region("generator", batch=4)
+    def generator(n):
+        yield from range(n)
+
+    @stepprof.region("coroutine")
+    async def coroutine(x):
+        return x * 2
+
+    @stepprof.profile_step(step="global_step", role="actor")
+    def update(batch, global_step):
+        return global_step
+
+    class Worker:
+        @stepprof.region
+        def run(self, x):
+            return x
+
+    functions = dict(plain=plain, generator=generator, coroutine=coroutine, update=update, Worker=Worker)
+    for function in functions.values():
+        if function is not Worker:
+            cloudpickle.loads(cloudpickle.dumps(function))
+    pathlib.Path(sys.argv[1]).write_bytes(cloudpickle.dumps(functions))
+"""
+
+
+class TestPickling:
+    def test_by_name(self) -> None:
+        """A function of a module is pickled by its name."""
+        assert pickle.loads(pickle.dumps(module_level)) is module_level
+        assert cloudpickle.loads(cloudpickle.dumps(module_level))(1) == 2
+
+    @pytest.mark.parametrize("session", ["on", "off"])
+    def test_by_value(self, run_script, tmp_path, session) -> None:
+        """Functions of a script, sent elsewhere as Ray does, record into the session of the process they arrive in."""
+        path = tmp_path / "functions.pickle"
+        run_script(textwrap.dedent(MAKING), str(path), session).check()
+        done = run_script(textwrap.dedent(LOADING), str(path)).check()
+        expected = [
+            ("Worker.run", None),
+            ("actor", 7),
+            ("coroutine", None),
+            ("generator", None),
+            ("plain", None),
+        ]
+        assert done.stdout.strip() == str(expected)
+
+    def test_the_cell_is_never_copied(self) -> None:
+        """By whatever way it is pickled, it is the one of this process."""
+        import copy
+
+        assert pickle.loads(pickle.dumps(cell)) is cell
+        assert copy.deepcopy(cell) is cell
+        assert copy.copy(cell) is cell
+
+
+@pytest.mark.usefixtures("faulty")
+class TestOurOwnFailures:
+    @pytest.mark.parametrize("call", ["arm", "start", "stop", "export", "mark", "abort", "export_mode"])
+    def test_a_backend_that_raises(self, start, call) -> None:
+        """Whatever a plug-in raises, wherever: the function runs exactly once and its result arrives."""
+        from faulty import control
+
+        session = start(steps="1,2,3")
+        ran = []
+
+        @profile_step(step="n", role="actor")
+        @region("work")
+        def work(n):
+            ran.append(n)
+            return n
+
+        control.fail(call, *[RuntimeError("plug-in")] * 3)
+        assert [work(n) for n in (1, 2, 3)] == [1, 2, 3]
+        assert ran == [1, 2, 3]
+        stepprof.shutdown()
+        assert session is not None
+
+    @pytest.mark.parametrize("call", ["start", "stop", "mark"])
+    def test_beside_the_functions_own_exception(self, start, call) -> None:
+        """The function's exception arrives, not the plug-in's; also when asked to be strict."""
+        from faulty import control
+
+        start(steps="1", strict=call == "stop")
+        control.fail(call, RuntimeError("plug-in"))
+        error = KeyError("mine")
+
+        @profile_step(1)
+        @region("work")
+        def work():
+            raise error
+
+        with pytest.raises(KeyError) as caught:
+            work()
+        assert caught.value is error

@@ -1,0 +1,665 @@
+"""Regions as blocks: what a span says, how long it lasts, whose it is, and that the code inside never notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import enum
+import threading
+import time
+
+import pytest
+from faulty import control, ended
+from spanning import only, spans_of
+
+import stepprof
+from stepprof import bind, counter, mark, profile_step, region
+from stepprof.instrument.context import cell
+
+
+class Phase(str, enum.Enum):
+    ACTOR = "actor"
+
+
+class Hostile:
+    """Whatever is asked of it raises."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+    def __eq__(self, other):
+        raise RuntimeError("no comparison")
+
+    __hash__ = object.__hash__
+
+
+@pytest.fixture
+def session(start):
+    return start(backend="null")
+
+
+class TestBlock:
+    def test_a_block_is_a_span(self, session) -> None:
+        """Its name, kind, thread, absolute time and duration are in the files of spans."""
+        before = time.time_ns()
+        with region("reward", batch=64):
+            time.sleep(0.01)
+        after = time.time_ns()
+        span = only(session, "reward")
+        assert span["kind"] == "region"
+        assert span["attrs"] == {"batch": 64}
+        assert span["thread"] == threading.get_native_id()
+        assert span["task"] is None
+        assert "error" not in span
+        assert before - 1_000_000 <= span["start"] < span["start"] + span["dur"] <= after + 1_000_000
+        assert 10_000_000 <= span["dur"] < 5_000_000_000
+
+    def test_an_async_block_is_one_too(self, session) -> None:
+        """It lasts over its awaits, and says which task it is of."""
+
+        async def tool_call():
+            async with region("tool_call"):
+                await asyncio.sleep(0.01)
+            return id(asyncio.current_task())
+
+        task = asyncio.run(tool_call())
+        span = only(session, "tool_call")
+        assert span["dur"] >= 10_000_000
+        assert span["task"] == task
+
+    def test_nested_and_sibling_blocks(self, session) -> None:
+        """Inner blocks lie within the outer one; siblings do not overlap."""
+        with region("outer"):
+            with region("first"):
+                pass
+            with region("second"):
+                pass
+        outer, first, second = spans_of(session)
+        assert [outer["name"], first["name"], second["name"]] == ["outer", "first", "second"]
+        ends = [span["start"] + span["dur"] for span in (outer, first, second)]
+        assert ends[1] <= second["start"]
+        assert ends[2] <= ends[0]
+
+    def test_an_exception_passes_through_unchanged(self, session) -> None:
+        """The very object that was raised arrives, and the span is flagged."""
+        error = ValueError("mine")
+        with pytest.raises(ValueError, match="mine") as caught, region("failing"):
+            raise error
+        assert caught.value is error
+        assert error.__context__ is None
+        assert only(session, "failing")["error"] is True
+
+    def test_a_block_is_used_again_after_it_has_ended(self, session) -> None:
+        """Each use is a span of its own."""
+        block = region("again")
+        for _ in range(3):
+            with block:
+                pass
+        assert len(spans_of(session, "again")) == 3
+
+    def test_without_a_session_nothing_is_kept(self) -> None:
+        """A block before `init` leaves nothing behind, whatever happens in it."""
+        with pytest.raises(KeyError), region("early", x=1):
+            raise KeyError
+        assert cell.recorder is None
+
+    def test_a_session_may_begin_or_end_inside(self, start) -> None:
+        """A block that was entered without a session is none of its spans; one that outlives it is none either."""
+        with region("before"):
+            first = start(backend="null")
+        assert spans_of(first) == []
+        second = start(backend="null", run_id="second")
+        with region("after"):
+            stepprof.shutdown()
+        assert spans_of(second) == []
+
+    def test_a_block_of_a_former_session(self, start) -> None:
+        """A block that was entered under one session is no span of the next, also when it is used a second time."""
+        first = start(backend="null")
+        across, again = region("across"), region("again")
+        with across, again:
+            stepprof.shutdown()
+            second = start(backend="null", run_id="second")
+        with again:
+            stepprof.shutdown()
+        with again:
+            third = start(backend="null", run_id="third")
+        assert [spans_of(session, kind="region") for session in (first, second, third)] == [[], [], []]
+
+    def test_spans_switched_off(self, start) -> None:
+        """With `spans = false` no file is made, and windows and regions work on."""
+        session = start(backend="null", spans=False, steps="9")
+        with profile_step(1) as window, region("quiet"):
+            pass
+        assert window is not None
+        profile_step(2).start().stop()
+        assert not (session.path / "spans").exists()
+
+    def test_a_text_of_another_type_is_a_name(self, session) -> None:
+        """A member of an enum of texts names a region by its value."""
+        with region(Phase.ACTOR):
+            pass
+        assert only(session)["name"] == "actor"
+
+    @pytest.mark.parametrize("thing", [None, 3, property(lambda self: 1)])
+    def test_what_is_no_name(self, thing) -> None:
+        """It is refused at once, in words that say what is expected."""
+        with pytest.raises(TypeError, match="expected a name or a function"):
+            region(thing)
+
+    def test_a_class_is_not_decorated(self) -> None:
+        """It would become a function; the message says what to decorate."""
+        with pytest.raises(TypeError, match="is a class; decorate its methods"):
+            region(Hostile)
+        with pytest.raises(TypeError, match="is a class; decorate its methods"):
+            region("name")(Hostile)
+
+
+class TestAttributes:
+    @pytest.mark.parametrize(
+        ("value", "kept"),
+        [
+            (1, 1),
+            (True, True),
+            (None, None),
+            ("text", "text"),
+            (1.5, 1.5),
+            (float("nan"), "nan"),
+            (float("-inf"), "-inf"),
+            (Phase.ACTOR, "actor"),
+            (enum.IntEnum("Number", {"TWO": 2}).TWO, 2),
+            ([1, (2, None)], [1, [2, None]]),
+            ({"a": {"b": 1}, 3: 4}, {"a": {"b": 1}, "3": 4}),
+            ({1, 2}, "<set>"),
+            (b"bytes", "<bytes>"),
+            (Hostile(), "<Hostile>"),
+            ([1, Hostile()], [1, "<Hostile>"]),
+            ({Hostile(): 1}, {"<Hostile>": 1}),
+            (10**5000, "<int of 16610 bits>"),
+            ("\ud800", "\ud800"),
+            (lambda: None, "<function>"),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_values(self, session, value, kept) -> None:
+        """Plain values are kept, of all others the type; none of them raises or is asked for its text."""
+        with region("r", value=value), bind(bound=value):
+            mark("m", value=value)
+        spans = {span["name"]: span for span in spans_of(session)}
+        assert spans["r"]["attrs"] == {"value": kept}
+        assert spans["m"]["attrs"] == {"value": kept, "bound": kept}
+
+    @pytest.mark.torch
+    def test_numpy(self, session) -> None:
+        """A scalar is its value; an array is its type."""
+        import numpy
+
+        with region("r", scalar=numpy.int64(3), zero=numpy.array(2.5), many=numpy.zeros(3)):
+            pass
+        assert only(session)["attrs"] == {"scalar": 3, "zero": 2.5, "many": "<ndarray>"}
+
+    @pytest.mark.torch
+    def test_a_tensor_is_never_read(self, session) -> None:
+        """On a device that holds no data every reading would raise; the span keeps the type."""
+        import torch
+
+        tensor = torch.ones(2, device="meta")
+        with region("r", loss=tensor, losses=[tensor]):
+            pass
+        assert only(session)["attrs"] == {"loss": "<Tensor>", "losses": ["<Tensor>"]}
+
+    def test_nothing_of_the_loop_is_held(self, start) -> None:
+        """What a region was given is free as soon as it has ended, before anything is written."""
+        import gc
+        import weakref
+
+        session = start(backend="null")
+        session.background.stop(5)
+
+        class Batch:
+            pass
+
+        batch = Batch()
+        gone = weakref.ref(batch)
+        with region("r", batch=batch, inside=[batch]), bind(batch=batch):
+            counter("c", batch)
+            mark("m", batch=batch)
+        del batch
+        gc.collect()
+        assert gone() is None
+
+    def test_huge_values_are_cut(self, session) -> None:
+        """Neither long texts nor wide, deep or endless lists make an endless line."""
+        endless: list = []
+        endless.append(endless)
+        wide = [[[["x"] * 1000] * 1000] * 1000] * 1000
+        with region("r", text="x" * 1_000_000, wide=wide, endless=endless):
+            pass
+        attributes = only(session)["attrs"]
+        assert len(attributes["text"]) < 5000
+        assert len(str(attributes)) < 50_000
+
+    def test_a_dict_that_raises_while_it_is_read(self, session) -> None:
+        """Somebody's mapping fails: its type is kept, and the region goes on."""
+
+        class Broken(dict):
+            def items(self):
+                raise RuntimeError("broken")
+
+        with region("r", config=Broken(a=1), deep=[Broken(a=1)]):
+            pass
+        assert only(session)["attrs"] == {"config": "<Broken>", "deep": ["<Broken>"]}
+
+    def test_a_name_in_the_attributes(self, session) -> None:
+        """Attributes may be called what the arguments are called."""
+        with region("r", name="n", self=1):
+            mark("m", name="k")
+        assert [span["attrs"] for span in spans_of(session)] == [{"name": "n", "self": 1}, {"name": "k"}]
+
+
+class TestScope:
+    def test_step_and_role(self, session) -> None:
+        """A region is of the innermost window around it, and of none outside."""
+        with region("before"):
+            pass
+        with profile_step(2):
+            with region("step"):
+                pass
+            with profile_step(2, role="actor"), region("role"):
+                pass
+            with region("step again"):
+                pass
+        with region("after"):
+            pass
+        found = {s["name"]: (s["step"], s["role"]) for s in spans_of(session, kind="region")}
+        assert found == {
+            "before": (None, None),
+            "step": (2, None),
+            "role": (2, "actor"),
+            "step again": (2, None),
+            "after": (None, None),
+        }
+
+    def test_windows_that_overlap(self, session) -> None:
+        """Started and stopped in any order: a region is of the latest one that is still open."""
+        one, two, three = (profile_step(step, role=f"r{step}") for step in (1, 2, 3))
+        one.start()
+        two.start()
+        with region("1,2"):
+            pass
+        one.stop()
+        with region("2"):
+            pass
+        three.start()
+        two.stop()
+        with region("3"):
+            pass
+        three.stop()
+        with region("none"):
+            pass
+        found = {s["name"]: s["step"] for s in spans_of(session, kind="region")}
+        assert found == {"1,2": 2, "2": 2, "3": 3, "none": None}
+
+    def test_an_endless_pipeline_holds_nothing(self, session) -> None:
+        """Windows that always overlap with the next one do not hold on to all before them."""
+        import gc
+
+        from stepprof.instrument.step import StepWindow
+
+        def alive() -> int:
+            gc.collect()
+            return sum(type(thing) is StepWindow for thing in gc.get_objects())
+
+        before = alive()  # what other tests left in contexts of theirs
+        last = profile_step(0, role="even").start()
+        for step in range(1, 500):
+            window = profile_step(step, role="odd" if step % 2 else "even").start()
+            last.stop()
+            last = window
+        last.stop()
+        session.background.round()
+        assert alive() - before < 20
+
+    def test_threads_without_context(self, session) -> None:
+        """They are of the window entered last that is still open, wherever that is."""
+        found = []
+
+        def elsewhere(name):
+            def work():
+                with region(name):
+                    pass
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            found.append(name)
+
+        elsewhere("none yet")
+        with profile_step(4):
+            elsewhere("step")
+            with profile_step(4, role="ref"):
+                elsewhere("role")
+            elsewhere("step again")
+        elsewhere("over")
+        spans = {s["name"]: (s["step"], s["role"]) for s in spans_of(session, kind="region")}
+        assert [spans[name] for name in found] == [
+            (None, None),
+            (4, None),
+            (4, "ref"),
+            (4, None),
+            (None, None),
+        ]
+
+    def test_a_window_that_ends_elsewhere_leaves_an_open_one(self, session) -> None:
+        """One task's window ends; a thread without context is of the other task's, which is open."""
+
+        async def rollout(step, seconds):
+            async with profile_step(step, role="rollout"):
+                await asyncio.sleep(seconds)
+
+        async def both():
+            long = asyncio.create_task(rollout(1, 0.1))
+            await asyncio.sleep(0.01)
+            await asyncio.create_task(rollout(2, 0.01))
+            thread = threading.Thread(target=region("helper")(lambda: None))
+            thread.start()
+            thread.join()
+            await long
+
+        asyncio.run(both())
+        assert only(session, "helper")["step"] == 1
+
+    def test_a_task_that_outlives_its_window(self, session) -> None:
+        """It stays of the step that it began in, while the loop is in the next one."""
+
+        async def sample(go_on):
+            with region("early"):
+                pass
+            await go_on.wait()
+            with region("late"):
+                pass
+
+        async def main():
+            go_on = asyncio.Event()
+            async with profile_step(5, role="rollout"):
+                task = asyncio.create_task(sample(go_on))
+                await asyncio.sleep(0)
+            async with profile_step(6, role="rollout"):
+                go_on.set()
+                await task
+
+        asyncio.run(main())
+        found = {s["name"]: s["step"] for s in spans_of(session, kind="region")}
+        assert found == {"early": 5, "late": 5}
+
+    def test_work_sent_to_an_event_loop_elsewhere(self, session, other_loop) -> None:
+        """Coroutines that a synchronous loop hands to the loop of another thread are of the window they were sent from."""
+
+        async def sample(go_on):
+            await asyncio.to_thread(go_on.wait, 10)
+            with region("sample"):
+                pass
+
+        go_on = threading.Event()
+        with profile_step(1, role="rollout"):
+            first = asyncio.run_coroutine_threadsafe(sample(go_on), other_loop)
+        with profile_step(2, role="rollout"):
+            second = asyncio.run_coroutine_threadsafe(sample(go_on), other_loop)
+            go_on.set()
+            first.result(30)
+            second.result(30)
+        assert sorted(s["step"] for s in spans_of(session, "sample")) == [1, 2]
+
+    def test_a_window_of_a_former_session(self, start) -> None:
+        """One that was left open when its session ended is no window of the next session's."""
+        start(backend="null")
+        profile_step(3, role="actor").start()
+        stepprof.shutdown()
+        again = start(backend="null", run_id="again")
+        with region("r"):
+            pass
+        assert only(again, "r")["step"] is None
+
+    def test_a_context_that_was_copied(self, session) -> None:
+        """A thread that runs in a copy of the context stays of its window."""
+        with profile_step(3, role="critic"):
+            context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(region("copied")(lambda: None),))
+        thread.start()
+        thread.join()
+        assert only(session, "copied")["step"] == 3
+
+
+class TestBind:
+    def test_attributes_below(self, session) -> None:
+        """Every region, mark, counter and window below has them; inner ones win over outer ones."""
+        with bind(sample="a", turn=1), region("outer"), bind(turn=2), profile_step(4, role="rollout"):
+            with region("inner", turn=3):
+                pass
+            with region("middle"):
+                counter("tokens", 7)
+                mark("eos")
+        spans = {s["name"]: s.get("attrs") for s in spans_of(session)}
+        assert spans == {
+            "outer": {"sample": "a", "turn": 1},
+            "rollout": {"sample": "a", "turn": 2},
+            "inner": {"sample": "a", "turn": 3},
+            "middle": {"sample": "a", "turn": 2},
+            "tokens": {"sample": "a", "turn": 2},
+            "eos": {"sample": "a", "turn": 2},
+        }
+
+    def test_a_bound_step_is_the_step(self, session) -> None:
+        """It is no attribute, and the role around is kept; a step that is no number changes nothing."""
+        with profile_step(7, role="rollout"):
+            with bind(step=6, sample=1), region("r"):
+                pass
+            with bind(step="six"), region("s"):
+                pass
+        found = {s["name"]: (s["step"], s["role"], s.get("attrs")) for s in spans_of(session, kind="region")}
+        assert found == {"r": (6, "rollout", {"sample": 1}), "s": (7, "rollout", None)}
+
+    def test_across_awaits_and_tasks(self, session) -> None:
+        """Each task has its own; a task inherits what was bound where it was made."""
+
+        async def child():
+            await asyncio.sleep(0)
+            with region("child"):
+                pass
+
+        async def sample(number):
+            async with bind(sample=number):
+                await asyncio.sleep(0.001 * (number % 3))
+                await asyncio.create_task(child())
+                with region("own"):
+                    await asyncio.sleep(0)
+
+        async def main():
+            await asyncio.gather(*(sample(number) for number in range(20)))
+            with region("outside"):
+                pass
+
+        asyncio.run(main())
+        spans = spans_of(session)
+        for name in ("own", "child"):
+            assert sorted(s["attrs"]["sample"] for s in spans if s["name"] == name) == list(range(20))
+        assert ["attrs" in s for s in spans if s["name"] == "outside"] == [False]
+
+    def test_left_in_any_order(self, session) -> None:
+        """Out of order, twice, or inside itself: what is over never comes back."""
+        one, two = bind(a=1), bind(b=2)
+        one.__enter__()
+        two.__enter__()
+        one.__exit__(None, None, None)
+        with region("two"):
+            pass
+        two.__exit__(None, None, None)
+        two.__exit__(None, None, None)
+        with region("none"):
+            pass
+        with one, one, region("one"):
+            pass
+        with region("none"):
+            pass
+        found = [(s["name"], s.get("attrs")) for s in spans_of(session)]
+        assert found == [("two", {"a": 1, "b": 2}), ("none", None), ("one", {"a": 1}), ("none", None)]
+
+    def test_a_window_around_or_within(self, session) -> None:
+        """A window that ends inside a `bind`, and a `bind` that ends inside a window, leave the other in force."""
+        window = profile_step(3, role="actor")
+        with bind(sample=1):
+            window.start()
+        with region("in the window"):
+            pass
+        with bind(sample=2):
+            window.stop()
+            with region("bound"):
+                pass
+        with region("neither"):
+            pass
+        found = {s["name"]: (s["step"], s.get("attrs")) for s in spans_of(session, kind="region")}
+        assert found["in the window"] == (3, {"sample": 1})
+        assert found["bound"][1] == {"sample": 2}
+        assert found["neither"] == (None, None)
+
+    def test_without_a_session(self) -> None:
+        """Nothing is bound, and leaving is as quiet as coming in."""
+        with bind(sample=1) as bound:
+            assert bound is not None
+        asyncio.run(self.enter_async())
+
+    @staticmethod
+    async def enter_async() -> None:
+        async with bind(sample=2):
+            pass
+
+
+class TestPoints:
+    def test_marks_and_counters(self, session) -> None:
+        """An instant with its attributes, a value over time with its number."""
+        with profile_step(2):
+            mark("weights_synced", version=3)
+            counter("queue_length", 17)
+            counter("loss", float("inf"))
+        spans = {s["name"]: s for s in spans_of(session) if s["kind"] in {"mark", "counter"}}
+        assert (spans["weights_synced"]["kind"], spans["weights_synced"]["dur"]) == ("mark", 0)
+        assert spans["weights_synced"]["attrs"] == {"version": 3}
+        assert (spans["queue_length"]["kind"], spans["queue_length"]["value"]) == ("counter", 17)
+        assert spans["loss"]["value"] == "inf"
+        assert {s["step"] for s in spans.values()} == {2}
+
+    def test_names_and_values_of_any_type(self, session) -> None:
+        """What is no text or number becomes some; nothing is lost beside it."""
+        mark(Phase.ACTOR)
+        mark([1, 2])  # type: ignore[arg-type]
+        counter("c", Hostile())  # type: ignore[arg-type]
+        mark("fine")
+        spans = spans_of(session)
+        assert [s["name"] for s in spans] == ["actor", "[1, 2]", "c", "fine"]
+        assert spans[2]["value"] == "<Hostile>"
+
+    def test_without_a_session(self) -> None:
+        """They cost a look at one cell, and leave nothing."""
+        mark("m")
+        counter("c", 1)
+        assert cell.recorder is None
+
+
+@pytest.mark.usefixtures("faulty")
+class TestInACapture:
+    def test_synchronous_regions_are_marked(self, start) -> None:
+        """While a capture runs each becomes a range of the backend; before and after it none does."""
+        session = start(steps="2")
+        for step in (1, 2, 3):
+            with profile_step(step), region(f"r{step}"):
+                pass
+        ended(session)
+        assert control.marks == ["r2"]
+
+    @pytest.mark.parametrize("where", ["enter", "exit"])
+    def test_a_backend_that_fails_at_a_mark(self, start, log, where) -> None:
+        """The region runs on, once, to its end; the failure is logged once."""
+        session = start(steps="2")
+        ran = []
+        if where == "enter":
+            control.fail("mark", RuntimeError("no mark"), RuntimeError("no mark"))
+
+        class BadMark:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *args):
+                raise RuntimeError("no end")
+
+        with profile_step(2):
+            if where == "exit":
+                session.local.capturer.capture.backend.mark = lambda name: BadMark()
+            for number in range(2):
+                with region("r"):
+                    ran.append(number)
+            error = KeyError("mine")
+            with pytest.raises(KeyError) as caught, region("r"):
+                raise error
+        assert caught.value is error
+        assert ran == [0, 1]
+        assert len(spans_of(session, "r")) == 3
+        assert sum(line["event"] == "region not marked in the capture" for line in log) == 1
+
+    def test_what_may_be_suspended_is_no_range(self, start) -> None:
+        """Blocks in coroutines and generators would break the nesting of a thread's stack: they are annotations, with their real length."""
+        session = start(steps="2")
+
+        def numbers():
+            with region("in a generator"):
+                yield 1
+
+        @contextlib.contextmanager
+        def managed():
+            with region("in a context manager"):
+                yield
+
+        async def coroutine():
+            with region("in a coroutine"):
+                await asyncio.sleep(0)
+
+        async def bare():
+            with region("without an event loop"):
+                pass
+
+        with profile_step(2):
+            list(numbers())
+            with managed():
+                pass
+            asyncio.run(coroutine())
+            with pytest.raises(StopIteration):
+                bare().send(None)
+            with region("plain"):
+                pass
+        ended(session)
+        assert control.marks == ["in a context manager", "plain"]
+        names = {note.name for note in control.annotations[0] if note.kind == "region"}
+        assert names == {"in a generator", "in a coroutine", "without an event loop"}
+
+    def test_attributes_reach_the_artifact(self, start) -> None:
+        """A region with attributes is handed to the backend beside its range, with step, role and what was bound."""
+        session = start(steps="2")
+        with profile_step(2, role="actor"), bind(sample=9):
+            with region("r", batch=4, bad=Hostile()):
+                pass
+            mark("m")
+            counter("c", 3)
+        ended(session)
+        notes = {note.name: note for note in control.annotations[0]}
+        assert control.marks == ["r"]
+        assert notes["r"].attributes == {
+            "step": 2,
+            "role": "actor",
+            "sample": 9,
+            "batch": 4,
+            "bad": "<Hostile>",
+        }
+        assert notes["m"].attributes == {"step": 2, "role": "actor", "sample": 9}
+        assert notes["c"].attributes["value"] == 3

@@ -1,0 +1,455 @@
+"""`profile_step` in every form: what counts as a step, whose window it is, and that it goes out exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import random
+import threading
+
+import pytest
+from faulty import control, ended, outcomes
+from spanning import only, spans_of
+
+import stepprof
+from stepprof import profile_step, region, state, tick
+from stepprof.instrument.context import cell
+
+
+class Role(str, enum.Enum):
+    ACTOR = "actor"
+
+
+class Integer:
+    """As numpy's and torch's integers are."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+@pytest.fixture
+def session(start):
+    return start(backend="null", steps="1000")
+
+
+def seen(session):
+    """(step, role, name) of the windows in the spans."""
+    return [(s["step"], s["role"], s["name"]) for s in spans_of(session, kind="window")]
+
+
+class TestForms:
+    def test_a_block(self, session) -> None:
+        """Entering gives the window; its span has its step and role, and no attributes of its own."""
+        with profile_step(3, role="actor", version=7) as window:
+            assert isinstance(window, stepprof.instrument.step.StepWindow)
+        with profile_step(4):
+            pass
+        assert seen(session) == [(3, "actor", "actor"), (4, None, "step")]
+
+    def test_an_async_block(self, session) -> None:
+        """It lasts over its awaits, in its task."""
+
+        async def main():
+            async with profile_step(3, role="rollout"):
+                await asyncio.sleep(0.01)
+            return id(asyncio.current_task())
+
+        task = asyncio.run(main())
+        span = only(session)
+        assert span["dur"] >= 10_000_000
+        assert span["task"] == task
+
+    def test_start_and_stop(self, session) -> None:
+        """`start` returns the window, `stop` takes what the body raised."""
+        window = profile_step(3, role="actor").start()
+        window.stop()
+        window = profile_step(4, role="actor").start()
+        window.stop(ValueError("body"))
+        assert [span.get("error", False) for span in spans_of(session)] == [False, True]
+
+    def test_astart_and_astop(self, session) -> None:
+        """The same for coroutines."""
+
+        async def main():
+            window = await profile_step(3, role="rollout").astart()
+            await asyncio.sleep(0)
+            await window.astop(ValueError("body"))
+
+        asyncio.run(main())
+        assert only(session)["error"] is True
+
+    def test_the_same_window_again(self, session) -> None:
+        """After it has ended it may be used once more, as a block and by start and stop."""
+        window = profile_step(3)
+        with window:
+            pass
+        window.start().stop()
+        with window, region("r"):
+            pass
+        assert [s["step"] for s in spans_of(session)] == [3, 3, 3, 3]
+
+    def test_without_a_session(self) -> None:
+        """Every form is quiet, and a stop that was never started is too."""
+        with profile_step(1), profile_step(1, role="actor"):
+            tick()
+        profile_step(1).start().stop()
+        profile_step(1).stop()
+
+        async def main():
+            async with profile_step(2):
+                pass
+            await (await profile_step(2).astart()).astop()
+
+        asyncio.run(main())
+        assert profile_step(step="n")(lambda n: n)(3) == 3
+        assert state().status == "idle"
+
+    def test_a_session_that_ends_inside(self, start) -> None:
+        """The window goes out without a word, and holds nothing afterwards."""
+        session = start(backend="null")
+        with profile_step(3):
+            stepprof.shutdown()
+        again = start(backend="null", run_id="again")
+        with region("r"):
+            pass
+        assert only(again, "r")["step"] is None
+        assert spans_of(session) == []
+
+
+class TestSteps:
+    def test_whole_numbers_of_other_types(self, session) -> None:
+        """Anything that is an index is a step."""
+        for step in (Integer(5), True, 0):
+            with profile_step(step):
+                pass
+        assert [s["step"] for s in spans_of(session)] == [5, 1, 0]
+
+    def test_none_is_the_last_step(self, session) -> None:
+        """Without a number it is the step last entered in this process, in whatever thread."""
+        thread = threading.Thread(target=lambda: profile_step(8, role="rollout").start().stop())
+        thread.start()
+        thread.join()
+        with profile_step(role="actor"):
+            pass
+        assert [s["step"] for s in spans_of(session)] == [8, 8]
+
+    @pytest.mark.parametrize(
+        ("step", "told"),
+        [
+            (None, "no step was entered in this process before"),
+            (-1, "a negative number"),
+            ("three", "expected a whole number"),
+            (2.5, "expected a whole number"),
+        ],
+    )
+    def test_what_is_no_step(self, session, log, step, told) -> None:
+        """It is told once, and the body runs as if there were no window."""
+        ran = []
+        for _ in range(3):
+            with profile_step(step, role="actor"):
+                ran.append(1)
+        assert ran == [1, 1, 1]
+        assert spans_of(session) == []
+        assert [told in line["reason"] for line in log if line["event"] == "refused"] == [True]
+
+    @pytest.mark.parametrize("role", ["../x", 3, ["a"], ".hidden", "step", ""])
+    def test_what_is_no_role(self, start, log, role) -> None:
+        """It is told, and neither a path nor an exception comes of it, in any form."""
+        session = start(backend="null", steps="2")
+        ran = []
+        with profile_step(2, role=role):
+            ran.append(1)
+        profile_step(2, role=role).start().stop()
+
+        async def main():
+            async with profile_step(2, role=role):
+                ran.append(2)
+
+        asyncio.run(main())
+        assert ran == [1, 2]
+        stepprof.shutdown()
+        assert any(line["event"] == "refused" and "role" in line["reason"] for line in log)
+        assert list(session.path.glob("step-*")) == []
+
+    @pytest.mark.usefixtures("faulty")
+    def test_a_role_of_another_text_type(self, start) -> None:
+        """A member of an enum of texts is the role that it is equal to."""
+        session = start(steps="2")
+        with profile_step(2, role=Role.ACTOR):
+            pass
+        ended(session)
+        assert outcomes(session) == [(2, "actor", "complete")]
+
+
+class TestRefusals:
+    def test_a_second_start(self, session, log) -> None:
+        """It is refused with the reason, and the window goes on."""
+        window = profile_step(3, role="actor").start()
+        window.start()
+        window.stop()
+        assert len(spans_of(session)) == 1
+        assert [line["reason"] for line in log if line["event"] == "refused"] == [
+            "this window of step 3 is already open"
+        ]
+
+    def test_a_stop_without_a_start(self, session, log) -> None:
+        """So is this, once more after a stop."""
+        window = profile_step(3)
+        window.stop()
+        window.start().stop()
+        window.stop()
+        assert len(spans_of(session)) == 1
+        assert [line["reason"] for line in log if line["event"] == "refused"] == [
+            "this window is not open"
+        ] * 2
+
+    def test_thousands_left_open(self, session) -> None:
+        """Starts and stops in thousands of tasks find each its own window, from any thread, in no time."""
+
+        async def one(number):
+            window = await profile_step(number % 2, role="rollout").astart()
+            await asyncio.sleep(0.001)
+            await window.astop()
+
+        async def main():
+            await asyncio.gather(*(one(number) for number in range(2000)))
+
+        threads = [threading.Thread(target=asyncio.run, args=(main(),), daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert session.refusals._left_open == {}
+        assert len(spans_of(session, "rollout")) == 4000
+
+
+class TestDecorator:
+    def test_the_step_by_the_arguments_name(self, session) -> None:
+        """By position, by keyword, by its default; keyword-only, positional-only, among the rest."""
+
+        @profile_step(step="n", role="actor")
+        def f(batch, n=4, *rest, key=None):
+            return n
+
+        @profile_step(step="n")
+        def keyword(*rest, n=5):
+            return n
+
+        @profile_step(step="n")
+        def positional(n, /, **rest):
+            return n
+
+        @profile_step(step="n")
+        def anything(**rest):
+            return rest.get("n")
+
+        assert [f(0, 1), f(0, n=2), f(0), f(0, 3, 9, 9), f(batch=0)] == [1, 2, 4, 3, 4]
+        assert [keyword(9, 9, 9), keyword(n=6)] == [5, 6]
+        assert [positional(7, n=1), anything(n=8), anything()] == [7, 8, None]
+        assert [s["step"] for s in spans_of(session)] == [1, 2, 4, 3, 4, 5, 6, 7, 8, 8]
+
+    def test_the_step_by_a_callable(self, session) -> None:
+        """It gets the call's arguments; where it raises, the function runs without a window."""
+
+        class Trainer:
+            global_step = 6
+
+            @profile_step(step=lambda self, batch: self.global_step + batch["ahead"], role="actor")
+            def update(self, batch):
+                return "ran"
+
+        assert Trainer().update({"ahead": 1}) == "ran"
+        assert Trainer().update({}) == "ran"
+        assert [s["step"] for s in spans_of(session)] == [7]
+
+    def test_a_step_that_is_known(self, session) -> None:
+        """A number, or none: the step that is under way."""
+
+        @profile_step(role="reward")
+        def reward():
+            return 1
+
+        @profile_step(9)
+        def nine():
+            return reward()
+
+        assert nine() == 1
+        assert [(s["step"], s["role"]) for s in spans_of(session)] == [(9, None), (9, "reward")]
+
+    def test_methods_and_kinds(self, session) -> None:
+        """Coroutines, generators, class and static methods: the named argument is found in each."""
+
+        class Worker:
+            @profile_step(step="n")
+            async def coroutine(self, n):
+                await asyncio.sleep(0.005)
+
+            @profile_step(step="n")
+            def generator(self, n):
+                yield n
+
+            @profile_step(step="n")
+            @classmethod
+            def class_method(cls, n):
+                return n
+
+            @staticmethod
+            @profile_step(step="n")
+            def static_method(n):
+                return n
+
+        worker = Worker()
+        asyncio.run(worker.coroutine(1))
+        assert list(worker.generator(2)) == [2]
+        assert (worker.class_method(3), Worker.static_method(4)) == (3, 4)
+        spans = spans_of(session)
+        assert [s["step"] for s in spans] == [1, 2, 3, 4]
+        assert spans[0]["dur"] >= 5_000_000
+
+    def test_a_name_that_no_argument_has(self) -> None:
+        """It is refused where it is written, with the names that there are."""
+        with pytest.raises(TypeError, match=r'step="steps".*f has no such argument; it has: a, step'):
+
+            @profile_step(step="steps")
+            def f(a, step):
+                pass
+
+    def test_what_is_no_function(self) -> None:
+        """Brackets that were forgotten, and classes, are refused in words that say so."""
+        with pytest.raises(TypeError, match="expected a name or a function"):
+            profile_step(1)(3)  # type: ignore[type-var]
+        with pytest.raises(TypeError, match="decorate its methods"):
+            profile_step(1)(Integer)
+
+
+class TestConcurrency:
+    def test_five_thousand_coroutines_over_two_overlapping_steps(self, session) -> None:
+        """Every span of every coroutine has its own step, role, sample and length, while the next step's rollout overlaps with the last one."""
+        chance = random.Random(0)
+        pauses = [chance.uniform(0.001, 0.02) for _ in range(5000)]
+
+        @region("tool_call")
+        async def tool_call(pause):
+            await asyncio.sleep(pause)
+
+        async def sample(number, pause):
+            async with stepprof.bind(sample=number):
+                with region("generate", turn=1):
+                    await asyncio.sleep(pause)
+                    await tool_call(pause / 2)
+                stepprof.counter("tokens", number)
+
+        async def rollout(step, numbers):
+            async with profile_step(step, role="rollout"):
+                await asyncio.gather(
+                    *(asyncio.create_task(sample(number, pauses[number])) for number in numbers)
+                )
+
+        async def main():
+            first = asyncio.create_task(rollout(1, range(2500)))
+            await asyncio.sleep(0.005)
+            second = asyncio.create_task(rollout(2, range(2500, 5000)))
+            async with profile_step(1, role="actor"):
+                with region("update"):
+                    await asyncio.sleep(0.01)
+                await asyncio.gather(first, second)
+
+        asyncio.run(main())
+        spans = spans_of(session)
+        by_name: dict = {}
+        for span in spans:
+            by_name.setdefault(span["name"], {})[span.get("attrs", {}).get("sample")] = span
+        for name in ("generate", "tool_call", "tokens"):
+            assert set(by_name[name]) == set(range(5000))
+            for number, span in by_name[name].items():
+                assert (span["step"], span["role"]) == (1 if number < 2500 else 2, "rollout")
+        for number in range(5000):
+            generate, call = by_name["generate"][number], by_name["tool_call"][number]
+            pause = pauses[number] * 1e9
+            assert generate["task"] == call["task"]
+            assert generate["dur"] >= call["dur"] + 0.95 * pause
+            assert call["dur"] >= 0.95 * pause / 2
+            assert generate["start"] <= call["start"]
+            assert call["start"] + call["dur"] <= generate["start"] + generate["dur"]
+            assert by_name["tokens"][number]["value"] == number
+        assert (by_name["update"][None]["step"], by_name["update"][None]["role"]) == (1, "actor")
+        windows = {(s["step"], s["role"]): s for s in spans if s["kind"] == "window"}
+        assert set(windows) == {(1, "rollout"), (2, "rollout"), (1, "actor")}
+        first, second = windows[1, "rollout"], windows[2, "rollout"]
+        assert first["start"] < second["start"] < first["start"] + first["dur"]
+
+    def test_many_threads(self, session) -> None:
+        """Windows and regions of several threads at once are each of their own thread and step."""
+
+        def work(step):
+            for _ in range(200):
+                with profile_step(step, role="actor"), region("r"):
+                    pass
+
+        threads = [threading.Thread(target=work, args=(step,)) for step in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        spans = spans_of(session, "r")
+        assert len(spans) == 1600
+        assert len({(s["thread"], s["step"]) for s in spans}) == 8
+        assert cell.scope is None
+
+    @pytest.mark.usefixtures("faulty")
+    def test_coroutines_of_a_recorded_step(self, start) -> None:
+        """With a capture running they all reach the artifact with step, sample and length, and the steps beside it leave it alone."""
+        session = start(steps="2")
+
+        async def sample(number):
+            with stepprof.bind(sample=number), region("generate"):
+                await asyncio.sleep(0.001)
+
+        async def rollout(step):
+            async with profile_step(step, role="rollout"):
+                await asyncio.gather(*(sample(number) for number in range(300)))
+
+        async def main():
+            await asyncio.gather(*(rollout(step) for step in (1, 2, 3)))
+
+        asyncio.run(main())
+        ended(session)
+        assert control.calls.count("start") == 1
+        notes = [note for note in control.annotations[0] if note.name == "generate"]
+        mine = [note for note in notes if note.attributes["step"] == 2]
+        assert sorted(note.attributes["sample"] for note in mine) == list(range(300))
+        assert all(note.end_unix_ns - note.start_unix_ns >= 900_000 for note in mine)
+
+
+class TestWaitingForAHandOver:
+    @pytest.mark.usefixtures("faulty")
+    def test_another_event_loop_never_hears_of_asyncio(self, start) -> None:
+        """An async window driven by another library's loop waits without asyncio's help."""
+        session = start(steps="2")
+
+        async def main():
+            async with profile_step(2, role="rollout"):
+                pass
+
+        held = threading.Event()
+        release = threading.Event()
+
+        def hold():
+            session.local.capturer.turn.take(1)
+            held.set()
+            release.wait(5)
+            session.local.capturer.turn.give()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(5)
+        threading.Timer(0.2, release.set).start()
+        session.calm = False
+        with pytest.raises(StopIteration):
+            main().send(None)
+        thread.join()
+        ended(session)
+        assert outcomes(session) == [(2, "rollout", "complete")]

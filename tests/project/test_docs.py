@@ -1,0 +1,138 @@
+"""What the documentation says can be done as it stands: its configurations are valid, its programs compile, its links lead somewhere, its commands exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import stepprof
+from stepprof.cli.commands import engines, ls, memory, show, windows
+from stepprof.cli.main import COMMANDS
+from stepprof.config.config import Config, load
+from stepprof.run.manifest import read_step
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "examples" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def blocks(language):
+    """Each block of a language, under the page and the line that it begins in."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCED.finditer(text):
+            if match[1] == language and "[project." not in match[2]:  # a package's own file
+                line = text.count("\n", 0, match.start()) + 1
+                found.append(pytest.param(match[2], id=f"{page.name}:{line}"))
+    return found
+
+
+def anchors(page):
+    """What headings are called in an address."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("text", blocks("toml"))
+def test_configurations_are_valid(text, tmp_path):
+    (tmp_path / "stepprof.toml").write_text(text, encoding="utf-8")
+    assert load(tmp_path / "stepprof.toml", {}) != Config()
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_programs_compile(text):
+    assert ast.parse(text).body
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    """To a file, and in a page to a heading of it."""
+    dead = []
+    for link in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = link.partition("#")
+        target = page if not path else page.parent / path
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+def test_commands_that_are_named_exist():
+    """And the README names every one that there is."""
+    named = {
+        word for page in PAGES for word in re.findall(r"`stepprof ([a-z]+)", page.read_text(encoding="utf-8"))
+    }
+    assert named - set(COMMANDS) == set()
+    assert set(re.findall(r"\bstepprof ([a-z]+)\b", README)) >= set(COMMANDS)
+
+
+COLUMNS = {
+    "Runs": ls.RUN_COLUMNS,
+    "Steps": ls.STEP_COLUMNS,
+    "Windows": windows.WINDOW_COLUMNS,
+    "Engines": engines.ENGINE_COLUMNS,
+    "Files": windows.FILE_COLUMNS,
+    "Files in groups": windows.FILE_GROUP_COLUMNS,
+    "Memory peaks": memory.PEAK_COLUMNS,
+    "Memory at the peak": memory.PLACE_COLUMNS,
+    "Clocks": engines.CLOCK_COLUMNS,
+    "Regions": show.REGION_COLUMNS,
+    "Regions of many ranks": show.RANK_COLUMNS,
+}
+
+
+def columns_of(heading):
+    """The first cells of the table below a heading of docs/concepts.md."""
+    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    section = text.split(f"### {heading}\n")[1].split("\n#")[0]
+    return tuple(re.findall(r"^\| ([^|]+?) \|", section, re.MULTILINE))[1:]
+
+
+@pytest.mark.parametrize("heading", COLUMNS)
+def test_every_printed_column_is_defined(heading):
+    """The concepts page defines the columns of each table of `ls` and `show`, in their order."""
+    assert columns_of(heading) == COLUMNS[heading]
+
+
+def test_the_reference_is_current():
+    """docs/reference.md is what the docstrings say; `python docs/make_reference.py` writes it."""
+    made = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))
+    assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == made["page"]()
+
+
+def test_what_the_readme_adopts_records_what_it_says(tmp_path, monkeypatch):
+    """Its loop and its configuration, with the null backend: the two roles of step 2, and the state that its last line logs."""
+    (loop,) = [text for _, text in FENCED.findall(README) if "stepprof.init(" in text]
+    (configuration,) = [text for language, text in FENCED.findall(README) if language == "toml"]
+    (tmp_path / "stepprof.toml").write_text(configuration.replace('backend = "torch"', 'backend = "null"'))
+    monkeypatch.chdir(tmp_path)
+    logged = []
+
+    class Log:
+        def info(self, event, *, profiler):
+            logged.append(profiler)
+
+    names = {"steps": 3, "prompts": ["1+1="], "generate": list, "log": Log()}
+    exec(compile(loop, "README.md", "exec"), names)
+    stepprof.shutdown()
+    (run,) = (tmp_path / "stepprof-runs").iterdir()
+    windows = read_step(run, 2)["windows"]
+    assert sorted((window["role"], window["status"]) for window in windows) == [("actor", "complete"), ("rollout", "complete")]  # fmt: skip
+    promised = re.search(r"log\.info\(.*# (.+)$", loop, re.MULTILINE)
+    assert promised
+    assert logged[0] == promised[1].replace("torch", "null")

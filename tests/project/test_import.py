@@ -1,0 +1,194 @@
+"""Importing stepprof costs next to nothing, and brings nothing that a job did not ask for."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stepprof
+
+HEAVY = (
+    "torch",
+    "ray",
+    "vllm",
+    "sglang",
+    "torch_npu",
+    "numpy",
+    "structlog",
+    "transitions",
+    "asyncio",
+    "omegaconf",
+    "tomli",
+    "tomllib",
+    "msgspec",
+    "multiprocessing",
+    "ctypes",
+    "importlib.metadata",
+)
+
+LOADED = f"""
+    import sys
+    before = set(sys.modules)
+    import stepprof
+    BODY
+    print(*sorted(name for name in {HEAVY!r} if name in sys.modules and name not in before))
+"""
+
+USED = """
+    with stepprof.profile_step(1), stepprof.region("r", a=1), stepprof.bind(b=2):
+        stepprof.mark("m")
+        stepprof.counter("c", 3)
+        stepprof.tick()
+    @stepprof.profile_step(step="n")
+    @stepprof.region
+    def f(n):
+        return n
+    assert f(3) == 3
+    str(stepprof.state())
+    dir(stepprof)
+"""
+
+
+class TestImport:
+    @pytest.mark.parametrize("body", ["", USED], ids=["imported", "used"])
+    def test_nothing_heavy_is_loaded(self, run_script, body) -> None:
+        """Neither the import nor any use without a session loads torch, an engine, numpy, or our own dependencies."""
+        done = run_script(LOADED.replace("    BODY\n", body)).check()
+        assert done.stdout.split() == []
+
+    def test_a_session_without_torch(self, run_script) -> None:
+        """A session over the null backend records without any of the heavy ones."""
+        done = run_script(
+            """
+            import sys, stepprof
+            session = stepprof.init({"output_dir": "runs", "backend": "null", "steps": "1"}, rank=0, world_size=1)
+            with stepprof.profile_step(1), stepprof.region("r"):
+                pass
+            stepprof.shutdown()
+            print(*[name for name in ("torch", "ray", "vllm", "sglang", "torch_npu", "numpy") if name in sys.modules])
+            """
+        ).check()
+        assert done.stdout.split() == []
+
+    def test_an_import_leaves_the_process_alone(self, run_script) -> None:
+        """No signal handler, no thread, no line of output, no file."""
+        done = run_script(
+            """
+            import os, signal, threading
+            before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+            import stepprof
+            with stepprof.profile_step(1), stepprof.region("r"):
+                pass
+            assert {number: signal.getsignal(number) for number in before} == before
+            assert threading.active_count() == 1
+            print(*[name for name in os.listdir() if not name.startswith("script")])
+            """
+        ).check()
+        assert (done.stdout.strip(), done.stderr) == ("", "")
+
+    def test_without_assertions_and_docstrings(self, tmp_path) -> None:
+        """`python -OO` removes both; the package relies on neither."""
+        code = "import stepprof\n@stepprof.region\ndef f(): return 3\nassert_ = f(); print(assert_)"
+        done = subprocess.run(
+            [sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+        assert done.stdout.strip() == "3"
+
+
+class TestPublicNames:
+    def test_every_name_is_there(self) -> None:
+        """What `__all__` and `dir` promise can be had, and documents itself."""
+        assert stepprof.__all__ == sorted(stepprof.__all__)
+        assert set(stepprof.__all__) <= set(dir(stepprof))
+        for name in stepprof.__all__:
+            thing = getattr(stepprof, name)
+            assert inspect.getdoc(thing), name
+
+    def test_a_name_that_is_not_there(self) -> None:
+        """It is refused as any module refuses it."""
+        with pytest.raises(AttributeError, match="module 'stepprof' has no attribute 'profil_step'"):
+            stepprof.profil_step  # noqa: B018
+
+    def test_after_init_it_is_a_module_like_any_other(self, run_script) -> None:
+        """`init`, also one that is switched off, leaves nothing to load, so that CPython specialises `stepprof.region`; every name, and a reload, work on."""
+        run_script(
+            """
+            import dis, importlib, pickle, sys, stepprof
+            from stepprof import Config
+            assert "structlog" not in sys.modules
+            stepprof.init()
+            from stepprof import errors, profile_step, TorchOptions
+            assert set(stepprof.__all__) <= set(vars(stepprof)) and stepprof.Config is Config
+            assert pickle.loads(pickle.dumps(stepprof.region)) is stepprof.region
+            try:
+                stepprof.profil_step
+            except AttributeError as error:
+                assert str(error) == "module 'stepprof' has no attribute 'profil_step'"
+            def use():
+                for _ in range(1000):
+                    with stepprof.region("r"):
+                        pass
+            sys.settrace(None)  # a traced function is not specialised, and its coverage is of no interest
+            use()
+            if sys.version_info >= (3, 11):
+                assert "LOAD_ATTR_MODULE" in {one.opname for one in dis.get_instructions(use, adaptive=True)}
+            assert importlib.reload(stepprof).Config is Config
+            stepprof.init()
+            stepprof.shutdown()
+            """
+        ).check()
+
+    def test_functions_have_examples(self) -> None:
+        """Each public function and block shows how it is used."""
+        for name in ("bind", "counter", "mark", "profile_step", "region", "shutdown", "state", "tick"):
+            assert ">>>" in (inspect.getdoc(getattr(stepprof, name)) or ""), name
+
+    def test_types_are_shipped(self) -> None:
+        """The marker by which type checkers read the package is there."""
+        assert (Path(stepprof.__file__).parent / "py.typed").exists()
+
+    def test_types_of_the_public_face(self, tmp_path) -> None:
+        """mypy, strict, agrees with every line of the checked examples."""
+        pytest.importorskip("mypy")
+        here, root = Path(__file__).parents[1], Path(stepprof.__file__).parent.parent
+        paths = {} if "site-packages" in root.parts else {"MYPYPATH": str(root)}
+        config = tmp_path / "mypy.ini"  # what no public type is made of need not be read
+        config.write_text("[mypy]\n[mypy-torch.*,numpy.*,rich.*]\nfollow_imports = skip\n")
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "mypy",
+                "--strict",
+                "--config-file",
+                str(config),
+                "--cache-dir",
+                str(tmp_path / "cache"),
+                "--follow-imports=silent",
+                str(here / "typing" / "api.py"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=here,
+            env={**os.environ, **paths},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_the_modules_import_alone(self, run_script) -> None:
+        """Each of what a program imports by name can be the first."""
+        for name in (
+            "stepprof.errors",
+            "stepprof.instrument.region",
+            "stepprof.instrument.step",
+            "stepprof.recording.span_files",
+            "stepprof.recording.session",
+        ):
+            run_script(f"import {name}").check()
+            assert importlib.import_module(name)

@@ -1,0 +1,28 @@
+"""The tests of this folder on a machine without a GPU: ``PYTHONPATH=tests/helpers:tests/real/gpu python -m pytest -p rehearsal tests/real/gpu/test_gpu.py``.
+
+They run to their last line, on the CPU and over the stand-in for CUDA's allocator, so that whoever has a card runs tests that have run. What a card does, none of them shows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import cudamemory
+import gpu
+import pytest
+
+CPU = gpu.Device("cpu", kernels="cpu_op", launch="aten::mm", ranges="user_annotation")
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CPU in the place of the device."""
+    import torch
+
+    allocator = cudamemory.install(monkeypatch)
+    for name in ("init", "synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(gpu, "DEVICE", CPU)
+    with cudamemory.tensors_of(allocator):
+        yield

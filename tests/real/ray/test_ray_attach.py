@@ -1,0 +1,406 @@
+"""Whole windows: `attach` and `profile_step` in the driver, real actors on the other side, and what the manifests say."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import time
+
+import pytest
+from actor_engine import AsyncServer, Server
+from driving import fragments, kill, until, workers_path
+
+import stepprof
+from stepprof.host.process_identity import writer_identity
+from stepprof.instrument.context import cell
+from stepprof.run.status import read_statuses
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+AHEAD = "the process ended before"
+
+
+class Colocated(Server):
+    """A trainer that holds the engine it generates with."""
+
+    def update(self):
+        with stepprof.region("update"):
+            time.sleep(0.001)
+
+    def load(self):
+        import torch
+
+        return torch.__version__
+
+
+class Reward:
+    def score(self, uid):
+        with stepprof.region("score", uid=uid):
+            return uid
+
+    def step(self):
+        """The one that goes on, as far as this process has heard."""
+        return None if cell.scope is None else cell.scope.number
+
+
+@pytest.fixture
+def make(ray_here, start):
+    """Makes actors that are up; the session ends before they do."""
+
+    def make(cls=Server, *, actor_options=None, **options):
+        handle = start(cls, actor_options, **options)
+        ray_here.get(handle.__ray_ready__.remote())
+        return handle
+
+    yield make
+    stepprof.shutdown(20)
+
+
+def ask(handle):
+    """A task that fails since another one does."""
+    import ray
+
+    ray.get(handle.fail.remote())
+
+
+def engines(session, step, role="rollout", timeout=10):
+    """The entries of the engines of a step, as soon as they are told of; written ahead, they say that they are lost."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = fragments(session.path / f"step-{step:06d}").get(f"{role}-engines-rank-driver.json")
+        if found is not None and not any(AHEAD in str(entry["error"]) for entry in found["engines"]):
+            return found["engines"]
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+class TestWindows:
+    def test_a_loop(self, ray_here, make, session):
+        """Of five steps two are recorded, by engines in actors of different kinds, each into its own folder."""
+        handles = [make(Server), make(AsyncServer)]
+        ray_here.get([handle.generate.remote("warm") for handle in handles])
+        stepprof.attach(handles, find="engine")
+        for step in range(1, 6):
+            with stepprof.profile_step(step, role="rollout"):
+                ray_here.get([handle.generate.remote(step, step) for handle in handles])
+        stepprof.shutdown(20)
+        for step in (2, 4):
+            found = engines(session, step)
+            assert [entry["status"] for entry in found] == ["complete", "complete"]
+            assert [entry["replica"] for entry in found] == [0, 1]
+            assert [entry["artifacts"][0]["events"] for entry in found] == [step, step]
+            for entry in found:
+                assert entry["host"]
+                assert entry["boot_id"] == writer_identity()["boot_id"]
+                assert (session.path / f"step-{step:06d}" / entry["artifacts"][0]["path"]).is_file()
+            clocks = fragments(session.path / f"step-{step:06d}")["rollout-engines-rank-driver.json"][
+                "clocks"
+            ]
+            assert {clock["method"] for clock in clocks} == {"local", "same-host"}
+        assert not (session.path / "step-000003").exists()
+
+    def test_asked_again(self, ray_here, make, session):
+        """A callable is asked at each recorded step: who is still there keeps its number, also when its handle is another object."""
+        handles = [make(), make()]
+        there = list(handles)
+        stepprof.attach(lambda: [copy.copy(handle) for handle in there], find="engine")
+        with stepprof.profile_step(2, role="rollout"):
+            ray_here.get([handle.generate.remote("x") for handle in there])
+        there[:] = [make(), handles[1]]
+        with stepprof.profile_step(4, role="rollout"):
+            ray_here.get([handle.generate.remote("x") for handle in there])
+        stepprof.shutdown(20)
+        names = [{entry["name"]: entry["replica"] for entry in engines(session, step)} for step in (2, 4)]
+        second = f"Server:{handles[1]._actor_id.hex()[:8]}"
+        assert names[0][second] == names[1][second] == 1
+        assert [entry["status"] for step in (2, 4) for entry in engines(session, step)] == ["complete"] * 4
+
+    def test_a_body_that_raises_what_a_task_raised(self, ray_here, make, session):
+        """The manifest has the exception of the task, not Ray's colored traceback around it; the caller gets Ray's."""
+        handle = make()
+        stepprof.attach(handle, find="engine")
+        outer = ray_here.remote(num_cpus=0)(ask)
+        with pytest.raises(ZeroDivisionError), stepprof.profile_step(2, role="rollout"):
+            ray_here.get(outer.remote(handle))
+        stepprof.shutdown(20)
+        [entry] = engines(session, 2)
+        assert entry["body_error"] == "ZeroDivisionError: no batch"
+
+    def test_one_of_three_is_dead(self, ray_here, make, session):
+        """The two others record, and the body waits for nobody."""
+        handles = [make() for _ in range(3)]
+        ray_here.get([handle.generate.remote("warm") for handle in handles])
+        stepprof.attach(handles, find="engine")
+        kill(handles[1])
+        began = time.monotonic()
+        with stepprof.profile_step(2, role="rollout"):
+            assert time.monotonic() - began < 3
+            ray_here.get([handles[n].generate.remote("x") for n in (0, 2)])
+        stepprof.shutdown(20)
+        found = engines(session, 2)
+        assert [(entry["status"], entry["health"]) for entry in found] == [
+            ("complete", "ok"),
+            ("failed", "dead"),
+            ("complete", "ok"),
+        ]
+        assert "the actor is dead" in found[1]["error"]
+
+    def test_killed_while_recording(self, ray_here, make, session):
+        """Its capture is lost, the manifest says so, and the next step tells that it is dead."""
+        handle = make()
+        ray_here.get(handle.generate.remote("warm"))
+        stepprof.attach(handle, find="engine")
+        with stepprof.profile_step(2, role="rollout"):
+            kill(handle)
+        with stepprof.profile_step(4, role="rollout"):
+            pass
+        assert [
+            (entry["status"], entry["health"]) for entry in (engines(session, 2) + engines(session, 4))
+        ] == [
+            ("lost", "dead"),
+            ("failed", "dead"),
+        ]
+
+    def test_a_busy_actor(self, ray_here, make, session):
+        """The body is held up no longer than the start's bound; the manifest says what the actor was at; what it recorded late is kept."""
+        handle = make()
+        ray_here.get(handle.generate.remote("warm"))
+        stepprof.attach(handle, find="engine")
+        with stepprof.profile_step(1, role="rollout"):
+            pass
+        time.sleep(0.5)  # it is armed
+        busy = handle.sleep.remote(7)
+        late = handle.generate.remote("late")
+        began = time.monotonic()
+        with stepprof.profile_step(2, role="rollout"):
+            assert time.monotonic() - began < 6
+            (entry,) = engines(session, 2)
+            assert entry["status"] == "failed"
+            assert "inside a method" in entry["error"]
+        ray_here.get([busy, late])
+
+    def test_the_body_raises(self, ray_here, make, session):
+        """The engine is stopped, its trace kept, and the exception told beside it."""
+        handle = make()
+        stepprof.attach(handle, find="engine")
+        with pytest.raises(ZeroDivisionError), stepprof.profile_step(2, role="rollout"):
+            raise ZeroDivisionError(len(ray_here.get([handle.generate.remote("x")])))
+        stepprof.shutdown(20)
+        (entry,) = engines(session, 2)
+        assert (entry["status"], entry["body_error"]) == ("complete", "ZeroDivisionError: 1")
+
+    def test_wrongly_attached(self, ray_here, make, session):
+        """What is wrong is in the manifest, with the cure; the step goes on."""
+        stepprof.attach(make(), find="llm")
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        (entry,) = engines(session, 2)
+        assert (entry["status"], entry["health"]) == ("failed", "unconfigured")
+        assert (
+            'Server has no attribute "llm" (it has: count, engine, fail, generate, sleep)' in entry["error"]
+        )
+
+    @pytest.mark.parametrize("session", ["null"], indirect=True)
+    def test_both_in_one(self, ray_here, make, session):
+        """A colocated actor is an engine and a rank: its engine's trace, and its own session's manifest."""
+        handle = make(Colocated)
+        ray_here.get(handle.generate.remote("warm"))
+        stepprof.attach(handle, kind="both", find="engine", rank=0)
+        with stepprof.profile_step(2, role="rollout"):
+            ray_here.get([handle.generate.remote("x"), handle.update.remote()])
+        stepprof.shutdown(20)
+        found = {entry["kind"]: entry for entry in engines(session, 2)}
+        assert {entry["status"] for entry in found.values()} == {"complete"}
+        assert sum(len(entry["artifacts"]) for entry in found.values()) == 1
+        (own,) = fragments(session.path / "step-000002")["rollout-rank-0.json"]["windows"]
+        assert (own["status"], own["rank"], own["backend"]) == ("complete", 0, "null")
+        (spans,) = (session.path / "spans").glob("rank-0.*.jsonl")
+        assert '"update"' in spans.read_text()
+
+    def test_an_engine_in_the_actors_own_process(self, ray_here, make, session):
+        """Once that is known, it is never started."""
+        stepprof.attach(make(inside=True), find="engine")
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        with stepprof.profile_step(4, role="rollout"):
+            pass
+        assert 'kind="both"' in engines(session, 2)[0]["error"]
+        assert engines(session, 4)[0]["status"] == "joined"
+
+    def test_detached(self, ray_here, make, session):
+        """A detached actor takes no part in the next window; its session, made for the attachment, has ended."""
+        handle = make(Reward)
+        attached = stepprof.attach(handle, kind="rank", rank=0, role="reward")
+        stepprof.detach(attached)
+        with stepprof.profile_step(2, role="reward"):
+            ray_here.get(handle.score.remote(1))
+        assert not (session.path / "step-000002" / "manifest" / "reward-engines-rank-driver.json").exists()
+
+    def test_spans_of_every_step(self, ray_here, make, session):
+        """An actor with nothing to capture: its regions carry the step of the driver's windows, recorded or not."""
+        handle = make(Reward)
+        stepprof.attach(handle, kind="spans", role="rollout")
+        for step in (1, 2, 3):
+            with stepprof.profile_step(step, role="rollout"):
+                # it is told of a step while that goes on
+                until(lambda step=step: ray_here.get(handle.step.remote()) == step)
+                ray_here.get(handle.score.remote(step))
+        stepprof.shutdown(20)
+        (file,) = (session.path / "spans").glob("rank-actor-*.jsonl")
+        spans = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+        scores = [span for span in spans if span["name"] == "score"]
+        assert [(span["step"], span["role"]) for span in scores] == [(n, "rollout") for n in (1, 2, 3)]
+
+
+class Driver:
+    """A driver that is an async actor itself."""
+
+    def __init__(self, output_dir, handles):
+        stepprof.init(
+            {"output_dir": output_dir, "steps": "2, 4", "ranks": "all", "backend": "null"},
+            rank=0,
+            run_id="job",
+        )
+        self.handles = handles
+        stepprof.attach(handles, find="engine")
+
+    async def rollout(self, step):
+        async with stepprof.profile_step(step, role="rollout"):
+            await asyncio.gather(*(handle.generate.remote(step) for handle in self.handles))
+        return str(stepprof.state())
+
+    def blocking(self, step):
+        with stepprof.profile_step(step, role="rollout"):
+            return asyncio.get_running_loop().is_running()
+
+    async def beat(self):
+        return time.time()
+
+    async def end(self):
+        await asyncio.to_thread(stepprof.shutdown, 20)
+
+
+class TestFromAnAsyncActor:
+    def test_its_methods(self, ray_here, make, tmp_path):
+        """From a coroutine of an async actor, and from a synchronous method of it, which runs on its event loop: no deadlock, and the loop goes on."""
+        servers = [make(Server, slow=0.5), make(AsyncServer, slow=0.5)]
+        ray_here.get([handle.generate.remote("warm") for handle in servers])
+        driver = ray_here.remote(num_cpus=0)(Driver).remote(str(tmp_path), servers)
+        ray_here.get(driver.beat.remote())
+        rollout = driver.rollout.remote(2)
+        gaps, last = [], time.time()
+        while not ray_here.wait([rollout], timeout=0)[0]:
+            ray_here.get(driver.beat.remote())
+            gaps.append(time.time() - last)
+            last = time.time()
+        assert len(gaps) > 5  # it answered while its engines, half a second each, started and stopped
+        ray_here.get(rollout)
+        assert ray_here.get(driver.blocking.remote(4), timeout=30)
+        ray_here.get(driver.end.remote(), timeout=60)
+        ray_here.kill(driver)
+        found = fragments(tmp_path / "job" / "step-000002")["rollout-engines-rank-0.json"]["engines"]
+        assert [(entry["status"], entry["artifacts"][0]["events"]) for entry in found] == [
+            ("complete", 2)
+        ] * 2
+        statuses = [
+            entry["status"]
+            for entry in fragments(tmp_path / "job" / "step-000004")["rollout-engines-rank-0.json"]["engines"]
+        ]
+        assert len(statuses) == 2
+        assert "lost" not in statuses
+
+
+SCRIPT = """
+import stepprof
+from stepprof.instrument.context import cell
+from stepprof.run.status import read_statuses
+import os, sys, time
+session = stepprof.init({{"output_dir": "runs", "steps": [2], "ranks": "all", "backend": "{backend}", "engine_start_timeout_seconds": 60}}, run_id="job")
+import ray
+ray.init(address="{address}", logging_level="ERROR", log_to_driver=False)
+from actor_engine import Server
+from test_ray_attach import Colocated
+server, trainer = ray.remote(num_cpus=0)(Server).remote(), ray.remote(num_cpus=0)(Colocated).remote()
+ray.get([server.generate.remote("warm"), trainer.update.remote()])
+if "{backend}" == "torch":
+    ray.get(trainer.load.remote())
+stepprof.attach(server, find="engine")
+stepprof.attach(trainer, kind="rank", rank=1)
+window = stepprof.profile_step(2, role="rollout").start()
+ray.get([server.generate.remote("in"), trainer.update.remote()])
+print("recording", flush=True)
+{end}
+"""
+
+
+@pytest.mark.torch
+class TestTheDriverLeaves:
+    @pytest.fixture
+    def leave(self, run_script, plugin, cluster):
+        """Run a driver to an end of its own."""
+
+        def leave(end, backend="null"):
+            # Ray itself warns at its import and end
+            script = "import warnings; warnings.simplefilter('ignore')\n" + SCRIPT
+            script = script.format(end=end, backend=backend, address=cluster.address)
+            return run_script(script, env={"PYTHONPATH": workers_path(plugin)}, timeout=110)
+
+        return leave
+
+    def test_at_the_end_of_the_script(self, leave, tmp_path):
+        """Initialised before Ray was imported, and ended without a word while it records: all is handed over before Ray goes down."""
+        leave("", "torch").check()
+        step = tmp_path / "runs" / "job" / "step-000002"
+        found = fragments(step)
+        entries = {entry["kind"]: entry for entry in found["rollout-engines-rank-0.json"]["engines"]}
+        assert [(entry["status"], entry["health"]) for entry in entries.values()] == [("partial", "ok")] * 2
+        assert (step / entries["simulated"]["artifacts"][0]["path"]).is_file()
+        (own,) = found["rollout-rank-1.json"]["windows"]
+        assert own["status"] in ("complete", "partial")
+        assert (step / own["artifacts"][0]["path"]).is_file()
+
+    def test_killed(self, leave, tmp_path):
+        """Nobody is left who could hand over anything: the manifests, written ahead, say that it was lost."""
+        ran = leave("os.kill(os.getpid(), 9)")
+        assert ran.returncode == -9
+        found = fragments(tmp_path / "runs" / "job" / "step-000002")
+        assert {entry["status"] for entry in found["rollout-engines-rank-0.json"]["engines"]} == {"lost"}
+        assert found["rollout-rank-1.json"]["windows"][0]["status"] == "lost"
+
+    def test_ray_goes_first(self, leave, tmp_path):
+        """After ray.shutdown() nothing is sent, above all no call that would start another Ray; the manifest tells it."""
+        ran = leave("ray.shutdown(); window.stop(); print(ray.is_initialized())").check()
+        assert ran.stdout.split() == ["recording", "False"]
+        found = fragments(tmp_path / "runs" / "job" / "step-000002")["rollout-engines-rank-0.json"]["engines"]
+        assert {entry["status"] for entry in found} == {"failed"}
+        assert all("Ray has been shut down" in entry["error"] for entry in found)
+
+
+class TestTrigger:
+    def test_engines_and_ranks_of_a_driver(self, ray_here, make, session):
+        """A step that nobody configured, asked for from outside while the loop runs: every engine and rank records it."""
+        server, trainers = make(Server), [make(Colocated) for _ in range(2)]
+        ray_here.get(server.generate.remote("warm"))
+        stepprof.attach(server, find="engine")
+        stepprof.attach(trainers, role="actor", kind="rank")
+        asked, step, deadline = None, 0, time.monotonic() + 60
+        while asked is None or (step <= asked.step and time.monotonic() < deadline):
+            step += 1
+            with stepprof.profile_step(step, role="rollout"):
+                ray_here.get(server.generate.remote(step))
+            with stepprof.profile_step(step, role="actor"):
+                ray_here.get([handle.update.remote() for handle in trainers])
+            time.sleep(0.3)
+            if asked is None and session.path.joinpath("status", "rank-driver.json").exists() and step > 4:
+                asked = stepprof.trigger(session.path, backend="null")
+        stepprof.shutdown(20)
+        (entry,) = engines(session, asked.step)
+        assert (entry["status"], entry["kind"]) == ("complete", "simulated")
+        told = fragments(session.path / f"step-{asked.step:06d}")
+        for rank in (0, 1):
+            (window,) = told[f"actor-rank-{rank}.json"]["windows"]
+            assert (window["status"], window["backend"]) == ("complete", "null")
+        by_rank = {status["rank"]: status for status in read_statuses(session.path)}
+        assert by_rank["driver"]["requests"][asked.name]["outcome"] == "reached"
+        assert set(by_rank["driver"]["engines"]) == {"rollout/0", "actor/0", "actor/1"}

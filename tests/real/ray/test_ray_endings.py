@@ -1,0 +1,175 @@
+"""The end of a run with actors that do not answer: it is bounded by the role's stop time-out, and the actor is free afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from actor_engine import Server
+from driving import until, workers_path
+
+import stepprof
+from stepprof.instrument.context import cell
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+STOP_SECONDS = 2
+BOUND = 15
+"""Well above the stop time-out, the start's bound and what Ray takes; far below the 120 s for exports."""
+
+
+class Rank(Server):
+    """A trainer, which may hold an engine."""
+
+    def pid(self):
+        return os.getpid()
+
+    def run_id(self):
+        """The run of the session in this process."""
+        return None if cell.session is None else cell.session.run_id
+
+
+@pytest.fixture
+def short(ray_here, tmp_path, request):
+    """A session whose engines have two seconds to stop, and to start as long as a busy machine takes for an actor's first call."""
+    yield stepprof.init(
+        {
+            "output_dir": str(tmp_path / "runs"),
+            "steps": "2",
+            "ranks": "all",
+            "backend": "null",
+            "engine_start_timeout_seconds": getattr(request, "param", 60),
+            "engine_stop_timeout_seconds": STOP_SECONDS,
+        },
+        run_id="job",
+    )
+    stepprof.shutdown(5)
+
+
+@pytest.fixture
+def stopped():
+    """Stop processes; they go on after the test."""
+    pids = []
+
+    def stop(pid):
+        os.kill(pid, signal.SIGSTOP)
+        pids.append(pid)
+
+    def go_on():
+        while pids:
+            os.kill(pids.pop(), signal.SIGCONT)
+
+    stop.go_on = go_on
+    yield stop
+    go_on()
+
+
+def seconds_of_shutdown():
+    """How long `stepprof.shutdown()` takes as it is called at the end of a script."""
+    began = time.monotonic()
+    stepprof.shutdown()
+    return time.monotonic() - began
+
+
+class TestShutdown:
+    """`shutdown()` without an argument."""
+
+    @pytest.mark.parametrize("short", [1], indirect=True)
+    @pytest.mark.parametrize("kind", ["rank", "engine"])
+    def test_an_actor_that_is_never_scheduled(self, short, start, log, kind):
+        """No node has what it asks for: nothing was sent to it, and nothing is waited for."""
+        stepprof.attach(start(Rank, {"resources": {"nowhere": 1}}), kind=kind)
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        assert seconds_of_shutdown() < BOUND
+
+    @pytest.mark.parametrize("kind", ["rank", "engine"])
+    def test_a_stopped_process(self, ray_here, short, start, log, stopped, kind):
+        """An actor whose process is stopped while it records; one line says that the end waits, and for how long."""
+        handle = start(Rank)
+        pid = ray_here.get(handle.pid.remote())
+        stepprof.attach(handle, kind=kind)
+        with stepprof.profile_step(2, role="rollout"):
+            stopped(pid)
+            window_began = time.monotonic()
+        assert time.monotonic() - window_began < BOUND
+        assert seconds_of_shutdown() < BOUND
+        [line] = [line for line in log if line["event"] == "shutdown.waiting"]
+        assert line["targets"] == "rollout/0"
+        assert line["answer_seconds"] == STOP_SECONDS
+
+    def test_it_is_free_when_it_goes_on(self, ray_here, short, start, stopped):
+        """The end of the attachment has been sent: a process that goes on has no session of the run that is over."""
+        handle = start(Rank)
+        pid = ray_here.get(handle.pid.remote())
+        stepprof.attach(handle, kind="rank")
+        with stepprof.profile_step(2, role="rollout"):
+            assert ray_here.get(handle.run_id.remote()) == "job"
+        stopped(pid)
+        assert seconds_of_shutdown() < BOUND
+        stopped.go_on()
+        until(lambda: ray_here.get(handle.run_id.remote()) is None)
+
+    @pytest.mark.parametrize("short", [1], indirect=True)
+    def test_an_actor_inside_a_method(self, ray_here, short, start):
+        """A plain actor that comes to the arm only after the run has ended makes no session for it."""
+
+        handle = start(Rank)
+        ray_here.get(handle.pid.remote())
+        sleeping = handle.sleep.remote(4)
+        stepprof.attach(handle, kind="rank")
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        assert seconds_of_shutdown() < BOUND
+        ray_here.get(sleeping)
+        until(lambda: ray_here.get(handle.run_id.remote()) is None)
+
+
+def test_an_attachment_inside_a_recorded_window(ray_here, short, start, log):
+    """A real actor takes part from the next window on, and the log says which one that is."""
+    handle = start(Rank)
+    with stepprof.profile_step(2, role="rollout"):
+        stepprof.attach(handle, kind="rank")
+    [line] = [line for line in log if line["event"] == "attach.inside_window"]
+    assert line["takes_part_from"] == "no window: no later step is selected"
+
+
+SCRIPT = """
+import os, signal, sys, time, ray, stepprof
+from test_ray_endings import Rank
+address, output = sys.argv[1:]
+ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+stepprof.init({
+    "output_dir": output, "steps": "2", "ranks": "all", "backend": "null", "engine_start_timeout_seconds": 60,
+    "engine_stop_timeout_seconds": 2,
+}, run_id="job")
+handle = ray.remote(num_cpus=0)(Rank).remote()
+pid = ray.get(handle.pid.remote())
+print(pid, flush=True)
+stepprof.attach(handle, kind="rank")
+stepprof.profile_step(2, role="rollout").start()
+os.kill(pid, signal.SIGSTOP)
+print(time.time(), flush=True)
+"""
+
+
+class TestExit:
+    """The exit of the interpreter, without a `shutdown()`."""
+
+    def test_a_stopped_process(self, cluster, plugin, tmp_path):
+        """The script ends inside a recorded window, and the process soon after it."""
+        env = {**os.environ, "PYTHONPATH": workers_path(plugin)}
+        command = [sys.executable, "-c", SCRIPT, cluster.address, str(tmp_path / "runs")]
+        ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=100, check=False)
+        ended = time.time()
+        pid, began = ran.stdout.split()
+        try:
+            assert ran.returncode == 0, ran.stderr
+            assert ended - float(began) < BOUND + 10
+            assert "shutdown.waiting" in ran.stderr
+        finally:
+            os.kill(int(pid), signal.SIGCONT)

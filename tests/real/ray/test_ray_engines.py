@@ -1,0 +1,375 @@
+"""Engines inside Ray actors: found, started and stopped through the actor's handle, whatever kind of actor it is."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import time
+
+import pytest
+from actor_engine import AsyncServer, Server, SimulatedEngine
+from driving import drive, kill, until
+
+from stepprof.errors import ConfigError
+from stepprof.host.process_identity import writer_identity
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.ray.clock import ping_pong
+from stepprof.remote.ray.driver import ActorDriver
+from stepprof.remote.ray.inside import messages
+from stepprof.remote.ray.kind import RayKind
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+
+class Plain(Server):
+    """One call at a time, on the main thread."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.nothing = None
+
+    def renew(self):
+        self.engine = SimulatedEngine()
+
+    @property
+    def broken(self):
+        raise RuntimeError("not now")
+
+
+class Helper:
+    """An actor that holds no engine."""
+
+    def ping(self):
+        return os.getpid()
+
+
+ACTORS = {
+    "plain": (Plain, {}),
+    "async": (AsyncServer, {}),
+    "groups": (Plain, {"concurrency_groups": {"io": 2, "compute": 1}}),
+    "async groups": (AsyncServer, {"concurrency_groups": {"io": 2}}),
+    "threads": (Plain, {"max_concurrency": 3}),
+}
+
+
+@pytest.fixture
+def make(start):
+    """Makes actors of a kind, or of a class."""
+
+    def make(kind, *, actor_options=None, **options):
+        cls, extra = ACTORS[kind] if isinstance(kind, str) else (kind, {})
+        return start(cls, {**extra, **(actor_options or {})}, **options)
+
+    return make
+
+
+def names(window, artifact):
+    """What is in a trace, and what it says of itself."""
+    content = json.loads(gzip.decompress((window.folder / artifact.path).read_bytes()))
+    return [event["name"] for event in content["traceEvents"]], content["stepprof"]
+
+
+class TestRecording:
+    @pytest.mark.parametrize("kind", ACTORS)
+    def test_two_steps(self, ray_here, make, connect, windows, kind):
+        """Each window's trace holds the forward steps of exactly that window, in any kind of actor, with no method of ours in its class."""
+        handle = make(kind)
+        driver = connect(handle, find="engine")
+        for step in (2, 4):
+            window = windows.make(step)
+            drive(driver.arm(window))
+            ray_here.get(handle.generate.remote("before"))
+            drive(driver.start(window))
+            ray_here.get(handle.generate.remote(f"in {step}"))
+            stopped = drive(driver.stop(window))
+            ray_here.get(handle.generate.remote("after"))
+            (artifact,) = stopped.artifacts
+            events, stated = names(window, artifact)
+            assert events == [f"forward in {step}"] * 2
+            assert (stated["step"], stated["rank"]) == (step, 0)
+        assert (driver.kind, driver.name.partition(":")[0]) == ("simulated", ACTORS[kind][0].__name__)
+        assert driver.host is not None
+        clock = drive(driver.clock())
+        assert (clock.method, clock.boot_id) == ("same-host", writer_identity()["boot_id"])
+
+    @pytest.mark.parametrize("kind", ["async", "async groups", "groups", "threads"])
+    def test_methods_go_on(self, ray_here, make, connect, windows, kind):
+        """A start that takes seconds holds up none of the methods of an actor that has more than one thread."""
+        handle = make(kind, slow=2.0)
+        ray_here.get(handle.count.remote())
+        driver, window = connect(handle, find="engine"), windows.make(2)
+        drive(driver.arm(window))
+        starting = drive(driver.start(window), wait=False)
+        until(lambda: ray_here.get(handle.count.remote())[0] == 1)
+        assert not starting.done()
+        starting.result(30)
+
+    def test_calls_keep_their_order(self, ray_here, make, connect, windows):
+        """A plain actor starts before the methods that are called after, and stops after those that were called before."""
+        handle = make("plain")
+        driver, window = connect(handle, find="engine"), windows.make(2)
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        work = handle.generate.remote("late", 50)
+        stopped = drive(driver.stop(window))
+        assert stopped.artifacts[0].events == 50
+        ray_here.get(work)
+
+    def test_a_new_engine(self, ray_here, make, connect, windows):
+        """An engine that was made anew between two windows is found again."""
+        handle = make("plain")
+        driver = connect(handle, find="engine")
+        for step in (2, 4):
+            window = windows.make(step)
+            drive(driver.arm(window))
+            drive(driver.start(window))
+            ray_here.get(handle.generate.remote("x", step))
+            assert drive(driver.stop(window)).artifacts[0].events == step
+            ray_here.get(handle.renew.remote())
+
+    def test_abort(self, ray_here, make, connect, windows):
+        """What runs is thrown away, twice if need be, and the next window records."""
+        handle = make("async")
+        driver, window = connect(handle, find="engine"), windows.make(2)
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        drive(driver.abort())
+        drive(driver.abort())
+        assert ray_here.get(handle.count.remote()) == (1, 2, False)
+
+    def test_refusals(self, found, connect, windows):
+        """A second start and a stop without a start come back with the engine's own words, and the actor's name."""
+        driver, window = connect(found, find="engine", name="head"), windows.make(2)
+        drive(driver.arm(window))
+        with pytest.raises(EngineFailure, match=r"^head: nothing runs$"):
+            drive(driver.stop(window))
+        drive(driver.start(window))
+        with pytest.raises(EngineFailure, match=r"^head: a profiler runs already$") as caught:
+            drive(driver.start(window))
+        assert caught.value.health == "busy"
+
+
+@pytest.fixture(scope="module")
+def found(cluster):
+    """One actor for all that only look at it."""
+    import ray
+
+    handle = ray.remote(num_cpus=0)(Plain).remote()
+    yield handle
+    ray.kill(handle)
+
+
+class TestFinding:
+    @pytest.mark.parametrize("find", ["engine", "self.engine", lambda actor: actor.engine, None])
+    def test_ways(self, found, connect, windows, find):
+        """By a path of attributes, by a callable, or because it is the only one."""
+        options = {} if find is None else {"find": find}
+        driver = connect(found, **options)
+        drive(driver.arm(windows.make(2)))
+        assert driver.kind == "simulated"
+
+    @pytest.mark.parametrize(
+        ("find", "message"),
+        [
+            ("engin", 'Plain has no attribute "engin"; did you mean "engine"?'),
+            ("nothing", 'there is no engine behind find = "nothing": it is None, as on a headless node'),
+            ("broken", "broken raised RuntimeError: not now"),
+            (lambda actor: 1 / 0, "find raised ZeroDivisionError"),
+            ("engine.starts", "is no engine that can be recorded"),
+        ],
+    )
+    def test_nothing_there(self, found, connect, windows, find, message):
+        """Each has a message of its own, and is a matter of how it was attached."""
+        with pytest.raises(EngineFailure) as caught:
+            drive(connect(found, find=find).arm(windows.make(2)))
+        assert message in str(caught.value)
+        assert caught.value.health == "unconfigured"
+
+    def test_no_engine_at_all(self, make, connect, windows):
+        """Nothing is guessed: what can be said of an actor is named."""
+        with pytest.raises(
+            EngineFailure, match=r'kind="engine" with find.*kind="rank".*kind="both".*kind="spans"'
+        ):
+            drive(connect(make(Helper)).arm(windows.make(2)))
+
+    def test_the_worker_is_the_actor(self, make, connect, windows):
+        """An engine that works in the actor's own process is never started: that process's capture holds it."""
+        driver = connect(make("plain", inside=True), find="engine")
+        with pytest.raises(EngineFailure, match='kind="both"'):
+            drive(driver.arm(windows.make(2)))
+        assert driver.inside
+
+    def test_options(self, found):
+        """Wrong ones are refused when they are given, with the nearest."""
+        handle = found
+        with pytest.raises(ConfigError, match="fetch_bytes"):
+            RayKind().connect(handle, fetch_byte=1)
+        with pytest.raises(ConfigError, match='"engine", "rank"'):
+            RayKind().connect(handle, kind="trainer")
+        with pytest.raises(ConfigError, match='kind = "engine"'):
+            RayKind().connect(handle, kind="spans", find="engine")
+        with pytest.raises(ConfigError, match="rank"):
+            RayKind().connect(handle, kind="rank", rank=-1)
+
+    def test_keys(self, found):
+        """An engine and a rank in one actor are told apart: each has who drives it."""
+        keys = {RayKind().connect(found, kind=kind).key for kind in ("engine", "rank")}
+        assert len(keys) == 2
+
+    def test_engine_options(self, found, connect, windows):
+        """They reach the engine's own driver, which refuses what it does not know."""
+        handle = found
+        drive(connect(handle, find="engine", engine_options={"flavour": "sour"}).arm(windows.make(2)))
+        with pytest.raises(EngineFailure, match="did you mean flavour"):
+            drive(connect(handle, find="engine", engine_options={"flavor": "sour"}).arm(windows.make(4)))
+
+    def test_ray_client(self):
+        """Its handles cannot run a function in an actor: what to do instead is said."""
+        handle = type("ClientActorHandle", (), {"__module__": "ray.util.client.common"})()
+        assert RayKind().recognises(handle)
+        assert not RayKind().recognises("http://localhost:8000")
+        with pytest.raises(ConfigError, match="ray job submit"):
+            RayKind().connect(handle)
+
+
+class TestTrouble:
+    def test_killed_before_the_start(self, ray_here, make, connect, windows):
+        """A dead actor is dead, at the next call and at every later one."""
+        handle = make("plain")
+        driver, window = connect(handle, find="engine"), windows.make(2)
+        drive(driver.arm(window))
+        kill(handle)
+        for verb in (driver.start, driver.arm, driver.stop):
+            with pytest.raises(EngineFailure, match="dead") as caught:
+                drive(verb(window))
+            assert (caught.value.health, caught.value.owes_stop) == ("dead", False)
+        with pytest.raises(EngineFailure, match="dead"):
+            drive(driver.abort())
+
+    @pytest.mark.parametrize("kind", ["plain", "async"])
+    def test_killed_while_recording(self, ray_here, make, connect, windows, kind):
+        """The stop says that the actor is dead, and why."""
+        handle = make(kind)
+        driver, window = connect(handle, find="engine"), windows.make(2)
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        os.kill(ray_here.get(handle.generate.remote("x")), 9)
+        with pytest.raises(EngineFailure, match=r"^\w+:\w+: the actor is dead") as caught:
+            drive(driver.stop(window))
+        assert caught.value.health == "dead"
+
+    def test_restarted(self, ray_here, make, connect, windows):
+        """An actor that Ray restarted is prepared anew at the start; one that restarted while it recorded has lost that."""
+        handle = make("plain", actor_options={"max_restarts": 2})
+        driver, window = connect(handle, find="engine"), windows.make(2)
+        drive(driver.arm(window))
+        os.kill(ray_here.get(handle.generate.remote("x")), 9)
+        pid = alive(ray_here, handle)
+        drive(driver.start(window))
+        ray_here.get(handle.generate.remote("anew"))
+        assert drive(driver.stop(window)).artifacts[0].events == 2
+        window = windows.make(4)
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        os.kill(pid, 9)
+        alive(ray_here, handle)
+        with pytest.raises(EngineFailure, match="restarted") as caught:
+            drive(driver.stop(window))
+        assert (caught.value.health, caught.value.lost) == ("unknown", True)  # it answers
+
+    def test_busy(self, ray_here, make, connect, windows):
+        """A plain actor inside a method answers after it; meanwhile the driver knows why."""
+        handle = make("plain")
+        driver, window = connect(handle, find="engine"), windows.make(2)
+        drive(driver.arm(window))
+        working = handle.sleep.remote(3)
+        starting = drive(driver.start(window), wait=False)
+        until(lambda: "inside a method" in (driver.waiting or ""))
+        assert not starting.done()
+        starting.result(30)
+        assert driver.waiting is None
+        ray_here.get(working)
+        with pytest.raises(EngineFailure, match=r"without events|no events"):
+            drive(driver.stop(window))
+
+    def test_a_hung_engine_frees_its_actor(self, ray_here, make, connect, windows):
+        """An engine that never answers its start holds up a plain actor no longer than the start's bound; then its methods run again."""
+        handle = make("plain", hang=True)
+        driver, window = connect(handle, find="engine"), windows.make(2)
+        drive(driver.arm(window))
+        starting = drive(driver.start(window), wait=False)
+        until(lambda: ray_here.get(handle.count.remote(), timeout=30) == (1, 0, False))
+        assert not starting.done()
+
+    def test_without_stepprof(self, ray_here, make, connect, windows):
+        """An actor whose environment has no stepprof is not configured."""
+
+        class Alone:
+            """Pickled by value: nothing of ours is imported for it."""
+
+            def hide(self):
+                import sys
+
+                for name in [name for name in sys.modules if name.partition(".")[0] == "stepprof"]:
+                    del sys.modules[name]
+                sys.modules["stepprof"] = None
+
+        Alone.__module__ = "__main__"
+        handle = make(Alone)
+        ray_here.get(handle.hide.remote())
+        with pytest.raises(EngineFailure, match="cannot be imported there") as caught:
+            drive(connect(handle, find="engine").arm(windows.make(2)))
+        assert caught.value.health == "unconfigured"
+
+
+class TestClocks:
+    def test_one_measurement_per_machine(self, found, connect, windows, monkeypatch):
+        """Of actors on one other machine a single one is asked; on this machine none."""
+        drivers = [connect(found, find="engine") for _ in range(3)]
+        for driver in drivers:
+            drive(driver.arm(windows.make(2)))
+        assert drive(drivers[0].clock()).error_ns == 0
+        monkeypatch.setattr(messages, "boot_id", lambda: "another machine")
+        asked = []
+        measure = ActorDriver._measure
+
+        def noting(self, facts):
+            asked.append(self)
+            return measure(self, facts)
+
+        monkeypatch.setattr(ActorDriver, "_measure", noting)
+
+        async def all_at_once():
+            return await asyncio.gather(*(driver.clock() for driver in drivers))
+
+        clocks = drive(all_at_once())
+        assert len(asked) == 1
+        assert {clock.method for clock in clocks} == {"ping-pong"}
+        assert {clock.boot_id for clock in clocks} == {writer_identity()["boot_id"]}
+        assert abs(clocks[0].offset_ns) <= clocks[0].error_ns + 1_000_000
+
+    def test_a_shifted_clock(self, found):
+        """The offset is measured within its stated error, from the quickest round trip."""
+        from stepprof.remote.ray.calls import call
+
+        handle = found
+        shift = 5_000_000_000
+
+        def shifted(actor):
+            return (time.time_ns() + shift,)
+
+        clock = drive(ping_pong("elsewhere", lambda: call(handle, "actor", shifted)))
+        assert abs(clock.offset_ns - shift) <= clock.error_ns + 1_000_000
+        assert 0 < clock.error_ns < 50_000_000
+        assert clock.method == "ping-pong"
+
+
+def alive(ray, handle):
+    """Wait until the actor answers (again), and return its process id."""
+    while True:
+        try:
+            return ray.get(handle.generate.remote("up", 0))
+        except ray.exceptions.RayActorError:
+            time.sleep(0.1)

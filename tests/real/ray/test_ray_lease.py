@@ -1,0 +1,203 @@
+"""Detached actors, which outlive the job that drives them: they end with their driver, and the next job has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from actor_engine import Server
+from driving import until, workers_path
+
+import stepprof
+from stepprof.instrument.context import cell
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+DRIVER = """
+import sys, time, ray, stepprof
+address, output, name, kind, run_id = sys.argv[1:]
+ray.init(address=address, namespace="leases", logging_level="ERROR", log_to_driver=False)
+handle = ray.get_actor(name)
+config = {"output_dir": output, "steps": "2", "ranks": "all", "backend": "null", "max_seconds": 300}
+stepprof.init(config, run_id=run_id)
+stepprof.attach(handle, kind=kind)
+window = stepprof.profile_step(2, role="rollout").start()
+ray.get(handle.generate.remote("x"))
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+class Detached(Server):
+    """An actor that may hold an engine, and tells whose run it records."""
+
+    def run_id(self):
+        return None if cell.session is None else cell.session.run_id
+
+
+class DetachedAsync(Detached):
+    """The same with an event loop."""
+
+    async def run_id(self):
+        return Detached.run_id(self)
+
+
+@pytest.fixture
+def actor(ray_here, start):
+    """Make a detached actor; its name and its handle."""
+
+    def actor(cls=Detached):
+        name = f"{cls.__name__}-{time.monotonic_ns()}"
+        handle = start(cls, {"name": name, "namespace": "leases", "lifetime": "detached"})
+        ray_here.get(handle.generate.remote("warm"))
+        return name, handle
+
+    return actor
+
+
+@pytest.fixture
+def drive_in_process(cluster, plugin, tmp_path):
+    """Start a driver in a process of its own, which records step 2 until it is killed."""
+    made = []
+
+    def begin(name, kind, run_id="dead"):
+        command = [sys.executable, "-c", DRIVER, cluster.address, str(tmp_path / "runs"), name, kind, run_id]
+        env = {**os.environ, "PYTHONPATH": workers_path(plugin)}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        made.append(process)
+        assert process.stdout.readline().strip() == "open"
+        return process
+
+    yield begin
+    for process in made:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def record_next(tmp_path, handle, kind):
+    """A job after it; returns the manifest of its step 2."""
+    import ray
+
+    session = stepprof.init(
+        {"output_dir": str(tmp_path / "runs"), "steps": "2", "ranks": "all", "backend": "null"}, run_id="next"
+    )
+    stepprof.attach(handle, kind=kind)
+    with stepprof.profile_step(2, role="rollout"):
+        ray.get(handle.generate.remote("y"))
+    stepprof.shutdown(20)
+    return written(session.path)
+
+
+def written(run):
+    """All fragments of step 2, by name."""
+    folder = run / "step-000002" / "manifest"
+    return {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+class TestRank:
+    """A rank whose driver is killed."""
+
+    @pytest.mark.parametrize("cls", [Detached, DetachedAsync])
+    def test_a_killed_driver(self, ray_here, actor, drive_in_process, tmp_path, cls):
+        """The window is kept as partial under the dead run, the session ends, and the next job records."""
+        name, handle = actor(cls)
+        driver = drive_in_process(name, "rank")
+        assert ray_here.get(handle.run_id.remote()) == "dead"
+        driver.kill()
+        until(lambda: ray_here.get(handle.run_id.remote()) is None)
+        [window] = written(tmp_path / "runs" / "dead")["rollout-rank-0.json"]["windows"]
+        assert (window["status"], window["error"]) == (
+            "partial",
+            "the process that drives this one has ended",
+        )
+        found = record_next(tmp_path, handle, "rank")
+        [window] = found["rollout-rank-0.json"]["windows"]
+        assert window["status"] == "complete"
+        [entry] = found["rollout-engines-rank-driver.json"]["engines"]
+        assert entry["status"] == "complete"
+
+    def test_a_job_that_comes_at_once(self, ray_here, actor, drive_in_process, tmp_path):
+        """The next job need not wait until the actor has looked."""
+        name, handle = actor()
+        driver = drive_in_process(name, "rank")
+        driver.kill()
+        driver.wait()
+        [entry] = record_next(tmp_path, handle, "rank")["rollout-engines-rank-driver.json"]["engines"]
+        assert (entry["status"], entry["error"]) == ("complete", None)
+
+    def test_a_stopped_driver(self, ray_here, actor, drive_in_process, tmp_path):
+        """A driver that is silent for a while keeps what it records; another job is refused, and told whose run it is."""
+        name, handle = actor()
+        driver = drive_in_process(name, "rank")
+        driver.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(5)
+            assert ray_here.get(handle.run_id.remote()) == "dead"
+            [entry] = record_next(tmp_path, handle, "rank")["rollout-engines-rank-driver.json"]["engines"]
+            assert (entry["status"], entry["health"]) == ("failed", "busy")
+            assert f"run dead, whose driver lives (pid {driver.pid}" in entry["error"]
+        finally:
+            driver.send_signal(signal.SIGCONT)
+
+
+class TestProof:
+    """What Ray says of a driver whose process this machine's system knows nothing of."""
+
+    class Holder:
+        def hold(self, lease):
+            self.lease = lease
+
+        def is_over(self):
+            return self.lease.is_over
+
+    SCRIPT = """
+import dataclasses, sys, time, ray
+from stepprof.remote.core.lease import new_lease
+ray.init(address=sys.argv[1], namespace="leases", logging_level="ERROR", log_to_driver=False)
+lease = new_lease()
+ray.get(ray.get_actor("holder").hold.remote(dataclasses.replace(lease, owner={**lease.owner, "host": "elsewhere"})))
+print("open", flush=True)
+time.sleep(600)
+"""
+
+    def test_the_end_of_a_driver(self, cluster, ray_here, start, plugin):
+        """Alive and stopped, the lease holds; killed, it is over within seconds."""
+        options = {
+            "name": "holder",
+            "namespace": "leases",
+            "lifetime": "detached",
+            "resources": {"second": 1},
+        }
+        handle = start(self.Holder, options)
+        env = {**os.environ, "PYTHONPATH": workers_path(plugin)}
+        with subprocess.Popen(
+            [sys.executable, "-c", self.SCRIPT, cluster.address], stdout=subprocess.PIPE, text=True, env=env
+        ) as driver:
+            try:
+                assert driver.stdout.readline().strip() == "open"
+                assert not ray_here.get(handle.is_over.remote())
+                driver.send_signal(signal.SIGSTOP)
+                assert not ray_here.get(handle.is_over.remote())
+            finally:
+                driver.kill()
+        until(lambda: ray_here.get(handle.is_over.remote()))
+
+
+class TestEngine:
+    """An engine in an actor."""
+
+    def test_a_killed_driver(self, ray_here, actor, drive_in_process, tmp_path):
+        """Its capture ends with its driver, not after `max_seconds`; the next job records."""
+        name, handle = actor()
+        driver = drive_in_process(name, "engine")
+        assert ray_here.get(handle.count.remote())[2]
+        driver.kill()
+        until(lambda: not ray_here.get(handle.count.remote())[2])
+        [entry] = record_next(tmp_path, handle, "engine")["rollout-engines-rank-driver.json"]["engines"]
+        assert entry["status"] == "complete"

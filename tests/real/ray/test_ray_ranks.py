@@ -1,0 +1,414 @@
+"""Trainers, agent loops and reward servers as actors: their own sessions follow the windows of the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import time
+
+import pytest
+from driving import drive, fragments, kill
+
+import stepprof
+from stepprof.analysis.verify import verify_run
+from stepprof.remote.base import EngineFailure
+
+without_torch = pytest.mark.parametrize("session", ["null"], indirect=True)
+
+pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+
+class Trainer:
+    """A rank: its methods do torch's work, and one of them brackets itself."""
+
+    def update(self):
+        import torch
+
+        with stepprof.region("update"):
+            for _ in range(3):
+                torch.ones(8, 8) @ torch.ones(8, 8)
+        return os.getpid()
+
+    def bracketed(self, step):
+        with stepprof.profile_step(step, role="actor"):
+            self.update()
+
+    def own_session(self, config, **options):
+        stepprof.init(config, **options)
+
+    def set(self, name, value):
+        os.environ[name] = value
+
+    def state(self):
+        return str(stepprof.state())
+
+    def end(self):
+        stepprof.shutdown()
+
+
+class AsyncTrainer:
+    """The same on an event loop."""
+
+    async def update(self):
+        return Trainer.update(self)
+
+    async def state(self):
+        return str(stepprof.state())
+
+    async def end(self):
+        stepprof.shutdown()
+
+
+ACTORS = {
+    "plain": (Trainer, {}),
+    "async": (AsyncTrainer, {}),
+    "groups": (Trainer, {"concurrency_groups": {"io": 1}}),
+    "threads": (Trainer, {"max_concurrency": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def pool(cluster):
+    """Actors that have loaded torch, for whoever leaves them as they were: it takes each of them seconds."""
+    made: dict[str, list] = {}
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def trainers(ray_here, pool):
+    """Trainers of a kind; their sessions end with the test."""
+    used = []
+
+    def trainers(count=1, kind="plain"):
+        cls, extra = ACTORS[kind]
+        there = pool.setdefault(kind, [])
+        there += [ray_here.remote(num_cpus=0, **extra)(cls).remote() for _ in range(count - len(there))]
+        ray_here.get([handle.update.remote() for handle in there])
+        used.extend(there)
+        return there[:count]
+
+    yield trainers
+    ray_here.get([handle.end.remote() for handle in used if any(handle in kept for kept in pool.values())])
+
+
+@pytest.fixture
+def make(start):
+    """Makes actors."""
+
+    def make(cls=Trainer, **options):
+        return start(cls, options)
+
+    return make
+
+
+def settled(session, step, name, timeout=30):
+    """The windows in a fragment, once no export is awaited."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = fragments(session.path / f"step-{step:06d}").get(name)
+        if found is not None and all(w["status"] not in ("lost",) for w in found["windows"]):
+            return found["windows"]
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def ops(session, step, path):
+    """The names in a rank's trace, and what it says of itself."""
+    content = json.loads(gzip.decompress((session.path / f"step-{step:06d}" / path).read_bytes()))
+    return [event.get("name") for event in content["traceEvents"]], content["stepprof"]
+
+
+def spans(session, rank):
+    """The spans of a rank, from all its files."""
+    return [
+        json.loads(line)
+        for path in sorted((session.path / "spans").glob(f"rank-{rank}.*.jsonl"))
+        for line in path.read_text().splitlines()[1:]
+    ]
+
+
+class TestRanks:
+    @pytest.mark.parametrize("kind", ACTORS)
+    def test_two_steps(self, ray_here, trainers, connect, session, windows, kind):
+        """Ranks record the methods between the start and the stop, two steps in a row; each writes its own manifest."""
+        ranks = range(2 if kind == "plain" else 1)
+        handles = trainers(len(ranks), kind)
+        drivers = [connect(handle, kind="rank") for handle in handles]
+        for step in (2, 4):
+            here = [windows.make(step, "actor", replica=n, stem="") for n in ranks]
+            for driver, window in zip(drivers, here, strict=True):
+                drive(driver.arm(window))
+            ray_here.get([handle.update.remote() for handle in handles])
+            for driver, window in zip(drivers, here, strict=True):
+                drive(driver.start(window))
+            assert "recording" in ray_here.get(handles[-1].state.remote())
+            ray_here.get([handle.update.remote() for handle in handles])
+            for driver, window in zip(drivers, here, strict=True):
+                assert drive(driver.stop(window)).artifacts == ()
+            for rank in ranks:
+                (window,) = settled(session, step, f"actor-rank-{rank}.json")
+                assert (window["status"], window["rank"], window["role"]) == ("complete", rank, "actor")
+                assert window["start_unix_ns"] < window["end_unix_ns"]
+                assert window["start_seconds"] > 0
+                assert window["cpu_seconds"] > 0
+                if (
+                    kind == "plain"
+                ):  # else the methods run on other threads than the calls that begin and end the window
+                    assert window["thread_cpu_seconds"] > 0
+                names, stated = ops(session, step, window["artifacts"][0]["path"])
+                assert names.count("aten::mm") == 3
+                assert (stated["step"], stated["rank"]) == (step, rank)
+        for driver in drivers:
+            drive(driver.close(20, 20))
+        assert [span["step"] for span in spans(session, ranks[-1]) if span["name"] == "update"] == [
+            None,
+            2,
+            None,
+            4,
+        ]
+
+    def test_it_brackets_itself(self, ray_here, trainers, connect, session, windows):
+        """A window of the actor's own, inside the driver's, joins it."""
+        (handle,) = trainers()
+        driver, window = connect(handle, kind="rank", rank=3), windows.make(2, "actor", stem="")
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        ray_here.get(handle.bracketed.remote(2))
+        drive(driver.stop(window))
+        found = settled(session, 2, "actor-rank-3.json")
+        assert [w["status"] for w in found] == ["complete", "joined"]
+
+    @pytest.mark.parametrize("kind", ["plain", "async"])
+    def test_a_role_inside_a_step(self, ray_here, trainers, session, kind):
+        """A role's window inside the step's reaches the rank: its regions are the role's, and `check` is satisfied."""
+        (handle,) = trainers(1, kind)
+        stepprof.attach(handle, role="rollout", kind="rank")
+        with stepprof.profile_step(2):
+            ray_here.get(handle.update.remote())
+            with stepprof.profile_step(2, role="rollout"):
+                ray_here.get(handle.update.remote())
+            ray_here.get(handle.update.remote())
+        stepprof.shutdown(30)
+        roles = [span["role"] for span in spans(session, 0) if span["name"] == "update"]
+        assert roles == [None, "rollout", None]
+        own = settled(session, 2, "step-rank-0.json")
+        assert [(window["role"], window["status"]) for window in own] == [
+            (None, "complete"),
+            ("rollout", "joined"),
+        ]
+        found = fragments(session.path / "step-000002")
+        told = [entry for each in found.values() for entry in each["engines"]]
+        assert sorted(entry["status"] for entry in told) == ["complete", "joined"]
+        assert verify_run(session.path).problems == []
+
+    def test_its_own_session(self, ray_here, trainers, connect, session, windows):
+        """A session that the actor has made itself is followed, and not ended with the attachment."""
+        (handle,) = trainers()
+        config = {"output_dir": str(session.path.parent), "steps": [2]}
+        ray_here.get(handle.own_session.remote(config, rank=0, run_id="job"))
+        driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        ray_here.get(handle.update.remote())
+        drive(driver.stop(window))
+        drive(driver.close(20, 20))
+        assert ray_here.get(handle.state.remote()) == "idle rank=0"
+        assert settled(session, 2, "actor-rank-0.json")[0]["status"] == "complete"
+
+    @pytest.mark.parametrize(
+        ("own", "options", "message"),
+        [
+            (
+                {"steps": [2]},
+                {"run_id": "other", "rank": 0},
+                r"into the run other, not into job.*run_id=\"job\"",
+            ),
+            ({"steps": [3]}, {"run_id": "job", "rank": 0}, r"does not select step 2 of rank 0 \(steps = 3"),
+            ({"steps": [2]}, {"run_id": "job", "rank": 1}, r"does not select step 2 of rank 1"),
+            ({"steps": [2]}, {"run_id": "job"}, r"has no rank"),
+        ],
+    )
+    def test_a_session_that_does_not_fit(
+        self, ray_here, make, connect, session, windows, own, options, message
+    ):
+        """What stands in the way is said, and nothing is started."""
+        handle = make()
+        ray_here.get(
+            handle.own_session.remote(
+                {"output_dir": str(session.path.parent), "backend": "null", **own}, **options
+            )
+        )
+        with pytest.raises(EngineFailure, match=message) as caught:
+            drive(connect(handle, kind="rank").arm(windows.make(2, "actor", stem="")))
+        assert caught.value.health == "unconfigured"
+
+    @without_torch
+    def test_another_rank_than_attached(self, ray_here, make, connect, session, windows):
+        """The rank that was given and that of the session there have to agree."""
+        handle = make()
+        config = {"output_dir": str(session.path.parent), "steps": [2], "ranks": "all", "backend": "null"}
+        ray_here.get(handle.own_session.remote(config, rank=5, run_id="job"))
+        with pytest.raises(EngineFailure, match="attached as rank 2, but its session is that of rank 5"):
+            drive(connect(handle, kind="rank", rank=2).arm(windows.make(2, "actor", stem="")))
+
+    @without_torch
+    def test_switched_off(self, ray_here, make, connect, session, windows):
+        """STEPPROF=0 in the actor's environment is obeyed, and named."""
+        handle = make()
+        ray_here.get(handle.set.remote("STEPPROF", "0"))
+        with pytest.raises(EngineFailure, match="switched off in the actor"):
+            drive(connect(handle, kind="rank").arm(windows.make(2, "actor", stem="")))
+
+    @without_torch
+    def test_its_rank(self, ray_here, make, connect, session, windows):
+        """$RANK says it where it was not given; else its place among the attached."""
+        handle = make()
+        ray_here.get(handle.set.remote("RANK", "6"))
+        driver = connect(handle, kind="rank")
+        drive(driver.arm(windows.make(2, "actor", replica=1, stem="")))
+        assert driver._facts.rank == 6
+
+    def test_abort(self, ray_here, trainers, connect, session, windows):
+        """A window that is given up is closed, and what it has is kept as partial."""
+        (handle,) = trainers()
+        driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        ray_here.get(handle.update.remote())
+        drive(driver.abort())
+        (found,) = settled(session, 2, "actor-rank-0.json")
+        assert (found["status"], found["error"][:11]) == ("partial", "the process")
+
+    def test_a_cap(self, ray_here, trainers, connect, session, windows):
+        """A capture that the actor's own session ended before the window did is told with what capped it."""
+        (handle,) = trainers()
+        config = {"output_dir": str(session.path.parent), "steps": [2], "max_seconds": 0.2}
+        ray_here.get(handle.own_session.remote(config, rank=0, run_id="job"))
+        driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        time.sleep(1)
+        ray_here.get(handle.update.remote())
+        assert drive(driver.stop(window)).capped_by == "max_seconds"
+
+    def test_a_capture_bound_to_its_thread(self, ray_here, trainers, connect, session, windows):
+        """Where methods run on another thread than control calls, such a capture would be empty: it is refused, and the cure said."""
+        (handle,) = trainers(1, "threads")
+        config = {"output_dir": str(session.path.parent), "steps": [2], "torch": {"profile_memory": True}}
+        ray_here.get(handle.own_session.remote(config, rank=0, run_id="job"))
+        with pytest.raises(EngineFailure, match="bound to one thread"):
+            drive(connect(handle, kind="rank").arm(windows.make(2, "actor", stem="")))
+
+    @pytest.fixture
+    def leaving(self, ray_here, trainers, connect, windows, pool):
+        """A trainer that has recorded and exports, and serves no other test; and its driver."""
+        (handle,) = trainers()
+        driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        ray_here.get(handle.update.remote())
+        pool["plain"].remove(handle)
+        drive(driver.stop(window))
+        return handle, driver
+
+    def test_ended_right_after(self, leaving, session):
+        """An actor that is told to end while its export runs: Ray kills the children of a worker that ends, and the manifest says what came of it."""
+        handle, _ = leaving
+        handle.__ray_terminate__.remote()
+        (found,) = settled(session, 2, "actor-rank-0.json")
+        assert found["status"] == "complete" or "the export process was killed" in found["error"]
+
+    def test_detached_while_it_exports(self, leaving, session):
+        """Detached first, it has exported when it is told to end."""
+        handle, driver = leaving
+        drive(driver.close(20, 20))
+        handle.__ray_terminate__.remote()
+        (found,) = settled(session, 2, "actor-rank-0.json")
+        assert (found["status"], found["error"]) == ("complete", None)
+
+    @without_torch
+    def test_killed_while_recording(self, ray_here, make, connect, session, windows):
+        """Its manifest was written ahead as lost."""
+        handle = make()
+        driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
+        drive(driver.arm(window))
+        drive(driver.start(window))
+        kill(handle)
+        with pytest.raises(EngineFailure, match="dead"):
+            drive(driver.stop(window))
+        assert fragments(session.path / "step-000002")["actor-rank-0.json"]["windows"][0]["status"] == "lost"
+
+
+class AgentLoop:
+    """Many rollouts at a time, each with tool calls."""
+
+    def __init__(self):
+        self.go = asyncio.Event()
+
+    @stepprof.profile_step(role="rollout")
+    async def rollout(self, uid):
+        with stepprof.bind(uid=uid):
+            async with stepprof.region("generate"):
+                await self.go.wait()
+            async with stepprof.region("tool_call", tool="search"):
+                await asyncio.sleep(0.001)
+
+    async def waiting(self):
+        return sum(task.get_name().startswith("Task") for task in asyncio.all_tasks()) - 1
+
+    async def release(self):
+        self.go.set()
+
+
+class Reward:
+    """A plain actor without windows of its own."""
+
+    def score(self, uid):
+        with stepprof.region("score", uid=uid):
+            return uid
+
+    def state(self):
+        return str(stepprof.state())
+
+
+class TestSpans:
+    def test_a_thousand_coroutines(self, ray_here, make, connect, session):
+        """1,000 rollouts of two overlapping steps: each span of each of them carries its own step, though the second step began before the first ended."""
+        handle = make(AgentLoop, max_concurrency=1200)
+        driver = connect(handle, kind="spans")
+        drive(driver.announce(1, "rollout"))
+        first = [handle.rollout.remote(uid) for uid in range(500)]
+        while ray_here.get(handle.waiting.remote()) < 500:
+            time.sleep(0.05)
+        drive(driver.announce(2, "rollout"))
+        second = [handle.rollout.remote(uid) for uid in range(500, 1000)]
+        while ray_here.get(handle.waiting.remote()) < 1000:
+            time.sleep(0.05)
+        ray_here.get(handle.release.remote())
+        ray_here.get(first + second)
+        drive(driver.close(20, 20))
+        found = spans(session, f"actor-{handle._actor_id.hex()}")
+        for name in ("generate", "tool_call"):
+            regions = [span for span in found if span["name"] == name]
+            assert len(regions) == 1000
+            for span in regions:
+                uid = span["attrs"]["uid"]
+                assert (span["step"], span["role"]) == (1 if uid < 500 else 2, "rollout")
+        assert len({span["task"] for span in found if span["name"] == "tool_call"}) > 900
+
+    def test_regions_without_a_window(self, ray_here, make, connect, session):
+        """They carry the step that was announced last."""
+        handle = make(Reward)
+        driver = connect(handle, kind="spans")
+        for step in (1, 2, 3):
+            drive(driver.announce(step, "rollout"))
+            ray_here.get(handle.score.remote(step))
+        drive(driver.close(20, 20))
+        found = spans(session, f"actor-{handle._actor_id.hex()}")
+        scores = [span for span in found if span["name"] == "score"]
+        assert [(span["step"], span["attrs"]["uid"]) for span in scores] == [(1, 1), (2, 2), (3, 3)]
+        assert ray_here.get(handle.state.remote()).startswith("idle")
+        assert not (session.path / "step-000002").exists()

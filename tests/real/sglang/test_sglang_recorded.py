@@ -1,0 +1,252 @@
+"""A real engine beside a real session: ``init``, ``attach``, ``profile_step``, and what the manifest says of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang_recorded
+from driven import MATRIX, name_of, told
+from holding import reported
+from sglang_driven import Trace, forward_steps
+from sglang_host import Host, HostDiedError
+
+from stepprof.run.manifest import read_step
+from stepprof.run.manifest import steps as recorded_steps
+from stepprof.run.status import read_statuses
+
+PARALLEL = {"dp_size": 2}
+
+
+class TestSessions:
+    def test_two_steps_of_a_training_loop(self, host: Host, tmp_path: Path) -> None:
+        """Every manifest is complete, and each trace has its window's forward steps and its own numbers in it."""
+        seen = host.run(sglang_recorded.synchronous, tmp_path, {})
+        assert seen[1:3] == ["recording", "recording"]
+        for step in (2, 3):
+            (entry,) = told(tmp_path, step)
+            assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
+            assert (entry["kind"], entry["name"], entry["replica"]) == ("sglang", "Engine", 0)
+            (artifact,) = entry["artifacts"]
+            trace = Trace.named(tmp_path, artifact, step)
+            assert trace.forward == forward_steps(step + 2)
+            assert entry["start_unix_ns"] < trace.within_ns[0] < trace.within_ns[1] < entry["end_unix_ns"]
+            stated = {key: trace.stated[key] for key in ("run_id", "step", "role", "replica", "rank")}
+            assert stated == {"run_id": "run", "step": step, "role": "rollout", "replica": 0, "rank": 0}
+        assert not (tmp_path / "run" / "step-000001").exists()
+
+    def test_coroutines_on_the_engines_loop(self, host: Host, tmp_path: Path) -> None:
+        """``async with`` records there; a synchronous block would wait for itself, and is skipped with what to write instead."""
+        brought = host.run(sglang_recorded.in_coroutines, tmp_path)
+        (entry,) = told(tmp_path, 2)
+        assert entry["status"] == "complete"
+        assert ("DECODE", 2) in Trace.named(tmp_path, entry["artifacts"][0]).forward
+        (entry,) = told(tmp_path, 3)
+        assert entry["status"] == "skipped"
+        assert "async with stepprof.profile_step" in entry["error"]
+        assert brought["seconds"] < 30
+
+    def test_synchronous_windows_on_another_loop(self, host: Host, tmp_path: Path) -> None:
+        """They block a loop that the engine does not need: each trace has its window's forward steps, and none of what is around it."""
+        host.run(sglang_recorded.on_another_loop, tmp_path)
+        for step in (2, 3):
+            (entry,) = told(tmp_path, step)
+            assert (entry["status"], entry["error"]) == ("complete", None)
+            assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(step + 2)
+
+    def test_a_synchronous_exit_on_the_engines_loop(self, host: Host, tmp_path: Path) -> None:
+        """The stop is answered once the loop is free: the window does not wait for it, and is `partial`; the next one records."""
+        assert host.run(sglang_recorded.left_synchronously, tmp_path)["seconds"] < 40  # the bound is 60
+        (entry,) = told(tmp_path, 2)
+        assert entry["status"] == "partial"
+        assert "astop" in entry["error"]
+        assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) >= len(forward_steps(4))
+        (entry,) = told(tmp_path, 3)
+        assert (entry["status"], entry["error"]) == ("complete", None)
+
+    def test_body_that_raises(self, host: Host, tmp_path: Path) -> None:
+        """The exception reaches the caller unchanged; the engine is stopped, and the manifest tells both."""
+        assert host.run(sglang_recorded.body_that_raises, tmp_path) == {"unchanged": True, "stopped": True}
+        (entry,) = told(tmp_path)
+        assert entry["status"] == "complete"
+        assert "a bad sample" in entry["body_error"]
+        assert Trace.named(tmp_path, entry["artifacts"][0]).forward == forward_steps(2)
+
+    def test_auto_stop_is_a_legal_end(self, host: Host, tmp_path: Path) -> None:
+        """The engine's own bound ends the capture: complete, capped by the engine, and the next step is recorded too."""
+        host.run(sglang_recorded.synchronous, tmp_path, {"rollout": {"engine": {"max_iterations": 2}}})
+        for step in (2, 3):
+            (entry,) = told(tmp_path, step)
+            assert (entry["status"], entry["capped_by"]) == ("complete", "engine")
+            assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(2)
+
+    def test_the_default_bound(self, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """32 forward steps unless something else is asked for: the entry and the report say so, and what a stop costs is estimated from it."""
+        host.run(sglang_recorded.of_lengths, tmp_path, {2: 40, 3: 5})
+        for step, capped, forward in ((2, "engine", 32), (3, None, 5)):
+            (entry,) = told(tmp_path, step)
+            assert (entry["status"], entry["capped_by"]) == ("complete", capped)
+            assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(forward)
+        report = reported(tmp_path / "run", capsys)
+        said = "only the first 32 forward steps of rollout/0 were recorded"
+        assert any(said in each["text"] for each in report["headlines"])
+        (cost,) = report["stops"]
+        assert (cost["iterations"], cost["basis"]) == (32, "write")
+
+    def test_stop_that_takes_too_long_still_brings_its_files(self, host: Host, tmp_path: Path) -> None:
+        """The body does not wait past the bound, its next call to the engine works, and the late answer is in the manifest in the end."""
+        brought = host.run(sglang_recorded.stop_that_takes_too_long, tmp_path)
+        (entry,) = told(tmp_path)
+        assert entry["status"] == "complete"
+        assert entry["stop_seconds"] > 0.05
+        assert brought["waited"] < entry["stop_seconds"] + 5
+        forward, of_window = Trace.named(tmp_path, entry["artifacts"][0]).forward, forward_steps(40)
+        assert forward[: len(of_window)] == of_window
+        # a busy engine may begin that next call before it carries out the stop
+        assert len(forward) == len(of_window) or entry["overrun_seconds"] > 0
+
+    def test_unwritable_folder(self, host: Host, tmp_path: Path) -> None:
+        """Told in the manifest; the process that holds the engine lives, and the next step is recorded."""
+        host.run(sglang_recorded.unwritable, tmp_path)
+        folder = tmp_path / "run-of-two"
+        (entry,) = told(folder, 2)
+        assert (entry["status"], entry["health"]) == ("failed", "unconfigured")
+        assert "cannot be written" in entry["error"]
+        (entry,) = told(folder, 3)
+        assert entry["status"] == "complete"
+        assert Trace.named(folder, entry["artifacts"][0], 3).forward == forward_steps(2)
+
+
+class TestTriggered:
+    def test_the_next_step_from_a_shell(self, host: Host, tmp_path: Path) -> None:
+        """``stepprof trigger RUN --step next --role rollout``: the engine's trace of that step, with its forward steps, and of no other."""
+        run, last = tmp_path / "run", tmp_path / "last-step"
+        host.send(sglang_recorded.running, tmp_path, 4)
+        step = 0
+        try:
+            deadline = time.monotonic() + 60
+            while not any(status["step_seconds"] for status in read_statuses(run)):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            command = [sys.executable, "-m", "stepprof", "trigger", str(run), "--step", "next"]
+            asked = subprocess.run(
+                [*command, "--role", "rollout", "--ranks", "all", "--json"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            step = json.loads(asked.stdout)["request"]["step"]
+        finally:
+            (tmp_path / "writing").write_text(str(step + 2))
+            (tmp_path / "writing").rename(last)
+            host.answer()
+        assert recorded_steps(run) == [step]
+        (entry,) = told(tmp_path, step)
+        assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
+        (artifact,) = entry["artifacts"]
+        trace = Trace.named(tmp_path, artifact, step)
+        assert trace.forward == forward_steps(4)
+        assert entry["start_unix_ns"] < trace.within_ns[0] < trace.within_ns[1] < entry["end_unix_ns"]
+        assert (trace.stated["step"], trace.stated["replica"]) == (step, 0)
+        (window,) = read_step(run, step)["windows"]
+        assert (window["role"], window["status"]) == ("rollout", "complete")
+        (status,) = read_statuses(run)
+        assert [seen["outcome"] for seen in status["requests"].values()] == ["reached"]
+
+
+@pytest.fixture(scope="module")
+def pair(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """Return the process that holds an engine of two data-parallel replicas."""
+    made = Host(
+        model, tmp_path_factory.mktemp("pair") / "log", env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, **PARALLEL
+    )
+    yield made
+    made.close()
+
+
+class TestTwoReplicasInOneEngine:
+    @pytest.mark.parametrize(("options", "ranks", "device"), MATRIX, ids=name_of)
+    def test_step_2(
+        self,
+        request: pytest.FixtureRequest,
+        tmp_path: Path,
+        options: dict[str, Any],
+        ranks: str,
+        device: str,
+    ) -> None:
+        """Both are recorded, each says which it is, and those that were asked for are kept, with what was asked for in them."""
+        if device != "cpu":
+            pytest.skip(
+                f"not run: no {device} device on the machines that run these tests, whose SGLang runs on the CPU"
+            )
+        pair: Host = request.getfixturevalue("pair")
+        pair.run(sglang_recorded.warm_up)
+        pair.run(
+            sglang_recorded.synchronous,
+            tmp_path,
+            {"steps": "2", "rollout": {"ranks": ranks, "engine": options}},
+            2,
+            2,
+        )
+        (entry,) = told(tmp_path)
+        assert (entry["status"], entry["error"]) == ("complete", None)
+        workers = [1] if ranks == "1" else [0, 1]
+        assert [artifact["path"] for artifact in entry["artifacts"]] == [
+            f"rollout/replica-0/dp-{worker}-rank-0.trace.json.gz" for worker in workers
+        ]
+        for worker, artifact in zip(workers, entry["artifacts"], strict=True):
+            trace = Trace.named(tmp_path, artifact)
+            assert (trace.stated["rank"], trace.stated["dp_rank"]) == (worker, worker)
+            assert (trace.has_stacks, trace.has_shapes) == (bool(options), bool(options))
+            assert trace.forward == forward_steps(4)  # of two prompts, each has one
+
+    def test_what_sglang_makes_of_an_unwritable_folder(self, pair: Host, tmp_path: Path) -> None:
+        """It kills the process that holds the engine: what the refusal is for. Comes last."""
+        with pytest.raises(HostDiedError, match="exit status -9"):
+            pair.run(sglang_recorded.raw_unwritable_stop, tmp_path)
+
+
+class TestDriver:
+    def test_an_actor_outlives_the_driver_of_its_job(self, host: Host, tmp_path: Path) -> None:
+        """The driver is killed inside its window: the capture ends with it, its trace is kept, and the next job records all of its own."""
+        assert host.run(sglang_recorded.driver_killed, tmp_path) == ["rollout/replica-0/rank-0.trace.json.gz"]
+        trace = Trace.read(tmp_path / "second/run/step-000002/rollout/replica-0/rank-0.trace.json.gz")
+        assert trace.forward == forward_steps(4)
+
+
+class TestStopped:
+    def test_the_run_waits_no_longer_than_its_stop_may_take(self, host: Host, tmp_path: Path) -> None:
+        """The scheduler's process is stopped while it records: the window and the end of the run have the role's bound each. It answers its stop after the end of the run: the window had closed, and its trace is whole."""
+        brought = host.run(sglang_recorded.scheduler_stopped, tmp_path)
+        assert brought["seconds"] < 20
+        assert brought["status"] == {"rollout/0": "idle, ok"}
+        (entry,) = told(tmp_path)
+        assert (entry["status"], entry["error"]) == ("complete", None)
+        assert entry["stop_seconds"] > 2
+        forward = Trace.named(tmp_path, entry["artifacts"][0]).forward
+        assert forward[:2] == forward_steps(2)
+
+
+class TestDeath:
+    def test_scheduler_is_killed_while_recording(self, host: Host, tmp_path: Path) -> None:
+        """The window ends in a bounded time, and training goes on as far as SGLang lets it: it ends the process that holds the engine.
+        The manifest says that the capture was lost in either case. Comes last."""
+        try:
+            brought = host.run(sglang_recorded.scheduler_killed, tmp_path)
+        except HostDiedError:
+            brought = None
+        (entry,) = told(tmp_path)
+        assert (entry["status"], entry["artifacts"]) == ("lost", [])
+        if brought is not None:
+            assert brought["seconds"] < 30
+            assert entry["health"] == "dead"
+            assert "has died" in entry["error"]
+            (entry,) = told(tmp_path, 3)
+            assert (entry["status"], entry["health"]) == ("failed", "dead")

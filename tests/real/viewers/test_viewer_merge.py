@@ -1,0 +1,288 @@
+"""Merged timelines, read by Perfetto's own trace processor: exact counts per source, exact times, and not one error."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timelines import T0, drawn, make_source
+from trace_processor import ask
+
+from stepprof.analysis.timeline import chrome, descriptors, perfetto
+from stepprof.analysis.timeline.model import Origin, Source, Track
+from stepprof.analysis.timeline.place import Place
+from stepprof.cli.main import main
+
+FORMATS = ("perfetto", "json")
+RECORDED = Path(__file__).parents[2] / "data" / "h100.trace.json.gz"
+HOUR = 3600 * 10**9
+SLICES = {
+    # a source is a track in the timeline's track, and samples lie one deeper; or it is a process
+    "perfetto": """
+        select case when g.parent_id is null then p.name else g.name end as source, t.name as track, s.ts, s.dur, s.name, s.category, s.depth
+        from slice s join track t on t.id = s.track_id join track p on p.id = t.parent_id join track g on g.id = p.parent_id""",
+    "json": """
+        select p.name as source, t.name as track, s.ts, s.dur, s.name, s.category, s.depth
+        from slice s join thread_track tt on tt.id = s.track_id join thread t using (utid) join process p using (upid)""",
+}
+FLOWS = "select a.name as a, b.name as b from flow f join slice a on a.id = f.slice_out join slice b on b.id = f.slice_in"
+
+
+def write(path: Path, format_: str, sources: Sequence[Source]) -> Path:
+    """A timeline of sources as they are."""
+    places = [Place(index, len(sources), f" {index}", T0 - HOUR) for index in range(len(sources))]
+    if format_ == "perfetto":
+        parts = [
+            piece
+            for source, place in zip(sources, places, strict=True)
+            for piece in perfetto.encode(source, place)
+        ]
+        path.write_bytes(descriptors.head("step 2", "how", T0) + b"".join(parts))
+    else:
+        parts = [
+            piece
+            for source, place in zip(sources, places, strict=True)
+            for piece in chrome.encode(source, place)
+        ]
+        path.write_bytes(
+            b"".join(
+                gzip.compress(part, 1)
+                for part in (chrome.head(T0 - HOUR, {}), *parts, chrome.tail({"clock": "how"}))
+            )
+        )
+    return path
+
+
+def random_source(seed: int, slices: int, tracks: int) -> Source:
+    """Slices that nest, cross, are empty and begin at once, with flows, marks and counters."""
+    chance = random.Random(seed)
+    kinds = ("thread", "stream", "async", "sample")
+    rows = [Track(kinds[number % 4], f"row {number} é日", (str(number),), number) for number in range(tracks)]
+    rows.append(Track("counter", "queue", ("queue",), tracks))
+    long = [
+        (chance.randrange(tracks), chance.randrange(10**6), chance.choice((0, 1, 5, 1000, 10**5)))
+        for _ in range(slices)
+    ]
+    # children that share an edge with their parent
+    edges = [(track, start, length // 2) for track, start, length in long[::7]] + [
+        (track, start + length, 3) for track, start, length in long[::5]
+    ]
+    return make_source(
+        [
+            (*each, f"op {number % 50} </script>", "cpu_op", b'{"Input Dims": [[%d]]}' % (number % 9))
+            for number, each in enumerate([*long, *edges])
+        ],
+        instants=[(track, start, f"mark {number}") for number, (track, start, _) in enumerate(long[::9])],
+        counters=[(tracks, start, float(number)) for number, (_, start, _) in enumerate(long[::11])],
+        flows=[(a[0], a[1], b[0], b[1]) for a, b in zip(long[::3], long[1::3], strict=False)],
+        tracks=rows,
+        origin=Origin("rank", f"{seed}.json", "actor", seed, None, "node-1"),
+    )
+
+
+def seen(rows: Sequence[dict[str, Any]], format_: str) -> Counter[tuple[object, ...]]:
+    """What the trace processor says of slices, without the lane that is in the name of a thread."""
+    found: Counter[tuple[object, ...]] = Counter()
+    for row in rows:
+        track = (
+            row["track"].rpartition(" (")[0]
+            if format_ == "json" and row["track"].endswith(")")
+            else row["track"]
+        )
+        time = row["ts"] + (T0 - HOUR if format_ == "json" else 0)
+        found[track.removeprefix("sample "), row["name"], row["category"], time, max(row["dur"], 1)] += 1
+    return found
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_every_slice_of_every_source(tmp_path: Path, format_: str) -> None:
+    """Three sources of 2,700 slices each on 40 rows: none is dropped, moved or resized, and nothing is counted as an error."""
+    sources = [random_source(seed, 2000, 40) for seed in range(3)]
+    answers = ask(
+        write(tmp_path / "t", format_, sources),
+        slices=SLICES[format_],
+        flows=FLOWS,
+        counters="select count(*) as n, sum(value) as total from counter",
+    )
+    assert answers["errors"] == []
+    marks = Counter(row["source"] for row in answers["slices"] if row["category"] == "mark")
+    slices = [row for row in answers["slices"] if row["category"] != "mark"]
+    for index, source in enumerate(sources):
+        name = f"actor rank {index} {index} · node-1"
+        mine = [row for row in slices if row["source"] == name]
+        assert seen(mine, format_) == Counter(drawn(source)), name
+        assert marks[name] == len(source.instants)
+    assert answers["counters"] == [
+        {
+            "n": sum(len(source.counters) for source in sources),
+            "total": sum(float(source.counters.value.sum()) for source in sources),
+        }
+    ]
+    both = sum(int((source.flows.start <= source.flows.end).sum()) for source in sources)
+    assert len(answers["flows"]) == both
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_arrows_of_a_process_numbered_like_its_device(tmp_path: Path, format_: str) -> None:
+    """A real GPU's trace shows the same arrows when process, thread, GPU and stream are all numbered 7."""
+    recorded = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    shown = []
+    for numbers in ({}, {417: 7, 0: 7}):
+        for event in recorded["traceEvents"]:
+            event["pid"] = numbers.get(event["pid"], event["pid"])
+            event["tid"] = 7 if numbers and event["tid"] == 417 else event["tid"]
+        trace = tmp_path / "trace.json"
+        trace.write_text(json.dumps(recorded))
+        timeline = tmp_path / "timeline"
+        assert main(["merge", str(trace), "--format", format_, "--output", str(timeline)]) == 0
+        answers = ask(timeline, flows=FLOWS)
+        assert answers["errors"] == []
+        shown.append(Counter((row["a"], row["b"]) for row in answers["flows"]))
+    assert shown[0] == shown[1]
+    assert shown[0].total() == 31
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_ten_thousand_tracks(tmp_path: Path, format_: str) -> None:
+    """One slice and one lane more on each: as many rows as samples, and every slice on its own."""
+    tracks = [Track("sample", f"s{number}", (f"s{number}",)) for number in range(10_000)]
+    source = make_source(
+        [(number, number * 1000 + shift, 700, "generate") for number in range(10_000) for shift in (0, 500)],
+        tracks=tracks,
+    )
+    answers = ask(write(tmp_path / "t", format_, [source]), slices=SLICES[format_])
+    assert answers["errors"] == []
+    assert seen(answers["slices"], format_) == Counter(drawn(source))
+    assert {row["depth"] for row in answers["slices"]} == {0}
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_times_are_exact_hours_away(tmp_path: Path, format_: str) -> None:
+    """To the nanosecond, before and after the middle of the timeline, and for slices of every length."""
+    slices = [(0, 10**power + power, 3 * 10**power + 1, f"n{power}") for power in range(13)] + [
+        (1, -HOUR + 1, HOUR // 2 + 1, "before")
+    ]
+    answers = ask(write(tmp_path / "t", format_, [make_source(slices)]), slices=SLICES[format_])
+    assert answers["errors"] == []
+    assert seen(answers["slices"], format_) == Counter(drawn(make_source(slices)))
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_flows_stay_within_their_source(tmp_path: Path, format_: str) -> None:
+    """Both files had flows 1 to 50: with ids as they were, every second arrow pointed across."""
+    sources = []
+    for letter in "ab":
+        slices = [(track, number * 100, 50, f"{letter}{number}") for number in range(50) for track in (0, 1)]
+        flows = [(0, number * 100 + 5, 1, number * 100 + 20) for number in range(50)]
+        sources.append(make_source(slices, flows=flows))
+    answers = ask(write(tmp_path / "t", format_, sources), flows=FLOWS)
+    assert answers["errors"] == []
+    assert Counter((row["a"], row["b"]) for row in answers["flows"]) == Counter(
+        (f"{letter}{number}",) * 2 for letter in "ab" for number in range(50)
+    )
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_names_and_arguments(tmp_path: Path, format_: str) -> None:
+    """Whatever a user calls a region, and whatever it is given."""
+    names = ["</script><script>alert(1)</script>", "C:\\", '"', "日本語 🙂", "a\tb", "", "x" * 10_000]
+    args = {"path": "C:\\", "n": -3, "x": 1.5, "yes": True, "list": [1, "a\\"], "é": "ü"}
+    slices = [
+        (0, number * 10, 5, name, "user_annotation", json.dumps(args, ensure_ascii=False).encode())
+        for number, name in enumerate(names)
+    ]
+    query = f"{SLICES[format_]} order by s.ts"
+    answers = ask(
+        write(tmp_path / "t", format_, [make_source(slices)]),
+        slices=query,
+        args="select flat_key, display_value, count(*) as n from args join slice using (arg_set_id) group by 1, 2",
+    )
+    assert answers["errors"] == []
+    got = [row["name"] or "" for row in answers["slices"]]
+    if format_ == "json":  # in JSON the viewer takes an escape as it is written, and has a word for nothing
+        got = [
+            name.replace("\\\\", "\\").removesuffix(" ").replace("\\t", "\t").replace("[No name]", "")
+            for name in got
+        ]
+    assert got == names
+    values = {
+        row["flat_key"].rpartition(".")[2]: str(row["display_value"]).strip().replace("\\\\", "\\")
+        for row in answers["args"]
+        if row["n"] >= len(names)
+    }
+    assert {"path": "C:\\", "n": "-3", "é": "ü"}.items() <= values.items()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("format_", FORMATS)
+def test_what_was_recorded_by_torch(tmp_path: Path, format_: str) -> None:
+    """Two captures of a real session, merged by the command: as many slices per source as the files hold complete events, and its marks at their exact times."""
+    import torch
+
+    import stepprof
+
+    stepprof.init(
+        {
+            "output_dir": str(tmp_path),
+            "steps": "1",
+            "ranks": "all",
+            "capture_per": "role",
+            "export": "inline",
+        },
+        rank=0,
+        world_size=1,
+        run_id="run",
+    )
+    try:
+        for role in ("rollout", "actor"):
+            with stepprof.profile_step(1, role=role), stepprof.region(f"work {role}", batch=4):
+                torch.ones(16, requires_grad=True).mul(2).sum().backward()
+                stepprof.mark(f"done {role}")
+    finally:
+        stepprof.shutdown()
+    output = tmp_path / "timeline"
+    assert main(["merge", str(tmp_path / "run"), "--format", format_, "--output", str(output)]) == 0
+    answers = ask(output, slices=SLICES[format_], flows=FLOWS)
+    assert answers["errors"] == []
+    by_source = Counter(row["source"] for row in answers["slices"])
+    for role in ("rollout", "actor"):
+        (file,) = (tmp_path / "run" / "step-000001" / role).glob("*.json.gz")
+        events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        phases = Counter(event["ph"] for event in events)
+        (name,) = [source for source in by_source if source.startswith(f"{role} rank 0")]
+        assert by_source[name] == phases["X"] + phases["b"] + phases["i"], phases
+    spans = [
+        json.loads(line)
+        for file in (tmp_path / "run" / "spans").iterdir()
+        for line in file.read_text().splitlines()[1:]
+    ]
+    recorded = {
+        span["name"]: (span["start"], span["dur"])
+        for span in spans
+        if span["name"].startswith(("work", "done"))
+    }
+    first = min(row["ts"] for row in answers["slices"])
+    assert len(recorded) == 4
+    shift = (
+        0
+        if format_ == "perfetto"
+        else recorded["work rollout"][0]
+        - next(
+            row["ts"]
+            for row in answers["slices"]
+            if row["name"] == "work rollout" and row["source"].startswith("rank 0")
+        )
+    )
+    shown = {
+        row["name"]: (row["ts"] + shift, row["dur"])
+        for row in answers["slices"]
+        if row["source"].startswith("rank 0") and row["name"] in recorded
+    }
+    assert shown == recorded
+    assert first + shift <= min(start for start, _ in recorded.values())

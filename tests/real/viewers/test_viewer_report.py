@@ -1,0 +1,393 @@
+"""The report's page in a real browser: it draws without a complaint and asks nobody, can be worked by pointer and keyboard, is readable in both schemes, and is not moved by hostile names."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from chromium import Chromium, chromium
+from reports import make_comparison, make_report
+from rich.console import Console
+
+from stepprof.analysis.report.page import render
+from stepprof.analysis.report.schema import (
+    SCHEMA_VERSION,
+    Bar,
+    Change,
+    Comparison,
+    Finding,
+    GanttRow,
+    Headline,
+    Idle,
+    Island,
+    Memory,
+    Op,
+    Overhead,
+    Overlap,
+    PhaseSkew,
+    ProcessTime,
+    Report,
+    Rollout,
+    Sample,
+    Shortfall,
+    SourceInfo,
+    StopCost,
+    TimeOf,
+    UnmatchedTime,
+)
+from stepprof.analysis.report.store import dump
+from stepprof.analysis.report.terminal import print_report
+from stepprof.analysis.report.words import causes
+
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+READY = "document.documentElement !== null && document.documentElement.dataset.ready === 'yes'"
+PAINT = "(performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime"
+PAINTED = "document.querySelector('.gantt canvas').dataset.painted === 'yes'"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    with chromium() as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Chromium) -> Iterator[Chromium]:
+    """The browser with nothing on its mind; what it wrote to the console is looked at afterwards."""
+    browser.messages.clear()
+    browser.answered.clear()
+    browser.call(
+        "Emulation.setDeviceMetricsOverride", width=1360, height=900, deviceScaleFactor=1, mobile=False
+    )
+    scheme(browser, "light")
+    yield browser
+    assert browser.messages == []
+
+
+def scheme(page: Chromium, name: str) -> None:
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+
+def show(page: Chromium, folder: Path, content: Report | Comparison) -> str:
+    """Load the page from a file; returns its address."""
+    file = folder / "report.html"
+    file.write_text(render(content), encoding="utf-8")
+    page.goto(file.as_uri())
+    page.wait_for(READY, 20)
+    if isinstance(content, Report) and content.gantt:
+        page.wait_for(PAINTED, 20)
+    return file.as_uri()
+
+
+def move(page: Chromium, selector: str, x: float, y: float, kind: str = "mouseMoved", **more: Any) -> None:
+    """The pointer to a place in an element, which is scrolled into view first."""
+    at = page.evaluate(
+        f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}}); const r = e.getBoundingClientRect(); return [r.left, r.top]; }})()"
+    )
+    page.call("Input.dispatchMouseEvent", type=kind, x=at[0] + x, y=at[1] + y, **more)
+
+
+def frame(page: Chromium) -> None:
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def tip(page: Chromium) -> str:
+    frame(page)
+    return str(
+        page.evaluate("document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText")
+    )
+
+
+def view(page: Chromium) -> str:
+    """The picture that the Gantt chart shows."""
+    frame(page)
+    return str(page.evaluate("document.querySelector('.gantt canvas').toDataURL()"))
+
+
+def colours(page: Chromium, selector: str = ".gantt canvas") -> int:
+    """How many different colours a canvas holds."""
+    return int(
+        page.evaluate(
+            f"(() => {{ const c = document.querySelector({selector!r}), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, s = new Set(); "
+            "for (let i = 0; i < d.length; i += 4) s.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]); return s.size; })()"
+        )
+    )
+
+
+def background(page: Chromium, folder: Path) -> float:
+    """How light the page is as it is painted: the first pixel of a screenshot, 0 to 1."""
+    file = folder / "shot.png"
+    page.screenshot(file, width=1360, height=900)
+    data = file.read_bytes()
+    width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
+    assert (width, height, depth) == (1360, 900, 8)
+    at, packed = 8, b""
+    while at < len(data):
+        (size,) = struct.unpack(">I", data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            packed += data[at + 8 : at + 8 + size]
+        at += 12 + size
+    first = zlib.decompress(packed)[1 : 1 + (3 if kind == 2 else 4)]
+    return sum(first[:3]) / 3 / 255
+
+
+class TestPage:
+    def test_64_ranks_are_painted_within_a_second(self, page: Chromium, tmp_path: Path) -> None:
+        """By the browser's own clock, in the best of five loads, since the machine has other work; nothing is asked of anybody but the file."""
+        address = show(page, tmp_path, make_report(64, 4))
+        assert colours(page) > 20
+        assert page.evaluate("document.querySelectorAll('section.part').length") == 9
+        assert {each for each in page.answered if not each.startswith("data:")} == {address}
+        painted = []
+        for _ in range(5):
+            page.goto(address)
+            page.wait_for(READY, 20)
+            painted.append(page.wait_for(PAINT, 20))
+        assert 0 < min(painted) < 1000
+
+    def test_what_lies_under_the_pointer_is_told(self, page: Chromium, tmp_path: Path) -> None:
+        """A bar with its name, seconds, role and process; on a name, its host; away from it, nothing."""
+        bars = [Bar(0.0, 4.0, "actor", "actor", 0), Bar(0.0, 4.0, "update_actor", "actor", 1)]
+        report = Report("r", 1, 0, 4.0, "one clock", 0, gantt=[GanttRow("rank 0", "node-7", "rank", bars)])
+        show(page, tmp_path, report)
+        move(page, ".gantt canvas", 600, 85)
+        told = tip(page)
+        assert told.splitlines()[0] == "update_actor"
+        assert {"4.00 s", "actor", "rank 0", "node-7"} <= set(told.split("\n"))
+        move(page, ".gantt canvas", 30, 65)
+        assert "node-7" in tip(page)
+        move(page, "h1", 5, 5)
+        assert tip(page) == ""
+
+    def test_it_is_worked_by_keyboard_wheel_and_pointer(self, page: Chromium, tmp_path: Path) -> None:
+        """Each way of zooming and moving changes the picture, and going back to the whole step restores it."""
+        show(page, tmp_path, make_report(8, 1))
+        page.evaluate("document.querySelector('.gantt').focus({preventScroll: true})")
+        whole = view(page)
+
+        def press(key: str) -> str:
+            page.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=key if len(key) == 1 else "")
+            page.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+            return view(page)
+
+        zoomed = press("+")
+        moved = press("ArrowRight")
+        assert len({whole, zoomed, moved}) == 3
+        assert press("0") == whole
+        move(page, ".gantt canvas", 700, 300, "mouseWheel", deltaX=0, deltaY=-120, modifiers=2)
+        assert view(page) != whole
+        move(page, ".gantt canvas", 700, 300, "mousePressed", button="left", clickCount=2)
+        move(page, ".gantt canvas", 700, 300, "mouseReleased", button="left", clickCount=2)
+        move(page, "h1", 5, 5)
+        page.evaluate("document.querySelector('.zoom button:last-child').click()")
+        assert view(page) == whole
+        move(page, ".gantt canvas", 500, 300, "mousePressed", button="left", modifiers=8)
+        move(page, ".gantt canvas", 700, 300, button="left", buttons=1, modifiers=8)
+        move(page, ".gantt canvas", 700, 300, "mouseReleased", button="left", modifiers=8)
+        move(page, "h1", 5, 5)
+        assert view(page) != whole
+
+    def test_a_process_unfolds(self, page: Chromium, tmp_path: Path) -> None:
+        """By a click on its name; the chart grows by the lanes that it then has."""
+        show(page, tmp_path, make_report(30, 1))
+        height = "document.querySelector('.gantt').scrollHeight"
+        before = page.evaluate(height)
+        move(page, ".gantt canvas", 40, 120, "mousePressed", button="left")
+        move(page, ".gantt canvas", 40, 120, "mouseReleased", button="left")
+        frame(page)
+        assert page.evaluate(height) > before
+        page.evaluate(
+            "[...document.querySelectorAll('.tools button')].find(b => b.textContent === 'Unfold all').click()"
+        )
+        frame(page)
+        assert page.evaluate(height) > 30 * 60
+
+    def test_it_says_what_the_terminal_and_the_json_say(self, page: Chromium, tmp_path: Path) -> None:
+        """Each sentence and each cause has one source; the page only begins a sentence with a capital."""
+        report = make_report()
+        show(page, tmp_path, report)
+        sentences = page.evaluate(
+            "[...document.querySelectorAll('#headlines .text')].map(e => e.textContent)"
+        )
+        text = StringIO()
+        print_report(report, Console(file=text, width=300))
+        json = msgspec.json.decode(dump(report), type=Report)
+        assert [each.text for each in json.headlines] == [each.text for each in report.headlines]
+        assert [each.lower() for each in sentences] == [each.text.lower() for each in report.headlines]
+        assert all(each.text in text.getvalue() for each in report.headlines)
+        legend = page.evaluate("document.querySelector('#idle .legend').innerText")
+        for heading in causes(each.causes for each in report.idle).values():
+            assert heading in str(legend)
+            assert heading in text.getvalue()
+
+    def test_what_another_bound_would_have_cost(self, page: Chromium, tmp_path: Path) -> None:
+        """A column for each, marked as an estimate."""
+        show(page, tmp_path, make_report(4, 2))
+        text = str(page.evaluate("document.getElementById('cost').textContent"))
+        assert "max_iterations = 128" in text
+        assert "≈ 6.00 s" in text
+
+    @pytest.mark.parametrize("width", [360, 419, 733, 1360, 2200])
+    def test_any_width_is_drawn_and_none_scrolls_sideways(
+        self, page: Chromium, tmp_path: Path, width: int
+    ) -> None:
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False
+        )
+        show(page, tmp_path, make_report(5, 2))
+        frame(page)
+        assert colours(page) > 10
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    def test_both_schemes_and_the_switch(self, page: Chromium, tmp_path: Path) -> None:
+        """It follows the system, and the switch overrules it; the canvas is drawn anew."""
+        show(page, tmp_path, make_report(4, 1))
+        light = view(page)
+        assert background(page, tmp_path) > 0.9
+        scheme(page, "dark")
+        assert background(page, tmp_path) < 0.15
+        dark = view(page)
+        assert dark != light
+        page.evaluate(
+            "[...document.querySelectorAll('.switch button')].find(b => b.textContent === 'Light').click()"
+        )
+        assert background(page, tmp_path) > 0.9
+        page.evaluate(
+            "[...document.querySelectorAll('.switch button')].find(b => b.textContent === 'Auto').click()"
+        )
+        assert background(page, tmp_path) < 0.15
+
+    @pytest.mark.parametrize("name", ["light", "dark"])
+    def test_text_can_be_read(self, page: Chromium, tmp_path: Path, name: str) -> None:
+        """Every text has a contrast of at least 4.5 with what it stands on (WCAG AA); 3 where it is large or a mere hint."""
+        scheme(page, name)
+        show(page, tmp_path, make_report(4, 1))
+        faint = page.evaluate(CONTRAST)
+        assert faint == []
+
+    def test_tables_sort_and_find(self, page: Chromium, tmp_path: Path) -> None:
+        """A click on a heading sorts by it, another one turns it round; a text finds rows."""
+        show(page, tmp_path, make_report(20, 1))
+        first = (
+            "[...document.querySelectorAll('#sources tbody tr td:first-child')].map(e => e.textContent)[0]"
+        )
+        click = "document.querySelector('#sources th:nth-child(1) button').click()"
+        page.evaluate(click)
+        ascending = page.evaluate(first)
+        page.evaluate(click)
+        assert (ascending, page.evaluate(first)) == ("actor rank 0", "rollout/0 worker 1")
+        page.evaluate(
+            "(() => { const i = document.querySelector('#sources input'); i.value = 'RANK 17'; i.dispatchEvent(new Event('input')); })()"
+        )
+        assert page.evaluate("[...document.querySelectorAll('#sources tbody tr')].length") == 1
+
+    def test_it_prints_whole(self, page: Chromium, tmp_path: Path) -> None:
+        """As a PDF of several pages, on white, with all that the screen folds away."""
+        scheme(page, "dark")
+        show(page, tmp_path, make_report(40, 1))
+        pdf = base64.b64decode(page.call("Page.printToPDF", printBackground=True)["data"])
+        assert len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 4
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+    def test_a_comparison_has_its_page(self, page: Chromium, tmp_path: Path) -> None:
+        show(page, tmp_path, make_comparison())
+        text = page.evaluate("document.getElementById('main').innerText")
+        assert "What changed from A to B?" in text
+        assert "rollout/0 tail" in page.evaluate("document.getElementById('clock').textContent")
+
+    def test_an_empty_report_is_a_page(self, page: Chromium, tmp_path: Path) -> None:
+        show(page, tmp_path, Report("r", 1, 0, 0.0, "nothing was read", None))
+        assert "nothing was read" in page.evaluate("document.getElementById('main').innerText")
+
+
+class TestOtherTraces:
+    def test_traces_of_no_step(self, page: Chromium, tmp_path: Path) -> None:
+        """The page names none, and no command for one."""
+        show(page, tmp_path, Report("verl-traces", None, 0, 2.0, "by the clock of one host", None))
+        assert page.evaluate("document.title") == "verl-traces · stepprof"
+        assert page.evaluate("document.querySelector('h1').textContent") == "Where did the time go?"
+        text = page.evaluate("document.body.innerText")
+        assert "null" not in text
+        assert "stepprof open" not in text
+
+
+class TestHostile:
+    def test_names_are_text_wherever_they_come_up(self, page: Chromium, tmp_path: Path) -> None:
+        """A script that would give itself away by the title, in every text of a report: headline, role, region, process, host, file, sample, cause, operator, finding."""
+        show(page, tmp_path, hostile_report())
+        move(page, ".gantt canvas", 700, 70)
+        assert HOSTILE in tip(page)
+        for at in range(page.evaluate("document.querySelectorAll('svg.chart g').length")):
+            page.evaluate(
+                f"document.querySelectorAll('svg.chart g')[{at}].dispatchEvent(new PointerEvent('pointermove', {{clientX: 300, clientY: 300}}))"
+            )
+        frame(page)
+        assert page.evaluate("document.title") == f"Step 1 of {HOSTILE} · stepprof"
+        assert page.evaluate("document.querySelectorAll('img, iframe, main script, .tip script').length") == 0
+        assert HOSTILE in page.evaluate("document.querySelector('.heads').textContent")
+
+    def test_so_they_are_in_a_comparison(self, page: Chromium, tmp_path: Path) -> None:
+        changes = [Change(HOSTILE, topic, 1.0, 2.0, 0.1, True) for topic in ("step", "op", HOSTILE)]
+        show(page, tmp_path, Comparison(HOSTILE, HOSTILE, SCHEMA_VERSION, [Headline(HOSTILE, HOSTILE, 1.0)], changes, [Finding(HOSTILE, HOSTILE)]))  # fmt: skip
+        assert page.evaluate("document.title") == f"{HOSTILE} against {HOSTILE} · stepprof"
+        assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
+
+    def test_a_script_that_got_in_would_not_run(self, browser: Chromium, tmp_path: Path) -> None:
+        """The policy: a page into which somebody has put a script and a picture runs the one and asks for the other as little as it asks for anything."""
+        file = tmp_path / "report.html"
+        file.write_text(
+            render(make_report(1)).replace(
+                '<main id="main">', f'<main id="main">{HOSTILE}<img src="http://127.0.0.1:9/x">', 1
+            )
+        )
+        browser.messages.clear()
+        browser.goto(file.as_uri())
+        browser.wait_for(READY, 20)
+        assert browser.evaluate("document.title").startswith("Step 12")
+        assert len([each for each in browser.messages if "Content Security Policy" in each]) >= 2
+
+
+def hostile_report() -> Report:
+    each = [ProcessTime(HOSTILE, 1.0)]
+    return Report(
+        HOSTILE, 1, 0, 2.0, HOSTILE, 5, version=HOSTILE, stepprof=HOSTILE,
+        headlines=[Headline(HOSTILE, HOSTILE, 1.0)],
+        sources=[SourceInfo(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, None, HOSTILE, HOSTILE, 1, 1, HOSTILE, 1, 1)],
+        gantt=[GanttRow(HOSTILE, HOSTILE, "rank", [Bar(0.0, 2.0, HOSTILE, HOSTILE, 0)], [(0.0, 1.0)])],
+        roles=[TimeOf(HOSTILE, None, 1.0, 0.5, each)],
+        regions=[TimeOf(HOSTILE, HOSTILE, 1.0, 0.5, each, HOSTILE)],
+        skew=[PhaseSkew(HOSTILE, HOSTILE, HOSTILE, 1.0, 1.0, each, True)],
+        idle=[Idle(HOSTILE, 2.0, 1.0, {HOSTILE: 1.0})],
+        rollout=[Rollout(HOSTILE, 2, 2.0, 4.0, 2.0, 0.5, 1.0, [(0.0, 4.0), (1.0, 1.0)], [Sample(HOSTILE, 0.0, 2.0, {HOSTILE: 2.0})])],
+        overlap=[Overlap(HOSTILE, HOSTILE, 1.0, 1.0, 0.5, 0.5, 0.5)],
+        ops=[Op(HOSTILE, "op", 1, 1.0, 1.0, 1.0)], kernels=[Op(HOSTILE, "kernel", 1, 1.0, 1.0, 1.0)],
+        memory=[Memory(HOSTILE, HOSTILE, 1, 0.0)], overhead=[Overhead(HOSTILE, stall=1.0)], stops=[StopCost(HOSTILE, 1, 1.0, HOSTILE, [(32, 32.0)])],
+        unmatched=[UnmatchedTime(HOSTILE, HOSTILE, each, 1, 2)], shortfalls=[Shortfall(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1.0, 2.0)],
+        islands=[Island([HOSTILE], 0, 2.0), Island([HOSTILE], 0, 1.0)],
+        findings=[Finding(HOSTILE, HOSTILE)],
+    )  # fmt: skip
+
+
+CONTRAST = """(() => {
+    const channels = text => text.match(/[\\d.]+/g).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const ground = node => { for (; node; node = node.parentElement) { const c = channels(getComputedStyle(node).backgroundColor); if (c.length < 4 || c[3] === 1) return c; } return [255, 255, 255]; };
+    const found = new Set(), walker = document.createTreeWalker(document.getElementById('main'), NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const node = walker.currentNode.parentElement, style = getComputedStyle(node);
+        if (!walker.currentNode.textContent.trim() || node.closest('[hidden]')) continue;
+        const ink = channels(node instanceof SVGElement ? style.fill : style.color), a = light(ink), b = light(ground(node));
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        const enough = parseFloat(style.fontSize) >= 24 || node.closest('.hint, footer, kbd') ? 3 : 4.5;
+        if (contrast < enough) found.add(`${contrast.toFixed(2)} ${node.tagName}.${node.getAttribute('class')} ${node.textContent.slice(0, 30)}`);
+    }
+    return [...found];
+})()"""

@@ -1,0 +1,419 @@
+"""A real ``AsyncLLM`` follows the windows: what is in the traces, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from driven import make_window, on_remote, record
+from vllm_driven import Trace
+from vllm_tiny import arguments
+
+from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.remote.vllm.driver import VllmEngine, VllmKind
+
+if TYPE_CHECKING:
+    from vllm_driven import Live
+
+
+@pytest.fixture
+def driver(live: Live) -> Iterator[VllmEngine]:
+    """Return a driver of the shared engine, which is left without a capture."""
+    made = VllmEngine(live.engine)
+    yield made
+    on_remote(made.abort())
+
+
+def only_trace(window: object, stopped: object) -> Trace:
+    """The trace of a capture that left exactly one."""
+    (artifact,) = stopped.artifacts  # type: ignore[attr-defined]
+    return Trace.of(window, artifact)  # type: ignore[arg-type]
+
+
+def engines_of(window: EngineWindow) -> list[dict[str, Any]]:
+    """What the manifest of a window's run says of its engines."""
+    (path,) = (window.folder / "manifest").iterdir()
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return entries
+
+
+async def _raising() -> None:
+    raise RuntimeError("a bad moment")
+
+
+class TestEngine:
+    def test_is_recognised_without_being_asked(self, live: Live) -> None:
+        """The engine's type is known by its name; nothing else is."""
+        kind = VllmKind()
+        assert kind.recognises(live.engine)
+        assert not kind.recognises("http://localhost:8000")
+        assert not kind.recognises(type(live.engine))
+        assert not kind.recognises(object())
+
+    def test_says_where_it_lives(self, live: Live, driver: VllmEngine) -> None:
+        """The driver knows the loop of the engine, its one worker, and that this worker is another process."""
+        assert driver.loop is live.loop
+        assert driver.workers == 1
+        assert not driver.inside
+        assert driver.key == f"object:{id(live.engine)}"
+
+    def test_two_steps_come_to_two_folders_without_a_restart(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """Each step's folder has the forward steps of its own window, and no others."""
+        before = [process.pid for process in live.processes()]
+        for step, tokens in ((2, 5), (3, 9)):
+            live.generate(3, prompts=2)  # outside the windows: seen in none
+            window = make_window(tmp_path, step)
+            began = time.time_ns()
+            trace = only_trace(window, record(driver, window, lambda tokens=tokens: live.generate(tokens)))
+            ended = time.time_ns()
+            assert trace.forward == [(3, 0), *[(0, 1)] * (tokens - 1)]
+            assert began < trace.within_ns[0] < trace.within_ns[1] < ended
+            assert trace.stated == {
+                "run_id": "test",
+                "step": step,
+                "role": "rollout",
+                "replica": 0,
+                "rank": 0,
+            }
+            assert [path.name for path in window.output.iterdir()] == ["rank-0.trace.json.gz"]
+        assert before == [process.pid for process in live.processes()]
+
+    def test_leaves_nothing_beside_its_link(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+        """Between windows the link leads to the idle folder, and the folders of the windows are gone."""
+        record(driver, make_window(tmp_path), lambda: live.generate(2))
+        link = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir)
+        assert link.readlink() == Path("idle")
+        assert {path.name for path in link.parent.iterdir()} == {"current", "idle", ".owner"}
+
+    def test_a_window_over_several_requests_has_all_of_them(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """Requests at once share forward steps: their tokens add up to what was asked for."""
+        window = make_window(tmp_path)
+        trace = only_trace(window, record(driver, window, lambda: live.generate(4, prompts=3)))
+        assert sum(prompt for prompt, _ in trace.forward) == 3 * 3
+        assert sum(generated for _, generated in trace.forward) == 3 * 3
+
+    def test_an_idle_engine_gives_a_trace_without_steps(self, driver: VllmEngine, tmp_path: Path) -> None:
+        """Nothing ran in the window, and the trace says so; that is no failure."""
+        window = make_window(tmp_path)
+        stopped = record(driver, window, lambda: None)
+        assert only_trace(window, stopped).forward == []
+        assert stopped.partial is None
+
+    def test_a_sleeping_engine_is_recorded_and_told_of(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """It may wake up in the window, so it is started; where it does not, the outcome says why there is nothing."""
+        live.run(live.engine.sleep(0))
+        try:
+            stopped = record(driver, make_window(tmp_path), lambda: None)
+        finally:
+            live.run(live.engine.wake_up())
+        assert stopped.partial == "it made no forward step: it is asleep"
+        window = make_window(tmp_path, 3)
+        assert only_trace(window, record(driver, window, lambda: live.generate(2))).forward == [
+            (3, 0),
+            (0, 1),
+        ]
+
+
+class TestBounds:
+    def test_max_iterations_end_the_capture_before_the_window(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """The engine stops by itself after so many forward steps; that is told, and the next window is recorded."""
+        window = make_window(tmp_path, max_iterations=3)
+        stopped = record(driver, window, lambda: live.generate(8))
+        assert only_trace(window, stopped).forward == [(3, 0), (0, 1), (0, 1)]
+        assert stopped.capped_by == "engine"
+        window = make_window(tmp_path, 3)
+        stopped = record(driver, window, lambda: live.generate(4))
+        assert len(only_trace(window, stopped).forward) == 4
+        assert stopped.capped_by is None
+
+    def test_a_bound_that_is_not_reached_ends_nothing(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """A window shorter than the bound is whole."""
+        window = make_window(tmp_path, max_iterations=50)
+        stopped = record(driver, window, lambda: live.generate(3))
+        assert len(only_trace(window, stopped).forward) == 3
+        assert stopped.capped_by is None
+
+    def test_delay_iterations_let_steps_pass(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+        """One step of delay leaves out the first forward step, not none as vLLM's own count would."""
+        window = make_window(tmp_path, delay_iterations=1)
+        stopped = record(driver, window, lambda: live.generate(5))
+        assert only_trace(window, stopped).forward == [(0, 1)] * 4
+
+    def test_both_bounds(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+        """Delay, then so many steps."""
+        window = make_window(tmp_path, delay_iterations=3, max_iterations=2)
+        stopped = record(driver, window, lambda: live.generate(9))
+        assert only_trace(window, stopped).forward == [(0, 1)] * 2
+        assert stopped.capped_by == "engine"
+
+    def test_a_delay_longer_than_the_window_leaves_nothing_and_says_so(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """No file is no failure here: the capture never began."""
+        stopped = record(driver, make_window(tmp_path, delay_iterations=50), lambda: live.generate(3))
+        assert stopped.artifacts == ()
+        assert stopped.partial is not None
+        assert "fewer than the 50 forward steps of delay_iterations" in stopped.partial
+
+
+class TestOrder:
+    def test_a_second_start_by_somebody_else_is_refused_and_left_alone(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """A capture that the user began is the user's: busy, and his own stop still brings his file."""
+        live.run(live.engine.start_profile())
+        window = make_window(tmp_path)
+        on_remote(driver.arm(window))
+        with pytest.raises(EngineFailure, match="somebody else records the vLLM engine") as caught:
+            on_remote(driver.start(window))
+        assert caught.value.health == "busy"
+        assert not caught.value.owes_stop
+        idle = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir).parent / "idle"
+        live.generate(2)
+        live.run(live.engine.stop_profile())
+        left = [path for path in idle.iterdir() if path.name.endswith(".pt.trace.json.gz")]
+        assert len(left) == 1
+        for path in idle.iterdir():
+            path.unlink()
+
+    def test_stop_without_start_is_refused_without_a_call(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """Nothing is sent to the engine: somebody else's capture would end."""
+        window = make_window(tmp_path)
+        on_remote(driver.arm(window))
+        live.run(live.engine.start_profile())
+        with pytest.raises(EngineFailure, match="stop without start"):
+            on_remote(driver.stop(window))
+        assert live.engine._profile_session_active
+        live.run(live.engine.stop_profile())
+
+    def test_start_without_arm_is_refused_without_a_call(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """Its folder is not known to be usable."""
+        with pytest.raises(EngineFailure, match="start without arm"):
+            on_remote(driver.start(make_window(tmp_path)))
+        assert not live.engine._profile_session_active
+
+    def test_another_living_driver_is_left_alone_and_a_gone_ones_capture_is_kept(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """While the first driver takes part the second one gets `busy`. When it is gone, its capture is stopped and kept under its own step."""
+        left = make_window(tmp_path, 2)
+        gone = VllmEngine(live.engine)
+        on_remote(gone.arm(left))
+        on_remote(gone.start(left))
+        live.generate(2)
+        window = make_window(tmp_path, 3)
+        on_remote(driver.arm(window))
+        with pytest.raises(EngineFailure, match=r"recorded by another driver: run test, step 2") as caught:
+            on_remote(driver.start(window))
+        assert (caught.value.health, caught.value.owes_stop) == ("busy", False)
+        live.generate(3)
+        gone.retire()
+        trace = only_trace(window, record(driver, window, lambda: live.generate(6)))
+        assert len(trace.forward) == 6
+        (entry,) = engines_of(left)
+        assert entry["status"] == "partial"
+        assert "the process that recorded it ended before its stop" in entry["error"]
+        assert len(Trace.read(left.folder / entry["artifacts"][0]["path"]).forward) == 5
+        folder = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir).parent
+        assert not list(folder.glob("step-2.*"))
+
+    def test_a_stop_that_failed_is_made_up_for(
+        self, live: Live, driver: VllmEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next window's start ends the capture first, and the trace is in the manifest of the step that it belongs to."""
+        window = make_window(tmp_path, 2)
+        on_remote(driver.arm(window))
+        on_remote(driver.start(window))
+        live.generate(4)
+        with monkeypatch.context() as patch:
+            patch.setattr(live.engine, "stop_profile", _raising)
+            with pytest.raises(EngineFailure, match="a bad moment"):
+                on_remote(driver.stop(window))
+        after = make_window(tmp_path, 3)
+        assert len(only_trace(after, record(driver, after, lambda: live.generate(2))).forward) == 2
+        (entry,) = engines_of(window)
+        assert entry["status"] == "partial"
+        assert len(Trace.read(window.folder / entry["artifacts"][0]["path"]).forward) == 4
+
+    def test_what_is_still_open_when_it_is_detached_is_kept(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """A close ends it within its time, and another driver may start."""
+        window = make_window(tmp_path, 2)
+        on_remote(driver.arm(window))
+        on_remote(driver.start(window))
+        live.generate(2)
+        on_remote(driver.close(60.0, 60.0))
+        (entry,) = engines_of(window)
+        assert len(Trace.read(window.folder / entry["artifacts"][0]["path"]).forward) == 2
+        assert not live.engine._profile_session_active
+
+    def test_the_users_stop_in_the_window_makes_it_partial(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """The trace has what was recorded until then, and the engine has no bound that could have ended it."""
+
+        def body() -> None:
+            live.generate(3)
+            live.run(live.engine.stop_profile())
+            live.generate(3)
+
+        window = make_window(tmp_path)
+        stopped = record(driver, window, body)
+        assert len(only_trace(window, stopped).forward) == 3
+        assert (stopped.capped_by, "another process stopped" in str(stopped.partial)) == (None, True)
+
+    def test_the_users_stop_and_start_in_the_window_leave_two_traces(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """They are one worker's, and not those of two data-parallel engines."""
+
+        def body() -> None:
+            live.generate(3)
+            live.run(live.engine.stop_profile())
+            live.run(live.engine.start_profile())
+            live.generate(4)
+
+        window = make_window(tmp_path)
+        stopped = record(driver, window, body)
+        assert "stopped the engine's profiler while it recorded, and started it again" in str(stopped.partial)
+        traces = [Trace.of(window, artifact) for artifact in stopped.artifacts]
+        assert [(trace.stated["rank"], len(trace.forward)) for trace in traces] == [(0, 3), (0, 4)]
+        assert [artifact.began_ns is not None for artifact in stopped.artifacts] == [True, True]
+
+    def test_a_start_that_the_user_cancelled_is_busy_until_it_is_stopped(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """vLLM keeps such a start for ever, and it looks like a capture that runs. It is the user's to stop: an abort of ours leaves it alone."""
+
+        async def begin_and_give_up() -> None:
+            begun = asyncio.ensure_future(live.engine.start_profile())
+            await asyncio.sleep(0)
+            begun.cancel()
+            await asyncio.wait({begun})
+            assert begun.cancelled()
+
+        live.run(begin_and_give_up())
+        window = make_window(tmp_path)
+        on_remote(driver.arm(window))
+        with pytest.raises(EngineFailure, match="call its stop_profile once"):
+            on_remote(driver.start(window))
+        on_remote(driver.abort())
+        assert live.engine._profile_session_active
+        live.run(live.engine.stop_profile())
+        assert only_trace(window, record(driver, window, lambda: live.generate(2))).forward
+
+    def test_an_aborted_window_leaves_no_file(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+        """What it had is thrown away, and the link leads to the idle folder."""
+        window = make_window(tmp_path)
+        on_remote(driver.arm(window))
+        on_remote(driver.start(window))
+        live.generate(2)
+        on_remote(driver.abort())
+        assert not list(window.output.iterdir())
+        link = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir)
+        assert link.readlink() == Path("idle")
+        assert not list(link.parent.glob("step-*"))
+
+    def test_arm_starts_nothing(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+        """Armed twice, for one window and then another, the engine has heard of neither."""
+        on_remote(driver.arm(make_window(tmp_path, 2)))
+        on_remote(driver.arm(make_window(tmp_path, 3)))
+        assert not live.engine._profile_session_active
+
+    def test_an_engine_never_configured_is_refused_before_anything_is_sent(
+        self, live: Live, driver: VllmEngine, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where its configuration is what vLLM makes of no word about profiling, the message says what is missing and what to write."""
+        from vllm import AsyncEngineArgs
+
+        bare = AsyncEngineArgs(**arguments(model)).create_engine_config()
+        with monkeypatch.context() as patch:
+            patch.setattr(live.engine.vllm_config, "profiler_config", bare.profiler_config)
+            with pytest.raises(EngineFailure) as caught:
+                on_remote(VllmEngine(live.engine, "policy").arm(make_window(tmp_path)))
+        assert caught.value.health == "unconfigured"
+        told = str(caught.value)
+        assert (
+            "the vLLM engine (policy) was built without a profiler that can be recorded: its profiler_config.profiler is None"
+            in told
+        )
+        assert "AsyncEngineArgs(…, **args), where args = stepprof.remote.vllm.engine_args(folder)" in told
+        window = make_window(tmp_path, 3)
+        assert only_trace(window, record(driver, window, lambda: live.generate(2))).forward
+
+
+class TestSelection:
+    def test_a_worker_that_nobody_asked_for_leaves_no_file(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """The engine records all its workers; only the selected ones are kept."""
+        window = make_window(tmp_path, workers=frozenset({1}))
+        stopped = record(driver, window, lambda: live.generate(2))
+        assert stopped.artifacts == ()
+        assert stopped.partial is None
+        assert not list(window.output.iterdir())
+
+    def test_what_was_asked_for_and_cannot_be_is_told_once(
+        self, live: Live, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Stacks and shapes belong to the engine's construction: it records without, and says so."""
+        driver = VllmEngine(live.engine)
+        for step in (2, 3):
+            window = make_window(
+                tmp_path, step, with_stack=True, record_shapes=True, by_stage=True, max_iterations=9
+            )
+            on_remote(driver.arm(window))
+        told = [record.getMessage() for record in caplog.records if "as it was built" in record.getMessage()]
+        assert len(told) == 3
+        assert "with_stack = true was asked for, and it was built without" in told[0]
+
+
+class TestFolders:
+    def test_two_engines_may_not_share_one_link(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+        """The second one is told before anything is sent: their traces would be mixed up."""
+        on_remote(driver.arm(make_window(tmp_path)))
+        other = VllmEngine(live.engine)
+        other.key = "object:1"
+        with pytest.raises(
+            EngineFailure, match=r"call stepprof\.remote\.vllm\.engine_args once for each engine"
+        ) as caught:
+            on_remote(other.arm(make_window(tmp_path)))
+        assert caught.value.health == "unconfigured"
+
+    def test_an_engine_that_left_no_file_is_a_failure_in_words(
+        self, live: Live, driver: VllmEngine, tmp_path: Path
+    ) -> None:
+        """Its workers swallow what torch raises when the folder is gone: a call that returned is no proof."""
+        window = make_window(tmp_path)
+        on_remote(driver.arm(window))
+        on_remote(driver.start(window))
+        link = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir)
+        folder = link.parent / link.readlink()
+        folder.rmdir()
+        live.generate(2)
+        with pytest.raises(EngineFailure, match="stopped and left no trace") as caught:
+            on_remote(driver.stop(window))
+        assert caught.value.health == "ok"
+        assert link.readlink() == Path("idle")
+        window = make_window(tmp_path, 3)
+        assert only_trace(window, record(driver, window, lambda: live.generate(2))).forward

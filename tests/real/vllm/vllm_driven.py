@@ -1,0 +1,113 @@
+"""An engine on an event loop of its own thread, and what is in its traces: the tests and their scripts share it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import threading
+from collections.abc import Awaitable
+from typing import Any
+
+from driven import EngineTrace, unmeasured
+from vllm_tiny import arguments
+
+from stepprof.remote.base import EngineWindow
+from stepprof.run.model import Artifact
+
+_FORWARD = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
+_numbers = itertools.count()
+
+
+class Live:
+    """An ``AsyncLLM`` on the event loop of a thread of its own, as a trainer that drives its engine has it."""
+
+    def __init__(self, model: str, **more: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="engine", daemon=True)
+        self._thread.start()
+        with unmeasured():
+            self.engine = self.run(self._build(model, more))
+
+    @staticmethod
+    async def _build(model: str, more: dict[str, Any]) -> Any:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(model, **more)))
+
+    def run(self, work: Awaitable[Any], timeout: float = 500) -> Any:
+        """Await something on the engine's loop."""
+
+        async def awaited() -> Any:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self.loop).result(timeout)
+
+    def generate(self, tokens: int, prompts: int = 1) -> None:
+        """Generate so many tokens for so many prompts at once."""
+        self.run(self.generating(tokens, prompts))
+
+    async def generating(self, tokens: int, prompts: int = 1) -> None:
+        """The same as a coroutine."""
+        await asyncio.gather(*(self._one(tokens) for _ in range(prompts)))
+
+    async def _one(self, tokens: int) -> None:
+        from vllm import SamplingParams
+
+        asked = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
+        async for _ in self.engine.generate("abc", asked, f"request-{next(_numbers)}"):
+            pass
+
+    def processes(self) -> list[Any]:
+        """The core processes of the engine."""
+        return list(self.engine.engine_core.resources.engine_manager.processes)
+
+    def close(self) -> None:
+        """End it and its processes."""
+        self.run(self._close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+
+    async def _close(self) -> None:
+        self.engine.shutdown()
+
+
+class Trace(EngineTrace):
+    """What is in an artifact."""
+
+    @classmethod
+    def of(cls, window: EngineWindow, artifact: Artifact) -> Trace:
+        """Open it where the manifest would say it is."""
+        path = window.folder / artifact.path
+        trace = cls.read(path)
+        assert (path.stat().st_size, len(trace.events)) == (artifact.bytes, artifact.events)
+        return trace
+
+    @property
+    def forward(self) -> list[tuple[int, int]]:
+        """The forward steps that had something to do: tokens of prompts, and of generation."""
+        found = []
+        for event in self.spans:
+            match = _FORWARD.fullmatch(event["name"])
+            assert match, event["name"]
+            if int(match[2]) or int(match[4]):
+                found.append((int(match[2]), int(match[4])))
+        return found
+
+    @property
+    def spans(self) -> list[dict[str, Any]]:
+        """The spans of the forward steps, in order."""
+        spans = [e for e in self.events if e["ph"] == "X" and e["name"].startswith("execute_")]
+        return sorted(spans, key=lambda event: event["ts"])
+
+    @property
+    def within_ns(self) -> tuple[int, int]:
+        """When the first forward step that had something to do began, and the last ended, since the Unix epoch."""
+        busy = [span for span in self.spans if not span["name"].endswith("context_0(0)_generation_0(0)")]
+        return self.since_epoch(busy[0], busy[-1])
+
+    @property
+    def pids(self) -> set[int]:
+        """Which processes ran the ops."""
+        return {event["pid"] for event in self.events if event.get("cat") == "cpu_op"}

@@ -1,0 +1,722 @@
+"""A running job of several processes: triggered, watched, killed; nothing of it changes the job's result."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counting import instructions_of
+
+import stepprof
+from stepprof.cli.main import main
+from stepprof.errors import ConfigError
+from stepprof.run.reachable_steps import reachable_step
+from stepprof.run.requests import Request, place_request, withdraw_request
+from stepprof.run.status import read_statuses
+from stepprof.run.trigger import ask, wait_for_answers
+
+LOOP = """
+import logging, pathlib, sys, time
+import stepprof
+
+logging.basicConfig(level="INFO", stream=sys.stdout)
+rank, seconds, first, stride = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+role = sys.argv[5]
+stepprof.init({"backend": "null", "output_dir": "runs"}, rank=rank, world_size=4, run_id="job")
+step = first
+while not pathlib.Path("stop").exists() and step < 10_000:
+    with stepprof.profile_step(step):
+        with stepprof.profile_step(step, role=role):
+            time.sleep(seconds)
+    step += stride
+stepprof.shutdown()
+print("result", step > first, flush=True)
+"""
+
+
+class Job:
+    """Processes of one run, which go on until they are told to stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder / "runs" / "job"
+        self.ranks: dict[int, subprocess.Popen[str]] = {}
+        (folder / "loop.py").write_text(textwrap.dedent(LOOP))
+
+    def start(
+        self, rank: int, seconds: float = 0.02, first: int = 1, stride: int = 1, role: str = "actor"
+    ) -> None:
+        arguments = (rank, seconds, first, stride, role)
+        self.ranks[rank] = subprocess.Popen(
+            [sys.executable, "-W", "error", "loop.py", *map(str, arguments)],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_until(self, test: Callable[[dict[Any, dict[str, Any]]], bool], seconds: float = 20) -> None:
+        """Wait for what the processes tell of themselves."""
+        deadline = time.monotonic() + seconds
+        while not test(self.statuses()):
+            assert time.monotonic() < deadline, self.statuses()
+            time.sleep(0.05)
+
+    def wait_for(self, *ranks: int) -> None:
+        """Wait until these ranks have told how long a step takes."""
+        self.wait_until(
+            lambda found: all(rank in found and found[rank]["step_seconds"] is not None for rank in ranks)
+        )
+
+    def statuses(self) -> dict[Any, dict[str, Any]]:
+        return {status["rank"]: status for status in read_statuses(self.run)}
+
+    def outcomes(self, name: str) -> dict[Any, str]:
+        return {
+            rank: status["requests"][name]["outcome"]
+            for rank, status in self.statuses().items()
+            if name in status["requests"]
+        }
+
+    def end(self) -> dict[int, str]:
+        """Let every process end, and return what each printed. Its result is what it would have been."""
+        (self.folder / "stop").touch()
+        printed = {rank: process.communicate(timeout=30)[0] for rank, process in self.ranks.items()}
+        for rank, process in self.ranks.items():
+            if process.returncode != -signal.SIGKILL:
+                assert "result True" in printed[rank], printed[rank]
+                assert process.returncode == 0, printed[rank]
+        return printed
+
+    def recorded(self, step: int) -> set[int]:
+        manifests = (self.run / f"step-{step:06d}" / "manifest").glob("*.json")
+        windows = [window for path in manifests for window in json.loads(path.read_text())["windows"]]
+        return {window["rank"] for window in windows if window["status"] in ("complete", "joined")}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    for process in made.ranks.values():
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+class TestTrigger:
+    def test_the_next_step_on_ranks_that_are_at_different_ones(self, job: Job) -> None:
+        """One absolute step, which all of them reach; it is armed at the step before."""
+        for rank in range(3):
+            job.start(rank, 0.02 + 0.01 * rank)
+        job.wait_for(0, 1, 2)
+        request = stepprof.trigger(job.run, ranks="all")
+        assert request.step > max(status["step"] for status in job.statuses().values())
+        answers = wait_for_answers(job.run, request.name, 5)
+        assert set(answers) <= {"accepted", "reached"}
+        job.wait_until(lambda _: set(job.outcomes(request.name).values()) == {"reached"})
+        printed = job.end()
+        assert job.recorded(request.step) == {0, 1, 2}
+        assert "to=armed target=rank-0 seconds=" in printed[0]
+        assert job.recorded(request.step - 1) == job.recorded(request.step + 1) == set()
+
+    def test_the_next_step_of_a_loop_that_counts_by_tens(self, job: Job) -> None:
+        """One that comes, and that none of them has begun."""
+        for rank in (0, 1):
+            job.start(rank, 0.05, first=10, stride=10)
+        job.wait_for(0, 1)
+        request = stepprof.trigger(job.run, ranks="all")
+        job.wait_until(lambda _: job.outcomes(request.name) == {0: "reached", 1: "reached"})
+        job.end()
+        assert request.step % 10 == 0
+        assert job.recorded(request.step) == {0, 1}
+
+    def test_for_a_role_that_other_ranks_have(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        """They have not missed it: `show` names nobody."""
+        for rank, role in ((0, "actor"), (1, "rollout")):
+            job.start(rank, role=role)
+        job.wait_for(0, 1)
+        request = stepprof.trigger(job.run, role="rollout", ranks="all")
+        job.wait_until(lambda _: job.outcomes(request.name) == {0: "not here", 1: "reached"})
+        job.end()
+        assert job.recorded(request.step) == {1}
+        capsys.readouterr()
+        assert main(["show", str(job.run), "--step", str(request.step)]) == 0
+        assert "missed" not in capsys.readouterr().out
+
+    def test_what_was_recorded_before_a_restart(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        """A job that is resumed further on has missed nothing of what the one before it recorded."""
+        job.start(0)
+        job.wait_for(0)
+        request = stepprof.trigger(job.run)
+        job.wait_until(lambda _: job.outcomes(request.name) == {0: "reached"})
+        job.ranks[0].kill()
+        job.ranks[0].communicate()
+        job.start(0, first=request.step + 100)
+        job.wait_until(lambda _: job.outcomes(request.name) == {0: "not here"})
+        printed = job.end()[0]
+        assert "request missed" not in printed
+        assert f"this process began at step {request.step + 100}" in printed
+        capsys.readouterr()
+        assert main(["show", str(job.run), "--step", str(request.step)]) == 0
+        assert "missed" not in capsys.readouterr().out
+
+    def test_a_job_that_was_killed_and_goes_on_elsewhere(
+        self, job: Job, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """What its processes told last, on a host that is gone, is neither in the way of a request nor called a problem."""
+        job.start(3, 0.02, first=5000)
+        job.wait_for(3)
+        job.ranks[3].kill()
+        job.ranks[3].wait()
+        told = job.run / "status" / "rank-3.json"
+        content = json.loads(told.read_text())
+        content["writer"]["host"] = "gone"
+        told.write_text(
+            json.dumps({**content, "published_unix_ns": content["published_unix_ns"] - 20 * 10**9})
+        )
+        long_ago = time.time() - 20
+        os.utime(told, (long_ago, long_ago))
+        assert main(["status", str(job.run)]) == 1
+        assert "1 stale" in capsys.readouterr().out
+        job.start(0, 0.02, first=4000)
+        job.wait_for(0)
+        assert main(["status", str(job.run)]) == 0
+        assert "1 live, 1 replaced" in capsys.readouterr().out
+        assert stepprof.trigger(job.run).step < 4500
+        assert stepprof.trigger(job.run, step=4900).step == 4900
+        job.end()
+
+    def test_two_at_once_one_withdrawn_and_one_for_the_past(self, job: Job) -> None:
+        """Each has its own outcome; the ranks that were past a step say so, and record the rest of it."""
+        job.start(0, 0.05)
+        job.wait_for(0)
+        begun = job.statuses()[0]["step"]
+        first, second = (stepprof.trigger(job.run, role=role) for role in (None, "actor"))
+        withdrawn = stepprof.trigger(job.run, step=begun + 5000)
+        past = Request.make(begun)
+        half = Request.make(begun, count=begun + 200)
+        for late in (past, half):
+            place_request(job.run, late)
+        job.wait_until(lambda _: job.outcomes(withdrawn.name) == {0: "accepted"})
+        assert withdraw_request(job.run, withdrawn.name)
+        job.wait_until(lambda _: job.outcomes(withdrawn.name) == {0: "withdrawn"})
+        job.wait_until(lambda _: job.outcomes(first.name) == job.outcomes(second.name) == {0: "reached"})
+        assert job.outcomes(past.name) == {0: "missed"}
+        seen = job.statuses()[0]["requests"]
+        assert seen[past.name]["reason"].startswith("this rank was at step")
+        assert seen[half.name]["missed"].startswith(f"{begun}-")
+        printed = job.end()[0]
+        assert job.recorded(first.step) == {0}
+        assert job.recorded(begun) == set()
+        assert f"event=request missed request={past.name}" in printed
+
+    def test_what_some_ranks_missed_is_told_of_the_step(
+        self, job: Job, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Who was past it stands beside what the others recorded."""
+        job.start(0, 0.02, first=1000)
+        job.start(1, 0.1)
+        job.wait_for(0, 1)
+        step = job.statuses()[1]["step"] + 60
+        assert step < job.statuses()[0]["step"]
+        late = Request.make(step, ranks="all")
+        place_request(job.run, late)
+        job.wait_until(lambda _: job.outcomes(late.name) == {0: "missed", 1: "reached"})
+        job.end()
+        assert job.recorded(step) == {1}
+        capsys.readouterr()
+        assert main(["show", str(job.run), "--step", str(step)]) == 0
+        assert f"request {late.name}: missed by rank 0: this rank was at step" in capsys.readouterr().out
+
+    def test_a_rank_that_comes_late_and_one_that_dies(self, job: Job) -> None:
+        """The late one finds the request when it begins; the dead one is called crashed, and keeps nobody from anything."""
+        for rank in (0, 1):
+            job.start(rank, 0.05)
+        job.wait_for(0, 1)
+        request = stepprof.trigger(job.run, step=job.statuses()[0]["step"] + 120, ranks="all")
+        wait_for_answers(job.run, request.name, 5)
+        job.ranks[1].send_signal(signal.SIGKILL)
+        job.start(2, 0.02, first=request.step - 20)
+        job.wait_until(
+            lambda _: [job.outcomes(request.name).get(rank) for rank in (0, 2)] == ["reached", "reached"]
+        )
+        conditions = {rank: status["condition"] for rank, status in job.statuses().items()}
+        assert conditions == {0: "live", 1: "crashed", 2: "live"}
+        assert job.outcomes(request.name)[1] == "accepted"
+        job.end()
+        assert job.recorded(request.step) == {0, 2}
+
+    def test_of_another_user_damaged_and_hostile(self, job: Job) -> None:
+        """What no user of ours could have meant is refused with its reason, and the rest goes on."""
+        job.start(0, 0.02)
+        job.wait_for(0)
+        folder = job.run / "requests"
+        folder.mkdir(mode=0o700)
+        (folder / "half.json").write_text('{"name": "half", "st')
+        (folder / "up.json").write_text('{"name": "up", "step": 1, "changes": {"output_dir": "/etc"}}')
+        (folder / "notes.txt").write_text("not one")
+        os.mkfifo(folder / "pipe.json")
+        expected = {"half", "up", "pipe"}
+        if os.getuid() == 0:
+            foreign = place_request(job.run, Request.make(900_000))
+            os.chown(foreign, 12345, -1)
+            expected.add(foreign.stem)
+        job.wait_until(lambda found: set(found[0]["requests"]) == expected)
+        job.wait_until(lambda _: all(job.outcomes(name) == {0: "refused"} for name in expected))
+        asked = stepprof.trigger(job.run)
+        job.wait_until(lambda _: job.outcomes(asked.name) == {0: "reached"})
+        printed = job.end()[0]
+        assert "unknown key" in printed
+        assert os.getuid() != 0 or "made by user 12345" in printed
+
+
+class TestSecurity:
+    def test_nothing_listens(self, run_script: Callable[..., Any]) -> None:
+        """A session that can be asked, tells of itself, watches, uploads and runs commands has no socket at which anybody is waited for."""
+        ran = run_script(
+            """
+            import os, pathlib, time
+            import stepprof
+            config = {"backend": "null", "output_dir": "runs", "steps": "2", "watch": {"enabled": True}, "keep_steps": 1,
+                      "on_complete": ["true"], "upload": f"file://{pathlib.Path.cwd()}/up"}
+            session = stepprof.init(config)
+            for step in range(1, 5):
+                with stepprof.profile_step(step):
+                    time.sleep(0.4)
+            open_here = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")]
+            lines = [line.split() for kind in ("tcp", "tcp6") for line in pathlib.Path(f"/proc/self/net/{kind}").read_text().splitlines()[1:]]
+            listening = [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in open_here]
+            stepprof.shutdown()
+            print(listening, [name for name in open_here if name.startswith("socket")])
+            """
+        ).check()
+        assert ran.stdout.split("\n")[0] == "[] []"
+
+
+class TestRunDirectoryGoes:
+    def test_it_becomes_unwritable_and_comes_back(self, job: Job) -> None:
+        """Told once; the job does not notice."""
+        job.start(0, 0.02)
+        job.wait_for(0)
+        for name in ("status", "requests"):
+            if (job.run / name).exists():
+                (job.run / name).rename(job.folder / name)
+            (job.run / name).write_text("in the way")
+        time.sleep(2.5)
+        printed = job.end()[0]
+        assert printed.count("event=status cannot be written") == 1
+        assert printed.count("event=requests cannot be read") == 1
+
+
+class TestStatus:
+    def test_of_a_run_that_is_over(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        """Ended processes are called so, and nobody can be asked any more."""
+        job.start(0)
+        job.wait_for(0)
+        job.end()
+        assert main(["status", str(job.run)]) == 0
+        assert "1 ended" in capsys.readouterr().out
+        with pytest.raises(ConfigError, match="the run is over"):
+            stepprof.trigger(job.run)
+        assert main(["status", str(job.run), "--watch", "0.1", "--json"]) == 0
+        content = json.loads(capsys.readouterr().out)
+        assert content["conditions"] == {"ended": 1}
+
+    def test_the_commands_on_a_job_that_runs(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        """A request and what became of it, as text and as JSON."""
+        job.start(0)
+        job.wait_for(0)
+        assert main(["trigger", str(job.run), "--count", "2", "--set", "max_seconds=9", "--wait", "5"]) == 0
+        printed = capsys.readouterr().out
+        name = printed.split()[1]
+        assert "max_seconds = 9" in printed
+        assert "by 1 (rank 0)" in printed
+        assert main(["trigger", str(job.run), "--withdraw", name]) == 0
+        assert main(["trigger", str(job.run), "--withdraw", name]) == 0
+        assert "was withdrawn before" in capsys.readouterr().out
+        assert main(["trigger", str(job.run), "--json", "--backend", "null", "--set", "export=inline"]) == 0
+        answered = json.loads(capsys.readouterr().out)
+        assert answered["request"]["changes"] == {"export": "inline", "backend": ["null"]}
+        assert main(["status", str(job.run)]) == 0
+        assert f"request {name}" in capsys.readouterr().out
+        job.end()
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--step", "nxt"], 'did you mean "next"'),
+            (["--step", "0"], "is at step"),
+            (["--step", "9" * 5000], "too large"),
+            (["--set", f"torch={'[' * 100_000}"], "torch"),
+            (["--ranks", "9"], "the nearest is 3"),
+            (["--role", "actr"], 'did you mean "actor"'),
+            (["--backend", "nul"], 'did you mean "null"'),
+            (["--set", "max_seconds"], "expected KEY=VALUE"),
+            (["--set", "torch=1", "--set", "torch.with_stack=true"], "torch is set to a value already"),
+            (["--ranks", "0", "--set", "ranks=all"], "named twice"),
+            (["--withdraw", "x"], "no such request"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_where_it_is_made(
+        self,
+        written: Path,
+        tmp_path: Path,
+        arguments: list[str],
+        message: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """Against the run's own roles, ranks and steps; nothing is written."""
+        run = half_written_run(written, tmp_path)
+        assert main(["trigger", str(run), *arguments]) == 2
+        assert message in capsys.readouterr().err
+        assert not (run / "requests").exists()
+
+    @pytest.mark.parametrize(("command", "option"), [("trigger", "--wait"), ("status", "--watch")])
+    @pytest.mark.parametrize("value", ["nan", "-1", "inf", "soon"])
+    def test_seconds_that_are_none(
+        self, command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Refused before anything is done."""
+        with pytest.raises(SystemExit):
+            main([command, "run", f"{option}={value}"])
+        assert f"argument {option}" in capsys.readouterr().err
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
+    def test_another_user_is_refused_where_it_asks(
+        self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Before it makes a folder that would be closed to the user whose job it is."""
+        run = half_written_run(written, tmp_path)
+        os.chown(run / "status" / "rank-0.json", 12345, -1)
+        assert main(["trigger", str(run)]) == 2
+        assert "only user 12345, whose job this is, may ask; you are user 0" in capsys.readouterr().err
+        assert sorted(path.name for path in run.iterdir()) == ["run.json", "spans", "status"]
+
+    def test_damaged_stale_and_hostile_files(
+        self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whatever lies there, the command shows it and says what it is."""
+        run = half_written_run(written, tmp_path)
+        folder = run / "status"
+        good = json.loads((folder / "rank-0.json").read_text())
+        (folder / "rank-1.json").write_text("{")
+        (folder / "rank-2.json").write_text("[" * 100_000)
+        (folder / "rank-3.json").write_text(
+            json.dumps({**good, "rank": 3, "published_unix_ns": time.time_ns() - 10**12})
+        )
+        os.utime(folder / "rank-3.json", (0, 0))
+        (folder / "rank-4.json").write_text(
+            json.dumps(
+                {**good, "rank": "a\x1b[31m", "engines": {"r/0": {"state": 1, "health": "ok"}, "x": 3}}
+            )
+        )
+        (folder / "rank-5.json").write_text(json.dumps({key: {"a": [1e999]} for key in good}))
+        os.mkfifo(folder / "rank-6.json")
+        assert main(["status", str(run)]) == 1
+        printed = capsys.readouterr().out
+        assert "4 damaged, 2 live, 1 stale" in printed
+        assert "\x1b" not in printed
+
+    def test_of_a_run_that_tells_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """An older run, or one that has just begun."""
+        (tmp_path / "job").mkdir()
+        (tmp_path / "job" / "run.json").write_text("{}")
+        assert main(["status", str(tmp_path / "job")]) == 0
+        assert "no process has told of itself" in capsys.readouterr().out
+        assert main(["trigger", str(tmp_path / "job")]) == 2
+        assert main(["trigger", str(tmp_path / "job"), "--step", "7", "--wait", "0"]) == 1
+        assert "no process of the run has answered" in capsys.readouterr().out
+
+
+class TestPython:
+    def test_without_a_session_the_run_must_be_named(self) -> None:
+        """There is nothing to guess."""
+        with pytest.raises(ConfigError, match="name the run"):
+            stepprof.trigger()
+
+    def test_in_the_job_itself(self, tmp_path: Path) -> None:
+        """A rank asks for all of them."""
+        session = stepprof.init({"backend": "null", "output_dir": str(tmp_path)})
+        try:
+            with stepprof.profile_step(3):
+                request = stepprof.trigger(step=5)
+            deadline = time.monotonic() + 10
+            while not session.selector.requests and time.monotonic() < deadline:
+                time.sleep(0.05)
+            for step in (4, 5):
+                with stepprof.profile_step(step):
+                    pass
+        finally:
+            stepprof.shutdown()
+        assert request.step == 5
+        assert session.path is not None
+        (status,) = read_statuses(session.path)
+        assert status["requests"][request.name]["outcome"] == "reached"
+
+    def test_a_step_that_has_begun_beside_an_earlier_one(self, tmp_path: Path) -> None:
+        """One step ahead: the rollout of 6 is under way, or over, though the window that was entered last is of 5."""
+        session = stepprof.init({"backend": "null", "output_dir": str(tmp_path)})
+        path = session.path
+        assert path is not None
+        try:
+            ahead = stepprof.profile_step(6, role="rollout")
+            ahead.start()
+            with stepprof.profile_step(5, role="actor"):
+                _until(lambda: [status["step"] for status in read_statuses(path)] == [6])
+                with pytest.raises(ConfigError, match="is at step 6 already"):
+                    stepprof.trigger(step=6)
+                ahead.stop()
+                place_request(path, late := Request.make(6))
+                _until(lambda: late.name in session.live.control.outcomes())
+            seen = session.live.control.outcomes()[late.name]
+        finally:
+            stepprof.shutdown()
+        assert (seen["outcome"], seen["reason"]) == (
+            "missed",
+            "this rank was at step 6 when it saw the request",
+        )
+
+    def test_a_folder_that_is_none(self, tmp_path: Path) -> None:
+        """Said before anything is written."""
+        with pytest.raises(ConfigError, match="no such folder"):
+            ask(tmp_path / "nowhere", 3, count=1, role=None)
+
+
+RANK = {
+    "step": 10,
+    "stride": 1,
+    "step_since_unix_ns": 0,
+    "pace_seconds": 1.0,
+    "published_unix_ns": 10**12,
+    "age_seconds": 0.0,
+}
+
+
+class TestReachableStep:
+    def test_nobody_will_have_begun_it(self) -> None:
+        """The rank that is furthest decides, by how far it may have come since it told."""
+        behind = {**RANK, "step": 2}
+        assert reachable_step([RANK, behind]) == 15
+        assert reachable_step([{**RANK, "age_seconds": 10.0}, behind]) == 27
+
+    def test_a_step_that_takes_long_is_no_reason_to_wait(self) -> None:
+        """One that had just begun when it was told has not ended meanwhile."""
+        begun = {**RANK, "pace_seconds": 60.0, "step_since_unix_ns": RANK["published_unix_ns"]}
+        assert reachable_step([begun]) == 11
+        assert reachable_step([{**begun, "age_seconds": 30.0}]) == 11
+
+    def test_of_a_rank_that_hangs_no_more_steps_are_expected(self) -> None:
+        """Nor of one whose clock is an hour behind."""
+        assert reachable_step([{**RANK, "age_seconds": 3600.0}]) == 33
+
+    def test_a_clock_that_is_wrong(self) -> None:
+        """For how long its step has run is told by its own clock alone."""
+        wrong = {**RANK, "published_unix_ns": 10**9, "step_since_unix_ns": 0, "pace_seconds": 10.0}
+        assert reachable_step([wrong]) == 11
+
+    def test_steps_far_apart(self) -> None:
+        """The next one that there will be."""
+        assert reachable_step([{**RANK, "stride": 10}]) == 60
+        assert reachable_step([{**RANK, "stride": 10, "pace_seconds": None}]) == 30
+
+    def test_ranks_that_have_not_begun(self) -> None:
+        """The first step of all, and one more where nobody knows how long a step takes."""
+        assert reachable_step([{**RANK, "step": None}]) == 1
+        assert reachable_step([{**RANK, "pace_seconds": None}]) == 12
+        assert reachable_step([]) == 1
+
+
+class TestWhatWasTold:
+    def told(self, run: Path, rank: int, *, started: float = 100.0, ago: float = 0.0, **more: Any) -> Path:
+        """A status file of a process of another host, which was written so long ago."""
+        now = time.time()
+        content = {
+            "rank": rank,
+            "writer": {"host": "elsewhere", "pid": 1},
+            "started_unix_ns": int((now - started) * 1e9),
+            "published_unix_ns": int((now - ago) * 1e9),
+            "ended": False,
+            **more,
+        }
+        path = run / "status" / f"rank-{rank}{more.get('number', '')}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
+        os.utime(path, (now - ago, now - ago))
+        return path
+
+    def conditions(self, run: Path) -> list[str]:
+        return [status["condition"] for status in read_statuses(run)]
+
+    def test_by_a_clock_that_is_an_hour_wrong(self, tmp_path: Path) -> None:
+        """The file system knows when a file was written: neither is it stale nor told of the future."""
+        for rank, hours in ((0, -1), (1, 1)):
+            path = self.told(tmp_path, rank, published_unix_ns=time.time_ns() + hours * 3600 * 10**9)
+            os.utime(path, (time.time() - 4, time.time() - 4))
+        assert self.conditions(tmp_path) == ["live", "live"]
+        assert [round(status["age_seconds"]) for status in read_statuses(tmp_path)] == [4, 4]
+
+    def test_of_a_job_that_was_started_anew(self, tmp_path: Path) -> None:
+        """With another process of the rank, or all anew with fewer ranks: what is left of it is replaced."""
+        self.told(tmp_path, 0, started=500.0, ago=60.0)
+        self.told(tmp_path, 1, started=500.0, ago=60.0)
+        assert self.conditions(tmp_path) == ["stale", "stale"]
+        self.told(tmp_path, 0, started=50.0, number=".2")
+        assert self.conditions(tmp_path) == ["live", "replaced", "replaced"]
+
+    def test_each_further_rank_of_such_a_job_costs_the_same(self, tmp_path: Path) -> None:
+        """However many were left behind, and however many came after."""
+        costs = []
+        for first, after in ((0, 20), (20, 40), (40, 80)):
+            for rank in range(first, after):
+                self.told(tmp_path, rank, started=500.0, ago=60.0)
+                self.told(tmp_path, rank, started=50.0, number=".2")
+            costs.append(instructions_of(read_statuses, tmp_path))
+        assert costs[2] - costs[1] < 2.06 * (costs[1] - costs[0])
+
+    def test_a_rank_that_comes_late_replaces_nobody(self, tmp_path: Path) -> None:
+        """One that hangs stays stale, whoever comes after."""
+        self.told(tmp_path, 0, started=500.0)
+        self.told(tmp_path, 1, started=500.0, ago=60.0)
+        self.told(tmp_path, 2, started=50.0)
+        assert self.conditions(tmp_path) == ["live", "stale", "live"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a process leaves that is in the middle of step 7: the run's folder, with the status that it told last."""
+    folder = tmp_path_factory.mktemp("written")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("STEPPROF")]:
+            patch.delenv(name)
+        config = {"backend": "null", "output_dir": str(folder)}
+        session = stepprof.init(config, rank=0, world_size=4, run_id="job")
+    for step in range(1, 8):
+        with stepprof.profile_step(step, role="actor"):
+            pass
+    session.background.round()
+    time.sleep(1)
+    session.background.round()
+    run = session.path
+    assert run is not None
+    status = (run / "status" / "rank-0.json").read_text()
+    stepprof.shutdown()
+    (run / "status" / "rank-0.json").write_text(status)
+    return run
+
+
+def half_written_run(written: Path, folder: Path) -> Path:
+    """A copy of it, which this process seems to write: a moment ago."""
+    run = Path(shutil.copytree(written, folder / "job"))
+    path = run / "status" / "rank-0.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "published_unix_ns": time.time_ns()}))
+    return run
+
+
+def on_a_terminal(
+    *arguments: str, lines: int = 40, once: bytes = b"", then: Callable[[], object] = lambda: None
+) -> bytes:
+    """What a command shows on a terminal that is 150 columns wide; something is done as soon as it has shown some word."""
+    ours, theirs = os.openpty()
+    shown = subprocess.Popen(
+        [sys.executable, "-m", "stepprof", *arguments],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "150", "LINES": str(lines)},
+    )
+    os.close(theirs)
+    printed, done = b"", False
+    while True:
+        try:
+            printed += os.read(ours, 65536)
+        except OSError:  # the other side of the terminal has gone
+            break
+        if not done and once in printed:
+            done = True
+            then()
+    os.close(ours)
+    assert shown.wait(20) == 0
+    return printed
+
+
+class TestTerminal:
+    @pytest.mark.parametrize("arguments", [[], ["--watch", "0.1"]])
+    def test_with_colours(self, written: Path, tmp_path: Path, arguments: list[str]) -> None:
+        """On a terminal the same words are in colours; --watch ends with the run."""
+        run = half_written_run(written, tmp_path)
+        path = run / "status" / "rank-0.json"
+        engines = {"rollout/0": {"kind": "vllm", "name": "x", "host": "n-1", "state": "idle", "health": "ok"}}
+        content = {**json.loads(path.read_text()), "engines": engines, "last_error": "export: a disk is full"}
+        path.write_text(json.dumps(content))
+
+        def end() -> None:
+            path.write_text(json.dumps({**content, "ended": True}))
+
+        printed = on_a_terminal(
+            "status", str(run), *arguments, once=b"a disk is full", then=end if arguments else lambda: None
+        )
+        assert b"\x1b[" in printed
+        for word in (b"rollout/0", b"a disk is full", b"live"):
+            assert word in printed
+
+    def test_more_ranks_than_lines(self, written: Path, tmp_path: Path) -> None:
+        """While each of them is watched, what is not as it should be comes first; at the end all are shown."""
+        run = half_written_run(written, tmp_path)
+        path = run / "status" / "rank-0.json"
+        content = json.loads(path.read_text())
+        for rank in range(1, 60):
+            error = "export: a disk is full" if rank == 50 else None
+            path.with_name(f"rank-{rank}.json").write_text(
+                json.dumps({**content, "rank": rank, "last_error": error})
+            )
+
+        def end() -> None:
+            for each in path.parent.iterdir():
+                each.write_text(json.dumps({**json.loads(each.read_text()), "ended": True}))
+
+        printed = on_a_terminal(
+            "status", str(run), "--all", "--watch", "0.1", lines=12, once=b"without --watch", then=end
+        )
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode()).replace("\r", "")
+        watched, _, ended = plain.partition("60 ended")
+        ranks = [line.split()[0] for line in watched.splitlines() if " idle " in line]
+        assert ranks[:7] == ["50", "0", "1", "2", "3", "4", "5"]
+        assert "53 more lines" in watched
+        assert "rank 50: export: a disk is full" in watched
+        assert re.search(r"^59 ", ended, re.MULTILINE)
+
+    def test_as_text_until_the_run_ends(self, job: Job) -> None:
+        """Through a pipe, one table after the other."""
+        job.start(0)
+        job.wait_for(0)
+        shown = subprocess.Popen(
+            [sys.executable, "-m", "stepprof", "status", str(job.run), "--watch", "0.2"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(1.5)
+        job.end()
+        printed = shown.communicate(timeout=20)[0]
+        assert printed.count("run job") > 1
+        assert "1 ended" in printed.rsplit("run job", 1)[1]
+
+
+def _until(test: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,342 @@
+"""Requests as one session sees them: what it reads, what it takes, what becomes of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from stepprof.config.config import Config
+from stepprof.host.rank import Identity
+from stepprof.recording.control.request_inbox import KNOWN, TRIES, Control
+from stepprof.recording.selector import Selector
+from stepprof.run.requests import Request, place_request, withdraw_request
+
+
+class Session:
+    """What a session is to its control: a selector, and the step that was entered last."""
+
+    def __init__(self, run: Path, *, rank: int = 0, **config: object) -> None:
+        self.last: int | None = None
+        self.not_here: set[str | None] = set()
+        self.probed: list[tuple[str, ...]] = []
+        self.selector = Selector(Config(backend="null", **config), Identity(rank, 4, "rank"), lambda: None)  # type: ignore[arg-type]
+        self.control = Control(
+            run,
+            self.selector,
+            lambda policy: self.probed.append(policy.backend),
+            lambda: self.last,
+            lambda request, early: "no such role" if request.role in self.not_here else None,
+        )
+
+    def look(self) -> dict[str, str]:
+        """Look again, however soon after the last time; the outcomes."""
+        self.control._looked = -10.0
+        self.control.look()
+        return {name: seen["outcome"] for name, seen in self.control.outcomes().items()}
+
+    def enter(self, step: int, role: str | None = None) -> bool:
+        """A window comes in, as the session has it."""
+        self.last = step
+        selected = self.selector.select(step, role) is not None
+        if selected:
+            self.selector.window(step, role, None)
+        return selected
+
+
+def failing(call: Callable[..., Any], times: int) -> Callable[..., Any]:
+    """A call that fails so often, as one of a network file system may."""
+    left = [times]
+
+    def fail(*args: Any, **keywords: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return call(*args, **keywords)
+
+    return fail
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(tmp_path)
+
+
+class TestTaking:
+    def test_nothing_is_asked_for(self, session: Session) -> None:
+        """Most runs have no such folder."""
+        assert session.look() == {}
+
+    def test_no_more_than_one_look_a_second(self, session: Session, tmp_path: Path) -> None:
+        """Rounds of the background thread come more often while something is recorded."""
+        session.control.look()
+        place_request(tmp_path, Request.make(7))
+        session.control.look()
+        assert session.control.outcomes() == {}
+
+    def test_taken_and_reached(self, session: Session, tmp_path: Path) -> None:
+        """Its backend is loaded ahead; what becomes of it is known as soon as its last window has come in."""
+        session.enter(3)
+        request = Request.make(7, count=2)
+        place_request(tmp_path, request)
+        assert session.look() == {request.name: "accepted"}
+        assert session.probed == []
+        session.control.prepare()
+        assert session.probed == [("null",)]
+        assert [session.enter(step) for step in (6, 7)] == [False, True]
+        assert session.look() == {request.name: "accepted"}
+        assert session.enter(8)
+        assert session.look() == {request.name: "reached"}
+
+    def test_two_within_one_tick_of_the_clock(self, session: Session, tmp_path: Path) -> None:
+        """A folder that has just changed is read again although its time of change is the same."""
+        one, other = Request.make(7), Request.make(8)
+        path = place_request(tmp_path, one)
+        session.look()
+        changed = path.parent.stat().st_mtime_ns
+        place_request(tmp_path, other)
+        os.utime(path.parent, ns=(changed, changed))
+        assert set(session.look()) == {one.name, other.name}
+
+    def test_a_folder_that_has_not_changed_is_not_read(self, session: Session, tmp_path: Path) -> None:
+        """Only its time of change is asked for."""
+        place_request(tmp_path, Request.make(7))
+        session.look()
+        read_ns, read_at = session.control._read_at
+        session.control._read_at = read_ns, read_at - 10
+        session.control._files.clear()
+        session.look()
+        assert session.control._files == set()
+
+    def test_a_file_system_without_times_of_folders(self, session: Session, tmp_path: Path) -> None:
+        """An object store that is mounted: the folder is read again after a while."""
+        one, other = Request.make(7), Request.make(8)
+        path = place_request(tmp_path, one)
+        os.utime(path.parent, (0, 0))
+        session.look()
+        place_request(tmp_path, other)
+        os.utime(path.parent, (0, 0))
+        session.control._read_at = (session.control._read_at[0], session.control._read_at[1] - 40)
+        assert set(session.look()) == {one.name, other.name}
+
+    def test_a_folder_that_could_not_be_read(self, session: Session, tmp_path: Path) -> None:
+        """A stale handle of a network file system: read as soon as that can be, though it has not changed since."""
+        request = Request.make(7)
+        place_request(tmp_path, request)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "scandir", failing(os.scandir, times=1))
+            assert session.look() == {}
+        session.control._read_at = (session.control._read_at[0], session.control._read_at[1] - 10)
+        assert session.look() == {request.name: "accepted"}
+
+    def test_a_name_that_is_shown_before_its_file(self, session: Session, tmp_path: Path) -> None:
+        """Not refused: it is looked for again."""
+        request = Request.make(7)
+        place_request(tmp_path, request)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "open", failing(os.open, times=3))
+            session.look()
+            session.control._read_at = (session.control._read_at[0], session.control._read_at[1] - 10)
+            assert [session.look() for _ in range(3)] == [{}, {}, {request.name: "accepted"}]
+        assert session.control._unread == {}
+
+    def test_a_file_that_is_never_there(self, session: Session, tmp_path: Path) -> None:
+        """Refused after a while, and looked for no more."""
+        path = place_request(tmp_path, Request.make(7))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "open", failing(os.open, times=1000))
+            found = [session.look() for _ in range(TRIES + 1)]
+        assert found[-3:] == [{}, {path.stem: "refused"}, {path.stem: "refused"}]
+        assert session.look() == {path.stem: "refused"}
+
+    def test_one_that_is_gone_before_it_was_read(self, session: Session, tmp_path: Path) -> None:
+        """Somebody has removed it by hand: nothing was asked for."""
+        path = place_request(tmp_path, Request.make(7))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "open", failing(os.open, times=1))
+            session.look()
+        path.unlink()
+        assert session.look() == {}
+        assert session.control._unread == {}
+
+    def test_its_step_begins_while_it_is_taken(self, tmp_path: Path) -> None:
+        """What is left of a step that has begun is not recorded: the rest of the request is."""
+        session = Session(tmp_path)
+        steps = iter([6, 7, 7])
+        session.control._last_step = lambda: next(steps)
+        place_request(tmp_path, request := Request.make(7, count=2))
+        session.control._take(tmp_path / "requests" / f"{request.name}.json")
+        seen = session.control.outcomes()[request.name]
+        assert (seen["outcome"], seen["missed"]) == ("accepted", "7")
+        assert [str(left.steps) for left in session.selector.requests] == ["8"]
+
+
+class TestOutcomes:
+    def test_missed(self, session: Session, tmp_path: Path) -> None:
+        """The step was past, or its windows never came."""
+        session.enter(9)
+        past, coming = Request.make(5), Request.make(20, role="critic")
+        for request in (past, coming):
+            place_request(tmp_path, request)
+        assert session.look() == {past.name: "missed", coming.name: "accepted"}
+        for step in (20, 21, 22):
+            session.enter(step)
+        assert session.look()[coming.name] == "missed"
+        assert "no window" in session.control.outcomes()[coming.name]["reason"]
+
+    def test_the_rest_of_a_request(self, session: Session, tmp_path: Path) -> None:
+        """What was past is told, what was not is recorded."""
+        session.enter(5)
+        place_request(tmp_path, request := Request.make(5, count=2))
+        session.look()
+        assert [session.enter(step) for step in (6, 7, 8)] == [True, False, False]
+        assert session.look() == {request.name: "missed"}
+        assert session.control.outcomes()[request.name]["missed"] == "5"
+
+    def test_for_other_ranks(self, tmp_path: Path) -> None:
+        """Neither taken for missed nor for reached."""
+        session = Session(tmp_path, rank=2)
+        session.enter(5)
+        past, coming = Request.make(3, ranks="0"), Request.make(7, ranks="0")
+        for request in (past, coming):
+            place_request(tmp_path, request)
+        session.look()
+        for step in (7, 8, 9):
+            session.enter(step)
+        assert session.look() == {past.name: "not here", coming.name: "not here"}
+
+    def test_for_a_role_of_other_processes(self, session: Session, tmp_path: Path) -> None:
+        """A trainer has not missed what the rollout's own process was asked for, neither by going on nor by its end."""
+        session.not_here = {"rollout"}
+        session.enter(5, "actor")
+        past, early, late = (Request.make(step, role="rollout") for step in (3, 7, 70))
+        for request in (past, early, late):
+            place_request(tmp_path, request)
+        assert session.look() == {past.name: "not here", early.name: "accepted", late.name: "accepted"}
+        for step in (7, 8, 9):
+            session.enter(step, "actor")
+        assert session.look() == {past.name: "not here", early.name: "not here", late.name: "accepted"}
+        session.control.close()
+        assert {seen["outcome"] for seen in session.control.outcomes().values()} == {"not here"}
+
+    def test_withdrawn_before_it_was_seen_and_after(self, session: Session, tmp_path: Path) -> None:
+        """Either way it holds no more; one that has come is not undone."""
+        before, after, done = (Request.make(step) for step in (7, 8, 3))
+        for request in (before, after, done):
+            place_request(tmp_path, request)
+        withdraw_request(tmp_path, before.name)
+        session.look()
+        session.enter(3)
+        session.look()
+        for request in (after, done):
+            withdraw_request(tmp_path, request.name)
+        expected = {before.name: "withdrawn", after.name: "withdrawn", done.name: "reached"}
+        assert session.look() == expected
+        assert not session.enter(8)
+
+    def test_the_session_ends_before(self, session: Session, tmp_path: Path) -> None:
+        """Said at the end, in the status that stays."""
+        place_request(tmp_path, request := Request.make(7))
+        session.look()
+        session.control.close()
+        seen = session.control.outcomes()[request.name]
+        assert (seen["outcome"], seen["reason"]) == ("missed", "the session ended before these steps")
+
+    def test_what_is_long_past_is_forgotten(self, session: Session, tmp_path: Path) -> None:
+        """The selector does not carry every request of a long run."""
+        place_request(tmp_path, Request.make(7))
+        session.look()
+        for step in (7, 30):
+            session.enter(step)
+        session.look()
+        assert session.selector.requests == ()
+
+
+class TestRefusing:
+    def test_where_every_file_belongs_to_one_user(self, session: Session, tmp_path: Path) -> None:
+        """A volume on which nobody's files are his own: what this process itself makes there says whose a request must be."""
+        session.control._uid = os.getuid() + 1
+        place_request(tmp_path, request := Request.make(7))
+        assert session.look() == {request.name: "accepted"}
+        assert sorted(path.name for path in (tmp_path / "requests").iterdir()) == [f"{request.name}.json"]
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
+    def test_another_user_withdraws_nothing(self, session: Session, tmp_path: Path) -> None:
+        """Neither before it was seen nor after."""
+        before, after = Request.make(7), Request.make(8)
+        with capture_logs() as logs:
+            for request in (before, after):
+                path = place_request(tmp_path, request)
+                if request is after:
+                    session.look()
+                withdraw_request(tmp_path, request.name)
+                os.chown(path.with_suffix(".withdrawn"), 12345, -1)
+            expected = {before.name: "accepted", after.name: "accepted"}
+            assert session.look() == expected
+            assert session.look() == expected
+        refused = [line["reason"] for line in logs if line["event"] == "withdrawal refused"]
+        assert len(refused) == 2
+        assert all("made by user 12345" in reason for reason in refused)
+
+    def test_what_cannot_stand_with_the_configuration(self, tmp_path: Path) -> None:
+        """With the reason, and nothing of it holds."""
+        session = Session(tmp_path, join_steps=True)
+        place_request(tmp_path, request := Request.make(7, capture_per="region", regions=["a"]))
+        assert session.look() == {request.name: "refused"}
+        assert "join_steps" in session.control.outcomes()[request.name]["reason"]
+
+    def test_a_flood(self, session: Session, tmp_path: Path) -> None:
+        """So many files are no requests of a person."""
+        place_request(tmp_path, Request.make(7))
+        session.control._files = {str(number) for number in range(KNOWN)}
+        assert session.look() == {}
+        assert "files" in str(session.control._failed)
+
+    def test_a_folder_that_is_none(self, session: Session, tmp_path: Path) -> None:
+        """Told once, whatever it is instead."""
+        (tmp_path / "requests").write_text("")
+        assert session.look() == session.look() == {}
+        assert "Not a directory" in str(session.control._failed)
+
+    def test_a_run_that_cannot_be_asked(self, tmp_path: Path) -> None:
+        """The folder's own parent is a file."""
+        (tmp_path / "file").write_text("")
+        session = Session(tmp_path / "file")
+        assert session.look() == {}
+        assert session.control._failed is not None
+
+
+class TestManyFilesOfOthers:
+    def test_one_line_with_their_number(self, session: Session, tmp_path: Path) -> None:
+        """The first ones have a line each; of 2,000 more, one line says how many they are, and further ones are counted at the end."""
+        place_request(tmp_path, Request.make(7))
+        for number in range(2000):
+            (tmp_path / "requests" / f"x{number}.json").write_text("{")
+            (tmp_path / "requests" / f"y{number}.withdrawn").symlink_to("/dev/zero")
+        with capture_logs() as logs:
+            session.look()
+            (tmp_path / "requests" / "late.json").write_text("{")
+            session.control._read_at = (0, 0.0)
+            session.look()
+            session.control.close()
+        refused = [line for line in logs if line["event"] in ("request refused", "withdrawal refused")]
+        assert len(refused) == 8
+        counted = [
+            (line["files"], line["in_all"]) for line in logs if line["event"] == "more requests refused"
+        ]
+        assert counted == [(3992, 4000), (1, 4001)]
+
+    def test_a_few(self, session: Session, tmp_path: Path) -> None:
+        """Each has its line, and nothing is counted."""
+        (tmp_path / "requests").mkdir()
+        for number in range(3):
+            (tmp_path / "requests" / f"x{number}.json").write_text("{")
+        with capture_logs() as logs:
+            session.look()
+            session.control.close()
+        assert [line["event"] for line in logs] == ["request refused"] * 3

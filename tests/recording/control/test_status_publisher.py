@@ -1,0 +1,209 @@
+"""What a session tells of itself: when a version is written, under which name, and what happens where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from stepprof.instrument.context import Scope
+from stepprof.recording.control.live_status import Pace
+from stepprof.recording.control.status_publisher import BEAT_SECONDS, Publisher
+from stepprof.run.layout import RunDir
+from stepprof.run.manifest_writer import Origin
+from stepprof.run.status import read_statuses
+
+
+class Told:
+    """A publisher whose words are the test's."""
+
+    def __init__(self, run: Path, rank: int | str = 0, world_size: int | None = 4) -> None:
+        self.condition: dict[str, Any] = {"state": "idle"}
+        self.progress: dict[str, Any] = {"step": 1}
+        self.origin = Origin(RunDir(run, "run"), rank, world_size)
+        self.publisher = Publisher(self.origin, lambda: dict(self.condition), lambda: dict(self.progress))
+
+    def after(self, seconds: float) -> dict[Any, Any]:
+        """A round so long after the last version; what lies there then."""
+        self.publisher._written -= seconds
+        self.publisher.publish()
+        return self.read()
+
+    def read(self) -> dict[Any, Any]:
+        return {status["file"]: status for status in read_statuses(self.origin.run.path)}
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    made = Told(tmp_path)
+    made.publisher.publish()
+    return made
+
+
+class TestWhen:
+    def test_a_state_at_once_a_step_later_and_a_sign_of_life(self, told: Told) -> None:
+        """At most one version a second."""
+        told.condition["state"] = "recording"
+        told.publisher.publish()
+        assert told.read()["rank-0.json"]["state"] == "idle"
+        assert told.after(1.0)["rank-0.json"]["state"] == "recording"
+        told.progress["step"] = 2
+        assert told.after(1.0)["rank-0.json"]["step"] == 1
+        assert told.after(1.1)["rank-0.json"]["step"] == 2
+        before = told.read()["rank-0.json"]["published_unix_ns"]
+        assert told.after(3.0)["rank-0.json"]["published_unix_ns"] == before
+        assert told.after(2.1)["rank-0.json"]["published_unix_ns"] > before
+
+    def test_among_many_ranks_a_step_waits_for_the_beat(self, tmp_path: Path) -> None:
+        """A shared file system has other things to do."""
+        told = Told(tmp_path, world_size=1000)
+        told.publisher.publish()
+        told.progress["step"] = 2
+        assert told.after(3.0)["rank-0.json"]["step"] == 1
+        assert told.after(BEAT_SECONDS - 2.9)["rank-0.json"]["step"] == 2
+
+    def test_the_last_word(self, told: Told) -> None:
+        """A session that ends in good order says so."""
+        told.publisher.close()
+        assert told.read()["rank-0.json"]["condition"] == "ended"
+
+
+class TestName:
+    def test_the_rank_becomes_known(self, told: Told) -> None:
+        """The file moves with it."""
+        told.origin.rank = 3
+        assert list(told.after(6)) == ["rank-3.json"]
+
+    def test_another_process_of_the_same_rank(self, told: Told, tmp_path: Path) -> None:
+        """One that lives keeps its file; one that has ended leaves it."""
+        script = (
+            "import sys, json; from stepprof.host.process_identity import writer_identity; print(json.dumps(writer_identity())); "
+            "sys.stdout.flush(); sys.stdin.read()"
+        )
+        other = subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert other.stdout is not None
+        path = tmp_path / "status" / "rank-0.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "writer": json.loads(other.stdout.readline())}))
+        second = Told(tmp_path)
+        second.publisher.publish()
+        assert set(second.read()) == {"rank-0.json", "rank-0.2.json"}
+        other.communicate("")
+        third = Told(tmp_path)
+        third.origin.writer = {**third.origin.writer, "pid": 1, "pid_start": 1}
+        third.publisher.publish()
+        assert json.loads(path.read_text())["writer"]["pid"] == 1
+
+    @pytest.mark.parametrize("damaged", ["", "[]", '{"writer": 3}', "[" * 100_000])
+    def test_a_file_that_is_not_ours_to_replace(self, tmp_path: Path, damaged: str) -> None:
+        """Whatever it is, it stays."""
+        (tmp_path / "status").mkdir()
+        (tmp_path / "status" / "rank-0.json").write_text(damaged)
+        told = Told(tmp_path)
+        told.publisher.publish()
+        assert (tmp_path / "status" / "rank-0.json").read_text() == damaged
+        assert "rank-0.2.json" in told.read()
+
+    def test_a_pipe_in_its_place(self, tmp_path: Path) -> None:
+        """Not waited for: `init` tells for the first time, on the training thread."""
+        (tmp_path / "status").mkdir()
+        os.mkfifo(tmp_path / "status" / "rank-0.json")
+        told = Told(tmp_path)
+        told.publisher.publish()
+        assert [name for name, seen in told.read().items() if seen["condition"] == "live"] == [
+            "rank-0.2.json"
+        ]
+
+    def test_a_process_without_a_rank(self, tmp_path: Path) -> None:
+        """The driver of a Ray job."""
+        told = Told(tmp_path, "driver")
+        told.publisher.publish()
+        assert told.read()["rank-driver.json"]["rank"] == "driver"
+
+
+class TestFailing:
+    def test_told_once_and_tried_again(self, told: Told, tmp_path: Path) -> None:
+        """The run directory goes, and comes back."""
+        moved = tmp_path.with_name(f"{tmp_path.name}-moved")
+        tmp_path.rename(moved)
+        with capture_logs() as logs:
+            told.after(6)
+            told.after(2)
+            told.after(6)
+        assert [entry["event"] for entry in logs] == ["status cannot be written"]
+        tmp_path.mkdir()
+        told.condition["state"] = "armed"
+        assert told.after(6)["rank-0.json"]["state"] == "armed"
+        shutil.rmtree(moved)
+
+
+class TestPace:
+    @staticmethod
+    def window(step: int, start: float, end: float, role: str | None = None) -> Any:
+        scope = Scope()
+        scope.number, scope.role = step, role
+        return (role or "step", "window", round(start * 1e9), round(end * 1e9), 1, None, scope, None, False)
+
+    def test_of_windows(self) -> None:
+        """A step lasts from its first window to its last; what comes between steps counts for the pace."""
+        pace = Pace()
+        assert (pace.seconds, pace.shortest) == (None, None)
+        pace.see([self.window(1, 0.0, 0.5, "rollout"), self.window(1, 0.5, 1.0, "actor")])
+        assert pace.seconds is None
+        pace.see([self.window(2, 3.0, 4.0), ("region", "region", 0, 1, 1, None, None, None, False)])
+        assert (pace.seconds, pace.shortest) == (1.0, 3.0)
+        pace.see([self.window(3, 5.0, 5.5)])
+        assert (pace.seconds, pace.shortest, pace.roles) == (1.0, 2.0, {"actor", "rollout"})
+
+    def test_a_window_around_late_ones(self) -> None:
+        """The whole step ends last; what ended first in it is not when it began."""
+        pace = Pace()
+        for step in range(1, 4):
+            pace.see(
+                [
+                    self.window(step, 60 * step + 50, 60 * step + 59, "actor"),
+                    self.window(step, 60 * step, 60 * step + 60),
+                ]
+            )
+        assert pace.shortest == 60.0
+
+    def test_of_steps_that_overlap(self) -> None:
+        """The rollout of the next step runs while the policy learns from the last one: the pace is that of the loop."""
+        pace = Pace()
+        for step in range(1, 9):
+            begun = 10.0 * step
+            pace.see(
+                [
+                    self.window(step + 1, begun, begun + 8, "rollout"),
+                    self.window(step, begun, begun + 9, "actor"),
+                ]
+            )
+        assert (pace.newest, pace.shortest, pace.stride, pace.seconds) == (9, 10.0, 1, 19.0)
+
+    def test_of_steps_far_apart(self) -> None:
+        """Numbered by tens; a window that was open for very long is no step back, a checkpoint is one."""
+        pace = Pace()
+        pace.see([self.window(10 * number, number, number + 0.5) for number in range(1, 20)])
+        pace.see([self.window(10, 0.0, 19.9, "stream")])
+        assert (pace.newest, pace.shortest, pace.stride) == (190, 1.0, 10)
+        pace.see([self.window(50, 30.0, 31.0), self.window(60, 31.0, 31.5)])
+        assert (pace.newest, pace.seconds, pace.stride) == (60, 1.0, 10)
+
+    def test_without_spans(self) -> None:
+        """From look to look."""
+        pace = Pace()
+        assert pace.since_unix_ns(None) is None
+        first = pace.since_unix_ns(1)
+        assert pace.since_unix_ns(1) == first
+        assert pace.shortest is None
+        pace.since_unix_ns(11)
+        assert pace.shortest is not None

@@ -1,0 +1,447 @@
+"""Export jobs, with real children; what could end a process runs in one of its own."""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepprof.recording.export import executor, fork
+from stepprof.recording.export.executor import Exporter
+from stepprof.recording.export.job import ExportResult
+from stepprof.run.model import Artifact
+
+Runner = Callable[..., object]
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def artifact(path: str = "actor/rank-0.trace.json.gz", events: int | None = 5) -> Artifact:
+    return Artifact(path=path, kind="torch-trace", bytes=17, events=events)
+
+
+def outcome(thunk: Callable[[], tuple[Artifact, ...]], mode: str = "fork") -> ExportResult:
+    results: list[ExportResult] = []
+    exporter = Exporter()
+    exporter.submit("actor/0", thunk, mode, results.append)
+    assert exporter.wait(30)
+    (result,) = results
+    return result
+
+
+class TestModes:
+    @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
+    def test_delivers_the_artifacts(self, mode: str) -> None:
+        """Whatever the mode, the artifacts come back with the time that they took."""
+        result = outcome(lambda: (artifact(), artifact("x", None)), mode)
+        assert result.artifacts == (artifact(), artifact("x", None))
+        assert result.error is None
+        assert result.note is None
+        assert result.seconds >= 0
+
+    @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
+    def test_tells_a_failure_with_what_exists_nevertheless(self, mode: str) -> None:
+        """An exception of the job is its error; the artifacts that it carries are kept; what is left over is removed."""
+        removed: list[str] = []
+
+        class Job:
+            def __call__(self) -> tuple[Artifact, ...]:
+                error = ValueError("disk\nfull 漢")
+                error.artifacts = (artifact(),)  # type: ignore[attr-defined]
+                raise error
+
+            def discard(self) -> None:
+                removed.append("leftovers")
+
+        result = outcome(Job(), mode)
+        assert result.error == "ValueError: disk\nfull 漢"
+        assert result.artifacts == (artifact(),)
+        assert removed == ["leftovers"]
+
+    def test_inline_is_all_stall(self) -> None:
+        """In place the caller waits for all of it; on_done has been called when submit returns."""
+        results: list[ExportResult] = []
+        exporter = Exporter()
+        exporter.submit("a", lambda: time.sleep(0.05) or (), "inline", results.append)
+        assert results[0].stall_seconds >= 0.05
+        assert exporter.pending() == ()
+
+    def test_a_child_leaves_its_parent_free(self, tmp_path: Path) -> None:
+        """submit returns while the child still works, and the job is listed until it has ended."""
+        gate = tmp_path / "gate"
+
+        def job() -> tuple[Artifact, ...]:
+            while not gate.exists():
+                time.sleep(0.01)
+            return (artifact(str(os.getpid())),)
+
+        results: list[ExportResult] = []
+        exporter = Exporter()
+        exporter.submit("actor/0", job, "fork", results.append)
+        assert exporter.pending() == ("actor/0",)
+        assert not exporter.wait(0.05)
+        gate.touch()
+        assert exporter.wait(30)
+        assert exporter.pending() == ()
+        assert results[0].artifacts[0].path != str(os.getpid())
+        assert 0 < results[0].stall_seconds < results[0].seconds + 1
+
+
+class TestQueue:
+    def test_two_children_at_a_time(self, tmp_path: Path) -> None:
+        """Any number of jobs may be submitted from any thread; no more than two children run, and each job ends once."""
+        running = tmp_path / "running"
+        running.mkdir()
+
+        def job() -> tuple[Artifact, ...]:
+            mine = running / str(os.getpid())
+            mine.touch()
+            count = len(list(running.iterdir()))
+            time.sleep(0.05)
+            mine.unlink()
+            return (artifact(events=count),)
+
+        results: list[ExportResult] = []
+        exporter = Exporter()
+        threads = [
+            threading.Thread(
+                target=lambda: [exporter.submit("x", job, "fork", results.append) for _ in range(4)]
+            )
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert exporter.wait(60)
+        assert len(results) == 12
+        assert {result.error for result in results} == {None}
+        assert max(result.artifacts[0].events or 0 for result in results) <= executor.CHILDREN
+
+    def test_what_a_job_holds_is_dropped_when_it_has_ended(self) -> None:
+        """The captured events are freed after the child, not before and not never."""
+
+        class Job:
+            def __call__(self) -> tuple[Artifact, ...]:
+                return ()
+
+        job = Job()
+        seen = weakref.ref(job)
+        alive: list[bool] = []
+        exporter = Exporter()
+        exporter.submit("x", job, "fork", lambda _: alive.append(seen() is not None))
+        del job
+        assert exporter.wait(30)
+        gc.collect()
+        assert seen() is None
+
+    def test_a_callback_may_submit_and_may_fail(self) -> None:
+        """The watcher survives what on_done does, and serves the next job."""
+        results: list[ExportResult] = []
+        exporter = Exporter()
+
+        def again(_: ExportResult) -> None:
+            exporter.submit("second", lambda: (), "fork", results.append)
+            raise RuntimeError("callback")
+
+        exporter.submit("first", lambda: (), "fork", again)
+        assert exporter.wait(30)
+        assert len(results) == 1
+
+    def test_many_descriptors(self) -> None:
+        """Pipes with numbers beyond 1023 work as well."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard < 3000:
+            pytest.skip("too few descriptors allowed")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3000), hard))
+        held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1200)]
+        try:
+            assert outcome(lambda: (artifact(),)).artifacts == (artifact(),)
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class TestBadEnds:
+    @pytest.mark.parametrize(
+        ("end", "message"),
+        [
+            (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL (is the host out of memory?)"),
+            (lambda: os.kill(os.getpid(), signal.SIGSEGV), "killed by SIGSEGV"),
+            (lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1), f"killed by signal {signal.SIGRTMIN + 1}"),
+            (lambda: os._exit(3), "exited with status 3"),
+            (lambda: sys.exit(0), "exited with status 71"),
+        ],
+    )
+    def test_says_how_the_child_ended(self, end: Callable[[], None], message: str) -> None:
+        """A child that dies is an error that names its signal or status; nothing hangs."""
+
+        def job() -> tuple[Artifact, ...]:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            faulthandler.disable()
+            end()
+            return ()
+
+        assert message in str(outcome(job).error)
+
+    def test_a_child_that_hangs_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Past its time a child is killed, and its job ends with an error."""
+        monkeypatch.setattr(executor, "EXPORT_TIMEOUT_SECONDS", 0.2)
+        monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
+        assert "SIGKILL" in str(outcome(lambda: time.sleep(60) or ()).error)
+
+    def test_somebody_else_reaps_the_child(self) -> None:
+        """A program that ignores SIGCHLD takes our exit status away; the report is enough."""
+        before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            assert outcome(lambda: (artifact(),)).artifacts == (artifact(),)
+            died = outcome(lambda: os._exit(3))  # type: ignore[arg-type,return-value]
+            assert str(died.error).startswith("the export process ended before")
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+
+    def test_the_pipe_held_open_by_another_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A fork of the user that inherits the pipe's write end does not keep a dead child's job open."""
+        monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
+
+        def job() -> tuple[Artifact, ...]:
+            if os.fork() == 0:  # keeps what it inherited for a while
+                time.sleep(6)
+                os._exit(0)
+            os._exit(5)
+
+        began = time.perf_counter()
+        assert "status 5" in str(outcome(job).error)
+        assert time.perf_counter() - began < 5
+
+    @pytest.mark.parametrize("failure", [OSError(errno.ENOMEM, "no memory"), RuntimeError("shutting down")])
+    def test_no_fork_to_be_had(self, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+        """Where the system refuses a fork the export happens in place, and the result says so."""
+
+        def refuse() -> int:
+            raise failure
+
+        monkeypatch.setattr(os, "fork", refuse)
+        result = outcome(lambda: (artifact(),))
+        assert result.artifacts == (artifact(),)
+        assert str(failure) in str(result.note)
+
+    def test_no_fork_on_this_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A system without fork exports in place."""
+        monkeypatch.delattr(os, "fork")
+        assert "cannot fork" in str(outcome(lambda: (artifact(),)).note)
+
+    @pytest.mark.parametrize("mode", ["fork", "thread"])
+    def test_no_thread_to_be_had(self, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+        """Where no thread can be started (the interpreter is ending) the export happens in place."""
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        result = outcome(lambda: (artifact(),), mode)
+        assert (result.artifacts, result.note) == (
+            (artifact(),),
+            "exported in place: can't start new thread",
+        )
+
+    def test_a_queued_job_without_a_fork(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A job that waited and then cannot be forked is done by the watcher itself."""
+        gate = tmp_path / "gate"
+
+        def job() -> tuple[Artifact, ...]:
+            while not gate.exists():
+                time.sleep(0.01)
+            return (artifact(),)
+
+        results: list[ExportResult] = []
+        exporter = Exporter()
+        for _ in range(3):
+            exporter.submit("x", job, "fork", results.append)
+
+        def refuse() -> int:
+            raise OSError(errno.EAGAIN, "no process")
+
+        monkeypatch.setattr(os, "fork", refuse)
+        gate.touch()
+        assert exporter.wait(30)
+        assert [result.artifacts for result in results] == [(artifact(),)] * 3
+        assert sum("exported in a thread" in str(result.note) for result in results) == 1
+
+    def test_an_interrupt_at_the_fork(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C while the child is being made goes on to the program; the job ends as failed and takes no place."""
+
+        def interrupt() -> int:
+            raise KeyboardInterrupt
+
+        results: list[ExportResult] = []
+        exporter = Exporter()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fork", interrupt)
+            for _ in range(3):
+                with pytest.raises(KeyboardInterrupt):
+                    exporter.submit("x", lambda: (artifact(),), "fork", results.append)
+        assert [result.error for result in results] == ["interrupted by KeyboardInterrupt"] * 3
+        exporter.submit("x", lambda: (artifact(),), "fork", results.append)
+        assert exporter.wait(30)
+        assert results[3].artifacts == (artifact(),)
+
+
+class TestTheChild:
+    def test_runs_no_handler_and_finishes(self, tmp_path: Path) -> None:
+        """Signals of a terminal or a launcher do not end the child before its file, and no handler of the user runs in it."""
+        ran = tmp_path / "handler"
+        before = signal.signal(signal.SIGUSR1, lambda *_: ran.touch())
+
+        def job() -> tuple[Artifact, ...]:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+            return (artifact(),)
+
+        try:
+            assert outcome(job).artifacts == (artifact(),)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert not ran.exists()
+
+    def test_keeps_no_connection_open(self) -> None:
+        """A peer hears at once that the parent has closed, though the child still works."""
+        ours, theirs = socket.socketpair()
+        exporter = Exporter()
+        exporter.submit("x", lambda: time.sleep(3) or (), "fork", lambda _: None)
+        time.sleep(0.3)
+        ours.close()
+        theirs.settimeout(2)
+        with theirs:
+            assert theirs.recv(1) == b""
+        exporter.wait(30)
+
+    def test_runs_no_finalizer_and_no_atexit(self, run_script: Callable[..., object]) -> None:
+        """The child leaves without a word: what the program would do at its end happens once, in the parent."""
+        ran = run_script(
+            """
+            import atexit, os, sys
+            from stepprof.recording.export.executor import Exporter
+
+            class Noisy:
+                def __del__(self): os.write(1, b"finalized\\n")
+
+            noisy = Noisy(); noisy.me = noisy; del noisy
+            atexit.register(lambda: os.write(1, b"atexit\\n"))
+            sys.stdout.write("buffered\\n")
+            exporter = Exporter()
+            exporter.submit("x", lambda: tuple([] for _ in range(0)), "fork", print)
+            assert exporter.wait(30)
+            """
+        ).check()
+        lines = ran.stdout.splitlines()
+        assert (lines.count("buffered"), lines.count("atexit"), lines.count("finalized")) == (1, 1, 1)
+
+    def test_outlives_its_parent(self, run_script: Callable[..., object], tmp_path: Path) -> None:
+        """When the parent is killed the child still finishes its file."""
+        ran = run_script(
+            """
+            import os, pathlib, signal, time
+            from stepprof.recording.export.executor import Exporter
+
+            def job():
+                time.sleep(0.5)
+                pathlib.Path("done").touch()
+                return ()
+
+            Exporter().submit("x", job, "fork", print)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """
+        )
+        assert ran.returncode == -signal.SIGKILL
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "done").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (tmp_path / "done").exists()
+
+    def test_under_warnings_as_errors(self, run_script: Callable[..., object]) -> None:
+        """Python's warning of a fork beside threads reaches nobody, even where warnings are errors."""
+        ran = run_script(
+            """
+            import threading
+            from stepprof.recording.export.executor import Exporter
+            stop = threading.Event()
+            threading.Thread(target=stop.wait).start()
+            results = []
+            exporter = Exporter()
+            for _ in range(4):
+                exporter.submit("x", lambda: (), "fork", results.append)
+            assert exporter.wait(30)
+            stop.set()
+            print([result.error or result.note for result in results])
+            """
+        ).check()
+        assert ran.stdout == "[None, None, None, None]\n"
+        assert ran.stderr == ""
+
+    def test_a_lost_pid(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Should the warning come as an error after all, the child exists: its report is read, and it is reaped by the pid in it."""
+        fork, pids = os.fork, []
+
+        def fork_and_warn() -> int:
+            pid = fork()
+            if pid:
+                pids.append(pid)
+                raise DeprecationWarning("multi-threaded")
+            return 0
+
+        monkeypatch.setattr(os, "fork", fork_and_warn)
+        with warnings.catch_warnings():
+            assert outcome(lambda: (artifact(),)).artifacts == (artifact(),)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pids[0], 0)
+
+    def test_a_signal_at_the_fork_reaches_the_parent(self) -> None:
+        """A signal that arrives while the fork is made is held back, not lost."""
+        got: list[int] = []
+        before = signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+        try:
+            with fork.signals_held():
+                signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+                assert got == []
+            assert got == [signal.SIGUSR1]
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+
+class TestForkOfTheUser:
+    def test_a_child_of_the_user_owns_no_job(self, tmp_path: Path) -> None:
+        """After a fork of the program itself the child has nothing pending, and can export on its own."""
+        exporter = Exporter()
+        exporter.submit("x", lambda: time.sleep(0.5) or (), "fork", lambda _: None)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                seen = [exporter.pending() == (), exporter.wait(0.01)]
+                results: list[ExportResult] = []
+                exporter.submit("y", lambda: (artifact(),), "fork", results.append)
+                seen += [exporter.wait(20), bool(results) and results[0].artifacts == (artifact(),)]
+                (tmp_path / "seen").write_text(json.dumps(seen))
+                code = 0
+            finally:
+                os._exit(code)
+        assert exporter.pending() == ("x",)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert exporter.wait(30)
+        assert json.loads((tmp_path / "seen").read_text()) == [True, True, True, True]

@@ -1,0 +1,134 @@
+"""The one thread that does what training should not wait for."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from stepprof.recording.background_worker import Background
+
+
+@pytest.fixture
+def background():
+    """Return a function that makes one; they end with the test."""
+    made = []
+
+    def make(*chores):
+        made.append(Background(*chores))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop(5)
+
+
+class TestBackground:
+    def test_posted_work_is_done_in_order_on_its_thread(self, background) -> None:
+        """Soon, and once."""
+        one = background()
+        one.start()
+        done, names = threading.Event(), []
+        for number in range(3):
+            one.post(lambda number=number: names.append((number, threading.current_thread().name)))
+        one.post(done.set)
+        assert done.wait(5)
+        assert names == [(number, "stepprof") for number in range(3)]
+
+    def test_chores_are_done_each_round(self, background) -> None:
+        """Often while there is something to watch."""
+        rounds = []
+        one = background(lambda: rounds.append(time.monotonic()))
+        one.start()
+        one.watch(True)
+        deadline = time.monotonic() + 5
+        while len(rounds) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert rounds[3] - rounds[1] < 0.9
+        one.watch(False)
+
+    def test_it_can_be_woken(self, background) -> None:
+        """Before its time."""
+        done = threading.Event()
+        one = background(done.set)
+        one.start()
+        one.wake()
+        assert done.wait(0.9)
+
+    def test_what_is_watched_is_known_before_it_is_woken(self, background, monkeypatch) -> None:
+        """Else the round after the first would be a second later, and so would a cap."""
+        one, seen = background(), []
+        monkeypatch.setattr(one, "wake", lambda: seen.append(one._watchful))
+        one.watch(True)
+        one.watch(True)
+        assert seen == [True]
+
+    def test_what_fails_is_told_and_stops_nothing(self, background, log) -> None:
+        """Neither the work after it nor the chores."""
+        done = []
+
+        def fails():
+            raise OSError("no")
+
+        one = background(fails, lambda: done.append("chore"))
+        one.post(fails)
+        one.post(lambda: done.append("work"))
+        assert one.round()
+        assert done == ["work", "chore"]
+        assert [line["reason"] for line in log] == ["OSError('no')"] * 2
+
+    def test_a_round_beside_another_waits_so_long(self, background) -> None:
+        """And says that it did not come about."""
+        started, released = threading.Event(), threading.Event()
+
+        def slow():
+            started.set()
+            released.wait(10)
+
+        one = background(slow)
+        thread = threading.Thread(target=one.round)
+        thread.start()
+        started.wait(5)
+        assert not one.round(0.05)
+        released.set()
+        thread.join()
+        assert one.round(5)
+
+    def test_the_end_does_what_is_left(self, background) -> None:
+        """And what comes after it is done at once, on the caller's thread."""
+        done = []
+        one = background()
+        one.start()
+        one.post(lambda: done.append("posted"))
+        one.stop(5)
+        one.post(lambda: done.append("late"))
+        assert done == ["posted", "late"]
+
+    def test_it_can_end_from_its_own_thread(self, background) -> None:
+        """A chore that ends the session does not wait for itself."""
+        one = background()
+        one.start()
+        ended = threading.Event()
+
+        def end():
+            one.stop(0.05)
+            ended.set()
+
+        one.post(end)
+        assert ended.wait(5)
+
+    def test_work_that_posts_work_after_the_end_is_done(self, background) -> None:
+        """By the same thread, which does not wait for itself; chores are over."""
+        done = []
+        one = background(lambda: done.append("chore"))
+        one.start()
+        one.stop(5)
+        done.clear()
+        thread = threading.Thread(
+            target=one.post, args=(lambda: one.post(lambda: done.append("posted")),), daemon=True
+        )
+        thread.start()
+        thread.join(5)
+        assert done == ["posted"]

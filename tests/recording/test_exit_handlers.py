@@ -1,0 +1,517 @@
+"""How a job ends while stepprof records: as it would have ended without it, and the manifest tells what became of the recording."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+
+def eventually(condition, timeout=20):
+    """Wait for what another process is about to do."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return True
+
+
+class TestEndOfTheScript:
+    def test_inside_a_window_that_was_never_stopped(self, warm):
+        """What was recorded so far is kept as partial, and the end of the script is as it was."""
+        warm.run_twice("""
+            stepprof.init()
+            profile_step(2, role="actor").start()
+            work()
+            print("the last line")
+        """).check()
+        window = warm.window()
+        assert (window["status"], window["error"]) == ("partial", "the run ended while it was recording")
+        assert warm.is_readable(window)
+
+    def test_sys_exit_in_the_body(self, warm):
+        """The exit status is the job's own."""
+        ran = warm.run_twice("""
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work()
+                sys.exit(7)
+        """)
+        assert ran.returncode == 7
+        window = warm.window()
+        assert (window["status"], window["body_error"]) == ("complete", "SystemExit: 7")
+        assert warm.is_readable(window)
+
+    def test_os_exit_in_the_body(self, warm):
+        """No code of ours runs: the manifest that was written ahead says so."""
+        ran = warm.run_twice("""
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work()
+                os._exit(9)
+        """)
+        assert ran.returncode == 9
+        window = warm.window()
+        assert window["status"] == "lost"
+        assert window["error"] == "the process ended before the capture was handed over"
+
+    def test_an_exception_that_nobody_catches(self, warm):
+        """It ends the script with its own traceback; the manifest names it beside the outcome."""
+        ran = warm.run_twice("""
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                with region("update"):
+                    work()
+                    raise ValueError("loss is nan")
+        """)
+        assert ran.returncode == 1
+        assert "ValueError: loss is nan" in ran.stderr
+        window = warm.window()
+        assert (window["status"], window["body_error"]) == ("complete", "ValueError: loss is nan")
+        assert warm.is_readable(window)
+
+    def test_an_exception_reaches_the_caller_unchanged(self, warm):
+        """The caller gets the same object, the function ran exactly once, and the next selected step records."""
+        warm.run_twice(
+            """
+            stepprof.init()
+            error, calls = KeyError("mine"), []
+            @profile_step(step="step", role="actor")
+            @region
+            def update(step):
+                calls.append(step)
+                work()
+                if step == 2:
+                    raise error
+            for step in (1, 2, 3):
+                try:
+                    update(step)
+                except KeyError as caught:
+                    print(caught is error, caught.__context__, caught.__cause__)
+            print(calls)
+            """,
+            env={"STEPPROF_STEPS": "2-3"},
+        ).check()
+        assert warm.window(2)["body_error"] == "KeyError: 'mine'"
+        assert warm.window(3)["status"] == "complete"
+        assert warm.is_readable(warm.window(3), 3)
+
+    def test_an_exception_in_another_thread(self, warm):
+        """It harms neither the capture nor the job."""
+        ran = warm.run_twice("""
+            stepprof.init()
+            def fail():
+                with region("reward"):
+                    raise OSError("reward server")
+            with profile_step(2, role="actor"):
+                thread = threading.Thread(target=fail)
+                thread.start()
+                thread.join()
+                work()
+            print("on")
+        """).check()
+        assert "OSError: reward server" in ran.stderr
+        assert warm.window()["status"] == "complete"
+
+    @pytest.mark.parametrize("bound", [False, True])
+    @pytest.mark.parametrize("regions", [False, True])
+    def test_a_daemon_thread_is_recording(self, warm, bound, regions):
+        """A capture that its thread alone can stop ends there, at a region; without one it is failed, and nothing crashes."""
+        warm.run_twice(
+            """
+            stepprof.init({"steps": 2, "output_dir": "runs", "torch": {"profile_memory": sys.argv[1] == "True"}})
+            began = threading.Event()
+            def record():
+                with profile_step(2, role="actor"):
+                    with region("forward"):
+                        work()
+                    began.set()
+                    while True:  # without torch: an op in a daemon thread may end the process at its exit
+                        if sys.argv[2] == "True":
+                            with region("forward"):
+                                pass
+                        time.sleep(0.001)
+            threading.Thread(target=record, daemon=True).start()
+            began.wait()
+            print("the end")
+            """,
+            str(bound),
+            str(regions),
+        ).check()
+        window = warm.window()
+        if bound and not regions:
+            assert window["status"] == "failed"
+            assert "on another thread than the one that recorded" in window["error"]
+        else:
+            assert window["status"] == "partial"
+            assert warm.is_readable(window)
+
+
+class TestSignals:
+    def test_sigterm_kills_as_it_would(self, warm):
+        """The process dies of the signal, after the capture was handed over and exported."""
+        ran = warm.run_twice("""
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work()
+                print("recording", flush=True)
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+        """)
+        assert ran.returncode == -signal.SIGTERM
+        window = warm.window()
+        assert (window["status"], window["error"]) == ("partial", "SIGTERM")
+        assert warm.is_readable(window)
+
+    @pytest.mark.parametrize("name", ["__main__", "stepprof.examples", "stepprof.examples.grpo"])
+    def test_inside_a_decorated_function(self, warm, name):
+        """The capture is stopped at once: neither the decorator nor an installed example holds a lock."""
+        ran = warm.run(
+            """
+            stepprof.init()
+            __name__ = sys.argv[1]
+            @region
+            def update():
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)
+                print("put off")
+                time.sleep(60)
+            with profile_step(2, role="actor"):
+                update()
+            """,
+            name,
+        )
+        assert (ran.returncode, ran.stdout) == (-signal.SIGTERM, "")
+        assert warm.window()["error"] == "SIGTERM"
+
+    @pytest.mark.parametrize("moment", ["to=armed", "to=recording", "to=flushing", "from=flushing"])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_in_the_middle_of_our_own_act(self, warm, moment, number):
+        """The job ends as it would have; nothing hangs, and the manifest tells what became of the capture."""
+        ran = warm.run(
+            """
+            stepprof.init()
+            When(sys.argv[1], lambda: os.kill(os.getpid(), int(sys.argv[2])))
+            with profile_step(2, role="actor"):
+                work()
+            time.sleep(300)
+            """,
+            moment,
+            str(int(number)),
+        )
+        assert ran.returncode == -number
+        window = warm.window()
+        if number == signal.SIGTERM and moment in ("to=flushing", "from=flushing"):
+            assert window["status"] == "complete"
+            assert warm.is_readable(window)
+        elif number == signal.SIGTERM:  # it was not recording yet
+            assert window["status"] == "lost"
+        else:
+            assert window["status"] in ("failed", "partial", "complete")
+
+    def test_in_the_middle_of_a_line_of_the_log(self, warm):
+        """The handler writes to the log, so it waits until the line that it interrupted is out."""
+        ran = warm.run(
+            """
+            stepprof.init()
+            When("loss", lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.1)), logger="app")
+            with profile_step(2, role="actor"):
+                work()
+                logging.getLogger("app").warning("loss 0.5")
+                time.sleep(300)
+            """,
+        )
+        assert ran.returncode == -signal.SIGTERM
+        assert ran.stderr.index("loss 0.5") < ran.stderr.index("SIGTERM while recording")
+        assert (warm.window()["status"], warm.window()["error"]) == ("partial", "SIGTERM")
+
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_after_a_capture_that_ended_on_another_thread(self, warm, ended):
+        """Only the main thread can give SIGTERM back; until it does, the process dies of it all the same."""
+        ran = warm.run(
+            """
+            stepprof.init({"steps": "2", "output_dir": "runs", "max_seconds": 0.1})
+            with profile_step(2, role="actor"):
+                work()
+                while stepprof.state().status != "idle":
+                    time.sleep(0.01)
+                wait_for_exports()
+                if sys.argv[1] == "True":
+                    thread = threading.Thread(target=stepprof.shutdown)
+                    thread.start()
+                    thread.join()
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(300)
+            """,
+            str(ended),
+        )
+        assert ran.returncode == -signal.SIGTERM
+        assert (warm.window()["status"], warm.window()["capped_by"]) == ("complete", "max_seconds")
+
+    def test_a_keyboard_interrupt_that_the_job_survives(self, warm):
+        """The interrupt reaches the job wherever it comes; the next selected step records."""
+        warm.run(
+            """
+            stepprof.init()
+            for step, moment in enumerate(("to=armed", "to=recording", "to=flushing", "from=flushing"), 2):
+                When(moment, lambda: os.kill(os.getpid(), signal.SIGINT))
+                try:
+                    with profile_step(step, role="actor"):
+                        work()
+                    time.sleep(1)
+                except KeyboardInterrupt:
+                    print("interrupted", step, stepprof.state().status)
+            with profile_step(6, role="actor"):
+                work()
+            """,
+            env={"STEPPROF_STEPS": "2-6"},
+        ).check()
+        assert warm.window(6)["status"] == "complete"
+        assert warm.is_readable(warm.window(6), 6)
+
+    def test_a_handler_of_the_users(self, warm):
+        """It runs, alone: installed before `init` or inside the window, it is never replaced, and stepprof's is not left behind."""
+        warm.run_twice(
+            """
+            handler = lambda number, frame: print("mine")
+            signal.signal(signal.SIGTERM, handler)
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work()
+                os.kill(os.getpid(), signal.SIGTERM)
+                print(signal.getsignal(signal.SIGTERM) is handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            with profile_step(3, role="actor"):
+                signal.signal(signal.SIGTERM, handler)
+                os.kill(os.getpid(), signal.SIGTERM)
+            print(signal.getsignal(signal.SIGTERM) is handler)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            with profile_step(4, role="actor"):
+                os.kill(os.getpid(), signal.SIGTERM)
+            print(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            with profile_step(5, role="actor"):
+                pass
+            print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+            """,
+            env={"STEPPROF_STEPS": "2-5"},
+        ).check()
+        assert [warm.window(step)["status"] for step in (2, 3, 4, 5)] == ["complete"] * 4
+
+    def test_a_second_sigterm(self, warm):
+        """Whoever sends it again gets no more delay."""
+        ran = warm.run(
+            """
+            stepprof.init()
+            When("SIGTERM while recording", lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(300)))
+            with profile_step(2, role="actor"):
+                work()
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(300)
+            """,
+        )
+        assert ran.returncode == -signal.SIGTERM
+        assert warm.window()["status"] == "lost"
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_the_budget(self, warm, inside):
+        """A hand-over that does not end delays the death by no more than the budget, whether the signal came before or in the middle of it."""
+        ran = warm.run(
+            """
+            from stepprof.recording import exit_handlers
+            exit_handlers.SIGTERM_SECONDS = 1.0
+            def terminate():
+                os.kill(os.getpid(), signal.SIGTERM)
+            inside = sys.argv[1] == "True"
+            stepprof.init()
+            When("to=flushing", lambda: (inside and terminate(), time.sleep(300)))
+            with profile_step(2, role="actor"):
+                work()
+                if not inside:
+                    terminate()
+            time.sleep(300)
+            """,
+            str(inside),
+        )
+        assert ran.returncode == -signal.SIGTERM
+        assert warm.window()["status"] == "lost"
+
+    def test_sigterm_while_another_thread_records(self, warm):
+        """The main thread's handler takes a capture of all threads with it, if the main thread has had one before; else it is lost."""
+        ran = warm.run_twice("""
+            stepprof.init()
+            began = threading.Event()
+            def record():
+                with profile_step(2, role="actor"):
+                    work()
+                    began.set()
+                    time.sleep(60)
+            threading.Thread(target=record, daemon=True).start()
+            began.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        """)
+        assert ran.returncode == -signal.SIGTERM
+        assert warm.window()["status"] == "lost"
+
+    def test_sigkill(self, warm):
+        """While the process lives the manifest reads as recording, afterwards as lost."""
+        running = warm.start("""
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work()
+                print("recording", flush=True)
+                time.sleep(60)
+        """).wait_for("recording")
+        assert warm.window()["status"] == "recording"
+        assert running.send(signal.SIGKILL).wait().returncode == -signal.SIGKILL
+        window = warm.window()
+        assert window["status"] == "lost"
+        assert window["error"] == "the process ended before the capture was handed over"
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+    def test_while_an_export_runs(self, warm, number):
+        """The job dies at once; the forked export ends its file, and tells the manifest in the place of its parent."""
+        running = warm.start("""
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work(20_000)
+            print(len(stepprof.state().pending_exports), flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        """).wait_for("1")
+        assert warm.window()["status"] == "exporting"
+        running.send(number).send(signal.SIGCONT)
+        assert running.wait().returncode == -number
+        eventually(lambda: warm.window()["status"] == "complete")
+        assert warm.is_readable(warm.window())
+
+    def test_the_end_waits_for_an_export(self, warm):
+        """A script that ends while its export runs ends after it; `shutdown` can be told to wait less."""
+        warm.run_twice("""
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work(20_000)
+            sys.exit(0)
+        """).check()
+        assert warm.window()["status"] == "complete"
+        assert warm.is_readable(warm.window())
+        warm.run("""
+            stepprof.init(run_id="second")
+            with profile_step(2, role="actor"):
+                work(20_000)
+            stepprof.shutdown(0)
+        """).check()
+
+
+CHILD = """
+def child():
+    '''What stepprof is in a forked child: nothing.'''
+    states = [stepprof.state().status]
+    with profile_step(2, role="actor"):
+        with region("inside"):
+            work(2)
+            states.append(stepprof.state().status)
+    stepprof.mark("m"); stepprof.tick(); stepprof.shutdown()
+    return states == ["idle", "idle"] and "stepprof" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", None))
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if child() else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class TestForks:
+    def test_a_fork_in_every_state(self, warm):
+        """The child has no session; the parent's goes on."""
+        warm.run_twice(
+            CHILD
+            + """
+stepprof.init()
+fork()
+with profile_step(1, role="actor"):
+    pass
+fork()
+When("to=flushing", lambda: None if os.environ.get("STEPPROF") else fork())
+if os.environ.get("STEPPROF"):
+    fork()
+with profile_step(2, role="actor"):
+    with region("outer"):
+        fork()
+        work(5_000)
+fork()
+"""
+        ).check()
+        window = warm.window()
+        assert window["status"] == "complete"
+        assert warm.is_readable(window)
+        assert len(list((warm.run_path / "spans").iterdir())) == 1
+
+    def test_dataloader_workers(self, warm):
+        """They work, they have no session, `Process.terminate` kills one at once, and the parent's capture is whole."""
+        ran = warm.run_twice(
+            CHILD
+            + """
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        return torch.tensor([index, int(child())])
+def batches(**more):
+    return torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork", **more)
+def sleep():
+    time.sleep(60)
+stepprof.init()
+for step in (1, 2, 3):
+    with profile_step(step, role="actor"):
+        work()
+        for batch in batches():
+            print(batch.tolist())
+        process = torch.multiprocessing.get_context("fork").Process(target=sleep)
+        process.start()
+        began = time.monotonic()
+        process.terminate()
+        process.join()
+        print(process.exitcode, time.monotonic() - began < 5)
+"""
+        ).check()
+        assert "[0, 1]" in ran.stdout
+        assert "[0, 0]" not in ran.stdout
+        assert warm.window()["status"] == "complete"
+        assert warm.is_readable(warm.window())
+
+    def test_workers_with_a_session_of_their_own(self, warm):
+        """A forked worker may call `init`: it records for itself, also when it ends with a window open; not if it was forked out of a running capture, which torch goes on with in the child."""
+        ran = warm.run("""
+            import multiprocessing
+            settings = {"steps": "1-3", "ranks": "all", "output_dir": "runs"}
+            def serve(step):
+                stepprof.init(settings, rank=1, world_size=2, run_id="all")
+                profile_step(step, role="reward").start()
+                work()
+            def serve_in_a_child(step):
+                worker = multiprocessing.get_context("fork").Process(target=serve, args=(step,))
+                worker.start()
+                worker.join()
+                print(worker.exitcode)
+            stepprof.init(settings, run_id="all", rank=0, world_size=2)
+            serve_in_a_child(1)
+            with profile_step(2, role="actor"):
+                work()
+                serve_in_a_child(2)
+            serve_in_a_child(3)
+            stepprof.shutdown()
+            serve_in_a_child(3)
+        """).check()
+        assert ran.stdout == "0\n" * 4
+        assert [(window["rank"], window["status"]) for window in warm.windows(1)] == [(1, "partial")]
+        assert warm.is_readable(warm.window(1), 1)
+        actor, reward = warm.windows(2)
+        assert (actor["status"], reward["status"]) == ("complete", "skipped")
+        assert warm.is_readable(actor)
+        assert "another torch profiler is running" in reward["error"]
+        assert [window["status"] for window in warm.windows(3)] == ["partial", "partial"]
+        assert all(warm.is_readable(window, 3) for window in warm.windows(3))

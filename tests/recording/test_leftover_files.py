@@ -1,0 +1,121 @@
+"""Temporary files of processes that were killed are removed, and those of living ones never."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import runs
+
+import stepprof
+from stepprof.host import atomic_files
+from stepprof.host.atomic_files import is_left_over, temporary
+from stepprof.recording.leftover_files import remove_leftovers
+from stepprof.run.manifest import read_step
+
+WRITING = """
+import os, signal, sys, time
+from pathlib import Path
+from stepprof.host.atomic_files import write_temporary
+print(write_temporary(Path(sys.argv[1]), b"half"), flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+def writing(final, fate):
+    """A process that writes a file and is killed before it has its name, or goes on; and the temporary file."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITING, str(final), fate], stdout=subprocess.PIPE, text=True
+    )
+    return process, type(final)(process.stdout.readline().strip())
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = runs.make_run(tmp_path)
+    runs.record(run, rank=1)
+    (run.path / "status").mkdir(exist_ok=True)
+    return run
+
+
+@pytest.fixture
+def left(run):
+    """What killed processes left all over a run, and what a living one is writing."""
+    places = [
+        "run.json",
+        "status/rank-3.json",
+        "step-000002/manifest/actor-rank-3.json",
+        "step-000002/actor/x.gz",
+    ]
+    dead = []
+    for place in places:
+        process, file = writing(run.path / place, "killed")
+        process.communicate()
+        dead.append(file)
+    living, file = writing(run.path / "status" / "rank-4.json", "living")
+    yield dead, file
+    living.kill()
+    living.communicate()
+
+
+class TestRemove:
+    def test_those_of_dead_processes(self, run, left):
+        """And of no other one: not of a living process, not of another machine, and nothing that is not temporary."""
+        dead, living = left
+        others = [
+            run.path / "status" / f".rank-5.json.{os.getpid()}-00000000-1-1.tmp",
+            run.path / "status" / ".rank-6.json.123-4.tmp",
+            run.path / "status" / f"{dead[1].name[1:]}",
+            temporary(run.path / "run.json"),
+        ]
+        for file in others:
+            file.write_bytes(b"")
+        assert all(file.exists() for file in dead)
+        assert remove_leftovers(run.path, 10.0) == len(dead)
+        assert not any(file.exists() for file in dead)
+        assert all(file.exists() for file in [living, *others])
+        assert read_step(run.path, 2)["windows"]
+
+    def test_bounded(self, run, left):
+        """Where listing takes longer than it may, the rest stays."""
+        assert remove_leftovers(run.path, -1.0) == 0
+
+    def test_a_run_that_is_gone(self, tmp_path):
+        """Nothing to do."""
+        assert remove_leftovers(tmp_path / "none", 1.0) == 0
+
+    def test_a_process_id_that_was_given_out_again(self, tmp_path):
+        """Another process has the number: the one that wrote is gone."""
+        name = temporary(tmp_path / "a.json").name
+        assert not is_left_over(name)
+        pid, machine, start, number = name.removeprefix(".a.json.").split("-")
+        assert is_left_over(f".a.json.{pid}-{machine}-{int(start, 16) - 1:x}-{number}")
+
+    def test_a_forked_child_is_a_process_of_its_own(self, tmp_path):
+        """What it leaves does not count as its parent's."""
+        process = atomic_files._process(os.getpid())
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(writer, temporary(tmp_path / "a").name.encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        name = os.read(reader, 1000).decode()
+        assert process not in name
+        assert is_left_over(name)
+
+
+class TestSession:
+    @pytest.mark.parametrize(("rank", "stays"), [(0, False), (1, True)])
+    def test_at_the_end_of_the_first_rank(self, tmp_path, rank, stays):
+        """One process of a run looks, since each would look through the files of all."""
+        session = stepprof.init({"output_dir": str(tmp_path), "backend": "null"}, rank=rank, world_size=2)
+        process, file = writing(session.path / "status" / "rank-3.json", "killed")
+        process.communicate()
+        stepprof.shutdown()
+        assert file.exists() == stays

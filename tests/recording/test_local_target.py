@@ -1,0 +1,970 @@
+"""What becomes of the windows of a process: which open a capture, which join one, and what is told of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+
+import pytest
+from faulty import control, ended, outcomes, transitions, windows
+
+import stepprof
+from stepprof import profile_step
+from stepprof.backends.base import Busy
+from stepprof.errors import BackendError
+from stepprof.instrument.context import cell
+
+
+def run(*path):
+    """Enter the windows inside each other, and leave them again."""
+    step, role = path[0]
+    with profile_step(step, role=role):
+        if path[1:]:
+            run(*path[1:])
+
+
+def loop(steps, roles=(None,)):
+    """A training loop whose steps have these windows, back to back."""
+    for step in steps:
+        for role in roles:
+            with profile_step(step, role=role):
+                pass
+
+
+def in_thread(act):
+    """Run it on another thread; what it returns."""
+    result = []
+    thread = threading.Thread(target=lambda: result.append(act()))
+    thread.start()
+    thread.join(30)
+    assert result, "the other thread did not end"
+    return result[0]
+
+
+def until(condition, seconds=10.0):
+    """Wait for it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.usefixtures("faulty")
+class TestWindows:
+    def test_what_ends_elsewhere_takes_nothing_from_the_next_capture(self, start, monkeypatch) -> None:
+        """An export tells of its end on a thread of its own, at the very moment in which the next capture begins."""
+        session = start(steps="2")
+        watch, reached, go_on = session.background.watch, threading.Event(), threading.Event()
+
+        def watch_late(on):
+            if threading.current_thread() is telling:
+                reached.set()
+                go_on.wait(0.5)
+            watch(on)
+
+        monkeypatch.setattr(session.background, "watch", watch_late)
+        telling = threading.Thread(target=session.local._changed, daemon=True)
+        telling.start()
+        assert reached.wait(30)
+        with profile_step(2):
+            go_on.set()
+            telling.join(30)
+            assert session.recorder.hook is not None
+            assert session.background._watchful
+
+    def test_a_selected_window_is_captured(self, start) -> None:
+        """One capture, from the enter to the exit, with its artifact in the manifest and no other step touched."""
+        session = start(steps="2")
+        loop([1, 2, 3])
+        (window,) = ended(session)
+        assert (window["step"], window["status"], window["backend"]) == (2, "complete", "faulty")
+        (artifact,) = window["artifacts"]
+        content = json.loads((session.path / "step-000002" / artifact["path"]).read_bytes())
+        assert (content["step"], content["role"], content["rank"]) == (2, None, 0)
+        assert artifact["path"] == "step/rank-0.json"
+        assert window["start_unix_ns"] < window["end_unix_ns"]
+        assert control.calls == ["arm", "start", "stop"]
+
+    def test_nested_windows_are_one_capture(self, start) -> None:
+        """The outermost opens it, the others join it."""
+        session = start(steps="2")
+        run((2, None), (2, "rollout"), (2, "reward"))
+        assert [w["status"] for w in ended(session)] == ["complete", "joined", "joined"]
+        assert len(control.captures) == 1
+        assert windows(session)[1]["capture"] == {"step": 2, "stem": "step/rank-0"}
+
+    def test_siblings_are_one_capture_each(self, start) -> None:
+        """Back to back windows of a step: each gets its own."""
+        session = start(steps="2-4")
+        loop([1, 2, 3, 4, 5], ["rollout", "actor"])
+        expected = [(step, role, "complete") for step in (2, 3, 4) for role in ("rollout", "actor")]
+        ended(session)
+        assert outcomes(session) == expected
+
+    def test_the_same_role_again_is_another_occurrence(self, start) -> None:
+        """It is counted, and its files get a number."""
+        session = start(steps="2")
+        loop([2], ["actor", "actor"])
+        found = ended(session)
+        assert [w["occurrence"] for w in found] == [1, 2]
+        assert [w["artifacts"][0]["path"] for w in found] == ["actor/rank-0.json", "actor/rank-0.2.json"]
+
+    def test_a_window_of_another_step_that_outlives_the_capture_is_partial(self, start) -> None:
+        """Overlapping steps: the capture ends with its own step."""
+        session = start(steps="2-3")
+        two, three = profile_step(2, role="a").start(), profile_step(3, role="b").start()
+        two.stop()
+        assert stepprof.state().status != "recording"
+        three.stop()
+        assert [(w["step"], w["status"], w["error"]) for w in ended(session)] == [
+            (2, "complete", None),
+            (3, "partial", "the window outlived its capture, which ended with step 2"),
+        ]
+
+    def test_the_capture_ends_with_the_last_window_of_its_step(self, start) -> None:
+        """Where the opener goes out first."""
+        session = start(steps="2")
+        outer = profile_step(2, role="rollout").start()
+        inner = profile_step(2, role="actor").start()
+        outer.stop()
+        assert stepprof.state().status == "recording"
+        inner.stop()
+        assert stepprof.state().status == "idle"
+        assert [w["status"] for w in ended(session)] == ["complete", "joined"]
+
+    def test_overlapping_windows_in_threads(self, start) -> None:
+        """The outermost opens, from whatever thread; the others join from theirs."""
+        session = start(steps="2")
+        barrier = threading.Barrier(4)
+
+        def work(role):
+            with profile_step(2, role=role):
+                barrier.wait(10)
+                barrier.wait(10)
+
+        threads = [threading.Thread(target=work, args=(role,)) for role in ("a", "b", "c")]
+        for thread in threads:
+            thread.start()
+        barrier.wait(10)
+        assert len(control.captures) == 1
+        barrier.wait(10)
+        for thread in threads:
+            thread.join()
+        assert sorted(w["status"] for w in ended(session)) == ["complete", "joined", "joined"]
+
+    async def test_overlapping_windows_in_tasks(self, start) -> None:
+        """Two steps in flight at once, as coroutines."""
+        session = start(steps="2-3")
+
+        async def work(step, seconds):
+            async with profile_step(step, role="rollout"):
+                await asyncio.sleep(seconds)
+
+        await asyncio.gather(work(2, 0.02), work(3, 0.04), work(2, 0.03))
+        found = ended(session)
+        assert [(w["step"], w["occurrence"], w["status"]) for w in found] == [
+            (2, 1, "complete"),
+            (3, 1, "partial"),
+            (2, 2, "joined"),
+        ]
+
+    def test_an_exception_passes_unchanged(self, start) -> None:
+        """The capture is complete, the manifest tells the exception beside it."""
+        session = start(steps="2")
+        error = ValueError("mine")
+        with (
+            pytest.raises(ValueError, match="mine") as caught,
+            profile_step(2),
+            profile_step(2, role="actor"),
+        ):
+            raise error
+        assert caught.value is error
+        assert [(w["status"], w["body_error"]) for w in ended(session)] == [
+            ("complete", "ValueError: mine"),
+            ("joined", "ValueError: mine"),
+        ]
+
+    def test_the_version_is_told(self, start) -> None:
+        """In the manifest and in the artifact."""
+        session = start(steps="2")
+        with profile_step(2, version="v7"):
+            pass
+        assert [w["version"] for w in ended(session)] == ["v7"]
+        assert control.captures[0].metadata["version"] == "v7"
+
+    def test_a_second_stop_is_refused(self, start, log) -> None:
+        """So is a stop without a start, and a start of what is open; no backend call."""
+        start(steps="2")
+        window = profile_step(2).start()
+        window.start()
+        window.stop()
+        calls = list(control.calls)
+        window.stop()
+        profile_step(2).stop()
+        assert control.calls == calls
+        assert [(line["what"], line["reason"]) for line in log if line["event"] == "refused"] == [
+            ("start", "this window of step 2 is already open"),
+            ("stop", "this window is not open"),
+            ("stop", "this window is not open"),
+        ]
+
+    def test_a_ticket_closes_once(self, start, log) -> None:
+        """Two threads that stop the same window at once: the second one touches nothing."""
+        session = start(steps="2-3")
+        ticket = session.enter(2, None, None, None)
+        session.exit(ticket, None)
+        second = profile_step(3).start()
+        session.exit(ticket, None)
+        assert stepprof.state().status == "recording"
+        second.stop()
+        assert [line["reason"] for line in log if line["event"] == "stop refused"] == [
+            "this window is closed already"
+        ]
+
+    def test_a_stop_after_the_session_ended_touches_nothing(self, start) -> None:
+        """Not even the next session's capture."""
+        start(steps="2")
+        window = profile_step(2).start()
+        stepprof.shutdown()
+        second = start(steps="2", run_id="next")
+        with profile_step(2):
+            window.stop()
+            assert stepprof.state().status == "recording"
+        assert [w["status"] for w in ended(second)] == ["complete"]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestLeftOpen:
+    def test_the_next_start_of_its_role_closes_it_as_partial(self, start) -> None:
+        """With the reason in the manifest; the next one is captured."""
+        session = start(steps="2-3")
+        profile_step(2, role="actor").start()
+        second = profile_step(3, role="actor").start()
+        second.stop()
+        found = ended(session)
+        assert [(w["step"], w["status"], w["body_error"]) for w in found] == [
+            (2, "partial", None),
+            (3, "complete", None),
+        ]
+        assert found[0]["error"] == "the window was left open, and closed by the next start of its role"
+
+    def test_one_that_joined_is_partial_too(self, start) -> None:
+        """Whatever becomes of the capture."""
+        session = start(steps="2")
+        with profile_step(2):
+            profile_step(2, role="actor").start()
+            profile_step(2, role="actor").start().stop()
+        assert [w["status"] for w in ended(session)] == ["complete", "partial", "joined"]
+
+    def test_another_role_or_thread_leaves_it_alone(self, start) -> None:
+        """Only the same role in the same thread or task closes it; `with` windows are never closed."""
+        start(steps="none", spans=True)
+        window = profile_step(2, role="actor").start()
+        with profile_step(3, role="actor"):
+            profile_step(3, role="ref").start().stop()
+            in_thread(lambda: profile_step(3, role="actor").start().stop())
+            assert window._start
+
+    async def test_in_tasks(self, start) -> None:
+        """Each task has its own."""
+        session = start(steps="2-3")
+
+        async def work():
+            await profile_step(2, role="actor").astart()
+            window = await profile_step(3, role="actor").astart()
+            await window.astop()
+
+        await asyncio.create_task(work())
+        assert [w["status"] for w in ended(session)] == ["partial", "complete"]
+
+    def test_one_that_nobody_closes_is_partial_at_the_end(self, start) -> None:
+        """With the end of the run as the reason."""
+        session = start(steps="2")
+        profile_step(2).start()
+        (window,) = ended(session)
+        assert (window["status"], window["error"]) == ("partial", "the run ended while it was recording")
+        assert window["artifacts"]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestCapturePerRole:
+    def test_windows_without_a_role_open_nothing(self, start) -> None:
+        """So that the roles inside get a capture each."""
+        session = start(steps="2", capture_per="role")
+        with profile_step(2):
+            loop([2], ["rollout", "actor"])
+        ended(session)
+        assert outcomes(session) == [(2, "rollout", "complete"), (2, "actor", "complete")]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestRolePolicies:
+    def test_each_role_has_its_own_steps_and_ranks(self, start) -> None:
+        """A role that leaves this rank or step out costs nothing and is in no manifest."""
+        roles = {"rollout": {"steps": "3"}, "ref": {"ranks": "1"}, "critic": {"enabled": False}}
+        session = start(steps="2", roles=roles, rank=0, world_size=2)
+        loop([1, 2, 3], ["rollout", "ref", "critic", "actor"])
+        ended(session)
+        assert outcomes(session) == [(2, "actor", "complete"), (3, "rollout", "complete")]
+
+    def test_each_role_has_its_own_backend_and_options(self, start) -> None:
+        """The backend is made with the options of the role."""
+        session = start(
+            steps="2",
+            faulty={"level": 1},
+            roles={"ref": {"backend": "null"}, "actor": {"faulty": {"level": 2}}},
+        )
+        loop([2], ["rollout", "ref", "actor"])
+        assert [w["backend"] for w in ended(session)] == ["faulty", "null", "faulty"]
+        made = [
+            backend.options
+            for backend in session.local.capturer._backends.values()
+            if backend.name == "faulty"
+        ]
+        assert made == [{"level": 1}, {"level": 2}]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestJoinSteps:
+    def test_a_run_of_steps_is_one_capture(self, start) -> None:
+        """From the first selected step to the last window of the last one."""
+        session = start(steps="2-4", join_steps=True)
+        loop([1, 2, 3, 4, 5], ["rollout", "actor"])
+        assert stepprof.state().status == "idle"
+        ended(session)
+        assert [status for _, _, status in outcomes(session)] == ["complete"] + ["joined"] * 5
+        assert len(control.captures) == 1
+
+    def test_a_run_that_the_loop_ends_inside(self, start) -> None:
+        """The end of the run closes it, and it is complete."""
+        session = start(steps="2-9", join_steps=True)
+        loop([2, 3, 4])
+        assert stepprof.state().status == "recording"
+        assert [w["status"] for w in ended(session)] == ["complete", "joined", "joined"]
+        assert windows(session, 2)[0]["artifacts"]
+
+    def test_an_exception_inside_of_a_run_of_steps(self, start) -> None:
+        """A window that is open at the end makes it partial."""
+        session = start(steps="2-9", join_steps=True)
+        loop([2, 3])
+        profile_step(4).start()
+        found = ended(session)
+        assert [w["status"] for w in found] == ["partial", "joined", "joined"]
+
+    def test_runs_apart_are_captures_apart(self, start) -> None:
+        """Two runs of steps with others between them."""
+        session = start(steps="2-3, 5-6", join_steps=True)
+        loop(range(1, 8))
+        ended(session)
+        assert [status for _, _, status in outcomes(session)] == ["complete", "joined"] * 2
+
+    def test_a_single_step(self, start) -> None:
+        """Without a neighbour, siblings are captured each on its own."""
+        session = start(steps="2", join_steps=True)
+        loop([1, 2, 3], ["rollout", "actor"])
+        ended(session)
+        assert [status for _, _, status in outcomes(session)] == ["complete", "complete"]
+
+    def test_the_last_step_lacks_a_window(self, start) -> None:
+        """The first window of a step that is not selected ends it."""
+        session = start(steps="2-3", join_steps=True)
+        loop([2], ["rollout", "actor"])
+        loop([3], ["rollout"])
+        assert stepprof.state().status == "recording"
+        loop([4], ["rollout"])
+        assert stepprof.state().status == "idle"
+        assert [w["status"] for w in ended(session)] == ["complete", "joined", "joined"]
+
+    def test_steps_left_out_end_it(self, start) -> None:
+        """A selected step that does not follow opens a capture of its own."""
+        session = start(steps="2-3, 10", join_steps=True)
+        loop([2], ["rollout", "actor"])
+        loop([3], ["rollout"])
+        loop([10], ["rollout"])
+        ended(session)
+        assert outcomes(session) == [
+            (2, "rollout", "complete"),
+            (2, "actor", "joined"),
+            (3, "rollout", "joined"),
+            (10, "rollout", "complete"),
+        ]
+
+    def test_a_role_that_is_left_out_does_not_end_it(self, start) -> None:
+        """Windows between the selected steps that are not selected themselves, of steps that are."""
+        session = start(steps="2-3", join_steps=True, roles={"ref": {"enabled": False}})
+        loop([1, 2, 3, 4], ["ref", "actor"])
+        ended(session)
+        assert outcomes(session) == [(2, "actor", "complete"), (3, "actor", "joined")]
+
+    def test_a_cap_ends_the_run(self, start) -> None:
+        """The windows of the step at hand that come later are skipped, the next step has its own capture."""
+        session = start(steps="2-4", join_steps=True, max_bytes="1kB")
+        loop([2])
+        with profile_step(3):
+            control.size = 2000
+            session.background.round()
+            assert stepprof.state().status == "idle"
+            control.size = 0
+            loop([3], ["actor"])
+        loop([4])
+        found = ended(session)
+        assert [(w["step"], w["status"], w["capped_by"]) for w in found] == [
+            (2, "complete", "max_bytes"),
+            (3, "joined", None),
+            (3, "skipped", None),
+            (4, "complete", None),
+        ]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestArming:
+    def test_it_arms_at_the_exit_of_the_step_before(self, start, log) -> None:
+        """Nothing slow is left to the selected step."""
+        start(steps="2")
+        loop([1])
+        state = stepprof.state()
+        assert (state.status, state.step, state.backend) == ("armed", 2, "faulty")
+        assert control.calls == ["arm"]
+        loop([2])
+        assert control.calls == ["arm", "start", "stop"]
+        assert transitions(log) == [
+            ("idle", "armed"),
+            ("armed", "recording"),
+            ("recording", "flushing"),
+            ("flushing", "idle"),
+        ]
+
+    @pytest.mark.parametrize(("per", "role"), [("step", None), ("role", "actor")])
+    def test_armed_for_the_window_that_comes_next(self, start, per, role) -> None:
+        """The state names the window that will open the capture: the whole step's, where one is around the others and may open it."""
+        start(steps="2", capture_per=per)
+        with profile_step(1):
+            with profile_step(1, role="actor"):
+                pass
+            assert (stepprof.state().status, stepprof.state().role) == ("armed", "actor")
+        assert (stepprof.state().status, stepprof.state().role) == ("armed", role)
+        assert control.calls == ["arm"]
+        assert cell.session.local.capturer.machine.holder == f"{role or 'step'}/0 of step 2"
+
+    def test_the_first_step_of_all_arms_at_its_enter(self, start) -> None:
+        """Where no step came before the selected one."""
+        session = start(steps="2")
+        loop([2])
+        assert [w["status"] for w in ended(session)] == ["complete"]
+
+    def test_each_selected_step_in_a_row_is_armed(self, start) -> None:
+        """At the exit of the selected step before it."""
+        start(steps="2-3")
+        loop([2])
+        assert (stepprof.state().status, stepprof.state().step) == ("armed", 3)
+
+    def test_an_armed_step_that_never_comes(self, start, log) -> None:
+        """The first window of a later step lets go of it."""
+        start(steps="2")
+        loop([1])
+        assert stepprof.state().status == "armed"
+        loop([1])  # an earlier step does not
+        assert stepprof.state().status == "armed"
+        loop([3])
+        assert stepprof.state().status == "idle"
+        assert control.calls == ["arm", "abort"]
+        assert [line for line in log if line["event"] == "transition"][-1]["reason"] == "step 2 never came"
+
+    def test_the_end_of_the_run_lets_go(self, start) -> None:
+        """Of what was armed for a step that never came."""
+        start(steps="2")
+        loop([1])
+        stepprof.shutdown()
+        assert control.calls == ["arm", "abort"]
+
+    def test_armed_for_another_step(self, start) -> None:
+        """A backend that is armed is armed for whatever step."""
+        session = start(steps="2, 7")
+        loop([1])
+        loop([6])
+        assert (stepprof.state().status, stepprof.state().step) == ("armed", 7)
+        loop([1, 7])
+        assert [w["step"] for w in ended(session)] == [7]
+        assert control.calls == ["arm", "abort", "arm", "start", "stop"]
+
+    def test_arming_fails(self, start) -> None:
+        """The reason is kept, and the window itself tries once again."""
+        session = start(steps="2")
+        control.fail("arm")
+        loop([1])
+        assert stepprof.state().status == "idle"
+        assert stepprof.state().last_error == "arm for step 2: BackendError: arm failed"
+        loop([2])
+        assert [w["status"] for w in ended(session)] == ["complete"]
+
+    def test_arming_does_not_wait(self, start, log) -> None:
+        """While a capture runs it is refused: a hint."""
+        start(steps="2-3", join_steps=False)
+        with profile_step(2, role="actor"):
+            loop([2], ["reward"])
+        lines = [line for line in log if line["event"] == "arm refused"]
+        assert [line["reason"] for line in lines] == ["recording, held by actor/0 of step 2"]
+
+    def test_an_interrupt_while_arming(self, start) -> None:
+        """It goes on to the caller, and nothing is left half prepared."""
+        start(steps="2")
+        control.fail("arm", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            loop([1])
+        assert (stepprof.state().status, stepprof.state().backend) == ("idle", None)
+        assert control.calls == ["arm", "abort"]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestFailures:
+    def test_an_unavailable_backend_is_one_warning(self, start, log) -> None:
+        """Each window says why it has nothing; the loop goes on."""
+        control.unavailable = "no driver"
+        session = start(steps="2-3")
+        loop([1, 2, 3])
+        assert len([line for line in log if line["event"] == "backend unavailable"]) == 1
+        assert [(w["status"], w["error"]) for w in ended(session)] == [
+            ("failed", "faulty cannot record here: no driver")
+        ] * 2
+
+    def test_a_backend_that_cannot_even_be_asked(self, start) -> None:
+        """Its exception is the reason."""
+        control.unavailable = RuntimeError("broken")
+        session = start(steps="2")
+        loop([2])
+        assert [w["error"] for w in ended(session)] == ["faulty cannot record here: RuntimeError: broken"]
+
+    def test_a_failed_export_is_kept_and_the_next_step_records(self, start) -> None:
+        """The machine is idle, the error in the state and in the manifest."""
+        session = start(steps="2-3")
+        control.fail("export", OSError("disk full"))
+        loop([2])
+        state = stepprof.state()
+        assert (state.last_error, state.pending_exports, state.recorded_steps) == (
+            "export: OSError: disk full",
+            (),
+            (),
+        )
+        loop([3])
+        assert stepprof.state().recorded_steps == (3,)
+        assert [(w["status"], w["error"]) for w in ended(session)] == [
+            ("failed", "export: OSError: disk full"),
+            ("complete", None),
+        ]
+
+    def test_a_failed_stop(self, start) -> None:
+        """Idle, failed, and the windows that joined say so too; the next step records."""
+        session = start(steps="2-3")
+        control.fail("stop")
+        run((2, None), (2, "actor"))
+        assert stepprof.state().last_error == "BackendError: stop failed"
+        loop([3])
+        assert [w["status"] for w in ended(session)] == ["failed", "failed", "complete"]
+
+    def test_a_failed_start_is_tried_once_more_where_it_was_armed(self, start) -> None:
+        """What was armed may have been spoilt since."""
+        session = start(steps="2-3")
+        loop([1])
+        control.fail("start")
+        loop([2])
+        assert control.calls == ["arm", "start", "abort", "arm", "start", "stop", "arm"]
+        assert [w["status"] for w in ended(session)] == ["complete"]
+
+    def test_a_failed_start_fails_the_window(self, start) -> None:
+        """The body runs, the manifest says why there is nothing."""
+        session = start(steps="2")
+        control.fail("start")
+        loop([2])
+        assert [(w["status"], w["error"], w["artifacts"]) for w in ended(session)] == [
+            ("failed", "BackendError: start failed", [])
+        ]
+
+    def test_somebody_elses_profiler(self, start) -> None:
+        """The window is skipped, nothing is tried again."""
+        session = start(steps="2")
+        loop([1])
+        control.fail("start", Busy("torch.profiler runs in thread 7"))
+        loop([2])
+        assert control.calls == ["arm", "start", "abort"]
+        assert [(w["status"], w["error"]) for w in ended(session)] == [
+            ("skipped", "Busy: torch.profiler runs in thread 7")
+        ]
+
+    @pytest.mark.parametrize("call", ["start", "stop"])
+    def test_an_interrupt_inside_the_backend(self, start, call) -> None:
+        """It reaches the caller; nothing is left running, and the next step records."""
+        session = start(steps="2-3")
+        control.fail(call, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            loop([2])
+        assert stepprof.state().status == "idle"
+        loop([3])
+        assert [(w["step"], w["status"], w["error"]) for w in ended(session)] == [
+            (2, "failed", "KeyboardInterrupt"),
+            (3, "complete", None),
+        ]
+
+    def test_an_abort_that_raises(self, start, log) -> None:
+        """Against its contract; the machine goes to idle all the same."""
+        session = start(steps="2-3")
+        control.fail("stop")
+        control.fail("abort", RuntimeError("worse"))
+        loop([2, 3])
+        assert [line["reason"] for line in log if line["event"] == "abort failed"] == ["RuntimeError: worse"]
+        assert [w["status"] for w in ended(session)] == ["failed", "complete"]
+
+    def test_an_export_mode_that_raises(self, start) -> None:
+        """Then it is exported in place."""
+        session = start(steps="2")
+        control.fail("export_mode")
+        loop([2])
+        assert [w["status"] for w in ended(session)] == ["complete"]
+
+    def test_the_run_directory_cannot_be_written(self, start, tmp_path) -> None:
+        """The window fails, the loop goes on."""
+        session = start(steps="2-3")
+        (session.path / "step-000002").symlink_to("/proc/self")  # where nobody can make a folder
+        loop([2, 3])
+        assert "FileNotFoundError" in stepprof.state().last_error
+        stepprof.shutdown()
+        assert [w["status"] for w in windows(session, 3)] == ["complete"]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestStrict:
+    def test_a_failed_start_is_raised(self, start) -> None:
+        """For tests and CI."""
+        start(steps="2", strict=True)
+        control.fail("start", OSError("no"))
+        with pytest.raises(BackendError, match="OSError: no"):
+            loop([2])
+
+    def test_a_failed_stop_is_raised(self, start) -> None:
+        """As it was, where it is one of ours."""
+        start(steps="2", strict=True)
+        control.fail("stop")
+        with pytest.raises(BackendError, match="stop failed"):
+            loop([2])
+        assert stepprof.state().status == "idle"
+
+    def test_the_bodys_exception_goes_first(self, start) -> None:
+        """It is never replaced."""
+        start(steps="2", strict=True)
+        control.fail("stop")
+        with pytest.raises(ZeroDivisionError), profile_step(2):
+            1 / 0  # noqa: B018
+
+
+@pytest.mark.usefixtures("faulty")
+class TestCaps:
+    def hit(self, session) -> None:
+        """Look at the caps until one has ended the capture."""
+        until(lambda: session.background.round() and stepprof.state().status != "recording")
+
+    @pytest.mark.parametrize(
+        ("cap", "reason"),
+        [
+            ({"max_seconds": 0.05}, "max_seconds"),
+            ({"max_bytes": "1kB"}, "max_bytes"),
+            ({"min_free_memory": "99.9%"}, "memory"),
+        ],
+    )
+    def test_a_cap_ends_the_capture(self, start, cap, reason) -> None:
+        """What was captured up to there is kept; the rest of the step is skipped, the next one records."""
+        session = start(steps="2", **cap)
+        with profile_step(2):
+            control.size = 2000
+            self.hit(session)
+            loop([2], ["actor"])
+        assert [(w["status"], w["capped_by"]) for w in ended(session)] == [
+            ("complete", reason),
+            ("skipped", None),
+        ]
+        assert windows(session)[1]["error"] == "the capture of step 2 has ended already"
+
+    def test_it_is_looked_at_by_itself(self, start) -> None:
+        """Five times a second, without any region or tick."""
+        start(steps="2", max_seconds=0.01)
+        with profile_step(2):
+            until(lambda: stepprof.state().status == "idle", 2.0)
+
+    @pytest.mark.parametrize("edge", ["region", "mark", "tick", "window", "window not selected"])
+    def test_a_thread_bound_backend_is_capped_by_its_own_thread(self, start, edge) -> None:
+        """At the next region, mark, tick or window."""
+        control.thread_bound = True
+        session = start(steps="2", max_bytes="1kB", roles={"ref": {"enabled": False}})
+        with profile_step(2):
+            control.size = 2000
+            in_thread(session.background.round)
+            assert stepprof.state().status == "recording"
+            acts = {
+                "region": lambda: stepprof.region("x").__enter__(),
+                "mark": lambda: stepprof.mark("x"),
+                "tick": stepprof.tick,
+                "window": lambda: loop([2], ["actor"]),
+                "window not selected": lambda: profile_step(2, role="ref").__enter__(),
+            }
+            acts[edge]()
+            assert stepprof.state().status == "idle"
+        assert ended(session)[0]["capped_by"] == "max_bytes"
+
+    def test_a_size_that_cannot_be_told(self, start, log) -> None:
+        """It is told once, and asked no more."""
+        session = start(steps="2")
+        control.fail("bytes_so_far", RuntimeError("no idea"), RuntimeError("no idea"))
+        with profile_step(2):
+            for _ in range(3):
+                session.background.round()
+        assert len([line for line in log if line["event"] == "size unknown"]) == 1
+
+
+@pytest.mark.usefixtures("faulty")
+class TestThreadBound:
+    def test_a_stop_on_another_thread_is_posted(self, start, log) -> None:
+        """The owner applies it at its next region; the line of the log names both threads."""
+        control.thread_bound = True
+        session = start(steps="2")
+        window = profile_step(2).start()
+        in_thread(window.stop)
+        assert stepprof.state().status == "recording"
+        with stepprof.region("next"):
+            pass
+        assert stepprof.state().status == "idle"
+        (reason,) = [line["reason"] for line in log if line["event"] == "stop posted"]
+        assert f"belongs to thread {threading.get_ident()}" in reason
+        assert [w["status"] for w in ended(session)] == ["complete"]
+
+    def test_regions_of_other_threads_do_not_apply_it(self, start, log) -> None:
+        """Nor do they fill the log with it."""
+        control.thread_bound = True
+        start(steps="2")
+        window = profile_step(2).start()
+
+        def others():
+            window.stop()
+            for _ in range(10):
+                with stepprof.region("theirs"):
+                    stepprof.tick()
+            return True
+
+        in_thread(others)
+        assert stepprof.state().status == "recording"
+        assert len([line for line in log if line["event"] == "stop posted"]) == 1
+
+    def test_the_end_of_the_run_on_another_thread(self, start) -> None:
+        """The owner has gone: the capture is given up, and the manifest says why."""
+        control.thread_bound = True
+        session = start(steps="2")
+        in_thread(lambda: profile_step(2).start())
+        (window,) = ended(session)
+        assert window["status"] == "failed"
+        assert window["error"].startswith("the run ended while it was recording, on another thread")
+
+    def test_its_own_thread_ends_it_before_the_run_does(self, start) -> None:
+        """Where that thread still runs regions, the end waits for it."""
+        control.thread_bound = True
+        session = start(steps="2")
+        going = threading.Event()
+
+        def work():
+            profile_step(2).start()
+            while not going.wait(0.005):
+                with stepprof.region("step"):
+                    pass
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        until(lambda: stepprof.state().status == "recording")
+        stepprof.shutdown()
+        going.set()
+        thread.join()
+        assert [w["status"] for w in windows(session)] == ["partial"]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestHandOver:
+    """A hand-over on another thread: the stop of the plug-in waits until it is let go."""
+
+    @pytest.fixture
+    def handing_over(self, start):
+        """Return a function that starts a session and a hand-over on another thread, and a function that ends it."""
+        threads = []
+
+        def begin(**config):
+            session = start(steps="2-3", **config)
+            control.hold("stop")
+            window = profile_step(2).start()
+            thread = threading.Thread(target=window.stop)
+            thread.start()
+            threads.append(thread)
+            until(lambda: stepprof.state().status == "flushing")
+            return session
+
+        yield begin
+        if "stop" in control.released:
+            control.let_go("stop")
+        for thread in threads:
+            thread.join(10)
+
+    def test_the_state_says_whose_it_is(self, handing_over) -> None:
+        """Also while it is flushing."""
+        handing_over()
+        assert (stepprof.state().step, stepprof.state().backend) == (2, "faulty")
+
+    def test_a_selected_window_waits_for_it(self, handing_over) -> None:
+        """And is captured; how long it waited is in the manifest."""
+        session = handing_over()
+        threading.Timer(0.1, control.let_go, ["stop"]).start()
+        loop([3])
+        second = ended(session)[1]
+        assert (second["step"], second["status"]) == (3, "complete")
+        assert 0.02 < second["wait_seconds"] < 5
+
+    def test_past_the_bound_it_is_skipped(self, handing_over) -> None:
+        """With the reason and the seconds."""
+        session = handing_over(engine_stop_timeout_seconds=0.1)
+        loop([3])
+        control.let_go("stop")
+        second = ended(session)[1]
+        assert (second["step"], second["status"]) == (3, "skipped")
+        assert second["error"].startswith("the stop on another thread did not end within 0.1")
+        assert second["wait_seconds"] >= 0.1
+
+    async def test_waiting_does_not_block_the_event_loop(self, handing_over) -> None:
+        """Other coroutines run on meanwhile."""
+        session = handing_over()
+        ticks = []
+
+        async def tick():
+            for number in itertools.count():
+                await asyncio.sleep(0.005)
+                ticks.append(number)
+                if number == 10:
+                    control.let_go("stop")
+
+        task = asyncio.create_task(tick())
+        async with profile_step(3):
+            entered_after = len(ticks)
+        task.cancel()
+        assert entered_after >= 10
+        second = ended(session)[1]
+        assert (second["status"], second["wait_seconds"] >= 0.02) == ("complete", True)
+
+    async def test_waiting_in_a_coroutine_is_bounded(self, handing_over) -> None:
+        """Past the bound it is skipped."""
+        session = handing_over(engine_stop_timeout_seconds=0.1)
+        async with profile_step(3):
+            pass
+        control.let_go("stop")
+        second = ended(session)[1]
+        assert (second["status"], second["wait_seconds"] >= 0.1) == ("skipped", True)
+
+    async def test_a_window_that_is_not_selected_does_not_wait(self, handing_over) -> None:
+        """Nor does one of a wrong step or role, nor a tick, a region or an arm."""
+        handing_over()
+        began = time.monotonic()
+        for step in (1, 7, "x", -1, None):
+            async with profile_step(step), profile_step(7, role=["x"]):
+                with profile_step(7), stepprof.region("r"):
+                    stepprof.tick()
+        assert time.monotonic() - began < 2
+        assert stepprof.state().status == "flushing"
+
+    def test_the_exit_of_a_window_that_joined_does_not_wait(self, start) -> None:
+        """The hand-over is not its business any more."""
+        session = start(steps="2-3")
+        two, three = profile_step(2, role="a").start(), profile_step(3, role="b").start()
+        control.hold("stop")
+        thread = threading.Thread(target=two.stop)
+        thread.start()
+        until(lambda: stepprof.state().status == "flushing")
+        three.stop()
+        assert stepprof.state().status == "flushing"
+        control.let_go("stop")
+        thread.join()
+        assert [w["status"] for w in ended(session)] == ["complete", "partial"]
+
+    def test_the_end_of_the_run_waits_for_it(self, handing_over) -> None:
+        """And loses nothing."""
+        session = handing_over()
+        threading.Timer(0.1, control.let_go, ["stop"]).start()
+        assert [w["status"] for w in ended(session)] == ["complete"]
+
+    def test_a_window_inside_the_backends_own_act_is_skipped(self, start) -> None:
+        """Say, of a signal handler or a finalizer that runs in the middle of it: it cannot wait for itself."""
+        session = start(steps="2-3")
+
+        def inside():
+            loop([3])
+            return BackendError("start failed")
+
+        class Meanwhile(list):
+            def __bool__(self):
+                self[:] = []
+                loop([3])
+                return False
+
+        control.raising["start"] = Meanwhile()
+        loop([2])
+        assert sorted((w["step"], w["status"]) for w in ended(session)) == [(2, "complete"), (3, "skipped")]
+        assert "already acting on the target" in windows(session, 3)[0]["error"]
+
+
+@pytest.mark.usefixtures("faulty")
+class TestStateAndLog:
+    def test_each_transition_is_one_line(self, start, log) -> None:
+        """With from, to, target, step, role, rank, backend and the seconds in the state before; a reason where there is one."""
+        start(steps="2", rank=3, world_size=4, ranks="3")
+        loop([1, 2], ["actor"])
+        lines = [line for line in log if line["event"] == "transition"]
+        shown = [
+            {k: v for k, v in line.items() if k not in ("seconds", "event", "log_level")} for line in lines
+        ]
+        same = {"target": "rank-3", "step": 2, "role": "actor", "rank": 3, "backend": "faulty"}
+        states = ["idle", "armed", "recording", "flushing", "idle"]
+        assert shown == [{"from": old, "to": new, **same} for old, new in itertools.pairwise(states)]
+        assert all(isinstance(line["seconds"], float) for line in lines)
+
+    def test_an_abort_says_what_it_gave_up(self, start, log) -> None:
+        """The step, the role and the reason."""
+        start(steps="2")
+        control.fail("stop")
+        loop([2], ["actor"])
+        line = [line for line in log if line["event"] == "transition"][-1]
+        assert (line["from"], line["to"]) == ("flushing", "idle")
+        assert (line["step"], line["role"], line["backend"], line["reason"]) == (
+            2,
+            "actor",
+            "faulty",
+            "BackendError: stop failed",
+        )
+
+    def test_state_shows_what_runs(self, start) -> None:
+        """Step, role, rank, backend and how long; as one line too."""
+        start(steps="2")
+        with profile_step(2, role="actor"):
+            state = stepprof.state()
+            assert str(state) == "recording step=2 role=actor rank=0 backend=faulty"
+            assert 0 <= state.since_seconds < 60
+        assert str(stepprof.state()) == "idle rank=0"
+        assert stepprof.state().recorded_steps == (2,)
+
+    def test_exports_that_run_are_shown_until_they_end(self, start) -> None:
+        """On a thread of their own."""
+        session = start(steps="2", export="thread")
+        loop([2])
+        session.exporter.wait(10)
+        until(lambda: stepprof.state().pending_exports == ())
+        assert str(stepprof.state()) == "idle rank=0"
+
+
+def test_nothing_is_left_of_a_session(start, faulty) -> None:
+    """After it has ended, windows are what they are without one."""
+    start(steps="2")
+    stepprof.shutdown()
+    loop([2])
+    assert cell.session is None
+    assert control.calls == []

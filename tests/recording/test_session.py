@@ -1,0 +1,402 @@
+"""The session of a process: its beginning and end, which windows it selects, what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+from faulty import control, ended, windows
+
+import stepprof
+from stepprof import profile_step, region
+from stepprof.errors import ConfigError, StateError
+from stepprof.instrument.context import cell
+
+
+def loop(steps, role=None) -> None:
+    """A training loop."""
+    for step in steps:
+        with profile_step(step, role=role):
+            pass
+
+
+class Number:
+    """An integer of another library: numpy's, or a tensor of one element."""
+
+    def __init__(self, number) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+class Step(enum.IntEnum):
+    TWO = 2
+
+
+@pytest.fixture
+def init(tmp_path, monkeypatch):
+    """Return `stepprof.init` over the null backend, in a folder of the test; the session ends with the test."""
+    monkeypatch.chdir(tmp_path)
+
+    def init(config=None, **arguments):
+        if isinstance(config, dict):
+            config = {"backend": "null", "min_free_memory": "none", **config}
+        return stepprof.init(config, **arguments)
+
+    yield init
+    stepprof.shutdown()
+
+
+class TestInit:
+    def test_a_second_one_is_the_same(self, init) -> None:
+        """With the same configuration, in whatever form."""
+        first = init({"steps": "2"})
+        assert init({"steps": [2]}) is first
+        assert "run=" in repr(first)
+        assert first.rank == 0
+        assert json.loads((first.path / "run.json").read_text())["config"]["steps"] == "2"
+
+    def test_another_configuration_is_refused(self, init) -> None:
+        """By the keys that differ; the first one goes on."""
+        first = init({"steps": "2"})
+        message = r"init\(\) was already called with another configuration \(different: steps, ranks\); call stepprof.shutdown\(\) first"
+        with pytest.raises(ConfigError, match=message):
+            init({"steps": "3", "ranks": "all"})
+        assert cell.session is first
+
+    def test_after_the_end_another_may_begin(self, init) -> None:
+        """It is a run of its own."""
+        first = init({"steps": "2"})
+        stepprof.shutdown()
+        second = init({"steps": "3"})
+        assert first.path != second.path
+
+    def test_nothing_configured_is_off(self, init, tmp_path) -> None:
+        """A session of no run: nothing is written, and a later init is the first one."""
+        session = init()
+        assert (session.path, session.run_id, cell.session, session.rank) == (None, None, None, 0)
+        session.shutdown()
+        assert list(tmp_path.iterdir()) == []
+        assert init({"steps": "2"}).path is not None
+
+    @pytest.mark.parametrize(
+        "config",
+        [{"enabled": False, "steps": "2"}, {"spans": False}, {"steps": "2", "ranks": "none", "spans": False}],
+    )
+    def test_a_configuration_that_records_nothing_is_off(self, init, tmp_path, config) -> None:
+        """No folder, no thread."""
+        assert init(config).path is None
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_switch(self, init, monkeypatch, tmp_path) -> None:
+        """STEPPROF=0 counts whatever the configuration says."""
+        monkeypatch.setenv("STEPPROF", "0")
+        assert init({"steps": "all"}).path is None
+        loop([1, 2])
+        assert list(tmp_path.iterdir()) == []
+
+    def test_from_the_environment(self, init, monkeypatch) -> None:
+        """Steps, backend and folder."""
+        for name, value in {"STEPS": "2", "BACKEND": "null", "OUTPUT_DIR": "here", "RUN_ID": "mine"}.items():
+            monkeypatch.setenv(f"STEPPROF_{name}", value)
+        session = init()
+        assert (session.path.parent.name, session.run_id) == ("here", "mine")
+
+    def test_a_heavy_configuration_is_warned_about(self, init, log) -> None:
+        """When it is configured, with an estimate."""
+        init(
+            {
+                "steps": "1-100",
+                "ranks": "all",
+                "torch": {"with_stack": True, "record_shapes": True},
+                "backend": "torch",
+            }
+        )
+        assert [line["reason"] for line in log if line["event"] == "heavy configuration"]
+
+    def test_ranks_beyond_the_world_are_refused(self, init) -> None:
+        """Where the world is known."""
+        with pytest.raises(ConfigError, match="there is no rank 8 in a world of 4; the nearest is 3"):
+            init({"steps": "2", "ranks": "8"}, rank=0, world_size=4)
+        assert cell.session is None
+
+    def test_ranks_beyond_a_world_that_nobody_told_of(self, init, log) -> None:
+        """A script without a launcher is rank 0 of 1, but torch.distributed may come up yet: told at the end."""
+        init({"steps": "2", "ranks": "8", "roles": {"actor": {"ranks": "0"}, "ref": {"ranks": "3"}}})
+        with profile_step(2):
+            pass
+        stepprof.shutdown()
+        told = [line["reason"] for line in log if line["event"] == "ranks that do not exist"]
+        assert len(told) == 2
+        assert "there is no rank 8 in a world of 1" in told[0]
+        assert told[1].startswith("roles.ref: ")
+
+    def test_a_folder_that_cannot_be_written(self, init, tmp_path) -> None:
+        """Is named, and there is no session."""
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match=r'output_dir = ".*file/below": cannot be made or written'):
+            init({"steps": "2", "output_dir": str(tmp_path / "file" / "below")})
+        assert cell.session is None
+
+    def test_shutdown_twice(self, init) -> None:
+        """Is nothing; so is one without a session."""
+        session = init({"steps": "2"})
+        stepprof.shutdown()
+        stepprof.shutdown()
+        session.shutdown()
+
+
+class TestRank:
+    @pytest.mark.parametrize(
+        ("arguments", "environ", "rank"),
+        [
+            ({"rank": 1, "world_size": 2}, {"RANK": "0"}, 1),
+            ({}, {"RANK": "1", "WORLD_SIZE": "2"}, 1),
+            ({}, {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, 1),
+            ({}, {}, 0),
+        ],
+    )
+    def test_where_it_is_from(self, init, monkeypatch, arguments, environ, rank) -> None:
+        """Arguments, then launchers; it is in every path."""
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        session = init({"steps": "2", "ranks": "all"}, run_id="r", **arguments)
+        loop([2])
+        assert [w["rank"] for w in ended(session)] == [rank]
+        assert (session.path / "step-000002" / "manifest" / f"step-rank-{rank}.json").exists()
+
+    def test_one_that_is_not_selected_writes_no_manifest(self, init, log) -> None:
+        """Nor does it say that steps never came; its spans are kept."""
+        session = init({"steps": "2, 9"}, rank=1, world_size=2)
+        loop([1, 2, 3])
+        assert session.quiet[None][0] < 1 < session.quiet[None][1]
+        assert ended(session) == []
+        assert sorted(path.name for path in session.path.iterdir()) == ["run.json", "spans", "status"]
+        assert [line for line in log if line["event"] == "selected steps never came"] == []
+
+    @pytest.mark.torch
+    def test_torch_distributed_comes_up_later(self, run_script, warm) -> None:
+        """The rank is asked for again at the first selected step, also where torch itself was there at `init`."""
+        script = """
+            import json, os, sys, tempfile
+            import stepprof
+            session = stepprof.init({"steps": "2-4", "backend": "null", "ranks": sys.argv[1], "min_free_memory": "none"})
+            assert session.rank == 0
+            import torch.distributed as dist
+            with stepprof.profile_step(1):
+                pass
+            store = dist.FileStore(tempfile.mkdtemp() + "/store", 2)
+            if os.fork() == 0:
+                dist.init_process_group("gloo", store=store, rank=0, world_size=2)
+                dist.barrier()
+                os._exit(0)
+            dist.init_process_group("gloo", store=store, rank=1, world_size=2)
+            dist.barrier()
+            for step in (2, 3, 4):
+                with stepprof.profile_step(step):
+                    pass
+            stepprof.shutdown()
+            print(session.rank, sorted(path.name for path in session.path.glob("step-*/manifest/*")))
+            os._exit(0)
+        """
+        ran = run_script(script, "1")
+        assert "1 ['step-rank-1.json', 'step-rank-1.json', 'step-rank-1.json']" in ran.stdout, ran.stderr
+        ran = warm.run(script, "0")
+        assert "1 []" in ran.stdout, ran.stderr
+        ran = warm.run(script, "0-7")
+        assert "ranks that do not exist" in ran.stderr
+        assert "there is no rank 2 in a world of 2" in ran.stderr
+
+
+@pytest.mark.usefixtures("faulty")
+class TestSteps:
+    @pytest.mark.parametrize("step", [Number(2), Step.TWO, 2])
+    def test_integers_of_every_kind(self, start, step) -> None:
+        """Are plain numbers in the manifest."""
+        session = start(steps="2")
+        loop([step])
+        assert [w["step"] for w in ended(session)] == [2]
+        assert type(control.captures[0].window.step) is int
+
+    @pytest.mark.parametrize(
+        ("step", "reason"),
+        [
+            ("2", "step: expected a whole number: 'str' object cannot be interpreted as an integer"),
+            (2.0, "step: expected a whole number: 'float' object cannot be interpreted as an integer"),
+            (-1, "step: a negative number; expected one from 0 on"),
+            (None, "step = None: no step was entered in this process before"),
+        ],
+    )
+    def test_what_is_no_step(self, start, log, step, reason) -> None:
+        """It is told once, and the body runs."""
+        start(steps="all")
+        loop([step, step])
+        assert [line["reason"] for line in log if line["event"] == "refused"] == [reason]
+        assert control.calls == []
+
+    def test_wrong_steps_do_not_fill_the_log(self, start, log) -> None:
+        """However many kinds there are."""
+        start(steps="all")
+        for number in range(1000):
+            with profile_step(1, role=f"../{number}"):
+                pass
+        assert 0 < len(log) < 100
+
+    def test_no_step_is_the_last_one(self, start) -> None:
+        """The step that was entered last in this process, of whatever role."""
+        session = start(steps="2")
+        with profile_step(2):
+            loop([None], role="reward")
+        assert [(w["step"], w["role"]) for w in ended(session)] == [(2, None), (2, "reward")]
+
+    @pytest.mark.parametrize("role", ["../x", "step", "", "a b", 7, ["x"], {}])
+    def test_what_is_no_role(self, start, log, role) -> None:
+        """It is refused at run time, told once, and the body runs, in every form of a window."""
+        session = start(steps="all")
+        ran = []
+
+        async def asynchronous():
+            async with profile_step(2, role=role):
+                ran.append("async with")
+            await (await profile_step(2, role=role).astart()).astop()
+
+        with profile_step(2, role=role):
+            ran.append("with")
+        profile_step(2, role=role).start()
+        asyncio.run(asynchronous())
+        assert ran == ["with", "async with"]
+        assert (
+            len({line["reason"] for line in log if line["event"] == "refused" and line["what"] == "window"})
+            == 1
+        )
+        assert ended(session) == []
+
+    def test_strict_raises(self, start) -> None:
+        """Each time."""
+        start(steps="2", strict=True)
+        for _ in range(2):
+            with pytest.raises(StateError, match="expected a whole number"):
+                profile_step("2").__enter__()
+            with pytest.raises(StateError, match="role"):
+                profile_step(2, role="../x").__enter__()
+            with pytest.raises(StateError, match="this window is not open"):
+                profile_step(2).stop()
+
+    def test_a_step_that_never_came_is_reported(self, start, log) -> None:
+        """At the end, once; what is selected by a period is not expected."""
+        start(steps="2, 5-7, every 100", roles={"ref": {"enabled": False}})
+        loop([1, 2, 3, 4, 5])
+        stepprof.shutdown()
+        lines = [line for line in log if line["event"] == "selected steps never came"]
+        assert [(line["steps"], line["role"], line["rank"]) for line in lines] == [("6-7", None, 0)]
+
+    def test_a_step_that_never_came_in_a_role(self, start, log) -> None:
+        """A role that the configuration names has its own steps."""
+        start(steps="2", roles={"actor": {"steps": "3"}, "ref": {}})
+        loop([2], role="ref")
+        loop([2], role="actor")
+        stepprof.shutdown()
+        lines = [line for line in log if line["event"] == "selected steps never came"]
+        assert [(line["steps"], line["role"]) for line in lines] == [("3", "actor")]
+
+    def test_an_endless_range_that_never_came(self, start, log) -> None:
+        """Is told at once."""
+        start(steps="2-999999999999")
+        loop([2])
+        stepprof.shutdown()
+        assert [line["steps"] for line in log if line["event"] == "selected steps never came"] == [
+            "3-999999999999"
+        ]
+
+    def test_occurrences_are_counted_across_threads(self, start) -> None:
+        """Each number is given once."""
+        session = start(steps="2", capture_per="role")
+        barrier = threading.Barrier(8)
+
+        def work():
+            barrier.wait(10)
+            for _ in range(20):
+                loop([2])
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert session.selector.visits._counted[2, None].occurrence == 160
+
+    def test_occurrences_of_long_ago_are_forgotten(self, start) -> None:
+        """What is kept does not grow with the run."""
+        session = start(steps="all", capture_per="role")
+        loop(range(1000))
+        assert len(session.selector.visits._counted) <= 257
+
+    def test_a_session_that_follows_another_process_is_not_argued_with(self, start) -> None:
+        """The code of an actor may call `init` itself, later and otherwise configured: what it follows stands, and nothing raises."""
+        session = start(steps="2")
+        session.lent = True
+        assert stepprof.init({"steps": "9"}) is session
+
+    def test_what_breaks_inside_stays_inside(self, start, log, monkeypatch) -> None:
+        """Say, a torch that is in pieces: it is logged, and the loop goes on; strict raises."""
+
+        def broken():
+            raise RuntimeError("in pieces")
+
+        distributed = SimpleNamespace(is_available=broken, is_initialized=broken)
+        compiler = SimpleNamespace(is_compiling=lambda: False)
+        start(steps="2")
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=distributed, compiler=compiler))
+        loop([1, 2, 3])
+        asyncio.run(self.asynchronously(2))
+        assert [line["event"] for line in log if line["log_level"] == "warning"] == ["internal error"] * 2
+        monkeypatch.delitem(sys.modules, "torch")
+        stepprof.shutdown()
+        start(steps="2", strict=True, run_id="strict")
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=distributed, compiler=compiler))
+        with pytest.raises(RuntimeError, match="in pieces"):
+            loop([2])
+
+    async def asynchronously(self, step) -> None:
+        async with profile_step(step):
+            pass
+
+
+@pytest.mark.usefixtures("faulty")
+class TestNullBackend:
+    def test_it_records_nothing(self, start) -> None:
+        """The whole machinery around a capture, without one."""
+        session = start(steps="2", backend="null")
+        with profile_step(2), region("x"):
+            assert str(stepprof.state()) == "recording step=2 rank=0 backend=null"
+            session.background.round()
+        (window,) = ended(session)
+        assert (window["status"], window["backend"], window["artifacts"]) == ("complete", "null", [])
+        assert windows(session, 3) == []
+
+
+class TestLeftOpen:
+    """Windows that are open when a session ends."""
+
+    def test_they_do_not_reach_into_the_next_session(self, start) -> None:
+        """What runs under the next session is not inside a window of the one before."""
+        start(backend="null", steps="2")
+        left = stepprof.profile_step(2, role="ref").start()
+        stepprof.shutdown()
+        session = start(backend="null", steps="2")
+        with stepprof.region("later"):
+            pass
+        left.stop()
+        stepprof.shutdown()
+        lines = [
+            json.loads(line)
+            for path in (session.path / "spans").iterdir()
+            for line in path.read_text().splitlines()
+        ]
+        assert [(line["name"], line["step"], line["role"]) for line in lines[1:]] == [("later", None, None)]

@@ -1,0 +1,112 @@
+"""What is usual: noise alone tells nothing, whatever falls out is told, and one wild value changes nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepprof.config.options.tables import WatchOptions
+from stepprof.recording.watch.baseline import Floor, History
+
+MIB = 2**20
+
+
+def history(**options):
+    return History(WatchOptions(**{"skip_first": 0, "min_seconds": 0.001, **options}))
+
+
+def noise(kind: str, seed: int, count: int) -> list[float]:
+    """Seconds of steps that nothing is wrong with."""
+    source = random.Random(seed)
+    draw = {
+        "uniform": lambda: source.uniform(0.5, 1.5),
+        "normal": lambda: max(source.gauss(1, 0.2), 0.01),
+        "skewed": lambda: source.lognormvariate(0, 0.2),
+        "two kinds": lambda: source.choice((1.0, 1.6)) * source.uniform(0.95, 1.05),
+        "constant": lambda: 1.0,
+    }[kind]
+    return [draw() for _ in range(count)]
+
+
+class TestHistory:
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(
+        kind=st.sampled_from(["uniform", "normal", "skewed", "two kinds", "constant"]),
+        seed=st.integers(0, 10**6),
+        scale=st.floats(0.001, 1000),
+    )
+    def test_noise_alone_tells_nothing(self, kind, seed, scale) -> None:
+        """Steps that vary by a half, skewed, of two kinds, or not at all: none of a thousand is unusual, at any scale."""
+        watched = history()
+        assert [value for value in noise(kind, seed, 1000) if watched.add(value * scale) is not None] == []
+
+    @settings(max_examples=40, deadline=None, derandomize=True)
+    @given(
+        kind=st.sampled_from(["uniform", "normal", "constant"]),
+        seed=st.integers(0, 10**6),
+        place=st.integers(30, 900),
+    )
+    def test_a_slow_step_is_told(self, kind, seed, place) -> None:
+        """Ten times the usual, wherever it comes once there is a history; and it alone."""
+        watched = history()
+        values = noise(kind, seed, 1000)
+        values[place] = 10.0
+        found = [number for number, value in enumerate(values) if watched.add(value) is not None]
+        assert found == [place]
+
+    def test_what_was_usual_goes_with_it(self) -> None:
+        """The median and the deviation, not moved by the value itself."""
+        watched = history(min_steps=4)
+        for value in (1.0, 1.1, 0.9, 1.0):
+            assert watched.add(value) is None
+        unusual = watched.add(5.0)
+        assert unusual is not None
+        assert (unusual.value, unusual.median, unusual.excess) == (5.0, 1.0, 4.0)
+        assert unusual.deviation == pytest.approx(0.05 * 1.4826)
+
+    def test_the_first_steps_leave_no_trace(self) -> None:
+        """Compilation takes a minute and is in no history."""
+        watched = history(skip_first=3, min_steps=3)
+        assert [watched.add(value) for value in (60.0, 60.0, 60.0, 1.0, 1.0, 1.0)] == [None] * 6
+        assert watched.add(5.0) is not None
+
+    def test_what_nobody_would_miss_is_not_told(self) -> None:
+        """Ten times a millisecond is less than min_seconds more."""
+        watched = history(min_steps=4, min_seconds=0.05)
+        assert [watched.add(value) for value in (0.001, 0.001, 0.001, 0.001, 0.01)] == [None] * 5
+        assert watched.add(0.06) is not None
+
+    def test_a_new_pace_becomes_usual(self) -> None:
+        """Once most of the window has it."""
+        watched = history(window=20, min_steps=5)
+        for _ in range(20):
+            watched.add(1.0)
+        assert watched.add(3.0) is not None
+        later = [watched.add(3.0) for _ in range(30)]
+        assert later[-15:] == [None] * 15
+
+
+class TestFloor:
+    def test_what_comes_and_goes_is_not_told(self) -> None:
+        """The lowest reading counts."""
+        floor = Floor(100 * MIB, steps=10, skip_first=0)
+        readings = [500 * MIB, 3000 * MIB, 900 * MIB, 5000 * MIB, 501 * MIB] * 40
+        assert [floor.add(reading, number) for number, reading in enumerate(readings)] == [None] * 200
+
+    def test_what_stays_is_told_once_per_growth(self) -> None:
+        """A leak of 10 MiB a step, by each 100 MiB, and by how much each time."""
+        floor = Floor(100 * MIB, steps=10, skip_first=5)
+        told = [floor.add((500 + 10 * number) * MIB, number) for number in range(100)]
+        found = [unusual for unusual in told if unusual is not None]
+        assert len(found) == 8
+        assert all(100 * MIB <= unusual.excess <= 110 * MIB for unusual in found)
+
+    def test_few_readings_say_nothing(self) -> None:
+        """Steps that pass within one reading: the floor waits for more of them."""
+        floor = Floor(MIB, steps=10, skip_first=0)
+        assert [floor.add(number * 100 * MIB, 1000 * number) for number in (0, 1)] == [None, None]
+        assert floor.add(0, 3000) is None
+        assert floor.add(900 * MIB, 4000) is None

@@ -1,0 +1,150 @@
+"""Many engines at once: what one of them does costs the others nothing, and each has its own word in the log and in the manifest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import threading
+import time
+from collections import Counter
+
+import pytest
+from simulated import dead, told
+
+import stepprof
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.core.event import Gate, passed
+from stepprof.remote.ray.calls import NodeAgent
+
+MANY = 64
+
+
+@pytest.fixture
+def recording(start):
+    """Return a function that starts a session that records rollouts with all their replicas; nothing else."""
+
+    def recording(**config):
+        return start(**{"steps": "2-5", "backend": "null", "roles": {"rollout": {"ranks": "all"}}, **config})
+
+    return recording
+
+
+def settled(session, step=2, seconds=10.0):
+    """What is told of a step, once the last word of each engine is written."""
+    deadline = time.monotonic() + seconds
+    while True:
+        session.background.round()
+        entries = told(session, step)
+        if time.monotonic() > deadline or (entries and all(e.status != "lost" for e in entries)):
+            return entries
+        time.sleep(0.01)
+
+
+def within(seconds, test):
+    """Whether something comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not test() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return test()
+
+
+class TestMany:
+    def test_one_that_hangs_and_one_that_is_dead_cost_the_others_nothing(self, recording, engine):
+        """The body waits for the bound, once; neither the windows after it nor those of another role wait again."""
+        gate = threading.Event()
+        engines = [engine(name=f"engine-{number}") for number in range(MANY)]
+        engines[7].hold["start"], engines[9].failing["arm"] = gate, dead()
+        session = recording(engine_start_timeout_seconds=0.5)
+        stepprof.attach(engines)
+        waited = []
+        for step, role in ((2, "rollout"), (2, "actor"), (3, "rollout"), (3, "actor")):
+            began = time.monotonic()
+            with stepprof.profile_step(step, role=role):
+                waited.append(time.monotonic() - began)
+        assert 0.45 < waited[0] < 2
+        assert max(waited[1:]) < 0.45
+        for step, reason in ((2, "did not answer its start"), (3, "has not been answered")):
+            entries = {entry.replica: entry for entry in settled(session, step)}
+            assert Counter(entry.status for entry in entries.values())["complete"] == MANY - 2
+            assert reason in entries[7].error
+            assert (entries[9].status, entries[9].health) == ("failed", "dead")
+        gate.set()
+
+    def test_each_transition_of_each_is_a_line(self, recording, engine, log):
+        """In the order of each engine; written off the thread that speaks to them."""
+        recording(steps="2", roles={"judge": {"ranks": "all"}})
+        stepprof.attach([engine() for _ in range(MANY)], role="judge")
+        with stepprof.profile_step(2, role="judge"):
+            pass
+        stepprof.shutdown()
+        lines = [line for line in log if line["event"] == "transition" and line.get("role") == "judge"]
+        lines = [line for line in lines if "replica" in line]
+        for replica in range(MANY):
+            own = [line for line in lines if line["replica"] == replica]
+            assert [line["to"] for line in own] == ["armed", "recording", "flushing", "idle"]
+            assert {line["target"] for line in own} == {f"judge/{replica}"}
+            assert {line["step"] for line in own} == {2}
+
+    def test_what_was_armed_at_the_end_leaves_no_folder(self, recording, engine):
+        """The step after the last one never came: nothing on disk says that it did."""
+        session = recording()
+        stepprof.attach([engine() for _ in range(3)])
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        assert within(5, lambda: set(stepprof.state().engines.values()) == {"armed"})
+        stepprof.shutdown()
+        assert list((session.path / "step-000003").glob("rollout/*")) == []
+        assert set(stepprof.state().engines.values()) == {"idle"}
+
+    def test_each_may_record_for_as_long_as_the_others(self, recording, engine):
+        """The cap counts from each one's own start, however late it was answered."""
+        engines = [engine(name=f"{delay}", delays={"start": delay}) for delay in (0, 0.15, 0.45)]
+        session = recording(max_seconds=0.3)
+        stepprof.attach(engines)
+        with stepprof.profile_step(2, role="rollout"):
+            assert within(5, lambda: all(one.asked("stop") for one in engines))
+        for entry in settled(session):
+            assert (entry.status, entry.capped_by) == ("complete", "max_seconds")
+            assert 0.28 < (entry.end_unix_ns - entry.start_unix_ns) / 1e9 < 3
+        starts = [entry.start_unix_ns for entry in told(session)]
+        assert (starts[2] - starts[0]) / 1e9 > 0.3
+
+    def test_asking_again_looks_for_no_packages(self, recording, engine, monkeypatch):
+        """It would take milliseconds for each engine, at every arm."""
+        now = [engine(name="first")]
+        session = recording()
+        stepprof.attach(lambda: list(now))
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        now.append(engine(name="second"))
+        monkeypatch.setattr(importlib.metadata, "entry_points", pytest.fail)
+        with stepprof.profile_step(3, role="rollout"):
+            pass
+        assert [entry.status for entry in settled(session, 3)] == ["complete"] * 2
+
+
+class TestGate:
+    async def test_all_of_them(self):
+        """Each opened in its turn; what is open already is not waited for."""
+        gates = [Gate() for _ in range(3)]
+        gates[0].open()
+        assert not await passed(gates, 0.01)
+        for gate in gates:
+            gate.open()
+            gate.open()
+        assert await passed(gates, 0)
+        assert await passed([])
+
+    async def test_who_gives_up_leaves_nothing_behind(self):
+        """A gate that stays closed does not gather those who have stopped waiting for it."""
+        gate = Gate()
+        for _ in range(3):
+            assert not await passed([gate, gate], 0.001)
+        assert gate._then == []
+
+
+async def test_an_answer_that_cannot_come_does_not_hold_up_the_others():
+    """A node's agent that has let go of an actor says so, for each call."""
+    calls = [(name, name, ("stop",), False) for name in ("gone", "away")]
+    answers = [answer async for batch in NodeAgent().call(calls) for answer in batch]
+    assert sorted(number for number, _ in answers) == [0, 1]
+    assert all(isinstance(answer, EngineFailure) for _, answer in answers)

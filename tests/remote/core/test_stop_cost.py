@@ -1,0 +1,56 @@
+"""What a stop cost, and what it recorded too much."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepprof.remote.base import Clock
+from stepprof.remote.core.stop_cost import overrun_seconds, write_seconds
+from stepprof.run.model import Artifact
+
+HERE = Clock("here", 0, 0, "same-host")
+THERE = Clock("there", 5_000_000_000, 20_000_000, "ping-pong")
+SECOND = 10**9
+
+
+def trace(ended, written=None):
+    return Artifact("a", "trace", 1, 1, ended, written)
+
+
+class TestOverrun:
+    @pytest.mark.parametrize(
+        ("ends", "clock", "seconds"),
+        [
+            ([12 * SECOND], HERE, 2.0),
+            ([11 * SECOND, 12 * SECOND], HERE, 2.0),
+            ([17 * SECOND], THERE, 2.0),
+            ([15 * SECOND + 10_000_000], THERE, None),
+            ([9 * SECOND], HERE, None),
+            ([None], HERE, None),
+            ([], HERE, None),
+            ([12 * SECOND], None, None),
+        ],
+    )
+    def test_how_long_it_recorded_on(self, ends, clock, seconds):
+        """From the sending of the stop to the end of the longest recording, on one clock; nothing is claimed within its error."""
+        entry = {"end_unix_ns": 10 * SECOND}
+        assert overrun_seconds(entry, map(trace, ends), clock) == seconds
+
+    def test_without_an_end(self):
+        """A start that failed has none."""
+        assert overrun_seconds({"end_unix_ns": None}, [trace(5)], HERE) is None
+
+
+class TestWriting:
+    @pytest.mark.parametrize(
+        ("written", "clock", "seconds"),
+        [(13 * SECOND, HERE, 3.0), (13 * SECOND, THERE, None), (9 * SECOND, HERE, None), (None, HERE, None)],
+    )
+    def test_how_long_a_trace_took_to_be_written(self, written, clock, seconds):
+        """From the end of the recording to the file's time, where both are of one clock."""
+        assert write_seconds([trace(10 * SECOND, written)], clock) == seconds
+
+    def test_the_slowest_of_several(self):
+        """The stop waits for all workers."""
+        both = [trace(SECOND, 2 * SECOND), trace(2 * SECOND, 5 * SECOND), trace(None, None)]
+        assert write_seconds(both, HERE) == 3.0

@@ -1,0 +1,528 @@
+"""One request to a server: what is known when it fails, and what is never shown."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+import ssl
+import threading
+import time
+import traceback
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from serving import serving
+
+from stepprof.errors import ConfigError
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.http.address import Address
+from stepprof.remote.http.client import Client
+
+CERTIFICATE = Path(__file__).parents[2] / "data" / "localhost.pem"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class TestAddress:
+    @pytest.mark.parametrize(
+        ("url", "name"),
+        [
+            ("http://Node-3:8000", "http://node-3:8000"),
+            ("http://node-3:8000/", "http://node-3:8000"),
+            (" HTTP://node-3 ", "http://node-3"),
+            ("https://node-3:443/llm/", "https://node-3/llm"),
+            ("http://me:s3cret@node-3:8000/v1", "http://node-3:8000/v1"),
+            ("http://[2001:db8::1]:8000", "http://[2001:db8::1]:8000"),
+        ],
+    )
+    def test_one_name_without_secrets(self, url, name):
+        """However it is written, a server has one name, and no password in it."""
+        address = Address.parse(url)
+        assert address.name == name
+        assert "s3cret" not in repr(address)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "http://",
+            "ftp://node",
+            "http://node:99999",
+            "http://node:x",
+            "http://[::1",
+            "http://node/a b",
+            "node",
+        ],
+    )
+    def test_what_is_none(self, url):
+        """What cannot be an address is refused when it is attached."""
+        with pytest.raises(ConfigError):
+            Address.parse(url)
+
+    def test_a_key_in_the_query_is_not_shown(self):
+        """A secret that was put behind a question mark is refused, and not repeated."""
+        with pytest.raises(ConfigError, match="api_key") as refused:
+            Address.parse("http://me:pass@node:8000/?key=s3cret")
+        assert "s3cret" not in str(refused.value)
+        assert "pass" not in str(refused.value)
+
+    def test_localhost_is_a_server_of_this_host(self):
+        """The same words on two hosts are two servers, and several words on one host are one."""
+        keys = {
+            Address.parse(f"http://{host}:8000").key
+            for host in ("localhost", "127.0.0.1", "[::1]", "0.0.0.0")
+        }
+        assert keys == {f"http://{socket.gethostname()}:8000"}
+        assert Address.parse("http://node-3:8000").key == "http://node-3:8000"
+
+
+class TestRequest:
+    async def test_an_answer_is_an_answer_whatever_it_says(self):
+        """Statuses are for the one who asked to judge."""
+        with serving({"/a": {"x": [1]}, "/b": (500, "it\n failed")}) as server:
+            client = Client(server.url + "/")
+            reply = await client.request("GET", "/a")
+            assert (reply.status, reply.ok, reply.json(), reply.same_host) == (200, True, {"x": [1]}, True)
+            reply = await client.request("POST", "/b", json={"n": 1})
+            assert (reply.status, reply.ok, reply.json(), reply.text) == (500, False, None, "it failed")
+            assert server.asked[1].json == {"n": 1}
+            assert (await client.request("GET", "/c")).status == 404
+        assert client.host == socket.gethostname()
+
+    async def test_a_path_in_the_address_stays(self):
+        """A server behind a proxy's prefix is spoken to there."""
+        with serving({"/llm/version": {}}) as server:
+            assert (await Client(server.url + "/llm/").request("GET", "/version")).ok
+
+    async def test_ipv6(self):
+        """An address in brackets."""
+        with serving({"/a": {}}, host="::1") as server:
+            client = Client(server.url)
+            assert (await client.request("GET", "/a")).ok
+            assert client.same_host
+
+    async def test_the_event_loop_is_not_held(self):
+        """A slow server does not keep other coroutines from running."""
+        with serving({"/a": lambda _: time.sleep(1.5) or {}}) as server:
+            waiting = asyncio.ensure_future(Client(server.url).request("GET", "/a"))
+            began = time.perf_counter()
+            await asyncio.sleep(0.01)
+            assert time.perf_counter() - began < 1.0
+            assert (await waiting).ok
+
+
+class TestKeys:
+    async def test_a_key_is_sent_as_a_bearer(self):
+        """The key goes with every request, the admin's in its place with what changes the server."""
+        with serving({"/a": {}}) as server:
+            client = Client(server.url, " key\n", "admin")
+            await client.request("GET", "/a")
+            await client.request("POST", "/a")
+            await Client(server.url).request("GET", "/a")
+            assert [asked.headers.get("authorization") for asked in server.asked] == [
+                "Bearer key",
+                "Bearer admin",
+                None,
+            ]
+
+    async def test_name_and_password_in_the_address(self):
+        """They are sent as HTTP has it."""
+        with serving({"/a": {}}) as server:
+            await Client(server.url.replace("//", "//me:p%40ss@")).request("GET", "/a")
+            assert server.asked[0].headers["authorization"] == "Basic bWU6cEBzcw=="
+
+    async def test_a_missing_and_a_wrong_key(self):
+        """The failure says what to write."""
+        with serving({"/a": (401, {"error": "Unauthorized"})}) as server:
+            for key, words in ((None, "wants a key"), ("s3cret", "wants another key")):
+                client = Client(server.url, key)
+                failure = client.failure(await client.request("GET", "/a"), "GET /a")
+                assert words in str(failure)
+                assert "api_key=" in str(failure)
+                assert "s3cret" not in str(failure)
+                assert failure.health == "unconfigured"
+
+    async def test_what_a_server_repeats_is_not_shown(self):
+        """A server that quotes the key it was given does not bring it into a log."""
+        with serving({"/a": (500, "no such key: s3cret, pa55")}) as server:
+            client = Client(server.url.replace("//", "//me:pa55@"), "s3cret")
+            reply = await client.request("GET", "/a")
+            shown = f"{client.failure(reply, 'GET /a')} {reply!r} {client!r}"
+            assert "s3cret" not in reply.text
+            assert "no such key" in shown
+            assert "pa55" not in reply.text
+
+    @pytest.mark.parametrize("key", ["", "  ", "a\nb", "schlüssel", 7])
+    def test_what_no_header_can_carry(self, key):
+        """Refused at attach, and not shown."""
+        with pytest.raises(ConfigError, match="api_key") as refused:
+            Client("http://node", key)
+        assert "schl" not in str(refused.value)
+
+    async def test_a_redirect_is_not_followed(self):
+        """No key goes to another server; the message says where the redirect points to, without what is secret there."""
+        with (
+            serving({"/a": {}}) as other,
+            serving(
+                {"/a": (307, "", {"Location": f"{other.url.replace('//', '//u:pw@')}/a?t=s3"})}
+            ) as server,
+        ):
+            client = Client(server.url, "key")
+            for method in ("GET", "POST"):
+                with pytest.raises(EngineFailure, match="redirect to") as failure:
+                    await client.request(method, "/a")
+                assert f"{other.url}/a" in str(failure.value)
+                assert "s3" not in str(failure.value)
+                assert "pw@" not in str(failure.value)
+                assert (failure.value.health, failure.value.owes_stop) == ("unreachable", False)
+            assert not other.asked
+
+
+class TestFailures:
+    async def failed(self, client, method="POST", path="/start_profile", timeout=5.0):
+        with pytest.raises(EngineFailure) as failure:
+            await client.request(method, path, timeout=timeout)
+        assert "s3cret" not in "".join(traceback.format_exception(failure.value))
+        return failure.value
+
+    async def test_nothing_listens(self):
+        """The server is down: nothing was sent, so nothing is owed."""
+        error = await self.failed(Client(f"http://127.0.0.1:{free_port()}", "s3cret"))
+        assert (error.health, error.owes_stop) == ("unreachable", False)
+        assert "is the server up?" in str(error)
+
+    async def test_a_host_that_does_not_answer(self):
+        """No connection within the time-out: nothing was sent."""
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            sock.listen(0)
+            address = sock.getsockname()
+            waiting = []
+            for _ in range(4):  # whoever comes after these finds no place in the queue
+                waiting.append(socket.socket())
+                waiting[-1].setblocking(False)
+                waiting[-1].connect_ex(address)
+            error = await self.failed(Client(f"http://127.0.0.1:{address[1]}"), timeout=0.2)
+            for each in waiting:
+                each.close()
+        assert (error.health, error.owes_stop) == ("unreachable", False)
+        assert "no connection within 0.2 s" in str(error)
+
+    @pytest.mark.parametrize("host", ["a" * 70, "no.such.host.invalid"])
+    async def test_an_unknown_name(self, host):
+        """A wrong host name is said."""
+        error = await self.failed(Client(f"http://{host}:8000"))
+        assert (error.health, error.owes_stop) == ("unreachable", False)
+        assert host in str(error)
+
+    @pytest.mark.parametrize(
+        ("method", "health", "owes"), [("POST", "unknown", True), ("GET", "unreachable", False)]
+    )
+    async def test_an_answer_that_does_not_come(self, method, health, owes):
+        """A start that was sent and not answered may have begun: a stop is owed. A question leaves nothing behind."""
+        done = threading.Event()
+        with serving({"/start_profile": lambda _: done.wait(5) and {}}) as server:
+            error = await self.failed(Client(server.url, "s3cret"), method, timeout=0.2)
+            done.set()
+        assert (error.health, error.owes_stop) == (health, owes)
+        assert f"did not answer {method} /start_profile within 0.2 s" in str(error)
+
+    @pytest.mark.parametrize(
+        "sent", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", b"SSH-2.0-OpenSSH\r\n"]
+    )
+    async def test_an_answer_that_breaks_off(self, sent):
+        """A server killed in the middle, or that speaks something else."""
+
+        def answer(handler):
+            handler.wfile.write(sent)
+            handler.close_connection = True
+
+        with serving({"/start_profile": answer}) as server:
+            error = await self.failed(Client(server.url, "s3cret"))
+        assert (error.health, error.owes_stop) == ("unknown", True)
+        assert "broke off" in str(error)
+
+    async def test_an_answer_that_trickles(self):
+        """The time-out is for the whole answer, not for each byte of it."""
+        done = threading.Event()
+
+        def answer(handler):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")
+            while not done.wait(0.05):
+                handler.wfile.write(b"x")
+
+        with serving({"/start_profile": answer}) as server:
+            began = time.perf_counter()
+            error = await self.failed(Client(server.url), timeout=0.3)
+            assert time.perf_counter() - began < 4
+            done.set()
+        assert "did not answer" in str(error)
+
+    async def test_an_answer_without_a_length(self):
+        """What ends with the connection is whole."""
+
+        def answer(handler):
+            handler.wfile.write(b'HTTP/1.0 200 OK\r\n\r\n{"a": 1}')
+            handler.close_connection = True
+
+        with serving({"/a": answer}) as server:
+            assert (await Client(server.url).request("GET", "/a")).json() == {"a": 1}
+
+    async def test_an_answer_without_end(self, monkeypatch):
+        """No server fills our memory."""
+        monkeypatch.setattr("stepprof.remote.http.reply.MOST_BYTES", 100_000)
+        with serving({"/start_profile": "x" * 1_000_000}) as server:
+            error = await self.failed(Client(server.url))
+        assert "more than 100000 bytes" in str(error)
+
+    async def test_many_at_once(self):
+        """Each has a connection and a thread of its own."""
+        with serving({"/a": lambda _: time.sleep(0.05) or {}}) as server:
+            client = Client(server.url)
+            replies = await asyncio.gather(*(client.request("GET", "/a") for _ in range(50)))
+        assert all(reply.ok for reply in replies)
+
+    async def test_no_more_than_so_many_at_once(self, monkeypatch):
+        """A thousand servers are not a thousand threads and sockets; all are asked."""
+        monkeypatch.setattr("stepprof.remote.http.client.AT_ONCE", 5)
+        there, most, counting = [], [], threading.Lock()
+
+        def answer(_):
+            with counting:
+                there.append(1)
+                most.append(len(there))
+            time.sleep(0.02)
+            with counting:
+                there.pop()
+            return {}
+
+        with serving({"/a": answer}) as server:
+            client = Client(server.url)
+            replies = await asyncio.gather(*(client.request("GET", "/a") for _ in range(30)))
+        assert all(reply.ok for reply in replies)
+        assert 1 < max(most) <= 5
+
+
+def endless(first, again, pause=0.02):
+    """An answer that goes on until nobody listens any more."""
+
+    def answer(handler):
+        handler.connection.settimeout(10)
+        handler.close_connection = True
+        try:
+            handler.wfile.write(first)
+            while True:
+                handler.wfile.write(again)
+                time.sleep(pause)
+        except OSError:
+            return
+
+    return answer
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def calls():
+    """The threads of requests that are under way; other tests may have left some."""
+    return {thread for thread in threading.enumerate() if thread.name == "stepprof-call"}
+
+
+class TestDeadline:
+    """One for all of it, whatever the server sends; then the thread and the place among the requests are free again."""
+
+    @pytest.fixture(autouse=True)
+    def one_at_a_time(self, monkeypatch):
+        monkeypatch.setattr("stepprof.remote.http.client.AT_ONCE", 1)
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+            endless(b"", b"H", 0.1),
+            endless(OK, b"X-A: b\r\n", 0.1),
+            endless(OK + b"X-", b"a", 0.1),
+            endless(CHUNKED, b"1\r\nx\r\n", 0.1),
+            endless(CHUNKED, b"0", 0.1),
+            endless(CHUNKED + b"1;", b"x", 0.1),
+            endless(CHUNKED + b"0\r\n", b"X-A: b\r\n", 0.1),
+            endless(OK + b"\r\n", b" ", 0.1),
+        ],
+        ids=["interim", "status", "headers", "header", "chunks", "size", "extension", "trailers", "body"],
+    )
+    async def test_an_answer_that_never_ends(self, answer):
+        """The request ends when its time is over, and so does its thread; the next one gets its turn."""
+        others = calls()
+        with serving({"/start_profile": answer, "/a": {}}) as server:
+            client, began = Client(server.url), time.perf_counter()
+            with pytest.raises(
+                EngineFailure, match=r"did not answer POST /start_profile within 0\.5 s"
+            ) as failure:
+                await client.request("POST", "/start_profile", timeout=0.5)
+            assert time.perf_counter() - began < 10
+            assert (failure.value.health, failure.value.owes_stop) == ("unknown", True)
+            assert (await client.request("GET", "/a")).ok
+        assert calls() <= others
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100, 0),
+            endless(OK, b"X-A: b\r\n" * 100, 0),
+            endless(OK + b"X-", b"a" * 1000, 0),
+            endless(CHUNKED + b"0\r\n", b"X-A: b\r\n" * 1000, 0),
+            endless(OK + b"\r\n", b" " * 10_000, 0),
+        ],
+        ids=["interim", "headers", "header", "trailers", "body"],
+    )
+    async def test_an_answer_without_bounds(self, answer):
+        """What comes faster than the time runs out is bounded by its size."""
+        with serving({"/start_profile": answer}) as server:
+            began = time.perf_counter()
+            with pytest.raises(EngineFailure, match="broke off while it answered"):
+                await Client(server.url).request("POST", "/start_profile", timeout=60)
+            assert time.perf_counter() - began < 30
+
+    async def test_a_name_that_is_not_looked_up(self, monkeypatch):
+        """A resolver that hangs is asked by one thread, and waited for no longer than for an answer."""
+        asked, done, real = [], threading.Event(), socket.getaddrinfo
+
+        def hangs(host, *args, flags=0, **kwargs):
+            if flags & socket.AI_NUMERICHOST:
+                return real(host, *args, flags=flags, **kwargs)
+            asked.append(host)
+            done.wait(20)
+            return real("127.0.0.1", *args, flags=flags, **kwargs)
+
+        monkeypatch.setattr(socket, "getaddrinfo", hangs)
+        with serving({"/a": {}}) as server:
+            client = Client(f"http://node-3:{server.port}")
+            for _ in range(3):
+                with pytest.raises(
+                    EngineFailure, match=r'"node-3" was not looked up within 0\.2 s'
+                ) as failure:
+                    await client.request("POST", "/a", timeout=0.2)
+                assert (failure.value.health, failure.value.owes_stop) == ("unreachable", False)
+            assert asked == ["node-3"]
+            done.set()
+            assert (await client.request("GET", "/a")).ok
+
+    async def test_a_handshake_that_never_ends(self):
+        """TLS counts too: nothing was sent."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            with pytest.raises(EngineFailure, match=r"no connection within 0\.3 s") as failure:
+                await Client(f"https://127.0.0.1:{port}").request("POST", "/a", timeout=0.3)
+        assert (failure.value.health, failure.value.owes_stop) == ("unreachable", False)
+
+    @pytest.mark.parametrize("length", ["9" * 5000, "-" + "9" * 5000, "\uff19", "1e3", "0x10"])
+    async def test_a_length_that_is_none(self, length):
+        """It is no reason to fall over: too long a body is missing, and another one ends with the connection."""
+
+        def answer(handler):
+            handler.wfile.write(OK + f"Content-Length: {length}\r\n\r\n{{}}".encode())
+            handler.close_connection = True
+
+        with serving({"/a": answer}) as server:
+            try:
+                reply = await Client(server.url).request("GET", "/a")
+            except EngineFailure as failure:
+                assert "IncompleteRead" in str(failure)  # noqa: PT017
+            else:
+                assert reply.json() == {}
+
+
+KEY = "sk-canary/7f3a+"
+
+
+class TestKeysInAnswers:
+    """What a server repeats of a key is shown nowhere, wherever it puts it and however it writes it."""
+
+    def raw(self, data):
+        def answer(handler):
+            handler.wfile.write(data)
+            handler.close_connection = True
+
+        return answer
+
+    async def said(self, client, answer):
+        with serving({"/a": answer}) as server:
+            client = client(server.url)
+            try:
+                text = client.failure(await client.request("GET", "/a"), "GET /a")
+            except EngineFailure as failure:
+                text = failure
+            return "".join(traceback.format_exception(text))
+
+    @pytest.mark.parametrize(
+        "form", [KEY, quote(KEY, safe=""), base64.b64encode(b"me:" + KEY.encode()).decode()]
+    )
+    async def test_where_a_server_may_put_it(self, form):
+        """In its status line, a header, the path and the query of a redirect, the size of a chunk, the body, and where that is cut."""
+        line = form.encode()
+        answers = [
+            self.raw(b"HTTP/9 " + line + b"\r\n\r\n"),
+            self.raw(line * 100 + b"\r\n\r\n"),
+            self.raw(b"HTTP/1.1 " + line + b" OK\r\n\r\n"),
+            self.raw(OK + line + b"\r\n\r\n"),
+            self.raw(CHUNKED + line + b"\r\n"),
+            (307, "", {"Location": f"http://other/{form}/x?key={form}#{form}"}),
+            (307, "", {"Location": f"/{form}"}),
+            (307, "", {"Location": f"//{form}@host:99/{form}"}),
+            (500, f"no such key: {form}"),
+            *((500, " " * 5000 + "x" * (300 - cut) + form) for cut in range(1, 20)),
+        ]
+        for answer in answers:
+            for make in (
+                lambda url: Client(url, KEY),
+                lambda url: Client(url.replace("//", f"//me:{quote(KEY, safe='')}@")),
+            ):
+                text = await self.said(make, answer)
+                assert "canary" not in text
+                assert base64.b64encode(b"me:sk-canary").decode()[:10] not in text
+                assert "7f3a" not in text
+
+    async def test_escape_sequences(self):
+        """Neither a body nor a status line moves a terminal's cursor or begins a line of the log."""
+        for answer in (self.raw(b"HTTP/9 \x1b[2J\x07\r\n\r\n"), (500, "a\x1b[2J\x9b\nWARNING forged")):
+            text = str(await self.said(Client, answer)).splitlines()[-1]
+            assert text.isprintable()
+            assert "\\x1b[2J" in text
+
+
+class TestTls:
+    def context(self):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(CERTIFICATE)
+        return context
+
+    async def test_a_trusted_certificate(self):
+        """Named by ca_file, where the system does not know it."""
+        with serving({"/a": {}}, tls=self.context()) as server:
+            client = Client(server.url, ca_file=str(CERTIFICATE))
+            assert (await client.request("GET", "/a")).ok
+            assert client.name == server.url
+
+    async def test_one_that_is_not_trusted(self):
+        """The message says how to trust it; no key was sent."""
+        with serving({"/a": {}}, tls=self.context()) as server:
+            with pytest.raises(EngineFailure, match="ca_file=") as failure:
+                await Client(server.url, "key").request("POST", "/a")
+            assert not server.asked
+        assert (failure.value.health, failure.value.owes_stop) == ("unreachable", False)
+
+    async def test_a_server_without_tls(self):
+        """The message asks whether http was meant."""
+        with serving({}) as server, pytest.raises(EngineFailure, match="did you mean http://"):
+            await Client(server.url.replace("http:", "https:")).request("GET", "/a")
+
+    async def test_a_file_that_is_none(self, tmp_path):
+        """A wrong ca_file is named."""
+        with pytest.raises(EngineFailure, match="nowhere"):
+            await Client("https://127.0.0.1:1", ca_file=str(tmp_path / "nowhere.pem")).request("GET", "/a")

@@ -1,0 +1,601 @@
+"""Servers by their URL: which kind answers, the workers of a router, the clock, and a session with servers that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import socket
+import time
+from email.utils import formatdate
+from types import SimpleNamespace
+
+import pytest
+from serving import serving
+from simulated import told
+
+import stepprof
+from stepprof.config.options.tables import EngineOptions
+from stepprof.errors import ConfigError
+from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
+from stepprof.remote.http import kind as http
+from stepprof.remote.http import workers
+from stepprof.remote.http.clock import SECOND, Bounds
+from stepprof.remote.http.kind import Client, HttpKind, HttpServer, clock, expand, identify
+from stepprof.remote.http.reply import Reply
+from stepprof.remote.ray.driver import ActorDriver
+from stepprof.remote.sglang.driver import SglangEngine
+from stepprof.remote.sglang.server import SglangServer
+from stepprof.remote.vllm.driver import VllmEngine
+from stepprof.remote.vllm.server import VllmServer
+from stepprof.run.model import Window
+
+VLLM = {"/version": {"version": "0.32.0"}}
+SGLANG = {"/server_info": {"tp_size": 1, "version": "0.5.23", "internal_states": []}}
+OLD_SGLANG = {"/get_server_info": {"tp_size": 1, "model_path": "m"}}
+
+
+def router(*urls):
+    """What SGLang's router 0.3.2 answers."""
+    workers = [
+        {"id": "d6c7", "url": url, "worker_type": "regular", "is_healthy": True, "connection_mode": "HTTP"}
+        for url in urls
+    ]
+    return {
+        "/workers": {"workers": workers, "total": len(workers), "stats": {"regular_count": len(workers)}},
+        "/get_server_info": {"router_manager": True, "routers_count": 1, "workers_count": len(workers)},
+    }
+
+
+def old_router(*urls):
+    """What the older ones answered."""
+    return {"/list_workers": {"urls": list(urls)}, **OLD_SGLANG}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """No server is known from an earlier test: ports are used again."""
+    monkeypatch.setattr(http, "_known", {})
+
+
+@pytest.fixture
+def window(tmp_path):
+    return EngineWindow(Window(2, "rollout"), 0, tmp_path, "rollout/replica-0", EngineOptions())
+
+
+class Recorder:
+    """Stands for the driver of a kind: it asks its server, by the routes that both kinds have."""
+
+    loop = None
+    inside = False
+    workers = 4
+
+    def __init__(self, client, depth=1):
+        self.client, self.depth = client, depth
+        self.kind = "vllm"
+        self.name, self.key, self.host = client.name, client.key, None
+
+    async def ask(self, method, path):
+        reply = await self.client.request(method, path)
+        if not reply.ok:
+            raise self.client.failure(reply, path)
+
+    async def arm(self, window):
+        await self.ask("GET", "/health")
+
+    async def start(self, window):
+        await self.ask("POST", "/start_profile")
+
+    async def stop(self, window):
+        await self.ask("POST", "/stop_profile")
+        return Stopped()
+
+    async def abort(self):
+        await self.ask("POST", "/stop_profile")
+
+    async def clock(self):
+        return await clock(self.client)
+
+
+class Other(Recorder):
+    def __init__(self, client, width=1):
+        super().__init__(client)
+        self.kind = "sglang"
+
+
+@pytest.fixture
+def recorders(monkeypatch):
+    monkeypatch.setattr(http, "SERVERS", {"vllm": f"{__name__}:Recorder", "sglang": f"{__name__}:Other"})
+
+
+class TestIdentify:
+    @pytest.mark.parametrize(
+        ("routes", "kind"),
+        [
+            (VLLM, "vllm"),
+            ({"/server_info": {"vllm_config": {}}}, "vllm"),
+            (SGLANG, "sglang"),
+            (OLD_SGLANG, "sglang"),
+            (router("http://a:1"), "sglang-router"),
+            (old_router("http://a:1"), "sglang-router"),
+            (router(), "sglang-router"),
+        ],
+    )
+    async def test_each_says_what_it_is(self, routes, kind):
+        """By routes that ask nothing of the engine but information."""
+        with serving(routes) as server:
+            assert await identify(Client(server.url)) == kind
+            assert {asked.method for asked in server.asked} == {"GET"}
+
+    @pytest.mark.parametrize("routes", [{}, {"/version": "ok"}, {"/version": {"version": 3}, "/workers": []}])
+    async def test_something_else(self, routes):
+        """A server that is none of them: what was asked, what it answered, and how to say what it is."""
+        with serving(routes) as server:
+            with pytest.raises(EngineFailure, match=r'/version \d+, /workers \d+.*kind="vllm"') as failure:
+                await identify(Client(server.url))
+            assert server.url in str(failure.value)
+        assert failure.value.health == "unconfigured"
+
+    async def test_the_address_of_its_api(self):
+        """What a client of the API is given is one level too deep."""
+        with serving(VLLM) as server, pytest.raises(EngineFailure, match=rf"{server.url}, without /v1"):
+            await identify(Client(f"{server.url}/v1/"))
+
+    async def test_one_that_wants_a_key(self):
+        """Without it nothing can be told."""
+        with (
+            serving({"/version": (401, {"error": "Unauthorized"})}) as server,
+            pytest.raises(EngineFailure, match="api_key"),
+        ):
+            await identify(Client(server.url))
+
+    async def test_one_that_hangs(self, monkeypatch):
+        """It is unreachable, after a bound."""
+        monkeypatch.setattr(http, "PROBE_SECONDS", 0.2)
+        slow = {"/version": lambda _: time.sleep(0.6) or {}}
+        with serving(slow) as server, pytest.raises(EngineFailure, match="did not answer") as failure:
+            await identify(Client(server.url))
+        assert failure.value.health == "unreachable"
+
+
+class TestExpand:
+    @pytest.mark.parametrize("kind", [router, old_router])
+    async def test_the_workers_of_a_router(self, kind):
+        """Each engine once, however many ranks the router lists it with; those behind gRPC are left out."""
+        urls = ["http://a:1/", "http://b:2@0", "http://b:2@1", "grpc://c:3"]
+        with serving(kind(*urls)) as server:
+            assert await expand(Client(server.url)) == ["http://a:1", "http://b:2"]
+
+    async def test_no_router(self):
+        """Whoever is none says so."""
+        with serving(VLLM) as server, pytest.raises(EngineFailure, match="404"):
+            await expand(Client(server.url))
+
+
+class TestKind:
+    @pytest.mark.parametrize(
+        ("target", "is_one"),
+        [("http://a", True), (" HTTPS://a", True), ("a:8000", True), ("grpc://a", False), (7, False)],
+    )
+    def test_urls_are_recognised(self, target, is_one):
+        """Nothing is asked for that."""
+        assert HttpKind().recognises(target) is is_one
+
+    @pytest.mark.parametrize(
+        ("target", "name"),
+        [
+            ("node-3:8000", "http://node-3:8000"),
+            ("10.0.0.1:80", "http://10.0.0.1"),
+            ("[::1]:81", "http://[::1]:81"),
+        ],
+    )
+    def test_a_host_and_a_port(self, target, name):
+        """As frameworks keep the addresses of their servers."""
+        assert HttpKind().connect(target).name == name
+
+    @pytest.mark.parametrize("target", ["node-3", "me:s3cret@node-3"])
+    def test_no_url(self, target):
+        """What was meant is said."""
+        with pytest.raises(ConfigError, match='did you mean "http://node-3"') as refused:
+            HttpKind().connect(target)
+        assert "s3cret" not in str(refused.value)
+
+    def test_an_unknown_kind(self):
+        """The known ones are listed."""
+        with pytest.raises(ConfigError, match="vllm, sglang, sglang-router"):
+            HttpKind().connect("http://a", kind="tgi")
+
+    def test_an_unknown_option(self, recorders):
+        """The nearest is named; a key never shown, wherever it stands."""
+        with pytest.raises(ConfigError, match="did you mean api_key") as refused:
+            HttpKind().connect("http://a", apikey="s3cret")
+        assert "s3cret" not in str(refused.value)
+        with pytest.raises(ConfigError, match="did you mean depth"):
+            HttpKind().connect("http://a", dept=3)
+
+    def test_nothing_is_asked_until_a_window_comes(self, recorders):
+        """A server that is not up yet can be attached."""
+        driver = HttpKind().connect("http://me:s3cret@127.0.0.1:1", api_key="k", name="first", depth=2)
+        assert (driver.kind, driver.name, driver.inside, driver.loop) == ("http", "first", False, None)
+        assert driver.key == f"http://{socket.gethostname()}:1"
+        assert "s3cret" not in repr(driver)
+
+
+class TestServer:
+    async def test_its_kind_speaks_to_it(self, recorders, window):
+        """Identified at the first arm, once; then the driver of its kind has the word."""
+        routes = {**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}
+        with serving(routes) as server:
+            driver = HttpKind().connect(server.url, depth=2)
+            for _ in range(2):
+                await driver.arm(window)
+                await driver.start(window)
+                assert await driver.stop(window) == Stopped()
+            assert (driver.kind, driver.workers, driver.host) == ("vllm", 4, socket.gethostname())
+            assert (await driver.clock()).method == "same-host"
+            paths = [asked.path for asked in server.asked]
+            assert paths == ["/version", *["/health", "/start_profile", "/stop_profile"] * 2]
+
+    async def test_the_kind_can_be_stated(self, recorders, window):
+        """Then it is not asked for."""
+        with serving({"/health": 200}) as server:
+            driver = HttpKind().connect(server.url, kind="sglang")
+            await driver.arm(window)
+            assert [asked.path for asked in server.asked] == ["/health"]
+            assert driver.kind == "sglang"
+
+    async def test_an_option_of_another_kind(self, recorders, window):
+        """It is refused once it is known what answers."""
+        with serving({**SGLANG, "/health": 200}) as server:
+            driver = HttpKind().connect(server.url, depth=2)
+            with pytest.raises(EngineFailure, match="a server of sglang, which has no option depth"):
+                await driver.arm(window)
+
+    async def test_restarted_as_something_else(self, recorders, window):
+        """After a failure it is asked again what it is."""
+        routes = {**VLLM, "/health": 200}
+        with serving(routes) as server:
+            driver = HttpKind().connect(server.url)
+            await driver.arm(window)
+            routes["/health"] = 500
+            with pytest.raises(EngineFailure):
+                await driver.arm(window)
+            del routes["/version"]
+            routes.update({**SGLANG, "/health": 200})
+            await driver.arm(window)
+            assert driver.kind == "sglang"
+
+    async def test_abort_before_anything(self, window):
+        """Nothing was begun, so nothing is asked."""
+        await HttpKind().connect("http://127.0.0.1:1").abort()
+
+    async def test_a_router_becomes_its_workers(self, recorders, window):
+        """As they are now: those that stay keep their driver, with the router's key; a router that is down keeps the last."""
+        with serving({**VLLM, "/health": 200}) as one, serving({**SGLANG, "/health": 200}) as two:
+            routes = router(one.url)
+            with serving(routes) as server:
+                driver = HttpKind().connect(server.url, api_key="k")
+                [first] = await driver.expand()
+                assert first.name == one.url
+                routes.update(router(one.url, two.url))
+                both = await driver.expand()
+                assert both[0] is first
+                for each in both:
+                    await each.arm(window)
+                assert [each.kind for each in both] == ["vllm", "sglang"]
+                assert {asked.headers["authorization"] for asked in one.asked} == {"Bearer k"}
+            assert await driver.expand() == both
+
+    async def test_a_router_without_workers(self, recorders, window):
+        """It stands for itself, and says that it has none."""
+        with serving(router()) as server:
+            driver = HttpKind().connect(server.url)
+            assert await driver.expand() == [driver]
+            with pytest.raises(EngineFailure, match="router without a worker"):
+                await driver.arm(window)
+
+    async def test_workers_elsewhere_are_not_followed(self, recorders, window, log):
+        """A router names hosts and paths as it likes: only those near it get its key, and each other one is logged once."""
+        with serving({**VLLM, "/health": 200}) as one, serving(VLLM) as two:
+            listed = [
+                {"url": "http://169.254.169.254/latest"},
+                "http://[::1",
+                7,
+                {"url": None},
+                None,
+                f"{two.url}/other/path",
+                "http://198.51.100.7:8000",
+                {"url": one.url},
+                "http://evil.example\n[forged]",
+                [[]],
+            ]
+            with serving({"/workers": {"workers": listed}}) as server:
+                driver = HttpKind().connect(server.url, api_key="canary-0123")
+                for _ in range(2):
+                    [first] = await driver.expand()
+                    assert first.name == one.url
+                await first.arm(window)
+            assert not two.asked
+            assert {asked.headers["authorization"] for asked in one.asked} == {"Bearer canary-0123"}
+        refused = [line for line in log if line["event"] == "worker.refused"]
+        assert len(refused) == len({line["worker"] for line in refused}) == 8
+        [elsewhere] = [line for line in refused if "198.51" in line["worker"]]
+        assert 'workers=["198.51.100.7"]' in elsewhere["reason"]
+
+    async def test_workers_that_were_named(self, recorders):
+        """The option stands in the place of the router's network."""
+        with serving(VLLM) as one, serving(router(one.url)) as server:
+            [worker] = await HttpKind().connect(server.url, workers=["127.0.0.0/8"]).expand()
+            assert worker.name == one.url
+            driver = HttpKind().connect(server.url, workers="node-*")
+            assert await driver.expand() == [driver]
+
+    async def test_no_worker_may_be_followed(self, recorders, window):
+        """The failure says what to write."""
+        with serving(router("http://198.51.100.7:8000")) as server:
+            driver = HttpKind().connect(server.url)
+            await driver.expand()
+            with pytest.raises(EngineFailure, match=r'workers=\["198\.51\.100\.7"\]') as failure:
+                await driver.arm(window)
+            assert failure.value.health == "unconfigured"
+
+    async def test_a_router_behind_a_router(self, recorders):
+        """Its list is not read: a chain of them would never end."""
+        asked = []
+        with serving(router("http://127.0.0.1:1")) as inner, serving(router(inner.url)) as outer:
+            [worker] = await HttpKind().connect(outer.url).expand()
+            assert (worker.name, worker.kind) == (inner.url, "sglang-router")
+            asked = [each.path for each in inner.asked]
+        assert asked == ["/version", "/workers"]
+
+    async def test_a_router_with_too_many_workers(self, recorders, monkeypatch, log):
+        """So many are followed, and the others are told of."""
+        monkeypatch.setattr(workers, "MOST_WORKERS", 3)
+        with serving(router(*(f"http://127.0.0.1:{port}" for port in range(1, 100)))) as server:
+            driver = HttpKind().connect(server.url)
+            assert len(await driver.expand()) == 3
+        refused = [line for line in log if line["event"] == "worker.refused"]
+        assert len(refused) == http.TOLD
+        assert {line["refused"] for line in refused} == {96}
+
+    async def test_a_router_that_hangs(self, recorders, monkeypatch):
+        """Its workers are those of before, after a moment; its late answer is known the next time."""
+        with serving(VLLM) as one:
+            routes = router(one.url)
+            with serving(routes) as server:
+                driver = HttpKind().connect(server.url)
+                [worker] = await driver.expand()
+                monkeypatch.setattr(http, "EXPAND_SECONDS", 0.3)
+                listed = routes["/workers"]
+                routes["/workers"] = lambda _: time.sleep(2) or {**listed, "workers": []}
+                began = time.perf_counter()
+                assert await driver.expand() == [worker]
+                assert time.perf_counter() - began < 1.8
+                await asyncio.sleep(2.5)
+                assert await driver.expand() == [driver]
+
+    async def test_a_server_that_is_no_router(self, recorders):
+        """It stands for itself, also when it is down, as the same kind as before."""
+        with serving(VLLM) as server:
+            driver = HttpKind().connect(server.url)
+            assert await driver.expand() == [driver]
+        again = HttpKind().connect(server.url)
+        assert await again.expand() == [again]
+        assert (again.kind, again.key) == ("vllm", driver.key)
+
+
+class TestClock:
+    async def test_on_this_host(self):
+        """One clock: nothing is measured."""
+        with serving({}) as server:
+            found = await clock(Client(server.url))
+        assert found == Clock(socket.gethostname(), 0, 0, "same-host")
+
+    @pytest.mark.parametrize("late", [2.6, 30.0])
+    async def test_a_date_that_is_late(self, late):
+        """An event loop that was held up sends an old Date: no reason to believe that the server is elsewhere."""
+        routes = {"/v1/models": lambda _: {"data": [{"created": int(time.time())}]}}
+        with serving(routes, date=lambda: formatdate(time.time() - late, usegmt=True)) as server:
+            client = Client(server.url)
+            found = await clock(client)
+            assert (found.method, client.same_host) == ("same-host", True)
+            del routes["/v1/models"]
+            assert (await clock(Client(server.url))).method == "same-host"
+
+    def served(self, ahead, stale=0.9):
+        """A server whose clock is another one, as uvicorn shows it."""
+        return serving(
+            {"/v1/models": lambda _: {"data": [{"id": "m", "created": int(time.time() + ahead)}]}},
+            date=lambda: formatdate(time.time() + ahead - stale, usegmt=True),
+        )
+
+    @pytest.mark.parametrize("ahead", [-7.25, 0.0, 3.6, 86_400.5])
+    async def test_elsewhere(self, ahead):
+        """The truth is within the bounds, and they become narrower."""
+        with self.served(ahead) as server:
+            client = Client(server.url)
+            client.same_host = False
+            errors = []
+            for _ in range(4):
+                found = await clock(client)
+                assert abs(found.offset_ns - ahead * 1e9) <= found.error_ns
+                errors.append(found.error_ns)
+            assert errors[0] <= 0.6e9
+            assert errors[-1] < 0.3e9
+            assert (found.method, found.host) == ("http-date", "127.0.0.1")
+
+    @pytest.mark.parametrize("ahead", [60.0, -60.0])
+    async def test_a_tunnel(self, ahead):
+        """A connection that seems to stay on this host, to a clock that cannot be ours."""
+        with self.served(ahead) as server:
+            client = Client(server.url)
+            found = await clock(client)
+        assert found.method == "http-date"
+        assert abs(found.offset_ns - ahead * 1e9) <= found.error_ns
+        assert client.host == "127.0.0.1"
+
+    @pytest.mark.parametrize(
+        "routes",
+        [
+            {},
+            {"/v1/models": {"data": [{"created": 1_600_000_000}]}},
+            {"/v1/models": {"data": [{"created": "now"}]}},
+            {"/v1/models": {"data": [{"created": 10**400}]}},
+            {"/v1/models": {"data": {"created": 1}}},
+        ],
+    )
+    async def test_a_server_that_does_not_tell_the_time(self, routes):
+        """A Date alone, or a model that is older than the answer: nothing is claimed."""
+        for date in (True, False, lambda: "noon"):
+            with serving(routes, date=date) as server:
+                client = Client(server.url)
+                client.same_host = False
+                assert await clock(client) is None
+
+    async def test_a_server_that_is_gone(self):
+        """Nothing is claimed of a clock that cannot be asked."""
+        with serving({}) as server:
+            client = Client(server.url)
+            await client.request("GET", "/health")
+        client.same_host = False
+        assert await clock(client) is None
+
+    def reply(self, sent, received, date=None):
+        headers = {} if date is None else {"date": formatdate(date, usegmt=True)}
+        return Reply(200, b"", headers, sent, received, False)
+
+    def test_bounds(self):
+        """A whole second bounds the offset by itself and the round trip, and less with each answer."""
+        bounds = Bounds()
+        bounds.note(100, self.reply(100_200_000_000, 100_300_000_000))
+        assert (bounds.low, bounds.high) == (-300_000_000, 800_000_000)
+        bounds.note(101, self.reply(100_900_000_000, 100_950_000_000))
+        assert bounds.low == 50_000_000
+        assert bounds.high == pytest.approx(800_000_000, abs=100_000)
+        assert bounds.admit(400_000_000)
+        assert not bounds.admit(0)
+
+    def test_a_date_bounds_one_side(self):
+        """The server's clock is at least as far as its Date, however old that is."""
+        bounds = Bounds()
+        bounds.note_date(self.reply(100_200_000_000, 100_300_000_000, date=95))
+        assert (bounds.low, bounds.high, bounds.known) == (-5_300_000_000, None, False)
+        assert bounds.lag_ns == 4_200_000_000
+
+    def test_a_clock_that_was_set(self):
+        """What contradicts all before begins anew."""
+        bounds = Bounds()
+        bounds.note(100, self.reply(100_200_000_000, 100_300_000_000))
+        bounds.note(500, self.reply(101_200_000_000, 101_300_000_000))
+        assert bounds.low == 500 * SECOND - 101_300_000_000
+
+
+class TestSession:
+    """Attached servers and a recorded window."""
+
+    @pytest.fixture
+    def recorded(self, start):
+        def recorded(url, seconds=5.0, **options):
+            session = start(
+                steps="2", backend="null", roles={"rollout": {"ranks": "all"}}, engine_start_timeout_seconds=3
+            )
+            stepprof.attach(url, role="rollout", **options)
+            began = time.perf_counter()
+            with stepprof.profile_step(2, role="rollout"):
+                took = time.perf_counter() - began
+            deadline = time.monotonic() + seconds
+            while True:
+                session.background.round()
+                entries = told(session)
+                if entries and all(entry.status != "lost" for entry in entries):
+                    break
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            return SimpleNamespace(
+                entries=entries, took=took, text=json.dumps([vars(entry) for entry in entries])
+            )
+
+        return recorded
+
+    def test_a_server_that_is_down(self, recorded):
+        """The window runs; the manifest says what could not be reached, and no secret."""
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        done = recorded(f"http://me:s3cret@127.0.0.1:{port}", api_key="t0ken")
+        [entry] = done.entries
+        assert (entry.status, entry.health, entry.name) == (
+            "failed",
+            "unreachable",
+            f"http://127.0.0.1:{port}",
+        )
+        assert "is the server up?" in entry.error
+        assert "s3cret" not in done.text
+        assert "t0ken" not in done.text
+
+    @pytest.mark.parametrize("kind", ["vllm", "sglang"])
+    def test_the_end_of_a_run_with_a_server_that_never_answers(self, start, log, kind):
+        """It accepts the connection: neither the window nor the end of the run waits longer than the role's time-outs."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            start(
+                steps="2",
+                backend="null",
+                roles={"rollout": {"ranks": "all"}},
+                engine_start_timeout_seconds=0.3,
+                engine_stop_timeout_seconds=1,
+            )
+            stepprof.attach(f"http://127.0.0.1:{silent.getsockname()[1]}", role="rollout", kind=kind)
+            began = time.monotonic()
+            with stepprof.profile_step(2, role="rollout"):
+                pass
+            stepprof.shutdown()
+            assert time.monotonic() - began < 15
+
+    @pytest.mark.parametrize(
+        "driver", [VllmEngine, VllmServer, SglangEngine, SglangServer, HttpServer, ActorDriver]
+    )
+    def test_a_driver_is_closed_as_the_contract_says(self, driver):
+        """Its time for exports, and that for an engine that does not answer."""
+        assert list(inspect.signature(driver.close).parameters) == ["self", "timeout", "answer_seconds"]
+
+    def test_the_end_of_a_run_closes_a_server(self, recorded, log):
+        """Nothing is left to complain of."""
+        with serving({**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}) as server:
+            recorded(server.url)
+            stepprof.shutdown()
+        assert not [line for line in log if line["event"] == "engine not closed"]
+
+    def test_a_server_that_nobody_knows(self, recorded):
+        """It is left alone, and the manifest says how to state what it is."""
+        with serving({}) as server:
+            [entry] = recorded(server.url).entries
+            assert {asked.method for asked in server.asked} == {"GET"}
+        assert (entry.status, entry.health) == ("failed", "unconfigured")
+        assert "kind=" in entry.error
+
+    def test_the_workers_of_a_router_are_replicas(self, recorded, recorders):
+        """Each has an entry of its own, under its own address."""
+        routes = {**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}
+        with (
+            serving(dict(routes)) as one,
+            serving(dict(routes)) as two,
+            serving(router(one.url, two.url)) as server,
+        ):
+            entries = recorded(server.url).entries
+            for worker in (one, two):
+                assert [asked.path for asked in worker.asked if asked.method == "POST"] == [
+                    "/start_profile",
+                    "/stop_profile",
+                ]
+        assert [(entry.replica, entry.name, entry.kind) for entry in entries] == [
+            (0, one.url, "vllm"),
+            (1, two.url, "vllm"),
+        ]
+
+
+async def test_calls_run_at_once():
+    """Identifying thirty servers takes about as long as one."""
+    with serving({"/version": lambda _: time.sleep(0.3) or {"version": "0.32.0"}}) as server:
+        began = time.perf_counter()
+        await asyncio.gather(*(identify(Client(server.url)) for _ in range(30)))
+        assert time.perf_counter() - began < 6

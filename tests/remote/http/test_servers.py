@@ -1,0 +1,249 @@
+"""Windows over servers that answer badly: by attach, through the drivers of vLLM and SGLang, to the manifest.
+
+The servers here only answer as those do; the real ones are in tests/real.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from serving import serving
+from simulated import told
+
+import stepprof
+from stepprof.analysis.verify import verify_run
+from stepprof.remote.http import kind
+
+KEY = "s3cret"
+EVENTS = [{"name": "execute_context_0(0)_generation_1(1)", "ph": "X", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]
+PROFILE = {"output_dir", "start_step", "num_steps", "activities", "with_stack", "record_shapes"}
+
+
+def write(path, rank=0):
+    """A trace as torch writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        gzip.compress(
+            json.dumps(
+                {
+                    "distributedInfo": {"rank": rank},
+                    "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+                    "traceEvents": EVENTS,
+                }
+            ).encode()
+        )
+    )
+
+
+class VllmLike:
+    """Answers as vLLM 0.32 does; writes its trace when it is stopped."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.prefix = ""
+        folder.mkdir()
+        self.options = {"trace_dir": folder}
+        self.routes = {
+            "/version": {"version": "0.32.0"},
+            "GET /start_profile": 405,
+            "/health": 200,
+            "POST /start_profile": self.start,
+            "POST /stop_profile": self.stop,
+        }
+
+    def start(self, handler):
+        return 200
+
+    def stop(self, handler):
+        write(self.folder / f"rank0.{time.time_ns()}.pt.trace.json.gz")
+        return 200
+
+
+class SglangLike:
+    """Answers as SGLang 0.5.23 does; writes its trace where it was told to."""
+
+    def __init__(self, folder):
+        self.options = {}
+        schema = {
+            "properties": {key: {} for key in (*PROFILE, "profile_by_stage", "profile_id", "profile_prefix")}
+        }
+        self.routes = {
+            "/server_info": {
+                "tp_size": 1,
+                "version": "0.5.23",
+                "internal_states": [],
+                "device": "cpu",
+                "sleep_on_idle": True,
+            },
+            "/openapi.json": {"components": {"schemas": {"ProfileReq": schema}}},
+            "/health": 200,
+            "POST /start_profile": self.start,
+            "POST /stop_profile": self.stop,
+        }
+
+    def start(self, handler):
+        return 200
+
+    def stop(self, handler):
+        asked = next(each for each in reversed(self.asked) if each.path == "/start_profile").json
+        write(Path(asked["output_dir"]) / f"{asked.get('profile_id', 'x')}-TP-0.trace.json.gz")
+        return 200
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """No server is known from an earlier test: ports are used again."""
+    monkeypatch.setattr(kind, "_known", {})
+
+
+@pytest.fixture(params=[VllmLike, SglangLike], ids=["vllm", "sglang"])
+def server(request, tmp_path):
+    """A server of each kind that does what it is asked; its routes can be changed."""
+    like = request.param(tmp_path / "traces")
+    with serving(like.routes) as made:
+        like.asked = made.asked
+        yield SimpleNamespace(
+            url=made.url,
+            routes=like.routes,
+            like=like,
+            posts=lambda: [
+                asked.path for asked in made.asked if asked.method == "POST" and not begins_nothing(asked)
+            ],
+            a_start=lambda answer: lambda handler: 200 if begins_nothing(made.asked[-1]) else answer(handler),
+        )
+
+
+def begins_nothing(asked):
+    """Whether a request is SGLang's start for a step that never comes, by which it tells whether it records."""
+    return bool(asked.json) and "start_step" in asked.json
+
+
+@pytest.fixture
+def recorded(start):
+    """Return a function that records one window over a server, and tells what came of it and how long training waited."""
+
+    def recorded(server, until=("complete", "partial", "failed", "skipped"), seconds=15.0, **config):
+        session = start(steps="2", backend="null", roles={"rollout": {"ranks": "all"}}, **config)
+        stepprof.attach(server.url, role="rollout", api_key=KEY, **server.like.options)
+        began = time.perf_counter()
+        with stepprof.profile_step(2, role="rollout"):
+            entered = time.perf_counter() - began
+        left = time.perf_counter() - began
+        deadline = time.monotonic() + seconds
+        while True:
+            session.background.round()
+            entries = told(session)
+            if entries and all(entry.status in until for entry in entries):
+                break
+            assert time.monotonic() < deadline, entries
+            time.sleep(0.02)
+        assert KEY not in json.dumps([vars(entry) for entry in entries])
+        [entry] = entries
+        return SimpleNamespace(entry=entry, entered=entered, left=left, session=session)
+
+    return recorded
+
+
+class TestServers:
+    def test_all_is_well(self, server, recorded):
+        """One start, one stop; the file is in the step's folder and passes the check."""
+        done = recorded(server)
+        assert (done.entry.status, done.entry.error, done.entry.health) == ("complete", None, "ok")
+        assert [each["path"] for each in done.entry.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
+        assert server.posts() == ["/start_profile", "/stop_profile"]
+        stepprof.shutdown()
+        result = verify_run(done.session.path)
+        assert (result.problems, result.engines, result.artifacts) == ([], 1, 1)
+
+    @pytest.mark.parametrize(
+        ("status", "health"),
+        [(401, "unconfigured"), (403, "unconfigured"), (404, None), (409, None), (500, None)],
+    )
+    def test_a_start_that_is_refused(self, server, recorded, status, health):
+        """The entry has the status and the server's words; what may have begun is stopped, and nothing else is."""
+        server.routes["POST /start_profile"] = (status, {"error": f"no, {KEY} will not do"})
+        done = recorded(server)
+        assert done.entry.status == "failed"
+        assert str(status) in done.entry.error
+        assert done.entry.health != "ok"
+        assert health in (None, done.entry.health)
+        stepprof.shutdown()  # the stop is sent next to the body
+        assert server.posts().count("/start_profile") == (1 if "vllm" in done.entry.kind else 0)
+        assert server.posts().count("/stop_profile") == (
+            1 if status >= 500 and "vllm" in done.entry.kind else 0
+        )
+
+    @pytest.mark.parametrize(
+        "described",
+        [
+            [],
+            {"components": []},
+            {"components": {"schemas": [1]}},
+            {"components": {"schemas": {"ProfileReq": []}}},
+            {"components": {"schemas": {"ProfileReq": {"properties": "x"}}}},
+            "[" * 200_000,
+        ],
+    )
+    @pytest.mark.parametrize("server", [SglangLike], indirect=True)
+    def test_a_description_that_is_none(self, server, recorded, described):
+        """SGLang is not started where it does not say what its start takes."""
+        server.routes["/openapi.json"] = described
+        done = recorded(server)
+        assert (done.entry.status, done.entry.health) == ("failed", "unconfigured")
+        assert "does not say what its start takes" in done.entry.error
+        assert server.posts() == []
+
+    @pytest.mark.parametrize("status", [401, 500])
+    def test_a_stop_that_is_refused(self, server, recorded, status):
+        """Nothing is claimed that is not there."""
+        server.routes["POST /stop_profile"] = (status, {"error": "no"})
+        done = recorded(server)
+        assert done.entry.status == "failed"
+        assert done.entry.artifacts == []
+        assert done.entry.error
+
+    def test_a_start_that_takes_too_long(self, server, recorded):
+        """Training waits no longer than the bound; the late start is stopped at once, and what it brought is kept."""
+        go = threading.Event()
+        server.routes["POST /start_profile"] = server.a_start(lambda _: go.wait(8) and 200)
+        threading.Timer(3.0, go.set).start()
+        done = recorded(server, until=("partial",), engine_start_timeout_seconds=0.4)
+        assert done.entered < 2.5
+        assert "late" in done.entry.error
+        assert server.posts() == ["/start_profile", "/stop_profile"]
+        assert len(done.entry.artifacts) == 1
+
+    def test_a_stop_that_takes_too_long(self, server, recorded):
+        """Training goes on after the bound; the files still arrive, and the manifest says so in the end."""
+        stop = server.like.stop
+        server.routes["POST /stop_profile"] = lambda handler: time.sleep(3) or stop(handler)
+        done = recorded(server, engine_stop_timeout_seconds=0.3)
+        assert done.left < 2.5
+        assert done.entry.status == "complete"
+        assert len(done.entry.artifacts) == 1
+
+    def test_one_that_hangs_from_the_first_request_on(self, server, recorded):
+        """Training waits no longer than the bound, and nothing was sent that would begin anything."""
+        for path in list(server.routes):
+            server.routes[path] = lambda _: time.sleep(4) or 200
+        done = recorded(server, engine_start_timeout_seconds=0.5)
+        assert done.left < 3.5
+        assert (done.entry.status, server.posts()) == ("failed", [])
+
+    def test_a_connection_that_breaks_in_the_start(self, server, recorded):
+        """The answer is lost, so that it may have begun: a stop is sent for sure."""
+
+        def lost(handler):
+            handler.close_connection = True
+
+        server.routes["POST /start_profile"] = server.a_start(lost)
+        done = recorded(server)
+        assert (done.entry.status, done.entry.health) == ("failed", "unknown")
+        stepprof.shutdown()  # waits for that stop; the window did not
+        assert server.posts() == ["/start_profile", "/stop_profile"]

@@ -1,0 +1,125 @@
+"""What an engine in an actor brings some time after its stop, from both sides of the call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from stepprof.backends.base import ExportError
+from stepprof.backends.nsys.reports import ReportLost
+from stepprof.config.options.tables import EngineOptions
+from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
+from stepprof.remote.ray.inside.late_reports import Owed
+from stepprof.remote.ray.inside.messages import Collected
+from stepprof.remote.ray.late_files import ActorsLater
+from stepprof.run.model import Artifact, Window
+
+WINDOW = EngineWindow(Window(2, "rollout"), 0, Path("/step"), "rollout/replica-0", EngineOptions())
+BROUGHT = Stopped([Artifact("rollout/replica-0/engine.nsys-rep", "nsys", 3)])
+
+
+class Soon:
+    """Comes, or fails, as soon as it is hurried."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+        self.hurried = asyncio.Event()
+
+    async def wait(self):
+        await self.hurried.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def hurry(self, until):
+        self.hurried.set()
+
+
+def collected(owed, seconds=None):
+    """What an actor says when it is asked until it says something."""
+    deadline = time.monotonic() + 10
+    while (answer := owed.collect(WINDOW, seconds)) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return answer
+
+
+class TestInTheActor:
+    @pytest.mark.parametrize(
+        ("outcome", "answer"),
+        [
+            (BROUGHT, Collected(BROUGHT)),
+            (ReportLost("none came"), Collected(outcome="lost", error="none came")),
+            (ExportError("it stays"), Collected(outcome="failed", error="it stays")),
+            (KeyError("x"), Collected(outcome="lost", error="KeyError: 'x'")),
+        ],
+    )
+    def test_it_is_asked_for(self, outcome, answer):
+        """Nothing until it has come; then what it is, once."""
+        owed = Owed()
+        owed.begin(WINDOW, Soon(outcome))
+        assert owed.collect(WINDOW, None) is None
+        assert collected(owed, 1.0) == answer
+        again = owed.collect(WINDOW, None)
+        assert again is not None
+        assert again.outcome == "lost"
+        assert "nothing is awaited" in (again.error or "")
+
+
+def waited(answers, until=None, bring=None):
+    """Wait for an actor that answers so; what it was asked with."""
+    asked: list[float | None] = []
+
+    async def ask(seconds):
+        asked.append(seconds)
+        answer = answers.pop(0) if answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def kept(stopped):
+        return stopped
+
+    async def run():
+        later = ActorsLater(ask, bring or kept)
+        if until is not None:
+            asyncio.get_running_loop().call_later(0.05, later.hurry, time.monotonic() + until)
+        return await later.wait()
+
+    return asked, lambda: asyncio.run(asyncio.wait_for(run(), 10))
+
+
+class TestInTheDriver:
+    def test_it_comes(self):
+        """Asked again and again, and then brought to where it belongs."""
+
+        async def bring(stopped):
+            return Stopped(stopped.artifacts, partial="left on its host")
+
+        asked, run = waited([None, None, Collected(BROUGHT)], bring=bring)
+        assert run() == Stopped(BROUGHT.artifacts, partial="left on its host")
+        assert asked == [None, None, None]
+
+    def test_it_does_not(self):
+        """The outcome is the actor's own."""
+        _, run = waited([Collected(outcome="failed", error="it stays")])
+        with pytest.raises(ExportError, match="it stays") as caught:
+            run()
+        assert caught.value.outcome == "failed"
+
+    def test_the_end_is_near(self):
+        """The actor is told once how long it may take, which is less than there is: its reason has to come back."""
+        asked, run = waited([], until=1.0)
+        with pytest.raises(ReportLost, match="before the actor had brought its report"):
+            run()
+        told = [seconds for seconds in asked if seconds is not None]
+        assert len(told) == 1
+        assert 0 < told[0] <= 0.75
+
+    def test_an_actor_that_dies(self):
+        """Told by its own reason."""
+        _, run = waited([None, EngineFailure("the actor is dead", "dead")])
+        with pytest.raises(EngineFailure, match="is dead"):
+            run()

@@ -1,0 +1,313 @@
+"""What SGLang leaves on disk, and what it is called in the run. The folder trees of Ascend are made up: there is no such device here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepprof.config.options.tables import EngineOptions
+from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.remote.sglang.files import bring, discard, find, folder_of, is_whole, require_writable
+from stepprof.remote.sglang.request import Facts, Request
+from stepprof.remote.sglang.stages import cut_apart
+from stepprof.run.model import Window
+
+DECODE = "step[DECODE bs=1]"
+
+
+def make_window(
+    folder: Path, workers: frozenset[int] | None = None, trace_dir: Path | None = None
+) -> EngineWindow:
+    """A window of step 2, with its folder made."""
+    (folder / "rollout" / "replica-0").mkdir(parents=True)
+    return EngineWindow(
+        Window(2, "rollout"),
+        0,
+        folder,
+        "rollout/replica-0",
+        EngineOptions(),
+        metadata={"run_id": "r", "step": 2},
+        workers=workers,
+        trace_dir=trace_dir,
+    )
+
+
+def write(path: Path, name: str = DECODE, *, bare: bool = False) -> None:
+    """A small trace."""
+    event = {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": 1.0, "dur": 1.0}
+    content = [event] if bare else {"schemaVersion": 1, "traceEvents": [event]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(content, indent=1).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def stated(path: Path) -> dict[str, Any]:
+    """What an artifact says about itself."""
+    with gzip.open(path) as file:
+        told: dict[str, Any] = json.load(file)["stepprof"]
+        return told
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("name", "args", "expected", "worker"),
+        [
+            ("x-TP-3.trace.json.gz", {"tp_size": 4}, "rank-3", 3),
+            ("1712.4-TP-0.trace.json.gz", {}, "rank-0", 0),
+            ("x-TP-1-PP-1.trace.json.gz", {"tp_size": 2, "pp_size": 2}, "rank-3", 3),
+            ("x-TP-1-DP-1.trace.json.gz", {"tp_size": 2, "dp_size": 2}, "dp-1-rank-1", 3),
+            (
+                "x-TP-1-DP-1-EP-1.trace.json.gz",
+                {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+                "dp-1-rank-1",
+                1,
+            ),
+            ("pre-x-TP-0-EXTEND.trace.json.gz", {}, "rank-0.prefill", 0),
+            ("x-TP-0-DECODE.trace.json.gz", {}, "rank-0.decode", 0),
+            ("x-TP-0-ForwardMode.EXTEND.trace.json.gz", {}, "rank-0.prefill", 0),
+            ("x-TP-0-2.trace.json.gz", {}, "rank-0.decode", 0),
+            ("x-TP-0.trace.json", {}, "rank-0", 0),
+        ],
+    )
+    def test_rank_and_stage_stand_in_the_name(
+        self, tmp_path: Path, name: str, args: dict[str, Any], expected: str, worker: int
+    ) -> None:
+        """SGLang's names since 0.4.6, and ours."""
+        window = make_window(tmp_path)
+        write(window.output / name)
+        facts = Facts.of("engine", args, "", frozenset())
+        brought = bring(window.output, window, facts, Request({}))
+        (artifact,) = brought.artifacts
+        assert artifact.path == f"rollout/replica-0/{expected}.trace.json.gz"
+        assert stated(tmp_path / artifact.path)["rank"] == worker
+        assert [path.name for path in window.output.iterdir()] == [f"{expected}.trace.json.gz"]
+
+    def test_others_are_left_alone(self, tmp_path: Path) -> None:
+        """A merged trace, hidden files and memory snapshots are not a rank's."""
+        for name in (
+            "merged-x.trace.json.gz",
+            ".x-TP-0.trace.json.gz",
+            "x-TP-0-memory.pickle",
+            "x-TP-0.trace.json.gz.tmp",
+        ):
+            write(tmp_path / name)
+        assert find(tmp_path) == []
+
+    def test_missing_and_unwanted_ranks(self, tmp_path: Path) -> None:
+        """Of the asked-for ranks one is missing; what was not asked for is thrown away."""
+        window = make_window(tmp_path, workers=frozenset({1, 2}))
+        for rank in (0, 1, 3):
+            write(window.output / f"x-TP-{rank}.trace.json.gz")
+        brought = bring(
+            window.output, window, Facts.of("engine", {"tp_size": 4}, "", frozenset()), Request({})
+        )
+        assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-1.trace.json.gz"]
+        assert brought.problems == ["no trace of the engine's rank 2 of 4"]
+        assert [path.name for path in window.output.iterdir()] == ["rank-1.trace.json.gz"]
+
+    @pytest.mark.parametrize(
+        ("first", "stage"), [("step[EXTEND bs=1 toks=3]", "prefill"), (DECODE, "decode"), ("aten::mm", None)]
+    )
+    def test_stage_that_was_cut_off(self, tmp_path: Path, first: str, stage: str | None) -> None:
+        """A stop within a stage leaves its name out: the forward steps inside tell."""
+        window = make_window(tmp_path)
+        write(window.output / "x-TP-0.trace.json.gz", first)
+        brought = bring(window.output, window, Facts("engine"), Request({}, by_stage=True))
+        assert brought.stages == (set() if stage is None else {stage})
+
+    def test_damaged_file(self, tmp_path: Path) -> None:
+        """It is kept as it is, and told; the other rank's is brought."""
+        window = make_window(tmp_path)
+        write(window.output / "x-TP-0.trace.json.gz")
+        write(window.output / "x-TP-1.trace.json.gz")
+        whole = (window.output / "x-TP-1.trace.json.gz").read_bytes()
+        (window.output / "x-TP-1.trace.json.gz").write_bytes(whole[:-20])
+        assert not is_whole(window.output / "x-TP-1.trace.json.gz")
+        assert is_whole(window.output / "x-TP-0.trace.json.gz")
+        brought = bring(
+            window.output, window, Facts.of("engine", {"tp_size": 2}, "", frozenset()), Request({})
+        )
+        assert len(brought.artifacts) == 1
+        assert len(brought.problems) == 1
+        assert (window.output / "x-TP-1.trace.json.gz").exists()
+
+    def test_discard(self, tmp_path: Path) -> None:
+        """What the engine wrote goes, what was there before stays."""
+        write(tmp_path / "x-TP-0.trace.json.gz")
+        (tmp_path / "mine").write_text("stays")
+        discard(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+class TestAscend:
+    def tree(self, folder: Path, host: str, rank: int | None) -> Path:
+        """What torch_npu's handler leaves for one process and capture."""
+        place = folder / f"{host}_ascend_pt"
+        write(place / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", bare=True)
+        (place / "ASCEND_PROFILER_OUTPUT" / "kernel_details.csv").write_text("Step Id,Name\n")
+        info = "profiler_info.json" if rank is None else f"profiler_info_{rank}.json"
+        (place / info).write_text("{}")
+        (place / "profiler_metadata.json").write_text("{}")
+        return place
+
+    def test_ranks_of_a_folder_tree(self, tmp_path: Path) -> None:
+        """Each rank's trace becomes an artifact; its folder stays whole beside it, for the tools that read it."""
+        window = make_window(tmp_path)
+        places = [self.tree(window.output, f"host_{pid}_2026", rank) for pid, rank in ((7, 1), (8, 0))]
+        brought = bring(
+            window.output, window, Facts.of("engine", {"tp_size": 2}, "", frozenset()), Request({})
+        )
+        assert sorted(artifact.path for artifact in brought.artifacts) == [
+            "rollout/replica-0/rank-0.trace.json.gz",
+            "rollout/replica-0/rank-1.trace.json.gz",
+        ]
+        assert brought.problems == []
+        assert stated(window.output / "rank-1.trace.json.gz")["rank"] == 1
+        assert all((place / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").exists() for place in places)
+        assert len(list(window.output.iterdir())) == 4
+
+    def test_engine_of_one_rank(self, tmp_path: Path) -> None:
+        """Without a rank in its name it is rank 0."""
+        window = make_window(tmp_path)
+        self.tree(window.output, "host_7_2026", None)
+        brought = bring(window.output, window, Facts("engine"), Request({}))
+        assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
+
+    def test_stages_come_in_the_order_of_time(self, tmp_path: Path) -> None:
+        """Two captures of one rank are its two stages."""
+        window = make_window(tmp_path)
+        for pid in (7, 8):
+            self.tree(window.output, f"host_{pid}_2026", 0)
+        brought = bring(window.output, window, Facts("engine"), Request({}, by_stage=True))
+        assert [artifact.path for artifact in brought.artifacts] == [
+            "rollout/replica-0/rank-0.prefill.trace.json.gz",
+            "rollout/replica-0/rank-0.decode.trace.json.gz",
+        ]
+
+    def test_file_system_without_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Then the trace is copied."""
+
+        def refuse(*_: object) -> None:
+            raise OSError("no links here")
+
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+        window = make_window(tmp_path)
+        place = self.tree(window.output, "host_7_2026", 0)
+        brought = bring(window.output, window, Facts("engine"), Request({}))
+        assert len(brought.artifacts) == 1
+        assert (place / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").exists()
+
+
+class TestFolders:
+    def test_is_tried_out_by_writing(self, tmp_path: Path) -> None:
+        """What was written is gone again."""
+        require_writable(tmp_path / "a" / "b", "started")
+        assert list((tmp_path / "a" / "b").iterdir()) == []
+
+    def test_is_below_a_file(self, tmp_path: Path) -> None:
+        """Told with what SGLang would have done, and what to do."""
+        (tmp_path / "file").write_text("")
+        with pytest.raises(EngineFailure, match="would kill its whole process") as caught:
+            require_writable(tmp_path / "file" / "b", "started")
+        assert caught.value.health == "unconfigured"
+
+    def test_disk_is_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No capture is begun that could not be written; one that runs is stopped all the same."""
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 1 << 20)
+        )
+        with pytest.raises(EngineFailure, match="1 MiB left"):
+            require_writable(tmp_path, "started")
+        require_writable(tmp_path, "stopped")
+
+    def test_shared_folder_is_one_of_its_own(self, tmp_path: Path) -> None:
+        """Step, replica and occurrence are in its path: nothing of another window is found there."""
+        window = make_window(tmp_path / "run", trace_dir=tmp_path / "shared")
+        assert folder_of(window) == tmp_path / "shared/stepprof/r/step-2/rollout/replica-0/1"
+        assert folder_of(make_window(tmp_path / "other")) == tmp_path / "other/rollout/replica-0"
+
+
+class TestStages:
+    def event(self, ts: float, name: str = "aten::mm", cat: str = "cpu_op", **args: Any) -> dict[str, Any]:
+        """An op."""
+        return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 1.0, "args": args}
+
+    def names(self, parts: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
+        """What is in each."""
+        return {stage: [event["name"] for event in events] for stage, events in parts.items()}
+
+    def test_what_follows_a_forward_step_belongs_to_it(self) -> None:
+        """Up to the next one; what has no time is in both parts, what came before the first step in its."""
+        parts = cut_apart(
+            [
+                {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "ts": 0},
+                self.event(1, "before"),
+                self.event(10, "step[EXTEND bs=1 toks=3]", "user_annotation"),
+                self.event(11, "prefilled"),
+                self.event(20, "step[DECODE bs=1]", "user_annotation"),
+                self.event(21, "decoded"),
+                self.event(30, "step[EXTEND bs=1 toks=3]", "user_annotation"),
+                self.event(31, "again"),
+            ]
+        )
+        extend = "step[EXTEND bs=1 toks=3]"
+        assert self.names(parts) == {
+            "prefill": ["thread_name", "before", extend, "prefilled", extend, "again"],
+            "decode": ["thread_name", "step[DECODE bs=1]", "decoded"],
+        }
+
+    def test_kernels_belong_to_the_step_that_launched_them(self) -> None:
+        """A device runs behind: it still works on the prefill when the next step has begun."""
+        parts = cut_apart(
+            [
+                self.event(10, "step[EXTEND bs=1 toks=3]", "user_annotation"),
+                self.event(11, "cudaLaunchKernel", "cuda_runtime", correlation=7),
+                self.event(20, "step[DECODE bs=1]", "user_annotation"),
+                self.event(25, "step[EXTEND bs=1 toks=3]", "gpu_user_annotation"),
+                self.event(26, "gemm", "kernel", correlation=7),
+                self.event(27, "copy", "gpu_memcpy", correlation=8),
+            ]
+        )
+        assert "gemm" in self.names(parts)["prefill"]
+        assert "copy" in self.names(parts)["decode"]
+
+    def test_without_forward_steps(self) -> None:
+        """Nothing is cut."""
+        assert cut_apart([self.event(1)]) == {}
+
+    def test_files_are_cut(self, tmp_path: Path) -> None:
+        """Each part is an artifact that states its stage, and the whole is gone."""
+        window = make_window(tmp_path)
+        write(window.output / "x-TP-0.trace.json.gz", "step[EXTEND bs=1 toks=3]")
+        brought = bring(window.output, window, Facts("engine"), Request({}, cut=True))
+        assert [artifact.path for artifact in brought.artifacts] == [
+            "rollout/replica-0/rank-0.prefill.trace.json.gz"
+        ]
+        assert [path.name for path in window.output.iterdir()] == ["rank-0.prefill.trace.json.gz"]
+        assert stated(tmp_path / brought.artifacts[0].path) == {
+            "run_id": "r",
+            "step": 2,
+            "rank": 0,
+            "stage": "prefill",
+        }
+
+    def test_without_stages_it_stays_whole(self, tmp_path: Path) -> None:
+        """A window in which nothing ran."""
+        window = make_window(tmp_path)
+        write(window.output / "x-TP-0.trace.json.gz", "aten::mm")
+        brought = bring(window.output, window, Facts("engine"), Request({}, cut=True))
+        assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
+
+    def test_that_cannot_be_cut(self, tmp_path: Path, log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is kept whole, with a word."""
+        monkeypatch.setattr("sys.executable", "/bin/false")
+        window = make_window(tmp_path)
+        write(window.output / "x-TP-0.trace.json.gz")
+        brought = bring(window.output, window, Facts("engine"), Request({}, cut=True))
+        assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
+        assert [line["event"] for line in log] == ["trace not cut"]

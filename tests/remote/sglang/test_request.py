@@ -1,0 +1,660 @@
+"""What each version of SGLang is asked, by the signature of its start; what is refused before it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gzip
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepprof.backends.nsys.process import VARIABLE
+from stepprof.backends.nsys.reports import ranges
+from stepprof.config.options.tables import EngineOptions
+from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
+from stepprof.remote.core.owner_slots import MemorySlot
+from stepprof.remote.loop import remote_loop
+from stepprof.remote.nsys.engine import Started, this_process
+from stepprof.remote.sglang import request as sglang_request
+from stepprof.remote.sglang.capture import STAGES_SECONDS, SglangCapture
+from stepprof.remote.sglang.driver import SglangEngine, SglangKind
+from stepprof.remote.sglang.files import bring, discard
+from stepprof.remote.sglang.request import Facts, Request
+from stepprof.run.model import Window
+
+# `TokenizerManager.start_profile` in the wheels of these versions on PyPI; from 0.5.15 on it takes a request object.
+OLDEST = ("output_dir", "num_steps", "activities")
+STAGED = (*OLDEST, "with_stack", "record_shapes", "profile_by_stage")
+STEPPED = ("output_dir", "start_step", *STAGED[1:])
+MERGED = (*STEPPED, "merge_profiles", "profile_prefix", "profile_stages")
+SIGNATURES = {
+    "0.4.6": OLDEST,
+    "0.4.7": STAGED,
+    "0.4.10": STEPPED,
+    "0.5.3": STEPPED,
+    "0.5.6": MERGED,
+    "0.5.14": MERGED,
+}
+NEWEST = (
+    *MERGED,
+    "profile_id",
+    "detailed_annotations",
+)
+
+
+class Manager:
+    """Stands in for the tokenizer manager of a version that cannot be installed beside the newest: it has its signature, and keeps
+    what it is called with."""
+
+    def __init__(self, version: str, **args: Any) -> None:
+        parameters = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+            for name in SIGNATURES[version]
+        ]
+        signature = inspect.Signature(parameters)
+        self.calls: list[tuple[str, Any]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.records = False
+        self.server_args = SimpleNamespace(device="cpu", sleep_on_idle=True, tp_size=1, **args)
+
+        async def start_profile(**given: Any) -> None:
+            signature.bind(**given)
+            if given.get("start_step"):  # begins nothing, and is refused while it records
+                self.asked.append(given)
+                if self.records:
+                    raise RuntimeError("in other words")
+                return
+            self.calls.append(("start", given))
+
+        start_profile.__signature__ = signature  # type: ignore[attr-defined]
+        self.start_profile = start_profile
+        if version == "0.4.6":
+            self.stop_profile: Any = lambda: self.calls.append(("stop", None))
+            self.asyncio_tasks: set[Any] = set()
+        else:
+            self.stop_profile = self._stop
+            self.event_loop: asyncio.AbstractEventLoop | None = None
+
+    leaves: str | None = None
+    """The file that a stop leaves in the folder of its start."""
+
+    async def _stop(self) -> None:
+        if self.leaves:
+            path = Path(self.calls[-1][1]["output_dir"]) / self.leaves
+            path.parent.mkdir(exist_ok=True)
+            event = {"ph": "X", "name": "op", "pid": 1, "tid": 1, "ts": 1.0, "dur": 1.0}
+            path.write_bytes(gzip.compress(json.dumps({"traceEvents": [event]}, indent=1).encode()))
+        self.calls.append(("stop", None))
+
+
+def make_window(folder: Path, options: EngineOptions) -> EngineWindow:
+    """A window of step 2."""
+    return EngineWindow(Window(2, "rollout"), 0, folder, "rollout/replica-0", options)
+
+
+def facts(version: str = "0.5.23", fields: tuple[str, ...] = NEWEST, **more: Any) -> Facts:
+    """What a CPU engine says of itself."""
+    return Facts(
+        **{
+            "name": "engine",
+            "version": version,
+            "device": "cpu",
+            "sleep_on_idle": True,
+            "fields": frozenset(fields),
+            **more,
+        }
+    )
+
+
+def request(options: EngineOptions, asked: Facts) -> Request:
+    """The request for a window with these options."""
+    return Request.of(make_window(Path("/run/step-000002"), options), asked, Path("/run/out"))
+
+
+def refusal(options: EngineOptions, asked: Facts) -> str:
+    """Why there is none."""
+    with pytest.raises(EngineFailure) as caught:
+        request(options, asked)
+    assert caught.value.health == "unconfigured"
+    return str(caught.value)
+
+
+class TestVersions:
+    @pytest.mark.parametrize("version", [version for version in SIGNATURES if version != "0.4.6"])
+    @pytest.mark.parametrize("bound", ["none", None, 4])
+    def test_keywords_that_it_takes(
+        self,
+        version: str,
+        bound: int | str | None,
+        tmp_path: Path,
+        other_loop: asyncio.AbstractEventLoop,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Everything that it would take a default for is given, nothing that it does not know, and a bound that makes N steps N."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__=version))
+        manager = Manager(version)
+        manager.event_loop = other_loop
+        driver = SglangEngine(manager)
+        window = make_window(tmp_path, EngineOptions(max_iterations=bound))
+        assert driver.loop is other_loop
+
+        async def begin() -> None:
+            await driver.arm(window)
+            await driver.start(window)
+            await driver.abort()
+
+        remote_loop().submit(begin()).result(10)
+        expected = {
+            "output_dir": str(window.output),
+            "activities": ["CPU"],
+            "with_stack": False,
+            "record_shapes": False,
+            "profile_by_stage": False,
+            **({} if bound == "none" else {"num_steps": (bound or 32) + 1}),
+        }
+        assert manager.calls == [("start", expected), ("stop", None)]
+        assert [asked["start_step"] > 2**40 for asked in manager.asked] == [True] * (
+            "start_step" in SIGNATURES[version]
+        )
+
+    def test_one_that_records_is_left_alone(
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Asked with a start that begins nothing, it refuses: busy, whatever the words. When it is free, the same driver records."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
+        manager = Manager("0.5.14")
+        manager.event_loop, manager.records = other_loop, True
+        driver = SglangEngine(manager)
+        window = make_window(tmp_path, EngineOptions())
+        remote_loop().submit(driver.arm(window)).result(10)
+        with pytest.raises(EngineFailure, match="it is left alone") as caught:
+            remote_loop().submit(driver.start(window)).result(10)
+        assert (caught.value.health, caught.value.owes_stop, manager.calls) == ("busy", False, [])
+        manager.records = False
+        remote_loop().submit(driver.start(window)).result(10)
+        remote_loop().submit(driver.abort()).result(10)
+        assert [verb for verb, _ in manager.calls] == ["start", "stop"]
+
+    def test_stage_that_did_not_come_is_not_left_armed(
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SGLang would capture it whenever it comes: the smallest capture that there is takes it back, and leaves nothing."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.3"))
+        manager = Manager("0.5.3")
+        manager.event_loop = other_loop
+        manager.leaves = "x-TP-0-EXTEND.trace.json.gz"
+        driver = SglangEngine(manager)
+        window = make_window(tmp_path, EngineOptions(by_stage=True, max_iterations=2))
+
+        async def begin() -> Stopped:
+            await driver.arm(window)
+            await driver.start(window)
+            return await driver.stop(window)
+
+        stopped = remote_loop().submit(begin()).result(10)
+        assert [artifact.path for artifact in stopped.artifacts] == [
+            "rollout/replica-0/rank-0.prefill.trace.json.gz"
+        ]
+        assert [verb for verb, _ in manager.calls] == ["start", "stop", "start", "stop"]
+        cleared = manager.calls[2][1]
+        assert (cleared["profile_by_stage"], "num_steps" in cleared) == (False, False)
+        assert [path.name for path in window.output.iterdir()] == ["rank-0.prefill.trace.json.gz"]
+
+    def test_oldest(
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """0.4.6 knows its loop by its tasks, and its stop is no coroutine; stacks that it cannot leave out have to be accepted."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.4.6"))
+        manager = Manager("0.4.6")
+
+        async def task() -> None:
+            manager.asyncio_tasks.add(asyncio.current_task())
+
+        asyncio.run_coroutine_threadsafe(task(), other_loop).result(10)
+        driver = SglangEngine(manager)
+        window = make_window(tmp_path, EngineOptions(with_stack=True))
+
+        async def begin() -> None:
+            await driver.arm(window)
+            await driver.start(window)
+            await driver.abort()
+
+        remote_loop().submit(begin()).result(10)
+        started = {"output_dir": str(window.output), "activities": ["CPU"]}
+        assert manager.calls == [("start", started), ("stop", None)]
+
+    def test_oldest_is_refused_what_it_cannot(self) -> None:
+        """No stacks, stages and bounds need a newer one; each is told by name."""
+        old = facts("0.4.6", OLDEST, answers=False)
+        assert "with_stack = true" in refusal(EngineOptions(), old)
+        assert "cannot record by stage" in refusal(
+            EngineOptions(by_stage=True, max_iterations=2, with_stack=True), old
+        )
+        assert "leave max_iterations out" in refusal(EngineOptions(max_iterations=2, with_stack=True), old)
+        assert "num_steps" not in request(EngineOptions(with_stack=True), old).fields
+
+    @pytest.mark.parametrize(
+        ("version", "sent"),
+        [("0.5.15", 5), ("0.5.15.post1", 5), ("0.5.16", 4), ("0.5.23", 4), ("0.6.0rc1", 4), ("dev", 4)],
+    )
+    def test_bound_is_what_was_asked_for(self, version: str, sent: int) -> None:
+        """Up to 0.5.15 SGLang records one step less than it is told to."""
+        made = request(EngineOptions(max_iterations=4), facts(version))
+        assert made.fields["num_steps"] == sent
+        assert made.bound == 4
+
+    def test_bound_of_a_stage_was_always_exact(self) -> None:
+        """By stage it counts otherwise."""
+        made = request(EngineOptions(max_iterations=4, by_stage=True), facts("0.5.3"))
+        assert made.fields["num_steps"] == 4
+
+    @pytest.mark.parametrize(
+        ("version", "sent"),
+        [("0.4.7", True), ("0.5.13", True), ("0.5.14", False), ("0.5.23", False), ("", False)],
+    )
+    def test_stages_are_asked_for_where_that_is_harmless(self, version: str, sent: bool) -> None:
+        """From 0.5.14 on it ends the scheduler: those are recorded as a whole, and cut afterwards."""
+        made = request(EngineOptions(max_iterations=4, by_stage=True), facts(version))
+        assert made.fields["profile_by_stage"] is sent
+        assert (made.by_stage, made.cut) == (sent, not sent)
+
+
+class TestRequests:
+    def test_by_stage_always_has_a_bound(self) -> None:
+        """Without one the first batch ends the engine."""
+        made = request(EngineOptions(by_stage=True), facts())
+        assert (made.fields["num_steps"], made.bound) == (32, 32)
+        unbounded = EngineOptions(by_stage=True, max_iterations="none")
+        assert 'max_iterations = "none" with by_stage' in refusal(unbounded, facts("0.5.3"))
+        assert "num_steps" not in request(unbounded, facts("0.5.23")).fields
+
+    @pytest.mark.parametrize(
+        ("device", "wanted", "sent"),
+        [
+            ("cpu", None, ["CPU"]),
+            ("cpu", (), ["CPU"]),
+            ("cpu", ("cpu",), ["CPU"]),
+            ("cuda", None, ["CPU", "GPU"]),
+            ("cuda", (), ["CPU", "GPU"]),
+            ("cuda", ("cuda",), ["GPU"]),
+            ("cuda", ("cpu", "cuda"), ["CPU", "GPU"]),
+            ("cuda:1", ("cuda",), ["GPU"]),
+            ("npu", None, ["CPU", "GPU"]),
+            ("npu", ("privateuse1",), ["GPU"]),
+            ("npu", ("cuda",), ["GPU"]),
+            ("xpu", None, ["CPU", "XPU"]),
+            ("hpu", None, ["CPU"]),
+            (None, None, ["CPU"]),
+        ],
+    )
+    def test_activities_are_those_of_the_device(
+        self, device: str | None, wanted: tuple[str, ...] | None, sent: list[str]
+    ) -> None:
+        """Without a wish those that are there; on Ascend SGLang calls the device's GPU, since torch_npu takes CUDA's place."""
+        options = EngineOptions()
+        object.__setattr__(options, "activities", wanted)
+        asked = Facts.of("engine", {"device": device, "sleep_on_idle": True}, "0.5.23", frozenset(NEWEST))
+        assert request(options, asked).fields["activities"] == sent
+
+    @pytest.mark.parametrize(
+        ("device", "wanted"),
+        [
+            ("cpu", "cuda"),
+            ("cpu", "privateuse1"),
+            ("cuda", "privateuse1"),
+            ("xpu", "cuda"),
+            ("cuda", "mtia"),
+            (None, "cuda"),
+        ],
+    )
+    def test_activity_that_is_not_there_is_refused(self, device: str | None, wanted: str) -> None:
+        """It would end the engine, or record nothing without a word."""
+        assert wanted in refusal(EngineOptions(activities=[wanted]), facts(device=device))
+
+    def test_delay_is_refused(self) -> None:
+        """SGLang's start_step is no delay."""
+        assert "delay_iterations" in refusal(EngineOptions(delay_iterations=1), facts())
+
+    def test_shapes_that_it_cannot_record(self, log: Any) -> None:
+        """They are left out with a word."""
+        sglang_request._warn_of_shapes.cache_clear()
+        made = request(
+            EngineOptions(record_shapes=True, with_stack=True), facts("0.4.6", OLDEST, answers=False)
+        )
+        assert set(made.fields) == {"output_dir", "activities"}
+        assert [line["event"] for line in log] == ["shapes not recorded"]
+
+    def test_idle_spinning_is_told_of_once(self, log: Any) -> None:
+        """With its cure; an engine that sleeps gives no cause."""
+        sglang_request._warn_of_spinning.cache_clear()
+        request(EngineOptions(), facts())
+        assert list(log) == []
+        for _ in range(3):
+            request(EngineOptions(), facts(sleep_on_idle=False))
+        (line,) = log
+        assert line["event"] == "idle engine records its spinning"
+        assert "sleep_on_idle=True" in line["cure"]
+
+    def test_workers_of_parallel_engines(self) -> None:
+        """Tensor times pipeline times data; attention replicas are made of the tensor's ranks."""
+        args = {"tp_size": 4, "pp_size": 2, "dp_size": 2}
+        plain = Facts.of("engine", args, "", frozenset())
+        assert (plain.workers, plain.ranks, plain.replicas) == (16, 8, 2)
+        shared = Facts.of("engine", {**args, "enable_dp_attention": True}, "", frozenset())
+        assert (shared.workers, shared.ranks, shared.replicas) == (8, 8, 1)
+
+    @pytest.mark.parametrize("key", ["tp_size", "pp_size", "dp_size"])
+    def test_more_processes_than_an_engine_can_have(self, key) -> None:
+        """Refused: its ranks would be listed one by one."""
+        with pytest.raises(EngineFailure, match="more than 65536 processes") as refused:
+            Facts.of("engine", {"tp_size": 2, key: 10**18}, "", frozenset())
+        assert refused.value.health == "unconfigured"
+
+    @pytest.mark.parametrize(
+        "version", ["9" * 5000 + ".1.1", "0.5." + "1" * 5000, "\n[forged]", "\u0664.1.1"]
+    )
+    def test_a_version_that_is_none(self, version) -> None:
+        """It is taken for a new one, and shown on one line."""
+        facts = Facts.of("engine", {}, version, frozenset())
+        assert facts.is_since((0, 5, 14))
+        assert len(facts.version) < 70
+        assert facts.version.isprintable()
+
+
+CUDA = {"device": "cuda"}
+
+
+class TestBackends:
+    """What the role's backend makes of the activities."""
+
+    @pytest.mark.parametrize(
+        ("backend", "activities"),
+        [
+            (None, ["CPU", "GPU"]),
+            ("torch", ["CPU", "GPU"]),
+            ("npu", ["CPU", "GPU"]),
+            ("nsys", ["CUDA_PROFILER"]),
+            ("memory", ["MEM"]),
+            (["torch", "memory"], ["CPU", "GPU", "MEM"]),
+        ],
+    )
+    def test_each_has_its_activities(self, backend: Any, activities: list[str]) -> None:
+        """Beside nsys nothing else may ask CUPTI."""
+        assert request(EngineOptions(backend=backend), facts(**CUDA)).fields["activities"] == activities
+
+    @pytest.mark.parametrize(
+        ("backend", "asked", "why"),
+        [
+            ("memory", {}, "runs on cpu, where its start would kill it"),
+            ("nsys", {"device": None}, "runs on a device that it does not name"),
+            (
+                "memory",
+                {**CUDA, "tp": 2, "ranks": 2, "replicas": 2},
+                "has 4 processes, and the names of its snapshots tell only 2",
+            ),
+        ],
+    )
+    def test_what_would_kill_it_is_refused(self, backend: str, asked: dict[str, Any], why: str) -> None:
+        """Nothing is sent; what to leave it at is told."""
+        told = refusal(EngineOptions(backend=backend), facts(**asked))
+        assert told.startswith(f'engine: engine.backend = "{backend}": it {why}')
+        assert 'leave it at engine.backend = "torch"' in told
+
+    def test_by_stage_is_torch_s(self) -> None:
+        """SGLang would stop the allocator's history with the first stage."""
+        options = EngineOptions(backend="memory", by_stage=True)
+        assert "cannot record it by stage; leave by_stage out" in refusal(options, facts(**CUDA))
+
+    @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+    def test_an_allocator_without_a_history(self, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+        """torch raises in the scheduler, which dies of it."""
+        monkeypatch.setenv(variable, "backend:cudaMallocAsync")
+        assert "keeps no history" in refusal(EngineOptions(backend="memory"), facts(**CUDA))
+
+    def test_snapshots_are_brought_under_their_rank(self, tmp_path: Path) -> None:
+        """SGLang names them by the time; one that is missing is told."""
+        out = tmp_path / "shared"
+        out.mkdir()
+        (out / "1763781500.5-TP-0-memory.pickle").write_bytes(b"snapshot")
+        window = make_window(tmp_path / "step-000002", EngineOptions(backend="memory"))
+        asked = request(window.options, facts(tp=2, ranks=2, **CUDA))
+        brought = bring(out, window, facts(tp=2, ranks=2, **CUDA), asked)
+        (artifact,) = brought.artifacts
+        assert (artifact.path, artifact.kind) == ("rollout/replica-0/rank-0.memory.pickle", "memory-snapshot")
+        assert (window.folder / artifact.path).read_bytes() == b"snapshot"
+        assert brought.problems == ["no memory snapshot of the engine's rank 1"]
+        assert list(out.iterdir()) == []
+
+    def test_what_is_thrown_away_includes_them(self, tmp_path: Path) -> None:
+        """An aborted capture leaves nothing."""
+        (tmp_path / "1763781500.5-TP-0-memory.pickle").write_bytes(b"snapshot")
+        discard(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+
+class NsysLink:
+    """An SGLang engine whose schedulers run under the nsys of this process; what it answers to a stop."""
+
+    def __init__(self, answer: bool | None = True, *, unused: bool = False, **more: Any) -> None:
+        self.calls: list[str] = []
+        self.answer, self.unused, self.more = answer, unused, more
+
+    async def facts(self, window: EngineWindow) -> Facts:
+        return facts(**{**CUDA, **self.more})
+
+    async def nsys(self, window: EngineWindow) -> Started:
+        return this_process(window)
+
+    def answers(self) -> bool:
+        return True
+
+    def slot(self, window: EngineWindow) -> MemorySlot:
+        return MemorySlot(f"object:{id(self)}")
+
+    async def records(self, fields: Any) -> None:
+        return None
+
+    async def start(self, fields: Any) -> None:
+        self.calls.append(f"start {fields['activities']}")
+
+    async def stop(self) -> bool | None:
+        self.calls.append("stop")
+        return self.answer
+
+    def withdraw(self) -> bool:
+        return self.unused
+
+
+class TestNsys:
+    """A role whose backend is nsys: the engine marks its part with CUDA_PROFILER."""
+
+    @pytest.fixture(autouse=True)
+    def under_nsys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """This process is what nsys was told to start, with reports in a folder of the test."""
+        ranges.reset()
+        (tmp_path / "nsys").mkdir()
+        monkeypatch.setenv(VARIABLE, f"output={tmp_path}/nsys/r_{{pid}};ranges=any;mode=async")
+        yield
+        ranges.reset()
+
+    def end(self, link: NsysLink, tmp_path: Path, **options: Any) -> Stopped:
+        """One window."""
+        window = make_window(tmp_path / "step-000002", EngineOptions(backend="nsys", **options))
+        window.output.mkdir(parents=True, exist_ok=True)
+        capture = SglangCapture(link, "engine")
+
+        async def run() -> Stopped:
+            await capture.arm(window)
+            await capture.start(window)
+            return await capture.stop(window)
+
+        return asyncio.run(asyncio.wait_for(run(), 15))
+
+    def brought(self, stopped: Stopped, tmp_path: Path, number: int = 1) -> list[str]:
+        """What comes later, once nsys has written its report."""
+        (tmp_path / "nsys" / f"r_{os.getpid()}.{number}.nsys-rep").write_bytes(b"report")
+        assert stopped.later is not None
+        later = asyncio.run(asyncio.wait_for(stopped.later.wait(), 15))
+        return [artifact.path for artifact in later.artifacts]
+
+    @pytest.mark.parametrize("pipeline", [1, 2])
+    def test_a_window_of_it(self, tmp_path: Path, pipeline: int) -> None:
+        """Begun and ended; its report comes later, and no trace is waited for, not even that of a pipeline's later stage."""
+        link = NsysLink(ranks=pipeline)
+        began = time.monotonic()
+        stopped = self.end(link, tmp_path)
+        assert time.monotonic() - began < STAGES_SECONDS / 2
+        assert link.calls == ["start ['CUDA_PROFILER']", "stop"]
+        assert (stopped.artifacts, stopped.partial, stopped.capped_by) == ((), None, None)
+        assert self.brought(stopped, tmp_path) == ["rollout/replica-0/engine.nsys-rep"]
+
+    def test_one_that_has_ended_by_itself(self, tmp_path: Path) -> None:
+        """Its own bound: the report is there all the same, also where it came before the stop."""
+        (tmp_path / "nsys" / f"r_{os.getpid()}.1.nsys-rep").write_bytes(b"early")
+        stopped = self.end(NsysLink(None), tmp_path, max_iterations=3)
+        assert (stopped.capped_by, stopped.partial) == ("engine", None)
+        assert self.brought(stopped, tmp_path)
+
+    def test_one_that_somebody_else_has_ended(self, tmp_path: Path) -> None:
+        """Less than the window, and it says so."""
+        stopped = self.end(NsysLink(answer=False), tmp_path)
+        assert stopped.partial == "somebody else stopped it before the window ended"
+        assert self.brought(stopped, tmp_path)
+
+    def test_one_that_was_not_used(self, tmp_path: Path) -> None:
+        """Nothing was sent: the next window has the first range."""
+        with pytest.raises(EngineFailure, match="nothing was sent to it"):
+            self.end(NsysLink(unused=True), tmp_path)
+        assert self.brought(self.end(NsysLink(), tmp_path), tmp_path)
+
+    def test_an_aborted_one(self, tmp_path: Path) -> None:
+        """Its range is ended, and counts: the next window has the second."""
+        link, window = NsysLink(), make_window(tmp_path / "aborted", EngineOptions(backend="nsys"))
+        capture = SglangCapture(link, "engine")
+
+        async def run() -> None:
+            await capture.arm(window)
+            await capture.start(window)
+            await capture.abort()
+
+        asyncio.run(run())
+        assert link.calls[-1] == "stop"
+        assert self.brought(self.end(NsysLink(), tmp_path), tmp_path, 2)
+
+    def test_inside_a_window_of_this_process(self, tmp_path: Path) -> None:
+        """Nothing is sent: the engine is in that window's report, and its stop would end it."""
+        ranges.begin((2, "step/rank-0"), own=True)
+        link = NsysLink()
+        stopped = self.end(link, tmp_path)
+        assert (link.calls, stopped.joined) == ([], (2, "step/rank-0"))
+
+
+class TestObjects:
+    def test_is_recognised_by_the_names_of_its_type(self) -> None:
+        """SGLang's own and what derives from it; the library is not imported for that."""
+        manager = type("TokenizerManager", (), {"__module__": "sglang.srt.managers.tokenizer_manager"})
+        derived = type("Mine", (manager,), {})
+        kind = SglangKind()
+        assert kind.recognises(manager())
+        assert kind.recognises(derived())
+        assert not kind.recognises(manager)
+        assert not kind.recognises(type("Engine", (), {})())
+        assert not kind.recognises("http://localhost:30000")
+
+    def test_without_a_tokenizer_manager(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In SGLang's Rust server and gRPC modes there is none to speak to."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
+        driver = SglangEngine(SimpleNamespace(tokenizer_manager=SimpleNamespace(server_args=None)))
+        with pytest.raises(EngineFailure, match="attach the URL"):
+            remote_loop().submit(driver.arm(make_window(tmp_path, EngineOptions()))).result(10)
+
+    def test_loop_that_has_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing can be sent to an engine whose loop is closed: its health says so."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
+        manager = Manager("0.5.14")
+        ended = asyncio.new_event_loop()
+        ended.close()
+        manager.event_loop = ended
+        driver = SglangEngine(manager)
+        with pytest.raises(EngineFailure, match="closed") as caught:
+            remote_loop().submit(driver.arm(make_window(tmp_path, EngineOptions()))).result(10)
+        assert caught.value.health == "dead"
+
+    def test_process_that_has_died(
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SGLang's own watchdog knows its processes: nothing is sent to an engine of which one has died, and nothing is waited for."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
+        manager: Any = Manager("0.5.14")
+        process = SimpleNamespace(name="scheduler_0", pid=7, exitcode=None)
+        manager._subprocess_watchdog = SimpleNamespace(_processes=[process])
+        manager.event_loop = other_loop
+        driver, window = SglangEngine(manager), make_window(tmp_path, EngineOptions())
+
+        async def never() -> None:
+            process.exitcode = -9
+            await asyncio.sleep(60)
+
+        manager.stop_profile = never
+
+        async def begin() -> None:
+            await driver.arm(window)
+            await driver.start(window)
+            await driver.stop(window)
+
+        with pytest.raises(EngineFailure, match=r"has died \(scheduler_0, pid 7, exit code -9\)") as caught:
+            remote_loop().submit(begin()).result(10)
+        assert caught.value.health == "dead"
+        with pytest.raises(EngineFailure, match="has died"):
+            remote_loop().submit(driver.arm(window)).result(10)
+
+    def test_never_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A window in which an engine that was never used is not used either: nothing is sent to it."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
+        manager = Manager("0.5.14")
+        driver, window = SglangEngine(manager), make_window(tmp_path, EngineOptions())
+
+        async def begin() -> None:
+            await driver.arm(window)
+            await driver.start(window)
+            await driver.stop(window)
+
+        with pytest.raises(EngineFailure, match="was not used") as caught:
+            remote_loop().submit(begin()).result(10)
+        assert caught.value.health == "ok"
+        assert manager.calls == []
+
+    def test_loop_that_nobody_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is run for the answer to a start, for which the caller waits. An abort waits until its owner runs it: the caller goes on meanwhile."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
+        manager = Manager("0.5.14")
+        manager.event_loop = asyncio.new_event_loop()
+        driver, window = SglangEngine(manager), make_window(tmp_path, EngineOptions())
+
+        async def begin() -> None:
+            await driver.arm(window)
+            await driver.start(window)
+
+        remote_loop().submit(begin()).result(10)
+        assert not manager.event_loop.is_running()
+        aborting = remote_loop().submit(driver.abort())
+        while not aborting.done():
+            manager.event_loop.run_until_complete(asyncio.sleep(0.01))
+        assert (len(manager.asked), [verb for verb, _ in manager.calls]) == (1, ["start", "stop"])
+        assert not manager.event_loop.is_running()
+        manager.event_loop.run_until_complete(asyncio.sleep(0))
+        manager.event_loop.close()
+
+    def test_options_are_read_only(self) -> None:
+        """The facts of an engine do not change under a request."""
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            facts().version = "1"  # type: ignore[misc]

@@ -1,0 +1,267 @@
+"""What an engine wrote becomes an artifact of the run, or a failure that says what is wrong with it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+
+from stepprof.analysis.artifact_check import check_artifact
+from stepprof.config.options.tables import EngineOptions
+from stepprof.remote import artifacts
+from stepprof.remote.artifacts import adopt
+from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.run.model import Window
+
+BASE = 1_790_857_026_000_000_000
+EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 7, "ts": 1.000, "dur": 2.000}'
+
+
+@pytest.fixture
+def window(tmp_path):
+    """The engine's part of step 2, with its own folder."""
+    folder = tmp_path / "run" / "step-000002"
+    (folder / "rollout" / "replica-0").mkdir(parents=True)
+    return EngineWindow(
+        window=Window(2, "rollout"),
+        replica=0,
+        folder=folder,
+        stem="rollout/replica-0",
+        options=EngineOptions(),
+        metadata={"run_id": "r", "step": 2, "role": "rollout", "replica": 0},
+    )
+
+
+def kineto(*events: str) -> str:
+    """A trace in the layout of Kineto, from which torch's own compression takes nothing away."""
+    listed = ",\n  ".join(events)
+    return (
+        f'{{\n  "schemaVersion": 1,\n  "deviceProperties": [],\n  "baseTimeNanoseconds": {BASE},\n'
+        f'  "traceEvents": [\n  {listed}\n  ],\n  "traceName": "/tmp/engine \\ "odd".json"\n}}\n'
+    )
+
+
+def written(tmp_path, data: str | bytes, name: str = "1790.pt.trace.json.gz"):
+    """A file as the engine leaves it."""
+    file = tmp_path / name
+    data = data.encode() if isinstance(data, str) else data
+    file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return file
+
+
+def content(window, artifact):
+    return json.loads(gzip.decompress((window.folder / artifact.path).read_bytes()))
+
+
+class TestAdopt:
+    @pytest.mark.parametrize("name", ["a.json.gz", "a.json"])
+    def test_a_trace_takes_its_place_and_says_what_it_is(self, tmp_path, window, name):
+        """Compressed or not, the file moves into the engine's folder; its first key states where it belongs."""
+        source = written(tmp_path, kineto(EVENT, EVENT), name)
+        artifact = adopt(source, window, "rank-0", rank=0)
+        assert (artifact.path, artifact.kind, artifact.events) == (
+            "rollout/replica-0/rank-0.trace.json.gz",
+            "trace",
+            2,
+        )
+        assert artifact.bytes == (window.folder / artifact.path).stat().st_size
+        trace = content(window, artifact)
+        assert next(iter(trace)) == "stepprof"
+        assert trace["stepprof"] == {"run_id": "r", "step": 2, "role": "rollout", "replica": 0, "rank": 0}
+        assert trace["traceName"] == "step-000002/rollout/replica-0/rank-0.trace.json.gz"
+        assert trace["baseTimeNanoseconds"] == BASE
+        assert not source.exists()
+        assert [file.name for file in window.output.iterdir()] == ["rank-0.trace.json.gz"]
+
+    def test_what_is_whole_passes_the_check_of_a_run(self, tmp_path, window):
+        """The check that a user runs later finds nothing wrong."""
+        artifact = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0")
+        assert check_artifact(window.folder / artifact.path, artifact.bytes, artifact.kind).problem is None
+
+    def test_a_name_that_is_taken_is_never_written_over(self, tmp_path, window):
+        """The second file of that name gets a number."""
+        first = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0", number=1)
+        second = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0", number=2)
+        assert second.path == "rollout/replica-0/rank-0.2.trace.json.gz"
+        assert content(window, first)["stepprof"]["number"] == 1
+
+    def test_a_folder_that_somebody_removed_is_made_again(self, tmp_path, window):
+        """A trace is not lost over a missing folder."""
+        window.output.rmdir()
+        assert adopt(written(tmp_path, kineto(EVENT)), window, "rank-0").events == 1
+
+    def test_names_that_kineto_leaves_unescaped_are_repaired(self, tmp_path, window):
+        """A prompt in a span's name makes the engine's file invalid JSON; ours is valid."""
+        event = '{\n    "ph": "X", "cat": "user_annotation",\n    "name": "say "hé" \\",\n    "ts": 1, "dur": 2\n  }'
+        trace = content(window, adopt(written(tmp_path, kineto(event)), window, "rank-0"))
+        assert trace["traceEvents"][0]["name"].startswith('say "hé"')
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            json.dumps({"traceEvents": [json.loads(EVENT)] * 3}),
+            json.dumps(
+                {"traceEvents": [json.loads(EVENT)] * 3, "distributedInfo": {"rank": 0}, "flag": True}
+            ),
+            json.dumps(
+                {"schemaVersion": 1, "traceEvents": [json.loads(EVENT)] * 3, "more": {"a": {"b": []}}}
+            ),
+            json.dumps([json.loads(EVENT)] * 3),
+            json.dumps({"traceEvents": [json.loads(EVENT)] * 3}, separators=(",", ":")),
+        ],
+        ids=["bare", "keys behind", "nested behind", "list", "compact"],
+    )
+    def test_other_shapes(self, tmp_path, window, text):
+        """Merged files are on one line, Ascend's are a list: all become a table with our key in front."""
+        artifact = adopt(written(tmp_path, text), window, "rank-0", rank=0)
+        trace = content(window, artifact)
+        assert next(iter(trace)) == "stepprof"
+        assert len(trace["traceEvents"]) == artifact.events == 3
+
+    @pytest.mark.parametrize("base", ['"baseTimeNanoseconds": 1790857026000000000,', ""])
+    def test_when_its_recording_ended(self, tmp_path, window, base):
+        """torch's last event says so, on the clock of the engine; when it was written, the file's time says."""
+        end = '{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 4515854019279.829}'
+        step = '{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}'
+        text = f'{{"schemaVersion": 1, {base} "traceEvents": [{step},\n{end}\n], "traceName": "x"}}'
+        source = written(tmp_path, text)
+        os.utime(source, ns=(5, 7_000_000_000))
+        made = adopt(source, window, "rank-0")
+        assert made.ended_ns == (1790857026000000000 if base else 0) + 4515854019279829
+        assert made.written_ns == 7_000_000_000
+
+    @pytest.mark.parametrize("block", [1 << 22, 64])
+    def test_its_forward_steps_are_counted(self, tmp_path, window, monkeypatch, block):
+        """Of vLLM and of SGLang, without the copies on a device, wherever a block of the file ends."""
+        monkeypatch.setattr(artifacts, "_BLOCK", block)
+        names = ["step[DECODE bs=1]", "execute_context_1(3)_generation_0(0)", "aten::add"]
+        kinds = ["user_annotation", "gpu_user_annotation"]
+        events = [
+            {"ph": "X", "cat": kind, "name": name, "ts": at, "dur": 1}
+            for at in range(9)
+            for kind in kinds
+            for name in names
+        ]
+        source = written(tmp_path, json.dumps({"traceEvents": events, "traceName": "x"}, indent=2))
+        assert adopt(source, window, "rank-0").forward_steps == 18
+
+    def test_several_members_of_gzip(self, tmp_path, window):
+        """What was compressed in parts is one trace."""
+        text = kineto(EVENT, EVENT).encode()
+        source = tmp_path / "a.json.gz"
+        source.write_bytes(gzip.compress(text[:100]) + gzip.compress(text[100:]))
+        assert adopt(source, window, "rank-0").events == 2
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        ("name", "data", "reason"),
+        [
+            ("a.json.gz", b"", "is empty"),
+            ("a.json", b"", "is empty"),
+            ("a.json", b"<html>", "is no trace: it begins neither"),
+            ("a.json", kineto(EVENT).encode()[:-30], "no whole JSON"),
+            ("a.json", b'{"schemaVersion": 1}', "has no traceEvents"),
+            ("a.json", b'{"traceEvents": []}', "holds no events"),
+            ("a.json", b"[]", "holds no events"),
+        ],
+    )
+    def test_it_is_named_and_kept(self, tmp_path, window, name, data, reason):
+        """The failure names the file and what is wrong; the file stays, and nothing takes its place."""
+        source = written(tmp_path, data, name)
+        with pytest.raises(EngineFailure, match=reason) as failure:
+            adopt(source, window, "rank-0")
+        assert str(source) in str(failure.value)
+        assert source.exists()
+        assert not list(window.output.iterdir())
+
+    @pytest.mark.parametrize("cut", [-9, -1, 40])
+    def test_gzip_that_was_cut_off(self, tmp_path, window, cut):
+        """A file that looks well at its beginning is read to its end."""
+        source = written(tmp_path, kineto(*[EVENT] * 500))
+        source.write_bytes(source.read_bytes()[:cut])
+        with pytest.raises(EngineFailure, match="is damaged"):
+            adopt(source, window, "rank-0")
+
+    def test_gzip_with_a_wrong_sum(self, tmp_path, window):
+        """One flipped bit is enough."""
+        source = written(tmp_path, kineto(*[EVENT] * 500))
+        data = bytearray(source.read_bytes())
+        data[-6] ^= 1
+        source.write_bytes(data)
+        with pytest.raises(EngineFailure, match="is damaged"):
+            adopt(source, window, "rank-0")
+
+    def test_without_isal(self, tmp_path, window, monkeypatch):
+        """The standard library does the same."""
+        for module in ("isal", "isal.igzip", "isal.isal_zlib"):
+            monkeypatch.setitem(sys.modules, module, None)
+        assert adopt(written(tmp_path, kineto(EVENT)), window, "rank-0").events == 1
+        source = written(tmp_path, kineto(*[EVENT] * 500))
+        source.write_bytes(source.read_bytes()[:-9])
+        with pytest.raises(EngineFailure, match="is damaged"):
+            adopt(source, window, "rank-1")
+
+    def test_no_file(self, tmp_path, window):
+        """A stop that brought nothing is a failure that names what was expected."""
+        with pytest.raises(EngineFailure, match=r"gone\.json is not there"):
+            adopt(tmp_path / "gone.json", window, "rank-0")
+
+    def test_a_place_that_cannot_be_written(self, tmp_path, window):
+        """What keeps the trace from its place is said; the engine's file stays."""
+        source = written(tmp_path, kineto(EVENT))
+        window.output.rmdir()
+        window.output.write_text("a file where the folder should be")
+        with pytest.raises(EngineFailure, match="cannot be brought to"):
+            adopt(source, window, "rank-0")
+        assert source.exists()
+
+    def test_a_large_one_that_breaks_off(self, tmp_path, window):
+        """Too large to be parsed: its end tells."""
+        text = kineto(*[EVENT] * 15_000)
+        assert len(text) > artifacts._PARSED
+        assert adopt(written(tmp_path, text, "whole.json"), window, "rank-0").events == 15_000
+        with pytest.raises(EngineFailure, match="breaks off after"):
+            adopt(written(tmp_path, text[:-200], "cut.json"), window, "rank-1")
+
+
+class TestCost:
+    def test_memory_is_bounded(self, tmp_path, window):
+        """A trace of 60 MB takes some blocks of memory, not its size."""
+        source = tmp_path / "large.json.gz"
+        with gzip.open(source, "wb", compresslevel=1) as file:
+            file.write(kineto(EVENT).encode()[:-70] + b"\n  ")
+            for _ in range(60):
+                file.write((",\n  " + EVENT).encode() * 10_000)
+            file.write(b"\n  ]\n}\n")
+        tracemalloc.start()
+        artifact = adopt(source, window, "rank-0")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert artifact.events >= 600_000
+        assert peak < 48 * 2**20
+
+    @pytest.mark.torch
+    def test_torch_itself(self, tmp_path, window):
+        """A trace that torch wrote and compressed: every event is there, and the time base."""
+        script = f"""
+import torch
+from torch.profiler import ProfilerActivity, profile
+with profile(activities=[ProfilerActivity.CPU]) as prof:
+    with torch.profiler.record_function("step[DECODE bs=1]"):
+        torch.ones(8) + 1
+prof.export_chrome_trace({str(tmp_path / "t.json.gz")!r})
+"""
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
+        before = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))
+        artifact = adopt(tmp_path / "t.json.gz", window, "rank-0", rank=0)
+        after = content(window, artifact)
+        assert after["traceEvents"] == before["traceEvents"]
+        assert artifact.events == len(before["traceEvents"])
+        assert after["baseTimeNanoseconds"] == before["baseTimeNanoseconds"]
+        assert after["stepprof"]["rank"] == 0

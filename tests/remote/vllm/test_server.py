@@ -1,0 +1,395 @@
+"""Answers of a vLLM server that the real one of one version does not give when it is asked to: its failures, and other versions.
+
+The real server is recorded in `tests/real/vllm/test_vllm_server.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from serving import serving
+
+from remote.vllm.test_vllm import STAMP, make_window, write_trace
+from stepprof.backends.nsys.reports import ReportLost
+from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.remote.http.client import Client
+from stepprof.remote.loop import remote_loop
+from stepprof.remote.nsys.engine import ELSEWHERE
+from stepprof.remote.vllm.arguments import lay_out
+from stepprof.remote.vllm.driver import VllmServer
+
+READY = {
+    "GET /start_profile": 405,
+    "GET /health": 200,
+    "GET /version": {"version": "0.32.0"},
+    "POST /start_profile": 200,
+    "POST /stop_profile": 200,
+}
+
+
+@contextmanager
+def vllm(**changed: Any) -> Iterator[tuple[SimpleNamespace, VllmServer]]:
+    """A server that answers like vLLM but for what is changed, and its driver; names are written ``POST_stop_profile``."""
+    routes = {name.replace("_", " /", 1): answer for name, answer in changed.items()}
+    with serving({**READY, **routes}) as server:
+        yield server, VllmServer(Client(server.url))
+
+
+def run(work: Any) -> Any:
+    """Await it where stepprof does."""
+    return remote_loop().submit(work).result(20)
+
+
+def refusal(work: Any) -> EngineFailure:
+    """How it fails."""
+    with pytest.raises(EngineFailure) as caught:
+        run(work)
+    return caught.value
+
+
+def entries(window: EngineWindow) -> list[dict[str, Any]]:
+    """What the manifest says of a window's engines."""
+    (path,) = (window.folder / "manifest").iterdir()
+    told: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return told
+
+
+def posts(server: SimpleNamespace) -> list[str]:
+    """What was begun and ended."""
+    return [asked.path for asked in server.asked if asked.method == "POST"]
+
+
+@pytest.fixture
+def window(tmp_path: Path) -> EngineWindow:
+    """Return a window whose engine writes where nobody said."""
+    return make_window(tmp_path)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Callable[..., EngineWindow]:
+    """Return a function that makes a window whose engine writes to a folder with a link; as many as are wanted of one folder."""
+    link = lay_out(tmp_path / "traces")
+
+    def made(**options: Any) -> EngineWindow:
+        return make_window(tmp_path, trace_dir=link.parent, **options)
+
+    return made
+
+
+class TestArm:
+    def test_a_dead_engine_behind_a_living_server(self, window: EngineWindow) -> None:
+        """Its health is 503: dead."""
+        with vllm(GET_health=(503, "EngineDeadError")) as (server, driver):
+            error = refusal(driver.arm(window))
+            assert error.health == "dead"
+            assert "EngineDeadError" in str(error)
+            assert not posts(server)
+
+    def test_something_else_that_answers(self, window: EngineWindow) -> None:
+        """Neither 404 nor 405 is an answer of vLLM."""
+        with vllm(GET_start_profile=(500, "a proxy")) as (_, driver):
+            error = refusal(driver.arm(window))
+            assert error.health == "unreachable"
+            assert "answered 500 to GET /start_profile: a proxy" in str(error)
+
+    def test_a_proxy_that_wants_a_key(self, window: EngineWindow) -> None:
+        """The remedy is in the message."""
+        with vllm(GET_start_profile=401) as (_, driver):
+            assert "say attach(…, api_key=…)" in str(refusal(driver.arm(window)))
+
+    def test_an_older_server_takes_no_bounds(self, tmp_path: Path) -> None:
+        """Before 0.32 they belong to its command line, which it does not tell."""
+        with vllm(GET_version={"version": "0.31.0"}) as (server, driver):
+            error = refusal(driver.arm(make_window(tmp_path, max_iterations=3)))
+            assert error.health == "unconfigured"
+            assert "this one does not say what it was started with" in str(error)
+            run(driver.arm(make_window(tmp_path)))
+            run(driver.start(make_window(tmp_path)))
+            assert server.asked[-1].json == {}
+
+    @pytest.mark.parametrize(
+        "told",
+        [
+            [],
+            {"vllm_config": []},
+            {"vllm_config": {"profiler_config": [{}]}},
+            *(
+                {"vllm_config": {"profiler_config": {"profiler": "torch", key: value}}}
+                for key in ("torch_profiler_dir", "torch_profiler_activities", "max_iterations")
+                for value in ([7], [["x"]], {"a": 1}, "\0")
+            ),
+            {"vllm_config": {"profiler_config": {"profiler": 7}}},
+        ],
+    )
+    def test_settings_of_a_wrong_type(self, tmp_path: Path, told: Any) -> None:
+        """What a server says of itself is believed where it is of the right type, and no reason to fail otherwise."""
+        with serving({**READY, "GET /server_info?config_format=json": told}) as server:
+            run(VllmServer(Client(server.url)).arm(make_window(tmp_path)))
+
+    @pytest.mark.parametrize("folder", ["x" * 300, "x/" * 3000])
+    def test_a_folder_that_cannot_be(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+    ) -> None:
+        """The server names it: it is refused with the reason."""
+        monkeypatch.chdir(tmp_path)
+        config = {"vllm_config": {"profiler_config": {"profiler": "torch", "torch_profiler_dir": folder}}}
+        with serving({**READY, "GET /server_info?config_format=json": config}) as server:
+            error = refusal(VllmServer(Client(server.url)).arm(make_window(tmp_path)))
+        assert error.health == "unconfigured"
+        assert "File name too long" in str(error)
+
+    @pytest.mark.parametrize("version", ["9" * 5000 + ".1", 7, None, [], {"a": 1}])
+    def test_a_version_that_is_none(self, tmp_path: Path, version: Any) -> None:
+        """Then its description says what its start takes."""
+        with vllm(GET_version={"version": version}) as (server, driver):
+            run(driver.arm(make_window(tmp_path)))
+        assert "/openapi.json" in [asked.path for asked in server.asked]
+
+    def test_a_server_built_from_source_is_asked_what_it_takes(self, tmp_path: Path) -> None:
+        """Its version says nothing; the description of its routes does."""
+        described = '{"StartProfileRequest": {"properties": {"profile_prefix": {}, "max_iterations": {}}}}'
+        with vllm(**{"GET_version": {"version": "0.1.dev1+gabc"}, "GET_openapi.json": (200, described)}) as (
+            server,
+            driver,
+        ):
+            window = make_window(tmp_path, max_iterations=3)
+            run(driver.arm(window))
+            run(driver.start(window))
+            body = server.asked[-1].json
+            assert body["max_iterations"] == 3
+            assert set(body) == {"max_iterations", "profile_prefix"}
+
+    def test_one_that_would_crash_is_not_started(self, window: EngineWindow) -> None:
+        """In development mode it tells that its front end is on."""
+        told = {"vllm_config": {"profiler_config": {"profiler": "torch", "ignore_frontend": False}}}
+        with vllm(**{"GET_server_info?config_format=json": told}) as (server, driver):
+            error = refusal(driver.arm(window))
+            assert error.health == "unconfigured"
+            assert "ignore_frontend=true" in str(error)
+            assert not posts(server)
+
+    def test_one_that_may_crash_is_warned_about_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A plain folder, and nothing is told: nobody knows whether the front end is on."""
+        with vllm() as (_, driver):
+            for _ in range(2):
+                run(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "plain")))
+        told = [line for line in caplog.messages if "ignore_frontend=true can crash" in line]
+        assert len(told) == 1
+
+
+class TestStart:
+    def test_another_living_driver_has_it(self, shared: Callable[..., EngineWindow]) -> None:
+        """Busy, with the driver's window and process: nothing is sent, and its capture is whole. Then the engine is free."""
+        with vllm() as (server, driver):
+            run(driver.arm(shared()))
+            run(driver.start(shared()))
+            again, window = VllmServer(Client(server.url)), shared(step=3)
+            run(again.arm(window))
+            error = refusal(again.start(window))
+            assert error.health == "busy"
+            assert f"step 2, rollout (process {os.getpid()} on" in str(error)
+            assert posts(server) == ["/start_profile"]
+            run(driver.abort())
+            run(again.start(window))
+            run(again.abort())
+            assert posts(server) == ["/start_profile", "/stop_profile"] * 2
+
+    def test_a_capture_of_a_driver_that_is_gone_is_stopped_first(
+        self, shared: Callable[..., EngineWindow]
+    ) -> None:
+        """When the next one arms, before its start has to be quick. The files are kept under the step that they belong to."""
+        with vllm() as (server, driver):
+            window = shared()
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert window.trace_dir is not None
+            write_trace(window.trace_dir / "current" / f"rank0.{STAMP}.pt.trace.json.gz")
+            driver.retire()
+            again = VllmServer(Client(server.url))
+            run(again.arm(shared(step=3)))
+            assert posts(server) == ["/start_profile"]  # its files are there: another stop has ended it
+            (entry,) = entries(window)
+            assert (entry["status"], entry["artifacts"][0]["path"]) == (
+                "partial",
+                "rollout/replica-0/rank-0.trace.json.gz",
+            )
+            run(again.start(shared(step=3)))
+            run(again.abort())
+            assert posts(server) == ["/start_profile", "/start_profile", "/stop_profile"]
+
+    @pytest.mark.parametrize("folder", [True, False])
+    def test_a_driver_that_is_gone_and_left_nothing(
+        self, shared: Callable[..., EngineWindow], window: EngineWindow, folder: bool
+    ) -> None:
+        """The engine is stopped. Its window stays lost, with the reason; where its files cannot be seen, the reason says where they are."""
+        with vllm() as (server, driver):
+            made = shared() if folder else window
+            run(driver.arm(made))
+            run(driver.start(made))
+            driver.retire()
+            again = VllmServer(Client(server.url))
+            run(again.arm(made))
+            assert posts(server) == ["/start_profile", "/stop_profile"]
+            (entry,) = entries(made)
+            assert entry["status"] == "lost"
+            assert ("left no trace" if folder else "its traces are on") in entry["error"]
+
+    @pytest.mark.parametrize(
+        ("answer", "health", "owes", "words"),
+        [
+            ((409, "active"), "busy", False, "send POST http"),
+            ((404, ""), "unconfigured", False, "serve_args(folder)"),
+            ((400, "a bad prefix"), "unknown", False, "a bad prefix"),
+            ((500, "boom"), "unknown", True, "answered 500 to POST /start_profile: boom"),
+            ((500, "EngineDeadError"), "dead", False, "is dead"),
+        ],
+    )
+    def test_each_refusal_has_its_words(
+        self, answer: Any, health: str, owes: bool, words: str, shared: Callable[..., EngineWindow]
+    ) -> None:
+        """What may have begun owes a stop, which an abort sends; what was refused leaves the link where it was."""
+        with vllm(POST_start_profile=answer) as (server, driver):
+            window = shared()
+            run(driver.arm(window))
+            error = refusal(driver.start(window))
+            assert (error.health, error.owes_stop) == (health, owes)
+            assert words in str(error)
+            assert window.trace_dir is not None
+            idle = (window.trace_dir / "current").readlink() == Path("idle")
+            assert idle is not owes
+            if owes:
+                run(driver.abort())
+                assert posts(server)[-1] == "/stop_profile"
+                assert (window.trace_dir / "current").readlink() == Path("idle")
+
+    def test_a_start_whose_answer_is_lost_owes_a_stop(self, window: EngineWindow) -> None:
+        """It may have begun."""
+
+        def lost(handler: Any) -> None:
+            handler.close_connection = True
+            handler.connection.close()
+
+        with vllm(POST_start_profile=lost) as (_, driver):
+            run(driver.arm(window))
+            assert refusal(driver.start(window)).owes_stop
+
+
+class TestStop:
+    def test_what_its_own_bound_had_written_is_kept(self, shared: Callable[..., EngineWindow]) -> None:
+        """The stop fails, and there is a file already: partial."""
+        with vllm(POST_stop_profile=(500, "EngineDeadError")) as (_, driver):
+            window = shared(max_iterations=2)
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert window.trace_dir is not None
+            write_trace(window.trace_dir / "current" / f"rank0.{STAMP}.pt.trace.json.gz")
+            stopped = run(driver.stop(window))
+            assert len(stopped.artifacts) == 1
+            assert "is dead" in stopped.partial
+
+    def test_a_stop_that_failed_is_sent_again_before_the_next_start(
+        self, shared: Callable[..., EngineWindow]
+    ) -> None:
+        """The server may still record."""
+        answers = iter([(500, "a bad moment"), 200])
+        with vllm(POST_stop_profile=lambda _: next(answers)) as (server, driver):
+            window = shared()
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert "a bad moment" in str(refusal(driver.stop(window)))
+            run(driver.start(window))
+            assert posts(server) == ["/start_profile", "/stop_profile", "/stop_profile", "/start_profile"]
+
+    def test_without_a_folder_its_failure_is_all_there_is(self, window: EngineWindow) -> None:
+        """Nothing can be looked for."""
+        with vllm(POST_stop_profile=(500, "boom")) as (_, driver):
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert "boom" in str(refusal(driver.stop(window)))
+
+    def test_an_abort_that_is_refused_says_so(self, window: EngineWindow) -> None:
+        """A route that is not there has nothing to end; a server that fails has."""
+        for answer in (404, (500, "boom")):
+            with vllm(POST_stop_profile=answer) as (server, driver):
+                run(driver.abort())
+                assert not posts(server)  # nothing was begun here
+                run(driver.arm(window))
+                run(driver.start(window))
+                if answer == 404:
+                    run(driver.abort())
+                else:
+                    assert "boom" in str(refusal(driver.abort()))
+                driver.retire()
+
+    def test_its_clock_is_this_hosts(self, window: EngineWindow) -> None:
+        """Both ends of the connection are here."""
+        with vllm() as (_, driver):
+            run(driver.arm(window))
+            assert run(driver.clock()).offset_ns == 0
+
+
+class TestNsys:
+    """A role whose backend is nsys: the server marks its part, and its report is where its own command says."""
+
+    def test_a_window(self, shared: Callable[..., EngineWindow]) -> None:
+        """Begun and ended; no folder is led anywhere, though one was named. This process is the server's, and nsys has not started it."""
+        with vllm() as (server, driver):
+            window = shared(backend="nsys")
+            run(driver.arm(window))
+            run(driver.start(window))
+            stopped = run(driver.stop(window))
+            assert posts(server) == ["/start_profile", "/stop_profile"]
+        assert (stopped.artifacts, stopped.partial) == ((), None)
+        with pytest.raises(ReportLost, match="the engine was not started under nsys"):
+            run(stopped.later.wait())
+
+    def test_one_that_cannot_be_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of another user, or in a container, and without a folder that was named: what it wrote is not lost, but not here."""
+        monkeypatch.setattr("stepprof.remote.nsys.server.listener", lambda port: None)
+        with vllm() as (_, driver):
+            window = make_window(tmp_path, backend="nsys")
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert run(driver.stop(window)).partial == ELSEWHERE
+
+    def test_a_stop_that_failed(self, tmp_path: Path) -> None:
+        """It is sent again before the next start; an abort has nothing left to wait for."""
+        answers = iter([(500, "a bad moment"), 200, 200])
+        with vllm(POST_stop_profile=lambda _: next(answers)) as (server, driver):
+            window = make_window(tmp_path, backend="nsys")
+            run(driver.arm(window))
+            run(driver.start(window))
+            assert "a bad moment" in str(refusal(driver.stop(window)))
+            run(driver.start(window))
+            assert posts(server) == ["/start_profile", "/stop_profile", "/stop_profile", "/start_profile"]
+            run(driver.abort())
+            assert "stop without start" in str(refusal(driver.stop(window)))
+
+    @pytest.mark.parametrize(("backend", "started_for"), [("nsys", "torch"), ("torch", "cuda")])
+    def test_one_that_says_that_it_was_started_for_another(
+        self, tmp_path: Path, backend: str, started_for: str
+    ) -> None:
+        """Where it tells how it was started, it is refused before it is."""
+        told = {"vllm_config": {"profiler_config": {"profiler": started_for, "ignore_frontend": True}}}
+        with vllm(**{"GET_server_info?config_format=json": told}) as (server, driver):
+            error = refusal(driver.arm(make_window(tmp_path, backend=backend)))
+            assert error.health == "unconfigured"
+            assert f'was started with profiler "{started_for}"' in str(error)
+            assert posts(server) == []
+
+    def test_memory_is_refused(self, tmp_path: Path) -> None:
+        """What kind of server it is, was not known when it was attached: nothing is sent."""
+        with vllm() as (server, driver):
+            error = refusal(driver.arm(make_window(tmp_path, backend="memory")))
+            assert error.health == "unconfigured"
+            assert "a vLLM engine cannot record with it (one of: torch, npu, nsys)" in str(error)
+            assert posts(server) == []

@@ -1,0 +1,660 @@
+"""What stepprof knows of vLLM without running it: its files in every version's names, the folder with the link, engines that do not run here.
+
+Whatever runs on a CPU is tested with the real vLLM in `tests/real/vllm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepprof
+from stepprof.backends.nsys.reports import ReportLost
+from stepprof.config.options.tables import EngineOptions
+from stepprof.errors import ConfigError
+from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.remote.loop import remote_loop
+from stepprof.remote.vllm.arguments import Settings, environment, lay_out
+from stepprof.remote.vllm.capabilities import differences, outcome, start_arguments
+from stepprof.remote.vllm.driver import VllmEngine, VllmKind, engine_args
+from stepprof.remote.vllm.files import Brought, Workers, bring
+from stepprof.remote.vllm.folder import TraceFolder, new_prefix
+from stepprof.run.model import Window
+
+STAMP = "1795182684740183604"
+
+
+def make_window(folder: Path, workers: frozenset[int] | None = None, **options: Any) -> EngineWindow:
+    """The window of a step."""
+    trace_dir, step = options.pop("trace_dir", None), options.pop("step", 2)
+    place = folder / f"step-{step:06d}"
+    (place / "rollout" / "replica-0").mkdir(parents=True, exist_ok=True)
+    return EngineWindow(
+        window=Window(step, "rollout"),
+        replica=0,
+        folder=place,
+        stem="rollout/replica-0",
+        options=EngineOptions(**options),
+        metadata={"step": step},
+        workers=workers,
+        trace_dir=trace_dir,
+    )
+
+
+def write_trace(
+    path: Path, pid: int = 100, rank: int | None = None, steps: int = 1, host: str = "elsewhere"
+) -> None:
+    """A trace as torch writes it, with so many forward steps."""
+    content: dict[str, Any] = {"schemaVersion": 1}
+    if rank is not None:
+        content["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": 2}
+    content["host_name"] = host
+    content["traceEvents"] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 1, "args": {"name": "python"}},
+        *(
+            {"ph": "X", "cat": "cpu_op", "name": "execute_context_0(0)_generation_1(1)", "pid": pid, "tid": 1}
+            | {"ts": 10 * n, "dur": 5}
+            for n in range(steps)
+        ),
+    ]
+    text = json.dumps(content, indent=1).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+def brought_as(
+    folder: Path,
+    names: dict[str, dict[str, Any]],
+    workers: Workers | None = None,
+    asked: frozenset[int] | None = None,
+) -> list[str]:
+    """Have an engine write these files in a window; what they are called then."""
+    link = lay_out(folder / "traces")
+    place = TraceFolder(link, "object:1", lambda: True)
+    place.prepare()
+    made = make_window(folder, asked)
+    session = place.begin(made)
+    place.lead(session)
+    for name, what in names.items():
+        write_trace(link / name, **what)
+    brought = bring(place, session, made, "stepprof-mine", workers or Workers())
+    assert not brought.problems
+    return [Path(artifact.path).name.removesuffix(".trace.json.gz") for artifact in brought.artifacts]
+
+
+def kept(folder: Path, name: str) -> dict[str, Any]:
+    """What is in an artifact of `bring`."""
+    path = folder / "step-000002" / "rollout" / "replica-0" / f"{name}.trace.json.gz"
+    content: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return content
+
+
+class TestNames:
+    """The names that versions and devices give their files."""
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "rank{}.{}.pt.trace.json.gz",
+            "stepprof-mine_rank{}.{}.pt.trace.json.gz",
+            "stepprof-mine_dp0_pp0_tp{0}_dcp0_ep{0}_rank{0}.{1}.pt.trace.json.gz",
+            "1795182820810255445-rank-{}.{}.pt.trace.json.gz",
+            "1795182820810255445-rank-{}.{}.pt.trace.json",
+        ],
+    )
+    def test_the_rank_is_in_the_name(self, name: str, tmp_path: Path) -> None:
+        """From 0.32 back to 0.12, on a device and on a CPU, compressed or not."""
+        names = {name.format(rank, STAMP): {"pid": 100 - rank} for rank in (0, 1)}
+        assert brought_as(tmp_path, names) == ["rank-0", "rank-1"]
+
+    def test_the_oldest_versions_say_it_in_the_trace(self, tmp_path: Path) -> None:
+        """0.8.5 names its files after the host and the process only."""
+        names = {
+            f"node_{pid}.{STAMP}.pt.trace.json.gz": {"pid": pid, "rank": 1 - pid % 2} for pid in (10, 11)
+        }
+        assert sorted(brought_as(tmp_path, names)) == ["rank-0", "rank-1"]
+        stated = kept(tmp_path, "rank-0")
+        assert stated["stepprof"] == {"step": 2, "rank": 0}
+        assert stated["traceEvents"][0]["pid"] == 11
+
+    def test_without_any_rank_the_order_of_the_processes_counts(self, tmp_path: Path) -> None:
+        """Workers are started in the order of their ranks."""
+        names = {f"node_{pid}.{STAMP}.pt.trace.json.gz": {"pid": pid} for pid in (900, 1000)}
+        assert sorted(brought_as(tmp_path, names)) == ["rank-0", "rank-1"]
+        first = kept(tmp_path, "rank-0")
+        assert first["traceEvents"][0]["pid"] == 900
+
+    def test_the_front_ends_file_is_no_workers(self, tmp_path: Path) -> None:
+        """It is left out, should there be one."""
+        names: dict[str, dict[str, Any]] = {
+            f"rank0.{STAMP}.pt.trace.json.gz": {},
+            f"node_7.async_llm.{STAMP}.pt.trace.json.gz": {},
+        }
+        assert brought_as(tmp_path, names) == ["rank-0"]
+
+    def test_data_parallel_engines_elsewhere_are_told_apart_by_their_processes(self, tmp_path: Path) -> None:
+        """Same names, other process: numbered in the order of the processes, the same in each window."""
+        names = {
+            f"rank{rank}.{int(STAMP) + pid}.pt.trace.json.gz": {"pid": pid}
+            for pid, rank in ((210, 0), (211, 1), (205, 0), (206, 1))
+        }
+        assert brought_as(tmp_path, names) == ["dp-0-rank-0", "dp-0-rank-1", "dp-1-rank-0", "dp-1-rank-1"]
+        first = kept(tmp_path, "dp-0-rank-0")
+        assert first["traceEvents"][0]["pid"] == 205
+
+    def test_on_this_host_by_whose_child_wrote_it(self, tmp_path: Path) -> None:
+        """A worker is a core's own process, or descends from it; the order of their numbers says nothing."""
+        sleepers = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in "ab"]
+        first, second = sorted(sleeper.pid for sleeper in sleepers)
+        try:
+            names = {
+                f"rank0.{int(STAMP) + pid}.pt.trace.json.gz": {"pid": pid, "host": socket.gethostname()}
+                for pid in (first, second)
+            }
+            workers = Workers(cores=[second, os.getpid()], width=1, groups=2)
+            assert brought_as(tmp_path, names, workers) == ["dp-0-rank-0", "dp-1-rank-0"]
+        finally:
+            for sleeper in sleepers:
+                sleeper.communicate(b"\n")
+        stated = kept(tmp_path, "dp-0-rank-0")
+        assert stated["traceEvents"][0]["pid"] == second
+
+    def test_the_group_in_the_name_counts_where_it_differs(self, tmp_path: Path) -> None:
+        """Mixture-of-experts engines know their place in the group, and write it."""
+        names = {
+            f"dp{group}_pp0_tp0_dcp0_ep{group}_rank0.{STAMP}.pt.trace.json.gz": {"pid": 300 - group}
+            for group in (0, 1)
+        }
+        assert brought_as(tmp_path, names) == ["dp-0-rank-0", "dp-1-rank-0"]
+
+    def test_a_worker_of_a_group_is_counted_through(self, tmp_path: Path) -> None:
+        """The engine's own rank 3 of two times two workers is worker 1 of the second."""
+        names = {
+            f"rank{rank}.{int(STAMP) + pid}.pt.trace.json.gz": {"pid": pid}
+            for pid, rank in ((205, 0), (206, 1), (210, 0), (211, 1))
+        }
+        assert brought_as(tmp_path, names, asked=frozenset({3})) == ["dp-1-rank-1"]
+
+
+class TestFolder:
+    """The folder with the link, and folders without one."""
+
+    def test_a_folder_that_is_missing_is_made(self, tmp_path: Path) -> None:
+        """Named on another host: vLLM would make a plain folder where the link has to be."""
+        link = tmp_path / "engine-7" / "current"
+        place = TraceFolder(link, "object:1", lambda: True)
+        place.prepare()
+        assert link.readlink() == Path("idle")
+        plain = TraceFolder(tmp_path / "plain", "object:1", lambda: True)
+        plain.prepare()
+        assert plain.link is None
+        assert (tmp_path / "plain").is_dir()
+
+    def test_the_folder_of_the_link_stands_for_it(self, tmp_path: Path) -> None:
+        """What ``trace_dir`` names is the folder that holds ``current``."""
+        link = lay_out(tmp_path)
+        assert TraceFolder(link.parent, "object:1", lambda: True).link == link
+
+    def test_one_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:
+        """With the path, the reason and the way out."""
+        (tmp_path / "file").write_text("")
+        place = TraceFolder(tmp_path / "file" / "traces", "object:1", lambda: True)
+        with pytest.raises(EngineFailure, match=r"cannot be used: .*trace_dir names it") as caught:
+            place.prepare()
+        assert caught.value.health == "unconfigured"
+
+    def test_what_lay_there_before_is_left_alone(self, tmp_path: Path) -> None:
+        """A plain folder: only new files, and of engines that share it only our own."""
+        plain = tmp_path / "plain"
+        plain.mkdir()
+        write_trace(plain / f"rank0.{STAMP}.pt.trace.json.gz")
+        place = TraceFolder(plain, "object:1", lambda: True)
+        place.prepare()
+        window = make_window(tmp_path)
+        session = place.begin(window)
+        place.lead(session)
+        prefix, other = new_prefix(), new_prefix()
+        write_trace(plain / f"{prefix}_rank0.{STAMP}.pt.trace.json.gz")
+        write_trace(plain / f"{other}_rank0.{STAMP}.pt.trace.json.gz")
+        brought = bring(place, session, window, prefix, Workers())
+        assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
+        assert len(list(plain.iterdir())) == 2
+
+    def test_a_claim_of_a_dead_engine_is_free(self, tmp_path: Path) -> None:
+        """An engine that was built anew with the same arguments takes the folder over; while the first lives it is refused."""
+        link = lay_out(tmp_path)
+        alive = [True]
+        TraceFolder(link, "object:1", lambda: alive[0]).prepare()
+        second = TraceFolder(link, "object:2", lambda: True)
+        with pytest.raises(EngineFailure, match="another engine, in this process or another one"):
+            second.prepare()
+        alive[0] = False
+        second.prepare()
+
+    def test_a_claim_of_another_process_is_not(self, tmp_path: Path) -> None:
+        """Two actors that were given the same arguments: the second one is told."""
+        link = lay_out(tmp_path)
+        script = (
+            "import sys; from pathlib import Path; from stepprof.remote.vllm.folder import TraceFolder\n"
+            "TraceFolder(Path(sys.argv[1]), 'object:1', lambda: True).prepare(); print('held', flush=True); input()"
+        )
+        holder = subprocess.Popen(
+            [sys.executable, "-c", script, str(link)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            place = TraceFolder(link, "object:1", lambda: True)
+            with pytest.raises(EngineFailure, match="engine_args once for each engine"):
+                place.prepare()
+        finally:
+            holder.communicate(b"\n")
+        place.prepare()
+
+    def test_a_damaged_trace_is_named_and_stays(self, tmp_path: Path) -> None:
+        """The whole one beside it is kept; the outcome is partial."""
+        link = lay_out(tmp_path / "traces")
+        place = TraceFolder(link, "object:1", lambda: True)
+        place.prepare()
+        window = make_window(tmp_path)
+        session = place.begin(window)
+        place.lead(session)
+        write_trace(link / f"rank0.{STAMP}.pt.trace.json.gz")
+        (link / f"rank1.{STAMP}.pt.trace.json.gz").write_bytes(b"\x1f\x8b\x08\x00cut off")
+        (link / "rank0.profiler_out.txt").write_text("a table")
+        brought = bring(place, session, window, "stepprof-mine", Workers(width=2, groups=1))
+        assert len(brought.artifacts) == 1
+        (problem,) = brought.problems
+        assert f"rank1.{STAMP}.pt.trace.json.gz" in problem
+        assert [path.name for path in session.folder.iterdir()] == [f"rank1.{STAMP}.pt.trace.json.gz"]
+        stopped = outcome(window, brought, Workers(width=2, groups=1), early=False, asleep=False, name="e")
+        assert stopped.partial == problem
+        assert link.readlink() == Path("idle")
+
+
+class TestWords:
+    """What came of a capture, in words."""
+
+    def test_missing_workers_make_it_partial(self, tmp_path: Path) -> None:
+        """Those of another node wrote to their own disk."""
+        brought = Brought(found=2, steps=None)
+        stopped = outcome(
+            make_window(tmp_path), brought, Workers(width=4, groups=1), early=False, asleep=False, name="e"
+        )
+        assert stopped.partial is not None
+        assert stopped.partial.startswith("2 of its 4 workers left a trace")
+
+    def test_nothing_but_damaged_files_is_a_failure(self, tmp_path: Path) -> None:
+        """There is nothing to keep."""
+        brought = Brought(found=1, problems=["it is cut off"])
+        with pytest.raises(EngineFailure, match="it is cut off"):
+            outcome(make_window(tmp_path), brought, Workers(), early=False, asleep=False, name="e")
+
+    def test_differences_are_told_one_by_one(self, tmp_path: Path) -> None:
+        """What was asked for and not built in, and what was built in and is dangerous."""
+        window = make_window(tmp_path, activities=["cpu", "cuda"], record_shapes=True)
+        built = Settings("/t", with_stack=True, record_shapes=False, activities=("cpu",))
+        shapes, stacks, activities = differences(window, built, {"max_iterations"})
+        assert shapes.startswith("record_shapes = true was asked for")
+        assert stacks.startswith("it was built with stacks")
+        assert activities.startswith("activities = ['cpu', 'cuda'] was asked for")
+        assert differences(make_window(tmp_path), Settings("/t"), {"max_iterations"}) == []
+
+    @pytest.mark.parametrize(
+        ("asked", "built", "told"),
+        [
+            ({}, Settings("/t", max_iterations=32), None),
+            ({}, Settings("/t"), "32 is the default, and this one was built with 0"),
+            ({}, Settings(None, profiler=None), "32 is the default, and this one does not say"),
+            ({"max_iterations": "none"}, Settings("/t", max_iterations=32), '"none" was asked for, and'),
+            ({"max_iterations": "none"}, Settings("/t"), None),
+        ],
+    )
+    def test_a_bound_that_holds_as_the_engine_was_built(
+        self, tmp_path: Path, asked: dict[str, Any], built: Settings, told: str | None
+    ) -> None:
+        """Up to 0.31 a default that cannot be kept keeps no engine from being recorded; a warning says so."""
+        window = make_window(tmp_path, **asked)
+        assert start_arguments(window, built, {"profile_prefix"}, "p") == {"profile_prefix": "p"}
+        lines = differences(window, built, {"profile_prefix"})
+        assert [told in line for line in lines] == ([] if told is None else [True])
+
+    @pytest.mark.parametrize(
+        ("asked", "built", "given"),
+        [
+            ({}, Settings("/t", max_iterations=32), {}),
+            ({}, Settings("/t"), {"max_iterations": 32}),
+            ({"max_iterations": "none"}, Settings("/t", max_iterations=32), {"max_iterations": 0}),
+            ({"max_iterations": "none"}, Settings(None, profiler=None), {"max_iterations": 0}),
+            ({"max_iterations": "none"}, Settings("/t"), {}),
+        ],
+    )
+    def test_a_bound_for_each_capture(
+        self, tmp_path: Path, asked: dict[str, Any], built: Settings, given: dict[str, Any]
+    ) -> None:
+        """From 0.32 on; said also to an engine that does not tell how it was started."""
+        assert start_arguments(make_window(tmp_path, **asked), built, {"max_iterations"}, "p") == given
+
+
+def engine_class(name: str, **members: Any) -> type:
+    """A class that is called like one of vLLM's, for versions that do not run here."""
+    return type(name, (), {"__module__": f"vllm.{name.lower()}", **members})
+
+
+class _ExecutorBase:
+    """What the worker is kept by."""
+
+
+class TestEngines:
+    """Engine objects of versions that do not run here, and those that nobody can speak to."""
+
+    def test_an_engine_before_version_1_is_its_own_worker(self) -> None:
+        """0.8.5's ``LLMEngine``: core and executor run in the process that built it."""
+        executor = type("UniProcExecutor", (_ExecutorBase,), {})()
+        engine = engine_class("LLMEngine", start_profile=lambda self: None)()
+        engine.model_executor = executor
+        assert VllmKind().recognises(engine)
+        assert VllmEngine(engine).inside
+        engine.model_executor = _ExecutorBase()
+        assert not VllmEngine(engine).inside
+
+    def test_an_engine_without_a_loop_is_not_sent_anything(self, tmp_path: Path) -> None:
+        """Its first call would bind it to stepprof's own loop for ever."""
+
+        async def start_profile(self: object) -> None:
+            raise AssertionError("sent")
+
+        engine = engine_class("AsyncLLM", start_profile=start_profile, stop_profile=start_profile)()
+        engine.vllm_config = _table(
+            profiler_config=_table(profiler="torch", torch_profiler_dir=str(tmp_path / "t"))
+        )
+        driver = VllmEngine(engine)
+        assert driver.loop is None
+        window = make_window(tmp_path)
+        _remote(driver.arm(window)).result(10)
+        with pytest.raises(EngineFailure, match="has not run on any event loop yet") as caught:
+            _remote(driver.start(window)).result(10)
+        assert caught.value.health == "unreachable"
+
+    def test_attached_in_a_coroutine_it_lives_on_that_loop(self) -> None:
+        """As long as the engine itself does not say where it lives."""
+
+        async def attached() -> bool:
+            async def start_profile(self: object) -> None: ...
+
+            engine = engine_class("AsyncLLM", start_profile=start_profile)()
+            return VllmEngine(engine).loop is asyncio.get_running_loop()
+
+        assert asyncio.run(attached())
+
+    def test_a_loop_that_ends_in_the_middle_of_a_call_ends_the_waiting(
+        self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """``asyncio.run`` is over and the answer will never come: unreachable, at once and not at the bound."""
+
+        async def start_profile(self: object) -> None: ...
+
+        async def stop_profile(self: object) -> None:
+            asyncio.get_running_loop().call_soon(asyncio.get_running_loop().stop)
+            await asyncio.Event().wait()
+
+        engine = engine_class("AsyncLLM", start_profile=start_profile, stop_profile=stop_profile)()
+        engine.vllm_config = _table(
+            profiler_config=_table(profiler="torch", torch_profiler_dir=str(tmp_path / "t"))
+        )
+
+        async def attached() -> VllmEngine:
+            return VllmEngine(engine)
+
+        driver = asyncio.run_coroutine_threadsafe(attached(), other_loop).result(10)
+        window = make_window(tmp_path)
+        _remote(driver.arm(window)).result(10)
+        _remote(driver.start(window)).result(10)
+        with pytest.raises(EngineFailure, match="has ended before it answered") as caught:
+            _remote(driver.stop(window)).result(10)
+        assert caught.value.health == "unreachable"
+
+    def test_a_stop_that_failed_is_sent_again_before_the_next_start(self, tmp_path: Path) -> None:
+        """The engine may still record: vLLM would refuse the start."""
+        calls: list[str] = []
+
+        def start_profile(self: object) -> None:
+            calls.append("start")
+
+        def stop_profile(self: object) -> None:
+            calls.append("stop")
+            if calls.count("stop") == 1:
+                raise RuntimeError("a bad moment")
+
+        engine = engine_class("LLM", start_profile=start_profile, stop_profile=stop_profile)()
+        engine.vllm_config = _table(
+            profiler_config=_table(profiler="torch", torch_profiler_dir=str(tmp_path / "t"))
+        )
+        driver = VllmEngine(engine)
+        window = make_window(tmp_path)
+        _remote(driver.arm(window)).result(10)
+        _remote(driver.start(window)).result(10)
+        with pytest.raises(
+            EngineFailure, match=r"stop_profile of the vLLM engine \(LLM\) failed: RuntimeError: a bad moment"
+        ):
+            _remote(driver.stop(window)).result(10)
+        _remote(driver.start(window)).result(10)
+        assert calls == ["start", "stop", "stop", "start"]
+
+    @pytest.mark.parametrize(
+        ("config", "missing"),
+        [
+            ({"profiler": None}, "profiler_config.profiler is None"),
+            ({"profiler": "cuda"}, 'profiler_config.profiler is "cuda", not "torch"'),
+            ({"profiler": "torch", "torch_profiler_dir": "s3://bucket"}, "is 's3://bucket', not a folder"),
+        ],
+    )
+    def test_what_is_missing_is_named(self, config: dict[str, Any], missing: str, tmp_path: Path) -> None:
+        """Never switched on, switched on for another tool, or writing where no folder is."""
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        engine.llm_engine = _table(vllm_config=_table(profiler_config=_table(**config)))
+        with pytest.raises(EngineFailure, match="LLM\\(…, \\*\\*args\\)") as caught:
+            _remote(VllmEngine(engine).arm(make_window(tmp_path))).result(10)
+        assert missing in str(caught.value)
+        assert caught.value.health == "unconfigured"
+
+    def test_an_unknown_option_is_named(self) -> None:
+        """An object has no key to send."""
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        with pytest.raises(ConfigError, match="api_key"):
+            VllmKind().connect(engine, api_key="secret")
+        assert VllmKind().connect(engine, name="policy").name == "policy"
+
+
+class TestNsys:
+    """A role whose backend is nsys: the engine marks its part with cudaProfilerStart and cudaProfilerStop."""
+
+    def test_it_is_built_for_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """None of torch's settings, which vLLM refuses beside another profiler."""
+        fields = dict.fromkeys(
+            ("profiler", "torch_profiler_dir", "ignore_frontend", "max_iterations", "delay_iterations")
+        )
+        config = type("ProfilerConfig", (), {"__dataclass_fields__": fields})
+        monkeypatch.setitem(sys.modules, "vllm.config", _table(ProfilerConfig=config))
+        built = engine_args(tmp_path, {"backend": "nsys", "max_iterations": 5})["profiler_config"]
+        assert built == {
+            "profiler": "cuda",
+            "ignore_frontend": True,
+            "delay_iterations": 0,
+            "max_iterations": 5,
+        }
+
+    def test_one_too_old_for_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Up to 0.12 the environment says what is recorded, and knows only torch."""
+        monkeypatch.setitem(sys.modules, "vllm.config", _table())
+        with pytest.raises(
+            ConfigError, match=r'options\.backend = "nsys": vLLM marks its part for nsys from 0\.13 on'
+        ):
+            engine_args(tmp_path, {"backend": "nsys"})
+
+    @pytest.mark.parametrize(("device", "refused"), [("cuda", False), ("", False), ("xpu", True)])
+    def test_where_it_is_built(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, refused: bool
+    ) -> None:
+        """Off CUDA an engine would not start with it; where no device is seen, it is built elsewhere."""
+        config = type("ProfilerConfig", (), {"__dataclass_fields__": {"profiler": None}})
+        monkeypatch.setitem(sys.modules, "vllm.config", _table(ProfilerConfig=config))
+        monkeypatch.setitem(
+            sys.modules, "vllm.platforms", _table(current_platform=_table(device_type=device))
+        )
+        if refused:
+            with pytest.raises(ConfigError, match="this vLLM runs on xpu"):
+                engine_args(tmp_path, {"backend": "nsys"})
+        else:
+            assert engine_args(tmp_path, {"backend": "nsys"})["profiler_config"] == {"profiler": "cuda"}
+
+    def test_a_window_of_it(self, tmp_path: Path) -> None:
+        """Started and stopped; no folder is led anywhere, and what becomes of the report is known later: here, that nsys has started nothing."""
+        calls: list[str] = []
+
+        def start_profile(self: Any, *, max_iterations: int | None = None) -> None:
+            calls.append(f"start {max_iterations}")
+
+        engine = engine_class(
+            "LLM", start_profile=start_profile, stop_profile=lambda self: calls.append("stop")
+        )()
+        engine.vllm_config = _table(profiler_config=_table(profiler="cuda", torch_profiler_dir=""))
+        driver = VllmEngine(engine)
+        window = make_window(tmp_path, backend="nsys", max_iterations=7)
+        _remote(driver.arm(window)).result(10)
+        _remote(driver.start(window)).result(10)
+        stopped = _remote(driver.stop(window)).result(10)
+        assert calls == ["start 7", "stop"]
+        assert (stopped.artifacts, stopped.partial) == ((), None)
+        with pytest.raises(ReportLost, match="the engine was not started under nsys"):
+            _remote(stopped.later.wait()).result(10)
+        with pytest.raises(EngineFailure, match="stop without start"):
+            _remote(driver.stop(window)).result(10)
+
+    def test_one_that_was_left_open(self, tmp_path: Path) -> None:
+        """Begun for a window whose stop failed: it is stopped before the next one begins."""
+        calls: list[str] = []
+
+        def stop_profile(self: Any) -> None:
+            calls.append("stop")
+            if len(calls) == 2:
+                raise RuntimeError("a bad moment")
+
+        engine = engine_class(
+            "LLM", start_profile=lambda self: calls.append("start"), stop_profile=stop_profile
+        )()
+        engine.vllm_config = _table(profiler_config=_table(profiler="cuda", torch_profiler_dir=""))
+        driver, window = VllmEngine(engine), make_window(tmp_path, backend="nsys")
+        _remote(driver.arm(window)).result(10)
+        _remote(driver.start(window)).result(10)
+        with pytest.raises(EngineFailure, match="a bad moment"):
+            _remote(driver.stop(window)).result(20)
+        _remote(driver.start(window)).result(10)
+        assert calls == ["start", "stop", "stop", "start"]
+        _remote(driver.abort()).result(10)
+        with pytest.raises(EngineFailure, match="stop without start"):
+            _remote(driver.stop(window)).result(10)
+
+    def test_a_delay_is_refused(self, tmp_path: Path) -> None:
+        """Whether a range has begun in its window could not be told, and its report would go to the next one."""
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        with pytest.raises(EngineFailure, match="delay_iterations = 3: under nsys"):
+            _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="nsys", delay_iterations=3))).result(
+                10
+            )
+
+    def test_a_delay_is_refused_when_it_is_attached(self, tmp_path: Path) -> None:
+        """By its key."""
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        roles = {"rollout": {"engine": {"backend": "nsys", "delay_iterations": 3}}}
+        stepprof.init({"steps": "2", "backend": "null", "roles": roles, "output_dir": str(tmp_path)}, rank=0)
+        try:
+            with pytest.raises(ConfigError, match=r"roles\.rollout\.engine\.delay_iterations = 3"):
+                stepprof.attach(engine, role="rollout")
+        finally:
+            stepprof.shutdown()
+
+    def test_one_that_was_built_for_torch_is_refused(self, tmp_path: Path) -> None:
+        """It cannot be switched over; how to build it is told."""
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        engine.vllm_config = _table(profiler_config=_table(profiler="torch", torch_profiler_dir="/t"))
+        with pytest.raises(EngineFailure, match='profiler is "torch", not "cuda"') as caught:
+            _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="nsys"))).result(10)
+        assert "engine_args(folder, options)" in str(caught.value)
+
+    def test_memory_is_refused(self, tmp_path: Path) -> None:
+        """vLLM has nothing of the kind: when it is built, when it is attached, and before anything is sent."""
+        told = r'engine\.backend = "memory": a vLLM engine cannot record with it \(one of: torch, npu, nsys\)'
+        with pytest.raises(ConfigError, match=told):
+            engine_args(tmp_path, {"backend": "memory"})
+        engine = engine_class("LLM", start_profile=lambda self: None)()
+        with pytest.raises(EngineFailure, match=told):
+            _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="memory"))).result(10)
+        stepprof.init({"backend": "memory", "steps": "2", "output_dir": str(tmp_path)}, rank=0)
+        try:
+            with pytest.raises(ConfigError, match="roles.rollout." + told):
+                stepprof.attach(engine, role="rollout")
+        finally:
+            stepprof.shutdown()
+
+    def test_what_an_engine_follows(self) -> None:
+        """The role's backend, as far as an engine has the like; what the engine's table says, before that."""
+
+        def follows(**config: Any) -> object:
+            return stepprof.Config(**config).policy("rollout").engine.backend
+
+        assert follows() == ("torch",)
+        assert follows(backend="null") == ("torch",)
+        assert follows(backend=["torch", "memory"]) == ("torch", "memory")
+        assert follows(backend=["nsys", "memory"]) == ("nsys",)
+        assert follows(backend="npu") == ("npu",)
+        assert follows(backend="nsys", engine={"backend": "torch"}) == ("torch",)
+        assert follows(roles={"rollout": {"backend": "nsys"}}) == ("nsys",)
+        with pytest.raises(ConfigError, match="nsys and memory cannot record in one engine together"):
+            stepprof.Config(engine={"backend": ["nsys", "memory"]})
+        with pytest.raises(ConfigError, match='"nsis" is not known; did you mean "nsys"'):
+            stepprof.Config(engine={"backend": "nsis"})
+
+
+class TestArguments:
+    """What an engine is built with."""
+
+    def test_without_vllm_there_is_nothing_to_build(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Called in the driver instead of where the engine is built."""
+        monkeypatch.setitem(sys.modules, "vllm", None)
+        monkeypatch.delitem(sys.modules, "vllm.config", raising=False)
+        with pytest.raises(ConfigError, match="call engine_args where the engine is built"):
+            engine_args(tmp_path)
+        assert not list(tmp_path.iterdir())
+
+    def test_an_option_that_nobody_knows_is_named(self, tmp_path: Path) -> None:
+        """Before anything is made."""
+        with pytest.raises(ConfigError, match=r"options\.with_stacks.*with_stack"):
+            environment(tmp_path, {"with_stacks": True})
+
+    def test_the_environment_of_another_process(self, tmp_path: Path) -> None:
+        """Up to 0.12 that is all there is."""
+        variables = environment(tmp_path, {"max_iterations": 3})
+        assert variables["VLLM_TORCH_PROFILER_DIR"] == str(tmp_path / "engine-1" / "current")
+        assert variables["VLLM_TORCH_PROFILER_WITH_STACK"] == "0"
+        assert variables["VLLM_PROFILER_MAX_ITERS"] == "3"
+
+
+def _table(**members: Any) -> Any:
+    """An object with these attributes."""
+    return type("Table", (), members)()
+
+
+def _remote(work: Any) -> Future[Any]:
+    return remote_loop().submit(work)

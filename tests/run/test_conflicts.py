@@ -1,0 +1,206 @@
+"""Two jobs that record under one run id while both live."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepprof.analysis.verify import verify_run
+from stepprof.host.process_identity import writer_identity
+from stepprof.run.conflicts import jobs_apart, rival_in, sentences
+from stepprof.run.manifest import read_step
+from stepprof.run.occurrences import number_fragments, split
+from stepprof.run.run_id import job_key
+
+JOB = """
+import os, sys, stepprof
+stepprof.init({"output_dir": sys.argv[1], "steps": "2-3", "backend": "null"})
+for step in (2, 3):
+    with stepprof.profile_step(step, role="actor"):
+        print("in", flush=True)
+        sys.stdin.readline()
+stepprof.shutdown()
+"""
+
+
+class Job:
+    """A process of one rank, which stays in each of its windows until it is told to go on."""
+
+    def __init__(self, output):
+        environ = {**os.environ, "STEPPROF_RUN_ID": "shared", "PYTHONPATH": str(Path(__file__).parents[2])}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", JOB, str(output)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+
+    def enter(self):
+        """Wait until it is in a window."""
+        assert self.process.stdout.readline() == "in\n"
+
+    def go_on(self):
+        """Have it leave the window."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self):
+        """Wait for its end; what it logged."""
+        _, log = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, log
+        return log
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Start jobs with one run id."""
+    made = []
+
+    def job():
+        made.append(Job(tmp_path / "runs"))
+        return made[-1]
+
+    yield job
+    for each in made:
+        each.process.kill()
+        each.process.wait()
+        for pipe in (each.process.stdin, each.process.stdout, each.process.stderr):
+            pipe.close()
+
+
+class TestTwoJobs:
+    """Processes that live at the same time, each rank 0 of a job of its own."""
+
+    def test_at_once(self, job, tmp_path):
+        """The second one logs it once, `check` says so, and each job's windows are an occurrence of their own."""
+        one, other = job(), job()
+        one.enter()
+        other.enter()
+        for each in (one, other):
+            each.go_on()
+            each.enter()
+            each.go_on()
+        logs = [one.end(), other.end()]
+        assert sorted(log.count("run.shared") for log in logs) in ([0, 1], [1, 1])
+        run = tmp_path / "runs" / "shared"
+        parts = split(read_step(run, 2))
+        assert sorted(part["windows"][0]["pid"] for part in parts) == sorted(
+            [one.process.pid, other.process.pid]
+        )
+        assert [len(part["windows"]) for part in parts] == [1, 1]
+        notes = [note.problem for note in verify_run(run).notes]
+        assert any("two jobs that ran at once under one run id" in note for note in notes)
+
+    def test_one_after_the_other(self, job, tmp_path):
+        """A job that is started again under its run id is no other job."""
+        logs = []
+        for _ in range(2):
+            again = job()
+            for _ in (2, 3):
+                again.enter()
+                again.go_on()
+            logs.append(again.end())
+        assert "run.shared" not in "".join(logs)
+        manifest = read_step(tmp_path / "runs" / "shared", 2)
+        assert len(split(manifest)) == 2
+        assert sentences(manifest["windows"]) == []
+
+
+def entry(fragment, job, begin, end, process="a"):
+    """What a reader needs of a window."""
+    return {
+        "fragment": fragment, "job": job, "start_unix_ns": begin, "end_unix_ns": end, "process": process, "visit": 1,
+        "rival": None,
+    }  # fmt: skip
+
+
+class TestNumbers:
+    """Which occurrence a fragment is of."""
+
+    def test_groups_of_one_job(self):
+        """Ranks of several groups that recorded at one time are one occurrence."""
+        entries = [entry("step-rank-0.json", "j", 10, 20, "a"), entry("step-rank-0.2.json", "j", 12, 22, "b")]
+        assert set(number_fragments(entries).values()) == {1}
+
+    def test_two_jobs(self):
+        """All that one job recorded is before all that the other did, by the first begin."""
+        entries = [
+            entry("step-rank-0.json", "j", 10, 20, "a"),
+            entry("step-rank-0.2.json", "k", 12, 22, "b"),
+            entry("step-rank-1.json", "k", 11, 22, "c"),
+            entry("step-rank-1.2.json", "j", 13, 21, "d"),
+        ]
+        assert number_fragments(entries) == {
+            "step-rank-0.json": 1, "step-rank-1.2.json": 1, "step-rank-0.2.json": 2, "step-rank-1.json": 2,
+        }  # fmt: skip
+
+    def test_a_restart_beside_another_job(self):
+        """Three jobs, of which two ran one after the other: the third is apart from both."""
+        spans = [
+            ((0, 10), entry("a", "j", 0, 10)),
+            ((5, 30), entry("b", "k", 5, 30)),
+            ((20, 40), entry("c", "l", 20, 40)),
+        ]
+        assert jobs_apart([spans]) == [{"j", "l"}, {"k"}]
+
+    def test_without_times(self):
+        """What never began is of the last occurrence."""
+        late = {**entry("step-rank-1.json", "k", None, None, "c")}
+        assert number_fragments([entry("step-rank-0.json", "j", 1, 2), late])["step-rank-1.json"] == 1
+
+
+class TestRival:
+    """The writer of another fragment."""
+
+    @pytest.fixture
+    def fragment(self, tmp_path):
+        def fragment(**content):
+            path = tmp_path / "actor-rank-0.json"
+            path.write_text(json.dumps(content))
+            return path
+
+        return fragment
+
+    def test_a_living_process_of_another_job(self, fragment):
+        """It is returned; of the same job, or of one that is not known, nothing is said."""
+        parent = writer_identity(os.getppid())
+        assert rival_in(fragment(writer=parent, job="other"), writer_identity(), "mine") == parent
+        assert rival_in(fragment(writer=parent, job="mine"), writer_identity(), "mine") is None
+        assert rival_in(fragment(writer=parent), writer_identity(), "mine") is None
+        assert rival_in(fragment(writer=parent, job="other"), writer_identity(), None) is None
+        assert rival_in(fragment(writer=writer_identity(), job="other"), writer_identity(), "mine") is None
+
+    def test_an_ended_process(self, fragment):
+        """A job that was started again."""
+        gone = {**writer_identity(), "pid_start": 1}
+        assert rival_in(fragment(writer=gone, job="other"), writer_identity(), "mine") is None
+
+    def test_a_damaged_fragment(self, tmp_path, fragment):
+        """It says nothing."""
+        assert rival_in(tmp_path / "missing.json", writer_identity(), "mine") is None
+        assert rival_in(fragment(writer=3, job="other"), writer_identity(), "mine") is None
+
+
+class TestJobKey:
+    """What processes of one job have in common."""
+
+    def test_launchers(self):
+        """By what the launcher says, whatever the run is called."""
+        elastic = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "n", "MASTER_PORT": "1", "STEPPROF_RUN_ID": "x"}
+        assert job_key(elastic, 4) == "torchrun-a"
+        ports = [job_key({"MASTER_ADDR": "n", "MASTER_PORT": port}, 4) for port in ("1", "1", "2")]
+        assert ports[0] == ports[1] != ports[2]
+        assert job_key({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, 2) not in (None, "localhost 1")
+        assert job_key({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, 4) == "slurm-7.0"
+
+    def test_alone(self):
+        """A process without a launcher is a job of its own; ranks that nobody launched are of a job that is not known."""
+        assert str(os.getpid()) in job_key({"STEPPROF_RUN_ID": "x"}, 1)
+        assert job_key({"STEPPROF_RUN_ID": "x"}, 4) is None

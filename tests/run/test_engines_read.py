@@ -1,0 +1,420 @@
+"""What is read of attached engines: in the manifest, by check, by show and by ls."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+
+import pytest
+from runs import ended_writer, make_run, record, record_engine, tell_engines
+
+from stepprof.analysis.verify import verify_run
+from stepprof.cli.commands.show import render_step
+from stepprof.cli.main import main
+from stepprof.host.process_identity import writer_identity
+from stepprof.run.manifest import read_step
+from stepprof.run.summary import summarize_step
+
+ELSEWHERE = "driven by another process (h, pid 7)"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with one rank's window of the rollout."""
+    run = make_run(tmp_path / "runs")
+    record(run, role="rollout")
+    return run
+
+
+@pytest.fixture
+def late(run):
+    """The same with an engine that carried out its stop 10 s late: 22 forward steps in the window of 0.22 s, and 1,000 after it."""
+    steps = [
+        {
+            "name": "step[DECODE bs=8]",
+            "cat": "user_annotation",
+            "ph": "X",
+            "ts": at * 10_000,
+            "dur": 9_000,
+            "pid": 1,
+            "tid": 1,
+        }
+        for at in range(1_022)
+    ]
+    events = {"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": steps}
+    told = {
+        "end_unix_ns": 1_700_000_000_220_000_000,
+        "stop_seconds": 11.0,
+        "overrun_seconds": 10.0,
+        "write_seconds": 1.0,
+    }
+
+    def late(**more):
+        data = gzip.compress(json.dumps(events).encode())
+        tell_engines(
+            run, record_engine(run, data=data, **{"host": "h", **told, **more}), clocks=more.pop("clocks", ())
+        )
+        return run
+
+    return late
+
+
+def problems(run):
+    return [f"{p.where}: {p.problem}" for p in verify_run(run.path).problems]
+
+
+def notes(run):
+    return [f"{n.where}: {n.problem}" for n in verify_run(run.path).notes]
+
+
+class TestManifest:
+    def test_the_engines_of_all_processes(self, run):
+        """In the order of roles and replicas, each with the fragment that told of it; each clock once."""
+        clock = {"host": "node-1", "offset_ns": -3, "error_ns": 2, "method": "ping-pong"}
+        tell_engines(run, record_engine(run, 10), record_engine(run, 2), clocks=[clock])
+        tell_engines(run, record_engine(run, 0, occurrence=2), record_engine(run, 0), rank=1, clocks=[clock])
+        tell_engines(run, record_engine(run, None, data=b"", status="failed"), rank=2)
+        manifest = read_step(run.path, 2)
+        assert [(e["occurrence"], e["replica"]) for e in manifest["engines"]] == [
+            (1, 0),
+            (1, 2),
+            (1, 10),
+            (1, None),
+            (2, 0),
+        ]
+        assert manifest["engines"][0]["fragment"] == "rollout-engines-rank-1.json"
+        assert [c["host"] for c in manifest["clocks"]] == ["h", "node-1"]
+        assert manifest["findings"] == []
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ({"status": "fine"}, "status = 'fine' is none of complete"),
+            ({"start_seconds": "1"}, "start_seconds = '1' is no number"),
+            ({"stop_seconds": []}, r"stop_seconds = \[\] is no number"),
+            ({"replica": "0"}, "replica = '0' is no number"),
+            ({"role": 1}, "role = 1 is no name"),
+            ({"kind": 7}, "kind = 7 is no text"),
+            ({"name": ["x"]}, r"name = \['x'\] is no text"),
+            ({"host": 1}, "host = 1 is no text"),
+            ({"health": True}, "health = True is no text"),
+            ({"error": {}}, r"error = \{\} is no text"),
+            ({"rank": []}, r"rank = \[\] is no rank"),
+            ({"capture": "x"}, "capture = 'x' is no table"),
+            ({"artifacts": [{"path": "../../x", "bytes": 1}]}, "outside of the step: '../../x'"),
+            ({"artifacts": [{"path": "a"}]}, "without a size: 'a'"),
+        ],
+    )
+    def test_a_damaged_engine_is_a_finding(self, run, change, problem):
+        """The engine stays, in a form that tables and reports can rely on."""
+        tell_engines(run, {**record_engine(run, data=b""), **change})
+        manifest = read_step(run.path, 2)
+        assert len(manifest["engines"]) == 1
+        assert [f["fragment"] for f in manifest["findings"]] == ["rollout-engines-rank-0.json"]
+        assert re.search(problem, manifest["findings"][0]["problem"])
+        assert render_step(run.path, 2)
+        assert summarize_step(run.path, 2)
+        assert verify_run(run.path).problems
+
+    def test_an_engine_gets_every_key(self, run):
+        """What a fragment leaves out is None."""
+        tell_engines(run, {"role": "rollout", "status": "complete", "of_a_newer_version": 1})
+        (engine,) = read_step(run.path, 2)["engines"]
+        assert set(record_engine(run, data=b"")) < set(engine)
+        assert (engine["replica"], engine["artifacts"], engine["of_a_newer_version"]) == (None, [], 1)
+        assert render_step(run.path, 2)
+
+    @pytest.mark.parametrize(
+        ("clock", "problem"),
+        [
+            ({"host": "a", "offset_ns": "1", "error_ns": 1}, "a clock with offset_ns = '1'"),
+            ({"host": "a", "offset_ns": 1}, "a clock with error_ns = None"),
+            ({"host": 1, "offset_ns": 1, "error_ns": 1}, "a clock of host = 1"),
+        ],
+    )
+    def test_a_damaged_clock_is_a_finding(self, run, clock, problem):
+        """And is dropped: a time that is placed by it would be wrong."""
+        tell_engines(run, clocks=[clock])
+        manifest = read_step(run.path, 2)
+        assert [c["host"] for c in manifest["clocks"]] == ["h"]
+        assert manifest["findings"] == [
+            {"fragment": "rollout-engines-rank-0.json", "problem": f"damaged: {problem}"}
+        ]
+
+
+class TestLost:
+    def read(self, run, writer, **engine):
+        asked = {"data": b"", "status": "lost", "error": "the process ended", "stop_seconds": None}
+        lost = record_engine(run, **asked, **engine)
+        tell_engines(run, lost, writer=writer)
+        (found,) = read_step(run.path, 2)["engines"]
+        return found["status"], found["error"]
+
+    @pytest.mark.parametrize(("end", "status"), [(None, "recording"), (5, "flushing")])
+    def test_while_the_driving_process_lives(self, run, end, status):
+        """Written ahead as lost: it records, or its stop has been sent."""
+        assert self.read(run, writer_identity(), end_unix_ns=end) == (status, None)
+        assert notes(run) == [f"step-000002/rollout/0: still {status}"]
+
+    def test_once_it_has_ended(self, run):
+        """Nobody will bring its files any more."""
+        assert self.read(run, ended_writer(), end_unix_ns=None) == ("lost", "the process ended")
+
+    def test_an_engine_that_died_in_its_stop(self, run):
+        """It is lost however long the process lives that drove it."""
+        assert self.read(run, writer_identity(), health="dead") == ("lost", "the process ended")
+
+    def test_of_another_host_nothing_is_known(self, run):
+        """And that is said."""
+        status, error = self.read(run, {"host": "elsewhere", "pid": 7})
+        assert status == "lost"
+        assert error.endswith("(or is still at it: that can be told on elsewhere alone)")
+
+
+class TestCheck:
+    def test_whole(self, run):
+        """Files of all engines are counted and looked at."""
+        tell_engines(run, record_engine(run, 0, files=("rank-0", "rank-1")), record_engine(run, 1))
+        result = verify_run(run.path)
+        assert (result.problems, result.notes) == ([], [])
+        assert (result.engines, result.artifacts) == (2, 4)
+
+    @pytest.mark.parametrize("status", ["lost", "failed", "skipped"])
+    def test_what_was_asked_for_and_is_not_there(self, run, status):
+        """One of three: its reason is told, beside the others' files."""
+        tell_engines(
+            run,
+            record_engine(run, 0),
+            record_engine(run, 1, data=b"", status=status, error="why"),
+            record_engine(run, 2),
+        )
+        assert problems(run) == [f"step-000002/rollout/1: {status}: why"]
+
+    def test_files(self, run):
+        """Missing, of another size, cut off; and one that nobody names."""
+        engine = record_engine(run, files=("rank-0", "rank-1", "rank-2"))
+        tell_engines(run, engine)
+        files = [run.path / "step-000002" / artifact["path"] for artifact in engine["artifacts"]]
+        files[0].unlink()
+        files[1].write_bytes(files[1].read_bytes() + b"x")
+        data = files[2].read_bytes()
+        files[2].write_bytes(data[:-4] + b"\0" * 4)
+        files[2].with_name("rank0.profiler_out.txt").touch()
+        found = problems(run)
+        assert found[0].endswith("rank-0.trace.json.gz: is missing")
+        assert "the manifest says" in found[1]
+        assert "is damaged" in found[2]
+        assert notes(run) == ["step-000002/rollout/replica-0/rank0.profiler_out.txt: named in no manifest"]
+
+    @pytest.mark.parametrize(
+        ("engine", "found"),
+        [
+            ({}, ["step-000002/rollout/0: is complete and names no artifact"]),
+            ({"kind": "rank"}, []),
+            ({"kind": "spans"}, []),
+        ],
+    )
+    def test_complete_without_a_file(self, run, engine, found):
+        """A call that returned is no proof; ranks name their files in windows of their own."""
+        tell_engines(run, record_engine(run, data=b"", **engine))
+        assert problems(run) == found
+
+    def test_files_that_lie_elsewhere(self, run):
+        """A partial one says where they are: worth knowing, and nothing that is missing here."""
+        tell_engines(run, record_engine(run, data=b"", status="partial", error="its traces are on node-0"))
+        assert problems(run) == []
+        assert notes(run) == ["step-000002/rollout/0: partial: its traces are on node-0"]
+
+    def test_joined(self, run):
+        """A capture of the engine that another window opened has to be there; the process's own needs no file."""
+        tell_engines(
+            run,
+            record_engine(run, 0),
+            record_engine(
+                run,
+                0,
+                data=b"",
+                occurrence=2,
+                status="joined",
+                capture={"step": 2, "stem": "rollout/replica-0"},
+            ),
+            record_engine(run, 1, data=b"", status="joined", error="its worker is this very process"),
+        )
+        assert problems(run) == []
+        for file in (run.path / "step-000002" / "rollout" / "replica-0").iterdir():
+            file.unlink()
+        assert "step-000002/rollout/0 (2): joined a capture that is not there" in " ".join(problems(run))
+
+    def test_ranks_of_a_role_that_engines_do(self, tmp_path):
+        """They are the engines' ranks: one process opens the window, and the other trainers are not missing."""
+        run = make_run(tmp_path, config={"ranks": "0", "roles": {"rollout": {"ranks": "all"}}})
+        record(run, role="rollout")
+        assert "no window of rank 1" in " ".join(problems(run))
+        tell_engines(run, record_engine(run, 0), record_engine(run, 1))
+        assert problems(run) == []
+        tell_engines(run, record_engine(run, 0, data=b"", kind="rank", role="actor"), role="actor")
+        assert problems(run) == []
+
+    def test_driven_by_another_process(self, run):
+        """Every rank has attached it, and one tells of it; where none does, that is a problem."""
+        mine = record_engine(run, 0)
+        others = [
+            record_engine(run, 0, data=b"", status="joined", error=ELSEWHERE),
+            record_engine(run, 1, data=b"", status="joined", error=ELSEWHERE),
+        ]
+        tell_engines(run, mine)
+        for rank in (1, 2):
+            tell_engines(run, *others, rank=rank)
+        assert problems(run) == [
+            f"step-000002/rollout/1: is left to another process, and none tells of it: {ELSEWHERE}"
+        ]
+
+
+class TestCommands:
+    @pytest.fixture
+    def recorded(self, run, monkeypatch):
+        monkeypatch.setenv("STEPPROF_OUTPUT_DIR", os.fspath(run.path.parent))
+        clocks = [
+            {"host": "node-0", "offset_ns": 0, "error_ns": 0, "method": "same-host"},
+            {"host": "node-1", "offset_ns": -1_500_000, "error_ns": 70_000, "method": "ping-pong"},
+        ]
+        dead = record_engine(
+            run,
+            1,
+            data=b"",
+            status="failed",
+            health="dead",
+            error="EngineFailure: it has died",
+            start_seconds=None,
+            stop_seconds=None,
+        )
+        tell_engines(run, record_engine(run, 0, capped_by="engine"), dead, clocks=clocks)
+        tell_engines(run, record_engine(run, 0, data=b"", status="joined", error=ELSEWHERE), rank=1)
+        return run
+
+    def test_show(self, recorded, capsys):
+        """A table of engines beside the windows: each once, what its calls took, what is wrong; and clocks that are not ours."""
+        assert main(["show", "--step", "2"]) == 0
+        text = capsys.readouterr().out
+        lines = [line.split() for line in text.splitlines()]
+        assert [
+            "engine",
+            "kind",
+            "status",
+            "health",
+            "seconds",
+            "start",
+            "s",
+            "stop",
+            "s",
+            "bytes",
+            "events",
+            "host",
+            "name",
+        ] in lines
+        (first,) = [line for line in lines if line[:2] == ["rollout/0", "vllm"]]
+        assert first[:7] == ["rollout/0", "vllm", "complete", "ok", "1.500", "0.003", "1.250"]
+        (second,) = [line for line in lines if line[:2] == ["rollout/1", "vllm"]]
+        assert second[:7] == ["rollout/1", "vllm", "failed", "dead", "1.500", "-", "-"]
+        assert "rollout/replica-0/rank-0.trace.json.gz" in text
+        assert "rollout/0 (http://node-0:8000): ended early, capped by engine" in text
+        assert "rollout/1 (http://node-1:8000): failed: EngineFailure: it has died" in text
+        assert ["node-1", "-1.500", "0.070", "ping-pong"] in lines
+        assert not [line for line in lines if line[-1:] == ["same-host"]]
+        assert ELSEWHERE not in text
+
+    def test_show_for_a_program(self, recorded, capsys):
+        """All that is known, the word of every process included."""
+        assert main(["show", "--step", "2", "--json"]) == 0
+        manifest = json.loads(capsys.readouterr().out)["manifest"]
+        assert [e["status"] for e in manifest["engines"]] == ["complete", "joined", "failed"]
+        assert [c["method"] for c in manifest["clocks"]] == ["local", "same-host", "ping-pong"]
+
+    def test_ls(self, recorded, capsys):
+        """How many captures of engines there are, and how they ended; their bytes count."""
+        for arguments in (["ls"], ["ls", "r"]):
+            assert main(arguments) == 0
+            assert "1 complete, 1 failed" in capsys.readouterr().out
+        assert main(["ls", "r", "--json"]) == 0
+        (step,) = json.loads(capsys.readouterr().out)["steps"]
+        assert (step["engines"], step["artifacts"]) == ({"complete": 1, "failed": 1}, 2)
+
+    def test_check(self, recorded, capsys):
+        """Status 1, with the engine's reason; the counts name engines."""
+        assert main(["check"]) == 1
+        text = capsys.readouterr().out
+        assert "PROBLEM  step-000002/rollout/1: failed: EngineFailure: it has died" in text
+        assert "1 window, 2 engines, 2 artifacts" in text
+        assert main(["check", "--json"]) == 1
+        assert json.loads(capsys.readouterr().out)["checked"]["engines"] == 2
+
+    def test_without_engines_nothing_is_said_of_them(self, run):
+        """A step of ranks alone looks as it did."""
+        assert "health" not in render_step(run.path, 2)
+
+
+class TestLateStop:
+    def test_a_report_is_of_the_window(self, late, capsys):
+        """Its forward steps and its seconds are those of the window, and what was left out is said."""
+        run = late()
+        assert main(["report", str(run.path), "--json"]) == 0
+        [rollout] = (report := json.loads(capsys.readouterr().out))["rollout"]
+        assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.219)
+        assert any("1000 of its 1022 forward steps" in each["problem"] for each in report["findings"])
+
+    def test_a_timeline_is_of_the_window(self, late, tmp_path, capsys):
+        """In both formats; one in JSON gives the same report again. `--from` and `--to` show what is around."""
+        run = late()
+        timeline = tmp_path / "t.json.gz"
+        assert main(["merge", str(run.path), "--format", "json", "--output", str(timeline)]) == 0
+        assert "1000 of its 1022 forward steps" in "".join(capsys.readouterr())
+        assert forward_steps(timeline) == 22
+        assert main(["report", str(timeline), "--json"]) == 0
+        [rollout] = json.loads(capsys.readouterr().out)["rollout"]
+        assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.219)
+        assert main(["merge", str(run.path), "--format", "json", "--output", str(timeline), "--to", "5"]) == 0
+        assert forward_steps(timeline) == 501
+        assert main(["merge", str(run.path)]) == 0
+
+    def test_what_a_step_says_of_it(self, late):
+        """How long it recorded on, and what became of that."""
+        shown = render_step(late().path, 2)
+        assert "late s" in shown
+        assert "carried out its stop late" in shown
+
+    def test_a_clock_that_is_too_coarse_to_cut_by(self, late, capsys):
+        """No figure is made up: the report says why it has none."""
+        clock = {"host": "node-0", "offset_ns": 3, "error_ns": 1_000_000_000, "method": "http-date"}
+        run = late(host="node-0", clocks=[clock])
+        assert main(["report", str(run.path), "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["rollout"] == []
+        assert any("its clock is known within 1 s only" in each["problem"] for each in report["findings"])
+
+    def test_a_window_of_another_step_in_the_same_capture(self, late, run, capsys):
+        """It joined what ran: of the capture it has what lies in its own time."""
+        late()
+        start = 1_700_000_000_000_000_000
+        joined = record_engine(
+            run,
+            data=b"",
+            step=3,
+            host="h",
+            status="joined",
+            capture={"step": 2, "stem": "rollout/replica-0/rank-0"},
+        )
+        times = {"start_unix_ns": start + 1_000_000_000, "end_unix_ns": start + 1_300_000_000}
+        record(run, step=3, role="rollout")
+        tell_engines(run, {**joined, **times, "start_seconds": None, "stop_seconds": None}, step=3)
+        assert main(["report", str(run.path), "--step", "3", "--json"]) == 0
+        [rollout] = json.loads(capsys.readouterr().out)["rollout"]
+        assert rollout["iterations"] == 30
+
+
+def forward_steps(timeline):
+    """How many forward steps are in a timeline in JSON."""
+    with gzip.open(timeline) as file:
+        events = json.load(file)["traceEvents"]
+    return sum(event.get("cat") == "iteration" for event in events)

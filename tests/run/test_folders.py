@@ -1,0 +1,128 @@
+"""Folders of a run whose names are taken."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from runs import make_run, record
+from stranger import as_stranger, needs_root, python_of_stranger, shared  # noqa: F401 - a fixture
+
+import stepprof
+from stepprof.analysis.verify import verify_run
+from stepprof.cli.main import main
+from stepprof.run.folders import make_folder
+
+TRAPS = {
+    "a file": lambda path: path.write_text("precious"),
+    "a pipe": os.mkfifo,
+    "a broken link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.fixture(params=TRAPS)
+def trap(request):
+    return TRAPS[request.param]
+
+
+class TestMakeFolder:
+    @pytest.mark.parametrize("place", ["step-000002", "step-000002/manifest"])
+    def test_what_has_its_name_is_moved_aside(self, tmp_path, trap, place):
+        """With its content; the folder is there, and a second call changes nothing."""
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        trap(tmp_path / place)
+        make_folder(tmp_path, tmp_path / "step-000002" / "manifest")
+        make_folder(tmp_path, tmp_path / "step-000002" / "manifest")
+        assert (tmp_path / "step-000002" / "manifest").is_dir()
+        aside = tmp_path / f"{place}.aside-1"
+        assert os.path.lexists(aside)
+        assert trap is not TRAPS["a file"] or aside.read_text() == "precious"
+
+    def test_many_ranks_at_once(self, tmp_path):
+        """None moves a folder that another one has just made."""
+        for number in range(20):
+            run = tmp_path / str(number)
+            run.mkdir()
+            (run / "step-000002").write_text("x")
+            barrier = threading.Barrier(4)
+            failed = []
+
+            def make(run=run, barrier=barrier, failed=failed):
+                barrier.wait()
+                try:
+                    make_folder(run, run / "step-000002" / "manifest")
+                    (run / "step-000002" / "manifest" / str(threading.get_ident())).touch()
+                except OSError as error:
+                    failed.append(error)
+
+            threads = [threading.Thread(target=make) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert failed == []
+            assert len(list((run / "step-000002" / "manifest").iterdir())) == 4
+            assert [path.read_text() for path in run.iterdir() if path.is_file()] == ["x"]
+
+    def test_what_lies_outside_of_the_run_stays(self, tmp_path):
+        """A run directory that is a file is no matter of this."""
+        (tmp_path / "run").write_text("x")
+        with pytest.raises(OSError, match="Not a directory"):
+            make_folder(tmp_path / "run", tmp_path / "run" / "step-000002")
+        assert (tmp_path / "run").read_text() == "x"
+
+    @needs_root
+    def test_a_folder_of_another_user(self, shared):  # noqa: F811
+        """Is left where it is; the error says whose it is."""
+        as_stranger('mkdir "$1"', shared / "run")
+        (shared / "run" / "step-000002").mkdir(mode=0o755)
+        script = (
+            "run = pathlib.Path(sys.argv[1])\n"
+            "try: make_folder(run, run / 'step-000002' / 'manifest')\n"
+            "except OSError as error: print(error)"
+        )
+        said = python_of_stranger(
+            "pathlib, sys\nfrom stepprof.run.folders import make_folder", script, shared / "run"
+        )
+        assert "step-000002 belongs to user 0, and the run to user 65534" in said
+
+
+@pytest.mark.parametrize("place", ["step-000002", "step-000002/manifest", "step-000002/actor"])
+def test_a_job_records_all_the_same(tmp_path, trap, place, capsys):
+    """Under the name that readers look for; `check` notes a step's file that was moved."""
+    session = stepprof.init({"steps": "2", "output_dir": str(tmp_path), "backend": "null"}, run_id="r")
+    run = tmp_path / "r"
+    (run / place).parent.mkdir(exist_ok=True)
+    trap(run / place)
+    with stepprof.profile_step(2, role="actor"):
+        pass
+    stepprof.shutdown()
+    assert session is not None
+    assert main(["check", str(run)]) == 0
+    assert ("step-000002.aside-1: is no folder: it was moved aside" in capsys.readouterr().out) == (
+        place == "step-000002"
+    )
+
+
+class TestCheck:
+    def test_a_file_where_a_step_should_be(self, tmp_path):
+        """Of a job that has not come to the step."""
+        run = make_run(tmp_path)
+        record(run)
+        record(run, rank=1)
+        (run.path / "step-000003").touch()
+        assert [(each.step, each.where, each.problem) for each in verify_run(run.path).problems] == [
+            (3, "step-000003", "is no folder: nothing can be recorded there")
+        ]
+
+    @needs_root
+    def test_a_folder_of_another_user(self, shared):  # noqa: F811
+        """Says whose it is."""
+        run = make_run(shared)
+        record(run)
+        record(run, rank=1)
+        run.path.chmod(0o777)
+        as_stranger('mkdir "$1"', run.path / "step-000003")
+        problems = [(each.where, each.problem) for each in verify_run(run.path).problems]
+        assert ("step-000003", "belongs to user 65534, and the run to user 0") in problems

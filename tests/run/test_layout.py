@@ -1,0 +1,399 @@
+"""The run directory: names, claims, atomic writes, and what happens where it cannot be written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepprof.errors import ConfigError
+from stepprof.host import atomic_files
+from stepprof.run.layout import open_run, publish, step_folder, step_number, write_atomically
+
+
+def make_run(output_dir, **given):
+    arguments = {"run_id": "r", "rank": 0, "world_size": 1, "environ": {}, "description": {}}
+    return open_run(output_dir, **{**arguments, **given})
+
+
+def hidden(folder):
+    return [path.name for path in Path(folder).rglob(".*") if path.is_file()]
+
+
+@pytest.fixture
+def tmpfs(tmp_path):
+    """Mounts a small file system; only root may, and not everywhere."""
+    mounted = []
+
+    def mount(options):
+        target = tmp_path / f"mount-{len(mounted)}"
+        target.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", target],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
+        mounted.append(target)
+        return target
+
+    yield mount
+    for target in mounted:
+        subprocess.run(["umount", "-l", target], check=False)
+
+
+@pytest.fixture
+def without_links(monkeypatch):
+    """A file system without hard links, such as exFAT or a FUSE mount, which this machine has none of: the system call alone is replaced."""
+
+    def link(source, target, **_):
+        raise PermissionError(1, "Operation not permitted", str(source), None, str(target))
+
+    monkeypatch.setattr(os, "link", link)
+
+
+class TestPublish:
+    def test_takes_the_name_when_it_is_free(self, tmp_path):
+        """The file is moved to its name."""
+        tmp = tmp_path / ".x"
+        tmp.write_bytes(b"1")
+        assert publish(tmp, tmp_path / "rank-0.trace.json.gz") == tmp_path / "rank-0.trace.json.gz"
+        assert not tmp.exists()
+
+    @pytest.mark.parametrize(
+        ("name", "second"),
+        [
+            ("rank-0.trace.json.gz", "rank-0.2.trace.json.gz"),
+            ("actor-rank-0.json", "actor-rank-0.2.json"),
+            ("v1.b-rank-0.json", "v1.b-rank-0.2.json"),
+            ("rank-0.nsys-rep", "rank-0.2.nsys-rep"),
+            ("rank-0.2.json", "rank-0.2.2.json"),
+            ("rank-0", "rank-0.2"),
+        ],
+    )
+    def test_never_overwrites(self, tmp_path, name, second):
+        """A taken name is left alone; the number goes before the extension."""
+        (tmp_path / name).write_bytes(b"old")
+        tmp = tmp_path / ".x"
+        tmp.write_bytes(b"new")
+        assert publish(tmp, tmp_path / name).name == second
+        assert (tmp_path / name).read_bytes() == b"old"
+        assert (tmp_path / second).read_bytes() == b"new"
+
+    def test_without_hard_links(self, tmp_path, without_links):
+        """Where the file system has no hard links, names are as unique, and nothing is left behind."""
+        for content in (b"1", b"2", b"3"):
+            tmp = tmp_path / ".x"
+            tmp.write_bytes(content)
+            publish(tmp, tmp_path / "a.json")
+        assert [(tmp_path / name).read_bytes() for name in ("a.json", "a.2.json", "a.3.json")] == [
+            b"1",
+            b"2",
+            b"3",
+        ]
+        assert hidden(tmp_path) == []
+
+    def test_a_name_reserved_by_a_dead_process_is_passed_over(self, tmp_path, without_links):
+        """A process that was killed between reservation and rename costs a name and nothing else."""
+        (tmp_path / ".a.json.taken").touch()
+        tmp = tmp_path / ".x"
+        tmp.write_bytes(b"1")
+        assert publish(tmp, tmp_path / "a.json").name == "a.2.json"
+
+    def test_a_lost_reply_is_recognised(self, tmp_path, monkeypatch):
+        """Over NFS a link that was made may be answered by 'exists': it is ours all the same."""
+        link = os.link
+
+        def link_twice(source, target):
+            link(source, target)
+            link(source, target)
+
+        monkeypatch.setattr(os, "link", link_twice)
+        tmp = tmp_path / ".x"
+        tmp.write_bytes(b"1")
+        assert publish(tmp, tmp_path / "a.json").name == "a.json"
+        assert hidden(tmp_path) == []
+
+    def test_a_temporary_file_that_vanished_is_an_error(self, tmp_path):
+        """What is not there cannot be published, and a taken name is not taken for it."""
+        (tmp_path / "a.json").touch()
+        with pytest.raises(FileNotFoundError):
+            publish(tmp_path / ".gone", tmp_path / "b.json")
+        assert atomic_files.place(tmp_path / "a.json", tmp_path / "a.json") is True
+
+    def test_a_name_that_was_taken_and_is_free_again(self, tmp_path, monkeypatch):
+        """Somebody's file stood in the way and has gone since: still not our name, nobody knows what it was."""
+
+        def link(*_):
+            raise FileExistsError(17, "File exists")
+
+        monkeypatch.setattr(os, "link", link)
+        tmp = tmp_path / ".x"
+        tmp.write_bytes(b"1")
+        assert atomic_files.place(tmp, tmp_path / "a.json") is False
+        assert tmp.exists()
+
+    def test_a_vanished_target_folder_is_an_error(self, tmp_path):
+        """The caller is told, and the file stays where it is."""
+        tmp = tmp_path / ".x"
+        tmp.write_bytes(b"1")
+        with pytest.raises(FileNotFoundError):
+            publish(tmp, tmp_path / "gone" / "a.json")
+        assert tmp.exists()
+
+
+class TestWriteAtomically:
+    def test_replaces_the_whole_file(self, tmp_path):
+        """The new version is there, and nothing beside it."""
+        path = tmp_path / "a.json"
+        write_atomically(path, b"old")
+        write_atomically(path, b"new")
+        assert path.read_bytes() == b"new"
+        assert hidden(tmp_path) == []
+
+    def test_a_full_disk_keeps_the_old_version(self, tmpfs):
+        """Where the new version does not fit, the error reaches the caller and the old version stands."""
+        folder = tmpfs("size=64k")
+        path = folder / "a.json"
+        write_atomically(path, b"old")
+        with pytest.raises(OSError, match="No space left"):
+            write_atomically(path, b"x" * 200_000)
+        assert path.read_bytes() == b"old"
+        assert hidden(folder) == []
+
+    def test_a_target_that_is_a_folder(self, tmp_path):
+        """An error, and no temporary file left."""
+        (tmp_path / "a.json").mkdir()
+        with pytest.raises(IsADirectoryError):
+            write_atomically(tmp_path / "a.json", b"x")
+        assert hidden(tmp_path) == []
+
+    def test_a_temporary_name_left_by_a_dead_process_is_passed_over(self, tmp_path, monkeypatch):
+        """A process id comes again: its old temporary file is neither used nor removed."""
+        monkeypatch.setattr(atomic_files, "_numbers", iter([1, 2]))
+        left = tmp_path / f".a.json.{os.getpid()}-1.tmp"
+        left.write_bytes(b"half")
+        write_atomically(tmp_path / "a.json", b"x")
+        assert left.read_bytes() == b"half"
+        assert (tmp_path / "a.json").read_bytes() == b"x"
+
+
+class TestWriteExclusively:
+    def test_only_the_first_is_told_true(self, tmp_path):
+        """The first version stands."""
+        path = tmp_path / "a.json"
+        assert [atomic_files.write_exclusively(path, content) for content in (b"1", b"2")] == [True, False]
+        assert path.read_bytes() == b"1"
+        assert hidden(tmp_path) == []
+
+    def test_an_error_leaves_nothing(self, tmp_path, monkeypatch):
+        """A link that fails for another reason than the file system's lack of links is an error."""
+
+        def link(*_):
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "link", link)
+        with pytest.raises(OSError, match="Input/output"):
+            atomic_files.write_exclusively(tmp_path / "a.json", b"1")
+        assert hidden(tmp_path) == []
+
+
+class TestStepFolder:
+    def test_there_and_back(self):
+        """The name of a folder gives the step again, also beyond six digits."""
+        assert [step_number(step_folder(step)) for step in (0, 2, 1_234_567)] == [0, 2, 1_234_567]
+
+    @pytest.mark.parametrize("name", ["spans", "step-", "step-12", "step-000002.bak", "xstep-000002"])
+    def test_other_names_are_no_steps(self, name):
+        """Only what we would have made ourselves counts."""
+        assert step_number(name) is None
+
+
+class TestOpenRun:
+    def test_describes_the_job(self, tmp_path):
+        """`run.json` says which run it is, how the name was found, who wrote it, and what the caller adds."""
+        run = make_run(tmp_path / "a" / "b", description={"config": {"steps": "2"}})
+        content = json.loads((run.path / "run.json").read_text())
+        assert run.path == tmp_path / "a" / "b" / "r"
+        assert (content["schema_version"], content["run_id"], content["run_id_from"]) == (1, "r", "run_id")
+        assert content["config"] == {"steps": "2"}
+        assert content["writer"]["pid"] == os.getpid()
+        assert str(run.path) in repr(run)
+
+    def test_the_first_description_stands(self, tmp_path):
+        """Later ranks of the run leave it alone, and leave nothing behind."""
+        make_run(tmp_path, description={"n": 1})
+        run = make_run(tmp_path, rank=1, description={"n": 2})
+        assert json.loads((run.path / "run.json").read_text())["n"] == 1
+        assert hidden(tmp_path) == []
+
+    def test_relative_to_the_folder_at_that_time(self, tmp_path, monkeypatch):
+        """A job that changes its working directory keeps writing to the same place."""
+        monkeypatch.chdir(tmp_path)
+        assert make_run(Path("runs")).path == tmp_path / "runs" / "r"
+
+    def test_a_path_under_a_file(self, tmp_path):
+        """The message names the key, the value, the path and the cause."""
+        (tmp_path / "file").touch()
+        with pytest.raises(
+            ConfigError,
+            match=r'output_dir = ".*file/runs": cannot be made or written: .*Not a directory; name',
+        ):
+            make_run(tmp_path / "file" / "runs")
+
+    def test_a_file_in_place_of_the_folder(self, tmp_path):
+        """`/dev/full`, say: a device or file is no folder."""
+        with pytest.raises(
+            ConfigError, match=r'output_dir = "/dev/full": cannot be made or written: /dev/full'
+        ):
+            make_run(Path("/dev/full"), run_id=None)
+
+    def test_a_read_only_mount(self, tmpfs):
+        """Told when the run is opened, also as root, and not at the first step."""
+        folder = tmpfs("ro")
+        with pytest.raises(ConfigError, match=r"output_dir = .*Read-only file system"):
+            make_run(folder / "runs")
+
+    def test_a_full_disk(self, tmpfs):
+        """Told when the run is opened."""
+        folder = tmpfs("size=64k")
+        with pytest.raises(OSError, match="No space left"):
+            (folder / "filler").write_bytes(b"x" * 200_000)
+        with pytest.raises(ConfigError, match=r"output_dir = .*No space left on device"):
+            make_run(folder, description={"x": "y" * 10_000})
+
+    def test_a_later_rank_that_cannot_write_is_told(self, tmpfs):
+        """`run.json` of another rank does not hide that this one cannot write."""
+        folder = tmpfs("size=64k")
+        make_run(folder)
+        with pytest.raises(OSError, match="No space left"):
+            (folder / "filler").write_bytes(b"x" * 200_000)
+        with pytest.raises(ConfigError, match=r"No space left on device"):
+            make_run(folder, rank=1)
+
+
+class TestClaim:
+    def test_layout(self, tmp_path):
+        """A target's fragment and the stem of its artifacts."""
+        run = make_run(tmp_path)
+        claim = run.claim(2, "actor", 3, {"status": "lost"})
+        assert claim.folder == run.path / "step-000002"
+        assert claim.fragment == claim.folder / "manifest" / "actor-rank-3.json"
+        assert claim.stem == "actor/rank-3"
+        assert (claim.folder / "actor").is_dir()
+        assert json.loads(claim.fragment.read_text()) == {"status": "lost"}
+        assert str(claim.fragment) in repr(claim)
+
+    @pytest.mark.parametrize(
+        ("role", "rank", "fragment", "stem"),
+        [
+            (None, 0, "step-rank-0.json", "step/rank-0"),
+            ("rollout", "driver", "rollout-rank-driver.json", "rollout/rank-driver"),
+            ("manifest", 0, "manifest-rank-0.json", "manifest-artifacts/rank-0"),
+            ("a", "../x", "a-rank-x-", "a/rank-x-"),
+            ("a", "/", "a-rank-unnamed.json", "a/rank-unnamed"),
+        ],
+    )
+    def test_names(self, tmp_path, role, rank, fragment, stem):
+        """No role, no rank, and ranks that are no file names."""
+        claim = make_run(tmp_path).claim(2, role, rank, {})
+        assert claim.fragment.name.startswith(fragment)
+        assert claim.stem.startswith(stem)
+
+    def test_the_same_again_gets_a_number(self, tmp_path):
+        """A second occurrence, or a second run of the step, never touches the first."""
+        run = make_run(tmp_path)
+        claims = [run.claim(2, "actor", 0, {"n": n}) for n in (1, 2, 3)]
+        assert [claim.stem for claim in claims] == ["actor/rank-0", "actor/rank-0.2", "actor/rank-0.3"]
+        assert [json.loads(claim.fragment.read_text())["n"] for claim in claims] == [1, 2, 3]
+        assert hidden(tmp_path) == []
+
+    def test_write_replaces_ours_alone(self, tmp_path):
+        """The new version of one claim is in its own fragment."""
+        run = make_run(tmp_path)
+        first, second = run.claim(2, "actor", 0, {"n": 1}), run.claim(2, "actor", 0, {"n": 2})
+        second.write({"n": 3})
+        assert [json.loads(claim.fragment.read_text())["n"] for claim in (first, second)] == [1, 3]
+
+    def test_a_vanished_folder_is_made_again(self, tmp_path):
+        """Somebody removed the step meanwhile: the manifest still tells how it ended."""
+        run = make_run(tmp_path)
+        claim = run.claim(2, "actor", 0, {"n": 1})
+        claim.fragment.unlink()
+        claim.fragment.parent.rmdir()
+        claim.write({"n": 2})
+        assert json.loads(claim.fragment.read_text()) == {"n": 2}
+
+    def test_errors_reach_the_caller(self, tmpfs):
+        """A full disk is the caller's to report; nothing half-written is left, and the old version stands."""
+        folder = tmpfs("size=64k")
+        run = make_run(folder)
+        claim = run.claim(2, "actor", 0, {"n": 1})
+        with pytest.raises(OSError, match="No space"):
+            claim.write({"n": "x" * 200_000})
+        with pytest.raises(OSError, match="No space"):
+            run.claim(2, "actor", 0, {"n": "x" * 200_000})
+        assert json.loads(claim.fragment.read_text()) == {"n": 1}
+        assert hidden(folder) == []
+
+    def test_a_link_that_fails_leaves_nothing(self, tmp_path, monkeypatch):
+        """Neither a claim nor a fragment claimed anew leaves its temporary file behind."""
+        run = make_run(tmp_path)
+        claim = run.claim(2, "actor", 0, {"n": 1})
+        claim.fragment.unlink()
+
+        def link(*_):
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "link", link)
+        with pytest.raises(OSError, match="Input/output"):
+            claim.write({})
+        with pytest.raises(OSError, match="Input/output"):
+            run.claim(2, "actor", 0, {})
+        assert hidden(tmp_path) == []
+
+    def test_names_stay_unique_with_a_frozen_clock(self, tmp_path):
+        """Many processes with one frozen clock: every run, claim and file of spans is its own."""
+        script = tmp_path / "one.py"
+        script.write_text(
+            "import sys, time, pathlib\n"
+            "for name in ('time', 'time_ns', 'monotonic', 'monotonic_ns', 'perf_counter', 'perf_counter_ns'):\n"
+            "    setattr(time, name, lambda value=1_700_000_000: value)\n"
+            "frozen = time.gmtime(1_700_000_000)\n"
+            "time.strftime = lambda form, _=None, strftime=time.strftime: strftime(form, frozen)\n"
+            "from stepprof.run.layout import open_run\n"
+            "root = pathlib.Path(sys.argv[1])\n"
+            "alone = open_run(root, run_id=None, rank=0, world_size=1, environ={}, description={})\n"
+            "run = open_run(root, run_id='r', rank=0, world_size=1, environ={}, description={})\n"
+            "claim = run.claim(2, 'actor', 0, {'run': alone.run_id})\n"
+            "print(alone.run_id, claim.stem, run.spans_path(0).name)\n"
+        )
+        processes = [
+            subprocess.Popen([sys.executable, script, tmp_path / "runs"], stdout=subprocess.PIPE, text=True)
+            for _ in range(6)
+        ]
+        lines = [process.communicate(timeout=60)[0].split() for process in processes]
+        assert [process.returncode for process in processes] == [0] * 6
+        for column in zip(*lines, strict=True):
+            assert len(set(column)) == 6
+        fragments = (tmp_path / "runs" / "r" / "step-000002" / "manifest").glob("*.json")
+        assert {json.loads(path.read_text())["run"] for path in fragments} == {line[0] for line in lines}
+
+
+class TestSpansPath:
+    def test_a_new_file_each_time(self, tmp_path):
+        """Numbered, empty, and ours."""
+        run = make_run(tmp_path)
+        paths = [run.spans_path(0), run.spans_path(0), run.spans_path("driver")]
+        assert [path.name for path in paths] == [
+            "rank-0.000001.jsonl",
+            "rank-0.000002.jsonl",
+            "rank-driver.000001.jsonl",
+        ]
+        assert all(path.read_bytes() == b"" for path in paths)

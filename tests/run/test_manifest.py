@@ -1,0 +1,373 @@
+"""Reading a run, in whatever state it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from stepprof.errors import ConfigError
+from stepprof.run.layout import open_run, writer_identity
+from stepprof.run.manifest import find_run, is_run, list_runs, read_run, read_spans, read_step, steps
+
+
+def make_run(output_dir, run_id="r", **description):
+    return open_run(output_dir, run_id=run_id, rank=0, world_size=2, environ={}, description=description)
+
+
+def fragment(*windows, step=2, run_id="r", writer=None, **changes):
+    """A fragment as the recording side writes it; its writer has ended unless another is given."""
+    writer = writer or {**writer_identity(), "pid_start": 1}
+    content = {
+        "schema_version": 1,
+        "run_id": run_id,
+        "step": step,
+        "version": None,
+        "writer": writer,
+        "windows": list(windows),
+        "engines": [],
+        "clocks": [{"host": writer["host"], "offset_ns": 0, "error_ns": 50, "method": "local"}],
+    }
+    return {**content, **changes}
+
+
+def window(role="actor", rank=0, **changes):
+    return {
+        "role": role,
+        "occurrence": 1,
+        "rank": rank,
+        "world_size": 2,
+        "status": "complete",
+        "artifacts": [],
+        **changes,
+    }
+
+
+def age(path, seconds):
+    """Make a run one that was recorded into some time ago."""
+    for child in [path, *path.rglob("*")]:
+        os.utime(child, (1_700_000_000 - seconds,) * 2)
+
+
+HEADER = {
+    "schema_version": 1,
+    "kind": "spans",
+    "run_id": "r",
+    "rank": 1,
+    "world_size": 2,
+    "host": "h",
+    "pid": 7,
+}
+
+
+class TestFindRun:
+    def test_the_newest_by_default(self, tmp_path):
+        """The run that was recorded into last, whatever the names say; a report made since does not count."""
+        for name, seconds in (("c", 30), ("a", 10), ("b", 20)):
+            run = make_run(tmp_path, name)
+            run.claim(2, "actor", 0, fragment())
+            age(run.path, seconds)
+        (tmp_path / "c" / "step-000002" / "report.html").touch()
+        assert [path.name for path in list_runs(tmp_path)] == ["c", "b", "a"]
+        assert find_run(tmp_path) == tmp_path / "a"
+
+    def test_by_id_by_path_and_by_the_path_of_the_folder_of_runs(self, tmp_path, monkeypatch):
+        """RUN may be any of them."""
+        make_run(tmp_path / "runs")
+        monkeypatch.chdir(tmp_path)
+        for text in ("r", str(tmp_path / "runs" / "r"), "runs/r", "runs"):
+            assert find_run(tmp_path / "runs", text).resolve() == tmp_path / "runs" / "r"
+
+    def test_a_folder_that_is_no_run_is_left_to_the_caller(self, tmp_path):
+        """An empty directory is there, and is for `check` to judge."""
+        (tmp_path / "empty").mkdir()
+        assert find_run(tmp_path, "empty") == tmp_path / "empty"
+        assert not is_run(tmp_path / "empty")
+
+    @pytest.mark.parametrize("folder", ["", "absent"])
+    def test_nothing_recorded(self, tmp_path, folder):
+        """Says where it looked, and what to do."""
+        with pytest.raises(
+            ConfigError, match=r'output_dir = ".*": no run is recorded there; .*stepprof demo'
+        ):
+            find_run(tmp_path / folder)
+
+    def test_an_unknown_run(self, tmp_path):
+        """Names what is there instead."""
+        with pytest.raises(ConfigError, match=r'run "x": .*; nothing is recorded there'):
+            find_run(tmp_path, "x")
+        make_run(tmp_path, "known")
+        with pytest.raises(ConfigError, match=r'run "x": .*; the newest there: known'):
+            find_run(tmp_path, "x")
+
+    def test_claims_are_no_runs(self, tmp_path):
+        """Hidden folders, and folders of something else, are not listed."""
+        (tmp_path / ".claims").mkdir()
+        (tmp_path / ".claims" / "run.json").touch()
+        (tmp_path / "else").mkdir()
+        assert list_runs(tmp_path) == []
+
+
+class TestReadRun:
+    def test_what_run_json_says(self, tmp_path):
+        """The description of the job."""
+        assert read_run(make_run(tmp_path, config={"steps": "2"}).path)["config"] == {"steps": "2"}
+
+    @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff"])
+    def test_a_damaged_one_is_empty(self, tmp_path, content):
+        """The steps can be read without it."""
+        run = make_run(tmp_path)
+        (run.path / "run.json").unlink()
+        if content is not None:
+            (run.path / "run.json").write_bytes(content)
+        assert read_run(run.path) == {}
+
+
+class TestSteps:
+    def test_in_order_and_nothing_else(self, tmp_path):
+        """Numbers, not names, decide the order."""
+        run = make_run(tmp_path)
+        for step in (1_000_000, 10, 2):
+            run.claim(step, "actor", 0, fragment())
+        (run.path / "step-000003").touch()
+        (run.path / "step-x").mkdir()
+        assert steps(run.path) == [2, 10, 1_000_000]
+        assert steps(tmp_path / "absent") == []
+
+
+class TestReadStep:
+    def test_combines_the_fragments(self, tmp_path):
+        """All windows of all ranks in order, each clock once, the version that any rank told."""
+        run = make_run(tmp_path)
+        run.claim(2, "actor", 1, fragment(window(rank=1), version=7))
+        run.claim(2, "actor", 0, fragment(window(rank=0, occurrence=2), window(rank=0), window("a", 0)))
+        run.claim(2, None, "driver", fragment(window(None, "driver")))
+        manifest = read_step(run.path, 2)
+        assert (manifest["schema_version"], manifest["run_id"], manifest["step"], manifest["version"]) == (
+            1,
+            "r",
+            2,
+            7,
+        )
+        assert [(w["role"], w["rank"], w["occurrence"]) for w in manifest["windows"]] == [
+            (None, "driver", 1),
+            ("a", 0, 1),
+            ("actor", 0, 1),
+            ("actor", 0, 2),
+            ("actor", 1, 1),
+        ]
+        assert manifest["windows"][-1]["fragment"] == "actor-rank-1.json"
+        assert len(manifest["clocks"]) == 1
+        assert manifest["findings"] == []
+
+    @pytest.mark.parametrize(
+        ("content", "problem"),
+        [
+            (b"", "damaged: empty"),
+            (b'{"schema_version": 1, "windo', "damaged: "),
+            (b"[]", "damaged: no table"),
+            (b"\xff\xfe\x00", "damaged: "),
+            (b"[" * 100_000, "damaged: "),
+            (
+                json.dumps({"schema_version": 2}).encode(),
+                "written with schema_version 2; this stepprof reads 1",
+            ),
+            (json.dumps(fragment(step=3)).encode(), "says step = 3 and lies in 2"),
+            (json.dumps(fragment(run_id="x")).encode(), "says run_id = 'x' and lies in 'r'"),
+            (json.dumps(fragment(windows={})).encode(), "damaged: windows is no list"),
+            (json.dumps(fragment(engines=["x"])).encode(), "damaged: an entry of engines is no table"),
+        ],
+    )
+    def test_a_damaged_fragment_is_a_finding(self, tmp_path, content, problem):
+        """What is wrong is told with its file, and the others are read."""
+        run = make_run(tmp_path)
+        claim = run.claim(2, "actor", 0, {})
+        claim.fragment.write_bytes(content)
+        run.claim(2, "actor", 1, fragment(window(rank=1)))
+        manifest = read_step(run.path, 2)
+        assert [finding["fragment"] for finding in manifest["findings"]] == ["actor-rank-0.json"]
+        assert manifest["findings"][0]["problem"].startswith(problem)
+        assert [w["rank"] for w in manifest["windows"]] == [1]
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ({"status": "fine"}, "status = 'fine' is none of complete"),
+            ({"status": None}, "status = None is none of"),
+            ({"stall_seconds": "1"}, "stall_seconds = '1' is no number"),
+            ({"occurrence": True}, "occurrence = True is no number"),
+            ({"role": 1}, "role = 1 is no name"),
+            ({"rank": None}, "rank = None is no rank"),
+            ({"capture": []}, r"capture = \[\] is no table"),
+            ({"artifacts": "x"}, "an artifact without a path: 'x'"),
+            ({"artifacts": [{"path": 1}]}, "an artifact without a path"),
+            ({"artifacts": [{"path": "../../x", "bytes": 1}]}, "outside of the step: '../../x'"),
+            ({"artifacts": [{"path": "/etc/x", "bytes": 1}]}, "outside of the step: '/etc/x'"),
+            ({"artifacts": [{"path": "", "bytes": 1}]}, "outside of the step: ''"),
+            ({"artifacts": [{"path": "a\\b", "bytes": 1}]}, "outside of the step"),
+            ({"artifacts": [{"path": "a", "bytes": None}]}, "without a size: 'a'"),
+            ({"artifacts": [{"path": "a", "bytes": True}]}, "without a size: 'a'"),
+        ],
+    )
+    def test_a_damaged_window_is_a_finding(self, tmp_path, change, problem):
+        """The window stays, in a form that a reader can rely on; paths that lead elsewhere are dropped."""
+        run = make_run(tmp_path)
+        run.claim(2, "actor", 0, fragment(window(**change)))
+        manifest = read_step(run.path, 2)
+        (found,) = manifest["windows"]
+        assert found["artifacts"] == []
+        assert len(manifest["findings"]) == 1
+        assert re.search(problem, manifest["findings"][0]["problem"])
+
+    def test_artifacts_get_every_key(self, tmp_path):
+        """What a fragment leaves out is None."""
+        run = make_run(tmp_path)
+        run.claim(2, "actor", 0, fragment(window(artifacts=[{"path": "actor/a.json", "bytes": 1}])))
+        (artifact,) = read_step(run.path, 2)["windows"][0]["artifacts"]
+        assert artifact == {"path": "actor/a.json", "kind": None, "bytes": 1, "events": None}
+
+    def test_ranks_that_do_not_agree_on_the_version(self, tmp_path):
+        """Told, since then they did not train the same step."""
+        run = make_run(tmp_path)
+        for rank in (0, 1):
+            run.claim(2, "actor", rank, fragment(window(rank=rank), version=rank + 7))
+        assert (
+            read_step(run.path, 2)["findings"][0]["problem"] == "the ranks do not agree on the version: 7, 8"
+        )
+
+    def test_a_step_without_a_manifest(self, tmp_path):
+        """Told, and empty."""
+        run = make_run(tmp_path)
+        assert read_step(run.path, 2)["findings"][0]["problem"].startswith("the step has no manifest: ")
+
+    def test_temporary_files_are_not_read(self, tmp_path):
+        """Hidden files are somebody's work in progress."""
+        run = make_run(tmp_path)
+        claim = run.claim(2, "actor", 0, fragment(window()))
+        claim.fragment.with_name(".x.json").write_text("{")
+        claim.fragment.with_name("notes.txt").write_text("{")
+        assert read_step(run.path, 2)["findings"] == []
+
+    def test_an_unreadable_fragment(self, tmp_path):
+        """A folder or a broken link in its place is a finding."""
+        run = make_run(tmp_path)
+        claim = run.claim(2, "actor", 0, fragment(window()))
+        claim.fragment.with_name("b.json").mkdir()
+        assert read_step(run.path, 2)["findings"] == [
+            {"fragment": "b.json", "problem": "cannot be read: Is a directory"}
+        ]
+
+
+class TestLost:
+    def lost(self, **changes):
+        return window(status="lost", error="the process ended", **changes)
+
+    def read(self, tmp_path, writer, **changes):
+        run = make_run(tmp_path)
+        run.claim(2, "actor", 0, fragment(self.lost(**changes), writer=writer))
+        (found,) = read_step(run.path, 2)["windows"]
+        return found
+
+    @pytest.mark.parametrize(("end", "status"), [(None, "recording"), (5, "exporting")])
+    def test_a_living_writer_is_still_at_it(self, tmp_path, end, status):
+        """Written ahead as lost; the process lives, so that it records, or exports when its window has ended."""
+        found = self.read(tmp_path, writer_identity(), end_unix_ns=end)
+        assert (found["status"], found["error"]) == (status, None)
+
+    def test_a_killed_writer_lost_it(self, tmp_path):
+        """SIGKILL, in a process of its own: lost."""
+        code = (
+            "import os, sys, json\n"
+            "from stepprof.host.process_identity import writer_identity\n"
+            "print(json.dumps(writer_identity()), flush=True); sys.stdin.read()"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        )
+        writer = json.loads(process.stdout.readline())
+        run = make_run(tmp_path)
+        run.claim(2, "actor", 0, fragment(self.lost(), writer=writer))
+        assert read_step(run.path, 2)["windows"][0]["status"] == "recording"
+        process.kill()
+        process.communicate()
+        (found,) = read_step(run.path, 2)["windows"]
+        assert (found["status"], found["error"]) == ("lost", "the process ended")
+
+    @pytest.mark.parametrize(("writer", "where"), [({"host": "h", "pid": 7}, "h"), ({"pid": 7}, "its host")])
+    def test_of_another_host_nothing_is_known(self, tmp_path, writer, where):
+        """Lost as far as can be told, and it says so."""
+        run = make_run(tmp_path)
+        content = {**fragment(self.lost()), "writer": writer}
+        run.claim(2, "actor", 0, content)
+        (found,) = read_step(run.path, 2)["windows"]
+        assert found["status"] == "lost"
+        assert found["error"] == f"the process ended (or is still at it: that can be told on {where} alone)"
+
+    def test_without_a_writer(self, tmp_path):
+        """A fragment that does not say who wrote it is believed."""
+        run = make_run(tmp_path)
+        run.claim(2, "actor", 0, {**fragment({**self.lost(), "error": None}), "writer": None})
+        assert read_step(run.path, 2)["windows"][0]["error"].startswith("lost (or is still at it")
+
+
+class TestReadSpans:
+    def write(self, run, rank, *lines):
+        run.spans_path(rank).write_bytes(b"".join(lines))
+
+    def line(self, **span):
+        return json.dumps(span).encode() + b"\n"
+
+    def test_spans_of_all_ranks_and_files(self, tmp_path):
+        """In the order written, each with where it is from."""
+        run = make_run(tmp_path)
+        self.write(run, 1, self.line(**HEADER), self.line(name="a", step=2))
+        self.write(run, 1, self.line(**HEADER), self.line(name="b", step=3))
+        self.write(run, "driver", self.line(name="c", step=20))
+        (run.path / "spans" / "notes.txt").touch()
+        assert list(read_spans(run.path)) == [
+            {"name": "a", "step": 2, "rank": 1, "host": "h", "pid": 7},
+            {"name": "b", "step": 3, "rank": 1, "host": "h", "pid": 7},
+            {"name": "c", "step": 20, "rank": "driver", "host": None, "pid": None},
+        ]
+
+    @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+    def test_of_one_step(self, tmp_path, separators):
+        """Only those, however the numbers look alike."""
+        run = make_run(tmp_path)
+        lines = [
+            json.dumps({"name": str(step), "step": step}, separators=separators).encode() + b"\n"
+            for step in (0, 2, 20, None)
+        ]
+        self.write(run, 0, self.line(**HEADER), *lines)
+        assert [span["name"] for span in read_spans(run.path, step=2)] == ["2"]
+
+    def test_a_torn_last_line_is_no_finding(self, tmp_path):
+        """The process was writing it, or was killed."""
+        run = make_run(tmp_path)
+        self.write(run, 0, self.line(**HEADER), self.line(name="a", step=2), b'{"name": "b", "st')
+        findings = []
+        assert [span["name"] for span in read_spans(run.path, findings=findings)] == ["a"]
+        assert findings == []
+
+    def test_damaged_lines_are_passed_over_and_told(self, tmp_path):
+        """The spans after them are read."""
+        run = make_run(tmp_path)
+        self.write(run, 0, b"\0\0\n", b"[1]\n", self.line(x=1), self.line(name="a", step=2))
+        self.write(run, 1, b"\n", self.line(name="b", step=2))
+        (run.path / "spans" / "rank-2.000001.jsonl").mkdir()
+        findings = []
+        assert [span["name"] for span in read_spans(run.path, findings=findings)] == ["a", "b"]
+        assert findings == [
+            {"file": "spans/rank-0.000001.jsonl", "problem": "3 damaged lines passed over"},
+            {"file": "spans/rank-1.000001.jsonl", "problem": "1 damaged line passed over"},
+            {"file": "spans/rank-2.000001.jsonl", "problem": "cannot be read: Is a directory"},
+        ]
+        assert len(list(read_spans(run.path))) == 2
+
+    def test_a_run_without_spans(self, tmp_path):
+        """None."""
+        assert list(read_spans(make_run(tmp_path).path)) == []

@@ -1,0 +1,143 @@
+"""What a target writes into a step's manifest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from runs import make_run
+
+from stepprof.config.config import Config
+from stepprof.recording.window_handle import Ticket
+from stepprof.redaction import hide
+from stepprof.run.entry_times import Timing
+from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, tell, window_record
+from stepprof.run.model import Artifact, Window
+
+WINDOW = Window(step=2, role="actor", occurrence=1, version=7)
+
+
+@pytest.fixture
+def origin(tmp_path):
+    """Rank 0 of 2, in a run of its own."""
+    return Origin(make_run(tmp_path), 0, 2)
+
+
+def at_once(work) -> None:
+    """What the background thread would do."""
+    work()
+
+
+def read(fragment) -> dict:
+    return json.loads(fragment.claim.fragment.read_text())
+
+
+class TestFragment:
+    def test_it_is_written_ahead(self, origin) -> None:
+        """With what is known so far: this is what holds if the process dies."""
+        fragment = Fragment(origin, WINDOW, at_once)
+        fragment.windows.append(window_record(origin, WINDOW, Timing(0), status="lost", error="lost"))
+        claim = fragment.write_ahead()
+        assert fragment.write_ahead() is claim
+        content = read(fragment)
+        assert (content["step"], content["version"], content["run_id"]) == (2, 7, "r")
+        assert content["writer"]["pid"] == origin.pid
+        assert [w["status"] for w in content["windows"]] == ["lost"]
+        assert content["clocks"] == [
+            {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"}
+        ]
+
+    def test_an_error_in_a_manifest_shows_no_secret(self, origin) -> None:
+        """Whatever wrote it into the entry: what may quote text from outside is masked when the fragment is written."""
+        hide("canary-0123")
+        fragment = Fragment(origin, WINDOW, at_once)
+        for entries in (fragment.windows, fragment.engines, fragment.uploads):
+            entries.append(
+                {
+                    "error": "no canary-0123\n",
+                    "url": "s3://me:secret@b/a",
+                    "status": "failed",
+                    "artifacts": [],
+                }
+            )
+        fragment.write()
+        text = json.dumps(read(fragment))
+        assert "canary" not in text
+        assert "secret" not in text
+        assert read(fragment)["windows"][0]["error"] == "no …\\n"
+
+    def test_the_last_version_stands(self, origin) -> None:
+        """In one file, which is replaced as a whole."""
+        fragment = Fragment(origin, WINDOW, at_once)
+        record = window_record(origin, WINDOW, Timing(0), status="lost")
+        fragment.windows.append(record)
+        fragment.save()
+        record["status"] = "complete"
+        fragment.save()
+        assert [w["status"] for w in read(fragment)["windows"]] == ["complete"]
+        assert len(list(fragment.claim.fragment.parent.iterdir())) == 1
+
+    def test_two_fragments_of_one_window(self, origin) -> None:
+        """Neither overwrites the other."""
+        claims = [Fragment(origin, WINDOW, at_once).write_ahead() for _ in range(2)]
+        assert [claim.stem for claim in claims] == ["actor/rank-0", "actor/rank-0.2"]
+
+    def test_a_disk_that_refuses(self, origin, log) -> None:
+        """The log says so, since the manifest cannot."""
+        shutil.rmtree(origin.run.path)
+        origin.run.path.write_text("in the way")
+        Fragment(origin, WINDOW, at_once).save()
+        (line,) = log
+        assert (line["event"], line["step"], line["role"]) == ("manifest not written", 2, "actor")
+
+
+class TestTell:
+    def test_why_a_window_was_not_captured(self, origin) -> None:
+        """In a fragment of its own, with how long it waited."""
+        policy = Config(backend="null").policy(None)
+        ticket = Ticket(WINDOW, policy, Timing(0, 1.23456789))
+        tell(ticket, origin, at_once, "skipped", "busy")
+        (window,) = read(ticket.fragment)["windows"]
+        assert (window["status"], window["error"], window["backend"]) == ("skipped", "busy", "null")
+        assert (window["wait_seconds"], window["artifacts"]) == (1.234568, [])
+        ticket.tell_error(ValueError("mine"))
+        assert read(ticket.fragment)["windows"][0]["body_error"] == "ValueError: mine"
+
+
+class TestValues:
+    def test_metadata(self, origin) -> None:
+        """What an artifact states about itself; JSON has it all."""
+        found = json.loads(json.dumps(origin.metadata(WINDOW)))
+        assert {
+            key: found[key]
+            for key in ("run_id", "step", "role", "occurrence", "version", "rank", "world_size")
+        } == {
+            "run_id": "r",
+            "step": 2,
+            "role": "actor",
+            "occurrence": 1,
+            "version": 7,
+            "rank": 0,
+            "world_size": 2,
+        }
+        assert set(found["anchor"]) == {"unix_ns", "monotonic_ns", "error_ns"}
+
+    def test_an_error_is_one_line(self) -> None:
+        """With its type, and never endless."""
+        assert describe_error(ValueError("no")) == "ValueError: no"
+        assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
+        assert len(describe_error(ValueError("x" * 10_000))) < 2_010
+
+    def test_control_characters(self):
+        """Colors are left out, what else is for a terminal is shown as an escape: it is one line."""
+        assert (
+            describe_error(ValueError("\x1b[36mred\x1b[0m\r\n\tand \x07more\x9b"))
+            == r"ValueError: red\r\n\tand \x07more\x9b"
+        )
+
+    def test_artifacts(self) -> None:
+        """As they stand in a manifest."""
+        assert as_entries([Artifact("actor/rank-0.json", "faulty", 3)]) == [
+            {"path": "actor/rank-0.json", "kind": "faulty", "bytes": 3, "events": None}
+        ]

@@ -1,0 +1,436 @@
+"""A step number that is used again, in each epoch or by a restarted job: each time is an occurrence of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from runs import ended_writer, make_run, record, record_engine, region, tell_engines
+
+from stepprof.analysis.report.schema import Report
+from stepprof.analysis.report.steps import spreads
+from stepprof.analysis.report.store import read
+from stepprof.analysis.timeline.find import find
+from stepprof.analysis.timeline.load import load
+from stepprof.cli.main import main
+from stepprof.errors import ConfigError
+from stepprof.run.manifest import read_spans, read_step
+from stepprof.run.occurrences import split
+
+SECOND = 1_000_000_000
+BEGIN = 1_700_000_000 * SECOND
+EPOCHS = """
+import sys, time
+import stepprof
+stepprof.init({"steps": sys.argv[1], "ranks": "all", "output_dir": "runs", "backend": "null"}, run_id="r", rank=int(sys.argv[3]), world_size=2)
+for epoch in range(int(sys.argv[2])):
+    for step in range(4):
+        with stepprof.profile_step(step, role="rollout"), stepprof.region("generate"):
+            time.sleep(0.02)
+        for part in range(2):
+            with stepprof.profile_step(step, role="actor"), stepprof.region("update"):
+                time.sleep(0.01)
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def epochs(tmp_path, monkeypatch):
+    """Runs jobs; each call is one."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(steps="2", count=3, ranks=1):
+        command = [sys.executable, "-c", EPOCHS, steps, str(count)]
+        jobs = [
+            subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, env=os.environ)
+            for rank in range(ranks)
+        ]
+        logs = [job.communicate(timeout=60)[1] for job in jobs]
+        assert [job.returncode for job in jobs] == [0] * ranks
+        return tmp_path / "runs" / "r", logs
+
+    return start
+
+
+def fragment(run, *, at, rank=0, role="actor", host="a", pid=7, seconds=1.0, visit=1, step=2, occurrence=1):
+    """One window of a process."""
+    begin = BEGIN + int(at * SECOND)
+    writer = {**ended_writer(), "host": host, "boot_id": host, "pid": pid}
+    record(
+        run,
+        step=step,
+        rank=rank,
+        role=role,
+        host=host,
+        pid=pid,
+        writer=writer,
+        visit=visit,
+        occurrence=occurrence,
+        start_unix_ns=begin,
+        end_unix_ns=begin + int(seconds * SECOND),
+    )
+
+
+def times(run, step=2):
+    """Of each occurrence: role, rank and begin of its windows."""
+    return [
+        [(each["role"], each["rank"], (each["start_unix_ns"] - BEGIN) / SECOND) for each in part["windows"]]
+        for part in split(read_step(run.path, step))
+    ]
+
+
+class TestSplit:
+    def test_one_visit(self, tmp_path):
+        """Windows of one role may follow each other in one step."""
+        run = make_run(tmp_path)
+        for occurrence, at in enumerate((0, 5, 9), 1):
+            fragment(run, at=at, occurrence=occurrence)
+        assert len(times(run)) == 1
+
+    def test_visits_of_one_process(self, tmp_path):
+        """As the recording side counts them, role by role."""
+        run = make_run(tmp_path)
+        for visit, at in enumerate((0, 100), 1):
+            fragment(run, at=at, role="rollout", visit=visit)
+            fragment(run, at=at + 50, visit=visit)
+        assert times(run) == [
+            [("actor", 0, 50.0), ("rollout", 0, 0.0)],
+            [("actor", 0, 150.0), ("rollout", 0, 100.0)],
+        ]
+
+    def test_a_restarted_job(self, tmp_path):
+        """Other processes, which begin when the first ones have ended; of the first attempt the second role never came."""
+        run = make_run(tmp_path)
+        fragment(run, at=0, role="rollout")
+        fragment(run, at=100, role="rollout", pid=8)
+        fragment(run, at=110, pid=8)
+        assert times(run) == [[("rollout", 0, 0.0)], [("actor", 0, 110.0), ("rollout", 0, 100.0)]]
+
+    def test_a_role_of_the_second_epoch_alone(self, tmp_path):
+        """It is placed by time, although it comes before the others."""
+        run = make_run(tmp_path)
+        fragment(run, at=0)
+        fragment(run, at=98, role="evaluate")
+        fragment(run, at=100, visit=2)
+        assert times(run)[1] == [("actor", 0, 100.0), ("evaluate", 0, 98.0)]
+
+    def test_clocks_that_are_hours_apart(self, tmp_path):
+        """What each rank recorded first is of the first occurrence, whatever its clock says; what lacks one is placed on the clock of its machine."""
+        run = make_run(tmp_path)
+        for visit, at in enumerate((0, 100), 1):
+            fragment(run, at=at, visit=visit)
+            fragment(run, at=at + 7_200, visit=visit, rank=1, host="b")
+        fragment(run, at=7_301, rank=1, host="b", role="evaluate")
+        first, second = times(run)
+        assert first == [("actor", 0, 0.0), ("actor", 1, 7_200.0)]
+        assert second == [("actor", 0, 100.0), ("actor", 1, 7_300.0), ("evaluate", 1, 7_301.0)]
+
+    def test_groups_of_ranks_at_one_time(self, tmp_path):
+        """Two processes that are rank 0 of one role at one time are no restart."""
+        run = make_run(tmp_path)
+        fragment(run, at=0)
+        fragment(run, at=0.5, pid=8)
+        assert len(times(run)) == 1
+
+    def test_engines(self, tmp_path):
+        """Those of a driver go with its windows."""
+        run = make_run(tmp_path)
+        for visit, at in enumerate((0, 100), 1):
+            fragment(run, at=at, role="rollout", visit=visit)
+            begin = BEGIN + at * SECOND
+            tell_engines(
+                run,
+                record_engine(run, visit=visit, start_unix_ns=begin, end_unix_ns=begin + SECOND),
+                writer={**ended_writer(), "host": "a", "boot_id": "a", "pid": 7},
+            )
+        first, second = split(read_step(run.path, 2))
+        assert [len(part["engines"]) for part in (first, second)] == [1, 1]
+        assert first["engines"][0]["start_unix_ns"] == BEGIN
+
+    def test_a_window_without_a_time(self, tmp_path):
+        """Goes with the others of its process."""
+        run = make_run(tmp_path)
+        writer = {**ended_writer(), "host": "a", "boot_id": "a", "pid": 7}
+        fragment(run, at=0)
+        fragment(run, at=100, pid=8)
+        record(run, role="ref", writer=writer, host="a", pid=7, start_unix_ns=None, end_unix_ns=None)
+        first, _ = split(read_step(run.path, 2))
+        assert [window["role"] for window in first["windows"]] == ["actor", "ref"]
+
+
+class TestRecording:
+    def test_one_warning(self, epochs):
+        """However many steps and roles are used again."""
+        _, (log,) = epochs(steps="1-2")
+        assert log.count("step.reused") == 1
+        assert "--occurrence" in log
+
+    def test_none_without_cause(self, epochs):
+        """Two windows of a role in one step are one visit."""
+        run, (log,) = epochs(count=1)
+        assert "step.reused" not in log
+        windows = read_step(run, 2)["windows"]
+        assert [(each["role"], each["occurrence"], each["visit"]) for each in windows] == [
+            ("actor", 1, 1),
+            ("actor", 2, 1),
+            ("rollout", 1, 1),
+        ]
+
+    def test_the_last_step_of_an_epoch(self, epochs):
+        """No later step comes between: going back to an earlier one is enough."""
+        run, (log,) = epochs(steps="3", count=2)
+        assert "step.reused" in log
+        assert len(split(read_step(run, 3))) == 2
+
+
+class TestCommands:
+    def test_ls(self, epochs, capsys):
+        """One line for each."""
+        run, _ = epochs()
+        assert main(["ls", str(run)]) == 0
+        rows = capsys.readouterr().out.splitlines()[2:]
+        assert [row.strip().split("  ")[0] for row in rows] == ["2 (1 of 3)", "2 (2 of 3)", "2 (3 of 3)"]
+        assert main(["ls", str(run), "--json"]) == 0
+        steps = json.loads(capsys.readouterr().out)["steps"]
+        assert [(each["step"], each["occurrence"], each["occurrences"]) for each in steps] == [
+            (2, 1, 3), (2, 2, 3), (2, 3, 3)
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("number", [None, 1, 2, 3])
+    def test_show(self, epochs, capsys, number):
+        """The last one by default; windows and regions are of it alone, and the others are mentioned."""
+        run, _ = epochs(ranks=2)
+        assert main(["show", str(run), *([] if number is None else ["--occurrence", str(number)])]) == 0
+        text = capsys.readouterr().out
+        assert f"step 2  occurrence {number or 3} of 3" in text
+        assert "the number 2 was used for 3 steps of this run" in text
+        assert (
+            main(["show", str(run), "--json", *([] if number is None else ["--occurrence", str(number)])])
+            == 0
+        )
+        shown = json.loads(capsys.readouterr().out)
+        windows = shown["manifest"]["windows"]
+        assert {window["visit"] for window in windows} == {number or 3}
+        assert len(windows) == 6
+        assert {each["name"]: each["count"] for each in shown["regions"]} == {"generate": 1, "update": 2}
+
+    def test_one_that_is_not_there(self, epochs, capsys):
+        """Is refused with the nearest."""
+        run, _ = epochs()
+        assert main(["show", str(run), "--occurrence", "7"]) == 2
+        assert "--occurrence = 7: step 2 was recorded 3 times; did you mean 3?" in capsys.readouterr().err
+
+    def test_report(self, epochs, capsys):
+        """The step is as long as one occurrence of it; each has a file of its own."""
+        run, _ = epochs(ranks=2)
+        assert main(["report", str(run)]) == 0
+        assert main(["report", str(run), "--occurrence", "1"]) == 0
+        text = capsys.readouterr().out
+        assert "step 2 (1 of 3)" in text
+        assert "the number 2 was used for 3 steps of this run" in text
+        assert main(["report", str(run), "--occurrence", "1", "--json"]) == 0
+        stated = json.loads(capsys.readouterr().out)
+        assert (stated["occurrence"], stated["occurrences"]) == (1, 3)
+        parts = split(read_step(run, 2))
+        for name, part in (("report.json", parts[2]), ("report.1.json", parts[0])):
+            report = read(run / "step-000002" / name, Report)
+            begins = [window["start_unix_ns"] for window in part["windows"]]
+            ends = [window["end_unix_ns"] for window in part["windows"]]
+            assert report.seconds == pytest.approx((max(ends) - min(begins)) / SECOND, abs=1e-3)
+
+    def test_merge(self, epochs, capsys):
+        """Only spans of the occurrence are in the timeline."""
+        run, _ = epochs(ranks=2)
+        parts = split(read_step(run, 2))
+        ends = [
+            {
+                f"spans/rank-{rank}.000001.jsonl": max(
+                    each["end_unix_ns"] for each in part["windows"] if each["rank"] == rank
+                )
+                for rank in (0, 1)
+            }
+            for part in parts
+        ]
+        for number in (1, 2):
+            assert main(["merge", str(run), "--occurrence", str(number), "--json"]) == 0
+            merged = json.loads(capsys.readouterr().out)
+            assert merged["path"].endswith(f"timeline.{number}.pftrace")
+            assert (merged["occurrence"], merged["occurrences"]) == (number, 3)
+            for source in merged["sources"]:
+                name = source["path"]
+                before = ends[number - 2][name] if number > 1 else 0
+                assert before < source["first_unix_ns"] < ends[number - 1][name]
+                assert source["last_unix_ns"] < ends[number][name]
+
+    @pytest.mark.parametrize("number", [None, 1])
+    def test_spans(self, epochs, capsys, number, tmp_path):
+        """Of a named step those of one occurrence; without a step all of them."""
+        run, _ = epochs(ranks=2)
+        chosen = [] if number is None else ["--occurrence", str(number)]
+        written = tmp_path / "spans.pftrace"
+        command = ["spans", str(run), "--step", "2", *chosen, "--perfetto", str(written)]
+        assert main(command) == 0
+        assert f"this is occurrence {number or 3}" in capsys.readouterr().out
+        assert main([*command, "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["occurrence"], shown["occurrences"]) == (number or 3, 3)
+        assert {each["count"] for each in shown["spans"] if each["name"] == "update"} == {2}
+        assert main(["spans", str(run), "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert {each["count"] for each in shown["spans"] if each["name"] == "update"} == {24}
+        assert main(["spans", str(run), "--occurrence", "1"]) == 2
+        assert "Name it with --step" in capsys.readouterr().err
+
+    def test_a_restarted_job(self, epochs, capsys):
+        """The job begins anew under its run id and comes to the step again."""
+        for _ in range(2):
+            run, _ = epochs(count=1, ranks=2)
+        for number in (1, 2):
+            found = find([run], output_dir=run, occurrence=number)
+            spans = [load(each, args=False) for each in found.inputs]
+            assert sum(len(each.slices) for each in spans) == 12
+            assert {each["visit"] for each in found.manifests[0]["windows"]} == {1}
+            assert len(found.manifests[0]["windows"]) == 6
+
+
+class TestSpans:
+    def test_a_visit_that_was_not_recorded(self, tmp_path):
+        """Spans of a step are there for each time; those of the time that was recorded are shown."""
+        run = make_run(tmp_path)
+        fragment(run, at=100, seconds=1)
+        path = run.spans_path(0)
+        lines = [{"kind": "spans", "rank": 0, "host": "a", "pid": 7}]
+        for epoch in range(3):
+            for step in range(4):
+                begin = BEGIN + (epoch * 50 + step - 2) * SECOND
+                part = {"step": step, "role": "actor", "start": begin}
+                lines.append({**region("update", 0.5), **part, "dur": SECOND // 2})
+                lines.append({"name": "actor", "kind": "window", **part, "dur": SECOND})
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found = find([run.path], output_dir=tmp_path, step=2)
+        (spans,) = [load(each, args=False) for each in found.inputs if each.origin.kind == "spans"]
+        assert sorted((spans.slices.start - BEGIN) // SECOND) == [100, 100]
+
+    def test_a_process_before_the_restart_that_recorded_nothing(self, tmp_path, capsys):
+        """Its spans of the step are not those of the time that was recorded. Another group of ranks that took another role is meant, too."""
+        run = make_run(tmp_path)
+        fragment(run, at=100, seconds=1, rank=1)
+        for pid, role, at in ((7, "actor", 0), (8, "actor", 100), (9, "rollout", 97)):
+            span = {"start": BEGIN + at * SECOND, "dur": SECOND, "step": 2, "role": role}
+            lines = [
+                {"kind": "spans", "rank": 0, "host": "a", "pid": pid},
+                {**span, "name": f"of {pid}", "kind": "region"},
+                {**span, "name": role, "kind": "window"},
+            ]
+            run.spans_path(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found = find([run.path], output_dir=tmp_path, step=2)
+        assert {each.origin.pid for each in found.inputs if each.origin.kind == "spans"} == {8, 9}
+        assert main(["show", str(run.path), "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)["regions"]
+        assert {each["name"] for each in shown} == {"of 8", "of 9"}
+
+
+class TestClocksThatWereNeverCompared:
+    """A process that recorded nothing itself, on a host whose clock is hours ahead of those that recorded."""
+
+    def visits(self, tmp_path, *times, recorded=(0, 100), step=2):
+        """Record occurrences on one host, and write the spans of a rank on another one that visited the step at these times [s]."""
+        run = make_run(tmp_path)
+        for number, at in enumerate(recorded, 1):
+            fragment(run, at=at, visit=number)
+        return self.spans(run, *times, step=step)
+
+    def spans(self, run, *times, step=2, pid=9):
+        """Write the spans of one more process of that rank."""
+        lines = [{"kind": "spans", "rank": 1, "host": "b", "pid": pid}]
+        for at in times:
+            part = {"step": step, "role": "actor", "start": BEGIN + int(at * SECOND), "dur": SECOND}
+            between = {**part, "step": step + 1, "start": part["start"] + 10 * SECOND, "kind": "window"}
+            lines += [
+                {**part, "name": f"at {at}", "kind": "region"},
+                {**part, "name": "actor", "kind": "window"},
+            ]
+            lines.append({**between, "name": "actor"})
+        run.spans_path(1).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return run
+
+    def names(self, run, capsys, number):
+        """Of the regions that `show` and `merge` have, and what they say about what is left out."""
+        assert main(["show", str(run.path), "--json", "--occurrence", str(number)]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        found = find([run.path], output_dir=run.path.parent, step=2, occurrence=number)
+        (spans,) = [load(each, args=False) for each in found.inputs if each.origin.kind == "spans"]
+        regions = {each["name"] for each in shown["regions"]}
+        assert {name for name in spans.names if name.startswith("at ")} >= regions
+        assert len(spans.slices.start) == 2 * len(regions)
+        problems = [each["problem"] for each in shown["span_findings"]]
+        assert spans.findings == problems
+        return regions, problems
+
+    def test_as_many_visits_as_occurrences(self, tmp_path, capsys):
+        """They are matched by their order, whatever the clock says."""
+        run = self.visits(tmp_path, 7_200, 7_300)
+        assert self.names(run, capsys, 1) == ({"at 7200"}, [])
+        assert self.names(run, capsys, 2) == ({"at 7300"}, [])
+
+    @pytest.mark.parametrize("times", [(7_200,), (7_200, 7_300, 7_400), (7_200, 9_300)])
+    def test_other_visits(self, tmp_path, capsys, times):
+        """Its spans are left out, and the reason is given."""
+        run = self.visits(tmp_path, *times)
+        for number in (1, 2):
+            regions, (problem,) = self.names(run, capsys, number)
+            assert regions == set()
+            assert "2 occurrences of it were recorded" in problem
+
+    def test_a_process_before_a_restart_and_one_after_it(self, tmp_path, capsys):
+        """Each visited the step once, and which of two occurrences that was is not known."""
+        run = self.visits(tmp_path, 7_200)
+        self.spans(run, 7_300, pid=10)
+        found = find([run.path], output_dir=run.path.parent, step=2)
+        sources = [load(each, args=False) for each in found.inputs if each.origin.kind == "spans"]
+        assert [len(source.slices.start) for source in sources] == [0, 0]
+        assert all("visited it once" in source.findings[0] for source in sources)
+
+    def test_a_capture_of_one_occurrence_alone(self, tmp_path):
+        """Of a host whose clock was never compared it may be of either one, and that is said."""
+        run = make_run(tmp_path)
+        for number, at in enumerate((0, 100), 1):
+            fragment(run, at=at, visit=number)
+        fragment(run, at=7_200, rank=1, host="b")
+        found = find([run.path], output_dir=tmp_path, step=2)
+        assert any("captures of b may be of another occurrence" in problem for _, problem in found.findings)
+        fragment(run, at=7_300, rank=1, host="b", visit=2)
+        found = find([run.path], output_dir=tmp_path, step=2)
+        assert not any("may be of another occurrence" in problem for _, problem in found.findings)
+
+    def test_one_visit_of_one_occurrence(self, tmp_path, capsys):
+        """It is the usual case: they belong together."""
+        run = self.visits(tmp_path, 7_200, recorded=(0,))
+        assert self.names(run, capsys, 1) == ({"at 7200"}, [])
+
+
+class TestSpreads:
+    def test_a_step_of_each_epoch(self, epochs):
+        """Each time counts for itself: no step is as long as the run."""
+        run, _ = epochs(steps="none", count=3)
+        (whole,) = [row for row in spreads([run]) if (row.role, row.region) == (None, None)]
+        assert whole.steps == 11  # but the first of twelve
+        spans = list(read_spans(run))
+        total = max(each["start"] + each["dur"] for each in spans) - min(each["start"] for each in spans)
+        assert 6 * whole.median < total / SECOND
+
+    def test_a_restarted_job(self, epochs):
+        for _ in range(2):
+            run, _ = epochs(steps="none", count=2, ranks=2)
+        (whole,) = [row for row in spreads([run]) if (row.role, row.region) == (None, None)]
+        assert whole.steps == 15
+
+
+def test_an_occurrence_of_a_step_that_was_recorded_once(tmp_path):
+    run = make_run(tmp_path)
+    fragment(run, at=0)
+    with pytest.raises(ConfigError, match="was recorded once; did you mean 1"):
+        find([run.path], output_dir=tmp_path, occurrence=2)

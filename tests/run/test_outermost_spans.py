@@ -1,0 +1,88 @@
+"""Calls inside a call of the same name count once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import stepprof
+from stepprof.analysis.span_stats import Wanted, span_times
+from stepprof.cli.main import main
+from stepprof.run.manifest import find_run
+from stepprof.run.outermost_spans import Outermost
+from stepprof.run.summary import region_times
+
+
+def times_of(*spans):
+    """The nanoseconds of each outermost one of spans (start, duration, and more)."""
+    found = Outermost()
+    for start, duration, *more in spans:
+        found.add({"start": start, "dur": duration, **(more[0] if more else {})})
+    return [round(seconds * 1e9) for seconds in found.seconds_of_each], found.errors
+
+
+class TestOutermost:
+    def test_what_lies_inside_gives_way(self):
+        """However deep, and however many there are; errors inside are those of the call around them."""
+        error = {"error": True}
+        assert times_of((2, 1, error), (1, 3, error), (5, 1), (0, 10, error), (11, 4)) == ([10, 4], 1)
+
+    def test_one_after_the_other_is_two(self):
+        """Also where one begins when the other ends, and for points in time."""
+        assert times_of((0, 5), (5, 5), (10, 0), (10, 0)) == ([5, 5, 0, 0], 0)
+
+    def test_the_same_time_twice_is_once(self):
+        """A clock may be too coarse to tell the inner from the outer one."""
+        assert times_of((0, 5), (0, 5)) == ([5], 0)
+
+    @pytest.mark.parametrize("key", ["thread", "task"])
+    def test_threads_and_tasks_are_apart(self, key):
+        """What another thread or task does meanwhile is not inside."""
+        assert times_of((2, 1, {key: 1}), (0, 10, {key: 2})) == ([1, 10], 0)
+
+    def test_damaged_times(self):
+        """Count as calls of no duration."""
+        assert times_of((None, "x"), (2**63, 1e300)) == ([0, 0], 0)
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A function that is measured by a decorator, by a timer of the same name within, and by itself, where it recurses; four outermost calls."""
+    stepprof.init({"output_dir": str(tmp_path), "backend": "null", "steps": "2"}, rank=0, world_size=1)
+
+    @stepprof.region("solve")
+    def solve(depth):
+        with stepprof.region("solve"):
+            if depth:
+                solve(depth - 1)
+
+    try:
+        for step in (1, 2):
+            with stepprof.profile_step(step, role="actor"):
+                solve(2)
+                solve(0)
+    finally:
+        stepprof.shutdown()
+    return find_run(tmp_path)
+
+
+class TestCommands:
+    def test_show(self, recorded):
+        """The seconds of a region are never more than those of the window around it."""
+        (time,) = region_times(recorded, 2).times
+        (window,) = [time for time in span_times(recorded, Wanted(step=2)).times if time.kind == "window"]
+        assert (time.name, time.count) == ("solve", 2)
+        assert time.seconds <= window.seconds_of_each[0]
+
+    def test_spans(self, recorded, capsys):
+        """Calls, seconds, the median and the longest are those of the outermost calls."""
+        assert main(["spans", str(recorded), "--region", "solve", "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["spans"]
+        assert row["count"] == 4
+        lines = [
+            json.loads(line) for line in (recorded / "spans" / "rank-0.000001.jsonl").read_text().splitlines()
+        ]
+        calls = [line for line in lines if line.get("name") == "solve"]
+        assert len(calls) == 16
+        assert row["longest_seconds"] == max(call["dur"] for call in calls) / 1e9

@@ -1,0 +1,204 @@
+"""Claims that another user, or a damaged disk, has left where a job looks for its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from stranger import as_stranger, needs_root, plant
+
+from stepprof.errors import ConfigError
+from stepprof.host.process_identity import writer_identity
+from stepprof.run import rendezvous
+from stepprof.run.layout import open_run
+from stepprof.run.names import is_plain_name
+from stepprof.run.rendezvous import Launcher, claim_for_launcher
+from stepprof.run.run_id import agree_on_run
+
+LAUNCHER = Launcher("h1", "L1", 1000.0)
+
+
+def claim(output_dir: Path, launcher: Launcher = LAUNCHER) -> str:
+    return claim_for_launcher(output_dir, "k", launcher, 4)
+
+
+def folder_of(output_dir: Path) -> Path:
+    """Where the claims of the key above lie."""
+    with tempfile.TemporaryDirectory() as name:
+        claim(Path(name))
+        (made,) = (Path(name) / ".claims").iterdir()
+    return output_dir / ".claims" / made.name
+
+
+def member_of(folder: Path) -> str:
+    """What the file of this launcher's host is called beside a claim."""
+    with tempfile.TemporaryDirectory() as name:
+        claim(Path(name))
+        (made,) = (Path(name) / ".claims" / folder.name).glob("000001.*.json")
+    return made.name.removeprefix("000001")
+
+
+def runs(output_dir: Path) -> list[str]:
+    return sorted(path.name for path in output_dir.iterdir() if path.name[0] != ".")
+
+
+@needs_root
+class TestAnotherUsersClaim:
+    def planted(self, **content: object) -> str:
+        return json.dumps({"founded": 1000.0, "launcher": "L1", "world_size": 4, **content})
+
+    @pytest.mark.parametrize("run_id", ["theirs", "/tmp/theirs", "../theirs", ".."])
+    def test_is_not_joined(self, shared, run_id):
+        """A claim of another user names no run of ours, neither by a path nor by a plain name."""
+        folder = folder_of(shared)
+        plant(folder / "000001.json", self.planted(run_id=run_id))
+        found = claim(shared)
+        assert found != run_id
+        assert runs(shared) == [found]
+        assert claim(shared) == found
+
+    def test_agreement_of_the_launcher(self, shared):
+        """What another user says that our ranks agreed on is not believed; all ranks still find one run."""
+        folder = folder_of(shared)
+        with tempfile.TemporaryDirectory() as name:
+            claim(Path(name))
+            (agreed,) = (Path(name) / ".claims" / folder.name).glob("launcher-*")
+        plant(folder / agreed.name, self.planted(run_id="../theirs"))
+        found = [claim(shared) for _ in range(3)]
+        assert found == [found[0]] * 3
+        assert runs(shared) == found[:1]
+
+    def test_names_that_are_taken(self, shared):
+        """Neither claims nor members of another user are waited for: the next free number is taken at once."""
+        folder = folder_of(shared)
+        plant(folder / "000001.json", "{")
+        as_stranger(
+            'cd "$1"; for n in $(seq 2 40); do mkfifo "00000$n.json"; done; ln -s /dev/zero 000041.json',
+            folder,
+        )
+        plant(folder / f"000001{member_of(folder)}", "{}")
+        plant(folder / "99999999999999999999.json", "{}")
+        began = time.monotonic()
+        found = claim(shared)
+        assert time.monotonic() - began < 20
+        assert claim(shared, Launcher("h2", "L2", 1001.0)) == found
+
+    def test_more_than_a_job_makes(self, shared, monkeypatch):
+        """A folder that another user filled is named, with what helps."""
+        monkeypatch.setattr(rendezvous, "MOST_FILES", 10)
+        plant(folder_of(shared) / "000001.json", "{}")
+        as_stranger('cd "$1"; for n in $(seq 20); do : > "$n.json"; done', folder_of(shared))
+        with pytest.raises(ConfigError, match="more than 10 files; remove this folder"):
+            claim(shared)
+
+    def test_a_link_in_its_place(self, shared, tmp_path):
+        """Claims are not written where another user's link leads."""
+        as_stranger('ln -s "$2" "$1/.claims"', shared, tmp_path)
+        with pytest.raises(ConfigError, match="is a link"):
+            claim(shared)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_init_in_a_folder_of_everybody(self, shared):
+        """The whole of `init`, as a rank of torchrun: it records below its own output_dir."""
+        script = (
+            "import stepprof, sys\n"
+            "session = stepprof.init({'output_dir': sys.argv[1], 'steps': '2', 'backend': 'null'})\n"
+            "print(session.path)\n"
+        )
+        environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
+
+        def rank() -> Path:
+            command = [sys.executable, "-c", script, str(shared)]
+            done = subprocess.run(
+                command,
+                env={**os.environ, **environ},
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            return Path(done.stdout.strip())
+
+        first = rank()
+        (folder,) = (shared / ".claims").iterdir()
+        ours = {path.name: json.loads(path.read_bytes()) for path in folder.iterdir()}
+        for path in folder.iterdir():
+            path.unlink()
+        folder.chmod(0o777)
+        for name, content in ours.items():
+            plant(folder / name, json.dumps({**content, "run_id": "/tmp/../theirs"}))
+        second = rank()
+        assert second.parent == shared
+        assert second != first
+
+    def test_a_run_that_is_not_the_parents(self, shared, monkeypatch):
+        """`run.json` of another user, or of another folder, names no run that ranks of ours join."""
+        content = {"writer": writer_identity(os.getppid()), "run_id_from": "process", "created_unix_ns": 1}
+        plant(shared / "theirs" / "run.json", json.dumps({**content, "run_id": "theirs"}))
+        (shared / "mine").mkdir()
+        (shared / "mine" / "run.json").write_text(json.dumps({**content, "run_id": "../theirs"}))
+        assert rendezvous.run_of_parent(shared) is None
+        (shared / "mine" / "run.json").write_text(json.dumps({**content, "run_id": "mine"}))
+        assert rendezvous.run_of_parent(shared) == "mine"
+
+
+CONTENTS = [
+    "{}",
+    "[]",
+    "null",
+    '{"run_id": null}',
+    '{"run_id": 7}',
+    '{"run_id": ""}',
+    '{"run_id": "/tmp/x"}',
+    '{"run_id": "../x"}',
+    '{"run_id": "x/y"}',
+    '{"run_id": "x\\u0000y"}',
+    '{"run_id": "\\ud800"}',
+    '{"run_id": "' + "x" * 5000 + '"}',
+    '{"run_id": "r", "world_size": 4, "founded": NaN}',
+    '{"run_id": "r", "world_size": 4, "founded": 1' + "0" * 400 + "}",
+    '{"run_id": "r", "world_size": 4, "founded": 1' + "0" * 5000 + "}",
+    '{"run_id": "r", "world_size": {"x": 1}, "founded": [], "launcher": {}}',
+    "[" * 60_000,
+    '{"run_id":' * 6000,
+    "\ud800",
+]
+
+
+class TestDamagedFiles:
+    @pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
+    @pytest.mark.parametrize("name", ["launcher", "claim", "member", "run.json"])
+    def test_init_finds_a_run(self, tmp_path, monkeypatch, content, name):
+        """Whatever a file of ours says, `init` finds a run below output_dir; only ConfigError may leave it."""
+        monkeypatch.setattr(rendezvous, "_UNREADABLE_SECONDS", 0.01)
+        claim(tmp_path)
+        folder = folder_of(tmp_path)
+        pattern = {"launcher": "launcher-*", "claim": "000001.json", "member": "000001.*.json"}.get(name)
+        for path in folder.glob(pattern or "none"):
+            path.write_bytes(content.encode(errors="surrogatepass"))
+        if pattern is None:
+            (tmp_path / "other").mkdir()
+            (tmp_path / "other" / "run.json").write_bytes(content.encode(errors="surrogatepass"))
+            rendezvous.run_of_parent(tmp_path)
+        found = claim(tmp_path)
+        assert is_plain_name(found)
+        assert (tmp_path / found).parent == tmp_path
+
+    def test_an_environment_that_is_no_text(self, tmp_path):
+        """Bytes of the environment that are no UTF-8 cost no run."""
+        environ = {"MASTER_ADDR": "h\udcff", "MASTER_PORT": "\udc80", "TORCHELASTIC_RUN_ID": "none"}
+        assert agree_on_run(tmp_path, run_id=None, world_size=2, environ=environ).source == "launcher"
+        named = {"STEPPROF_RUN_ID": "job\ud800"}
+        assert is_plain_name(agree_on_run(tmp_path, run_id=None, world_size=2, environ=named).run_id)
+
+    @pytest.mark.parametrize("output_dir", ["runs\0", "runs\ud800", "x" * 300])
+    def test_a_folder_that_cannot_be(self, tmp_path, output_dir):
+        """Is a ConfigError that names the key."""
+        with pytest.raises(ConfigError, match="output_dir = "):
+            open_run(tmp_path / output_dir, run_id=None, rank=0, world_size=1, environ={}, description={})

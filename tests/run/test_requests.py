@@ -1,0 +1,219 @@
+"""Requests made while a job runs: what they may say, whose they must be, and how they are laid over the configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stepprof.config.config import Config
+from stepprof.errors import ConfigError
+from stepprof.host.rank import Identity
+from stepprof.recording.selector import MOST_ROLES, Selector
+from stepprof.run.requests import Request, place_request, read_request, withdraw_request
+
+
+def selector(rank: int = 0, world_size: int = 4, **config: object) -> Selector:
+    return Selector(Config(**config), Identity(rank, world_size, "rank"), lambda: None)  # type: ignore[arg-type]
+
+
+class TestRequest:
+    def test_survives_its_file(self, tmp_path: Path) -> None:
+        """What is read is what was written."""
+        request = Request.make(7, count=2, role="actor", ranks="0-3", torch={"with_stack": True})
+        path = place_request(tmp_path, request)
+        assert read_request(path, os.getuid()) == request
+
+    def test_is_for_its_user_alone(self, tmp_path: Path) -> None:
+        """Folder and file are made with the user's own permissions."""
+        path = place_request(tmp_path, Request.make(7))
+        withdraw_request(tmp_path, path.stem)
+        modes = [item.stat().st_mode & 0o777 for item in (path.parent, path, path.with_suffix(".withdrawn"))]
+        assert modes == [0o700, 0o600, 0o600]
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"step": -1}, "step = -1: too small; the nearest is 0"),
+            ({"step": True}, "step = true: expected a whole number"),
+            ({"step": 10**19}, "too large; the nearest is"),
+            ({"count": 0}, "count = 0: too small; the nearest is 1"),
+            ({"count": 10**6}, "count = 1000000: too large; the nearest is 10000"),
+            ({"role": "../x"}, 'did you mean "x"'),
+            ({"ranks": "0..3"}, 'did you mean "0-3"'),
+            ({"backend": "Torch"}, 'did you mean "torch"'),
+            ({"steps": "3"}, "steps = "),
+            ({"enabled": False}, "enabled = false: unknown key"),
+            ({"max_secs": 3}, 'did you mean "max_seconds"'),
+            (
+                {"torch": {"with_stak": True}},
+                'torch.with_stak = true: unknown key; did you mean "with_stack"',
+            ),
+        ],
+    )
+    def test_is_checked_like_the_configuration(self, given: dict[str, object], message: str) -> None:
+        """The key, the value and the nearest valid one are named where it is made."""
+        with pytest.raises(ConfigError) as raised:
+            Request.make(**{"step": 3, **given})  # type: ignore[arg-type]
+        assert message in str(raised.value)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b"{",
+            b"[" * 50_000,
+            b"[]",
+            b"null",
+            b"{}",
+            b'{"name": "../../x", "step": 1}',
+            b'{"name": "x", "step": "1"}',
+            b'{"name": "x", "step": 1, "changes": 3}',
+            b'{"name": "x", "step": 1, "changes": {"torch": {"a": 1}}}',
+            b'{"name": "x", "step": 1, "reason": ["a"]}',
+            b'{"name": "x", "step": 1, "made_unix_ns": "now"}',
+            b'{"name": "x", "step": 1, "command": "rm"}',
+            b'{"name": "y", "step": 1}',
+            b'{"name": "x"}',
+            b'{"name": "x", "step": 1}' + b" " * 70_000,
+            b"\xff\xfe\x00",
+        ],
+    )
+    def test_a_file_that_is_none_is_refused(self, tmp_path: Path, content: bytes) -> None:
+        """Half-written and hostile files end in one kind of error."""
+        path = tmp_path / "x.json"
+        path.write_bytes(content)
+        with pytest.raises(ConfigError):
+            read_request(path, os.getuid())
+
+    def test_is_no_link_no_pipe_and_nobody_elses(self, tmp_path: Path) -> None:
+        """What another user may have put there is not even followed."""
+        path = place_request(tmp_path, Request.make(7))
+        link, pipe = tmp_path / "link.json", tmp_path / "pipe.json"
+        link.symlink_to(path)
+        os.mkfifo(pipe)
+        with pytest.raises(OSError, match="a link"):
+            read_request(link, os.getuid())
+        with pytest.raises(ConfigError, match="no plain file"):
+            read_request(pipe, os.getuid())
+        with pytest.raises(ConfigError, match="only user"):
+            read_request(path, os.getuid() + 1)
+
+    def test_withdrawing_names_the_nearest(self, tmp_path: Path) -> None:
+        """A request that is not there cannot be withdrawn; one that is, once."""
+        path = place_request(tmp_path, Request.make(7))
+        with pytest.raises(ConfigError, match=f'did you mean "{path.stem}"'):
+            withdraw_request(tmp_path, path.stem[:-1])
+        with pytest.raises(ConfigError, match="no such request"):
+            withdraw_request(tmp_path / "nowhere", "x")
+        assert withdraw_request(tmp_path, path.stem)
+        assert not withdraw_request(tmp_path, path.stem)
+
+    def test_is_never_changed(self, tmp_path: Path) -> None:
+        """The same name a second time is refused."""
+        request = Request.make(7)
+        place_request(tmp_path, request)
+        with pytest.raises(FileExistsError):
+            place_request(tmp_path, request)
+        assert json.loads((tmp_path / "requests" / f"{request.name}.json").read_text())["step"] == 7
+
+
+class TestSelectorWithRequests:
+    def test_a_request_selects_its_steps(self) -> None:
+        """Steps that the configuration does not name are selected from then on, and what is quiet is asked anew."""
+        asked = selector()
+        assert asked.select(5, None) is None
+        assert None in asked.quiet
+        assert asked.request(Request.make(7, count=2, max_seconds=9))
+        assert asked.quiet == {}
+        assert asked.next_selected(5, None) == 7
+        assert [asked.select(step, None) is not None for step in (6, 7, 8, 9)] == [False, True, True, False]
+        policy = asked.select(7, "actor")
+        assert policy is not None
+        assert policy.max_seconds == 9
+
+    def test_the_step_before_is_not_quiet(self) -> None:
+        """At its end the target is armed."""
+        asked = selector()
+        asked.request(Request.make(7))
+        asked.select(3, None)
+        assert asked.quiet[None] == (3, 6)
+
+    def test_role_and_ranks(self) -> None:
+        """Only the roles and ranks asked for."""
+        here, there = selector(rank=0), selector(rank=3)
+        request = Request.make(7, role="actor", ranks="3")
+        for asked in (here, there):
+            asked.request(request)
+        assert here.select(7, "actor") is None
+        assert there.select(7, "actor") is not None
+        assert there.select(7, "rollout") is None
+
+    def test_ranks_are_the_configured_ones_unless_named(self) -> None:
+        """Without ranks, those that would record a configured step."""
+        here, there = selector(rank=0), selector(rank=3)
+        for asked in (here, there):
+            asked.request(Request.make(7))
+        assert here.select(7, None) is not None
+        assert there.select(7, None) is None
+
+    def test_two_requests_and_a_configured_step(self) -> None:
+        """Each rank gets what concerns it, and a configured step stays one."""
+        asked = selector(rank=0, steps="7", max_seconds=5)
+        asked.request(Request.make(7, ranks="3", max_seconds=6))
+        policy = asked.select(7, None)
+        assert policy is not None
+        assert policy.max_seconds == 5
+        asked.request(Request.make(7, ranks="0", max_seconds=8))
+        policy = asked.select(7, None)
+        assert policy is not None
+        assert policy.max_seconds == 8
+
+    def test_roles_made_up_at_each_step(self) -> None:
+        """They are as many as steps; what is kept of them is bounded."""
+        asked = selector()
+        for step in range(MOST_ROLES + 10):
+            assert asked.select(step, f"actor-{step}") is None
+        assert len(asked.quiet) <= MOST_ROLES
+
+    def test_two_for_one_step(self) -> None:
+        """The one that was made first holds on every rank, in whatever order they see them; without it, the other."""
+        first, second = Request.make(7, max_seconds=1), Request.make(7, max_seconds=2)
+        for order in ((first, second), (second, first)):
+            asked = selector()
+            for request in order:
+                asked.request(request)
+            policy = asked.policy_at(7, None)
+            assert policy is not None
+            assert policy.max_seconds == 1
+            asked.withdraw(first.name)
+            policy = asked.policy_at(7, None)
+            assert policy is not None
+            assert policy.max_seconds == 2
+
+    def test_withdrawn(self) -> None:
+        """It holds no more; one that is not known is told so."""
+        asked = selector()
+        request = Request.make(7)
+        assert not asked.withdraw(request.name)
+        asked.request(request)
+        assert not asked.request(request)
+        assert asked.withdraw(request.name)
+        assert asked.select(7, None) is None
+
+    def test_a_role_that_is_switched_off_stays_off(self) -> None:
+        """The configuration's last word."""
+        asked = selector(roles={"ref": {"enabled": False}})
+        asked.request(Request.make(7))
+        assert asked.select(7, "ref") is None
+
+    def test_what_cannot_be_is_refused(self) -> None:
+        """Ranks beyond the world, and what cannot stand together with the configuration."""
+        asked = selector(join_steps=True)
+        with pytest.raises(ConfigError, match="there is no rank 9 in a world of 4; the nearest is 3"):
+            asked.request(Request.make(7, ranks="9"))
+        with pytest.raises(ConfigError, match="join_steps"):
+            asked.request(Request.make(7, capture_per="region", regions=["a"]))
+        assert asked.requests == ()

@@ -1,0 +1,191 @@
+"""Whether run directories with one id are one run or two."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from runs import ended_writer, make_run, record, write_spans
+
+from stepprof.analysis.timeline.find import find
+from stepprof.cli.main import main
+from stepprof.errors import ConfigError
+from stepprof.run.same_run import evidence_of, is_part, parts_of_one_run, why_apart
+
+SECOND = 1_000_000_000
+BEGIN = 1_700_000_000 * SECOND
+JOB = """
+import stepprof, sys
+stepprof.init({"steps": "2", "output_dir": sys.argv[1], "backend": "null"}, run_id=sys.argv[2] or None)
+for step in range(4):
+    with stepprof.profile_step(step, role="actor"), stepprof.region("work"):
+        pass
+"""
+
+
+def job(output_dir, run_id="demo-1", **environ):
+    """Record a real run."""
+    environ = {**os.environ, **environ}
+    subprocess.run([sys.executable, "-c", JOB, str(output_dir), run_id], check=True, env=environ, timeout=60)
+    (run,) = (path for path in output_dir.iterdir() if path.name[0] != ".")
+    return run
+
+
+def node(folder, *, host, boot=None, rank=0, pid=7, at=0.0, seconds=1.5, created=None, role="actor", **run):
+    """One machine's directory of a run: one rank with one window."""
+    writer = {**ended_writer(), "host": host, "boot_id": boot or host, "pid": pid}
+    begin = BEGIN + int(at * SECOND)
+    times = {"start_unix_ns": begin, "end_unix_ns": begin + int(seconds * SECOND)}
+    made = make_run(folder, created_unix_ns=BEGIN if created is None else created, writer=writer, **run)
+    record(made, rank=rank, role=role, writer=writer, host=host, pid=pid, **times)
+    return made.path
+
+
+def reason(*paths):
+    return why_apart(*map(evidence_of, paths))
+
+
+class TestTwoRuns:
+    def test_one_after_the_other_on_one_machine(self, tmp_path):
+        """Two real jobs with one id: by the clock of their machine the second began when the first had ended."""
+        runs = [job(tmp_path / name) for name in "ab"]
+        assert "by the clock of one machine" in reason(*runs)
+        assert parts_of_one_run(runs) == [[runs[0]], [runs[1]]]
+
+    def test_processes_that_named_themselves(self, tmp_path):
+        """A name that a process made up for itself is nobody else's, even if two did so in the same second."""
+        runs = [job(tmp_path / name, run_id="") for name in "ab"]
+        assert "process that was alone" in reason(*runs)
+
+    def test_the_same_rank_at_the_same_time(self, tmp_path):
+        """Two machines record rank 0 of one role at the same time."""
+        runs = [node(tmp_path / host, host=host, at=number) for number, host in enumerate("ab")]
+        assert "actor rank 0 is process 7 on a in one, and process 7 on b" in reason(*runs)
+
+    def test_the_same_rank_on_another_day(self, tmp_path):
+        """Their clocks were never compared, but one rank is two processes, and nothing was recorded by both machines at one time."""
+        late = 86_400
+        runs = [
+            node(tmp_path / "a", host="a"),
+            node(tmp_path / "b", host="b", at=late, created=BEGIN + late * SECOND),
+        ]
+        assert "actor rank 0" in reason(*runs)
+
+    def test_spans_tell_how_long_a_process_lived(self, tmp_path):
+        """Rank 0 of both recorded at different times; their spans show that both lived throughout."""
+        runs = []
+        for number, host in enumerate("ab"):
+            path = node(tmp_path / host, host=host, at=10 * number)
+            header = {"kind": "spans", "rank": 0, "host": host, "pid": 7, "anchor": {"unix_ns": BEGIN}}
+            last = {"name": "r", "kind": "region", "start": BEGIN, "dur": 20 * SECOND, "step": 2}
+            (path / "spans").mkdir()
+            (path / "spans" / "rank-0.000001.jsonl").write_text(f"{json.dumps(header)}\n{json.dumps(last)}\n")
+            runs.append(path)
+        assert "actor rank 0" in reason(*runs)
+
+
+class TestOneRun:
+    def test_a_copy(self, tmp_path):
+        """A directory and a copy of it have one founder."""
+        run = job(tmp_path / "a")
+        copy = tmp_path / "b" / run.name
+        shutil.copytree(run, copy)
+        assert reason(run, copy) is None
+
+    def test_nodes_without_a_shared_disk(self, tmp_path):
+        """Other ranks on other machines, even where the clocks of these are hours apart."""
+        hours = 7_200
+        runs = [
+            node(tmp_path / "a", host="a"),
+            node(tmp_path / "b", host="b", rank=1, at=hours, created=BEGIN + hours * SECOND),
+        ]
+        assert reason(*runs) is None
+
+    def test_containers_of_one_machine(self, tmp_path):
+        """One boot and one process id, and another rank: the roles ran one after the other, but the job began in both at once."""
+        runs = [
+            node(tmp_path / "a", host="a", boot="x", role="rollout"),
+            node(tmp_path / "b", host="b", boot="x", rank=1, at=1.0),
+        ]
+        assert reason(*runs) is None
+
+    def test_a_restart_that_moved_the_ranks(self, tmp_path):
+        """Rank 0 goes on on another machine, which had taken part from the beginning."""
+        runs = [node(tmp_path / "a", host="a"), node(tmp_path / "b", host="b", rank=1)]
+        (moved,) = (make_run(tmp_path / "b"),)
+        writer = {**ended_writer(), "host": "b", "boot_id": "b", "pid": 8}
+        later = BEGIN + 100 * SECOND
+        record(moved, rank=0, writer=writer, start_unix_ns=later, end_unix_ns=later + SECOND)
+        other = make_run(tmp_path / "a")
+        writer = {**writer, "host": "a", "boot_id": "a"}
+        record(other, rank=1, writer=writer, start_unix_ns=later, end_unix_ns=later + SECOND)
+        assert reason(*runs) is None
+
+    def test_groups_of_ranks_under_ray(self, tmp_path):
+        """A job of Ray may have several groups of processes, each with a rank 0."""
+        runs = [node(tmp_path / host, host=host, run_id_from="ray") for host in "ab"]
+        assert reason(*runs) is None
+
+    def test_directories_that_say_nothing(self, tmp_path):
+        """Without times and processes nothing is proven: the same id is one run."""
+        runs = [make_run(tmp_path / name).path for name in "ab"]
+        write_spans(make_run(tmp_path / "a"), 0)
+        (tmp_path / "b" / "r" / "step-000001" / "manifest").mkdir(parents=True)
+        (tmp_path / "b" / "r" / "step-000001" / "manifest" / "actor-rank-0.json").write_text("{")
+        assert reason(*runs) is None
+
+    def test_a_part_that_connects_two(self, tmp_path):
+        """A node that joined when another one had left: the node that saw both shows that they are one run."""
+        first = node(tmp_path / "a", host="a", boot="x")
+        late = node(tmp_path / "b", host="b", boot="x", rank=1, at=100, created=BEGIN + 100 * SECOND)
+        both = node(tmp_path / "c", host="c", rank=2, seconds=200)
+        assert reason(first, late) is not None
+        assert parts_of_one_run([first, late, both]) == [[first, late, both]]
+
+
+class TestIsPart:
+    def test_on_a_shared_disk(self, tmp_path):
+        """One directory, seen from two nodes."""
+        run = job(tmp_path / "a")
+        assert is_part(run, evidence_of(run))
+
+    def test_an_older_job_under_the_same_path(self, tmp_path):
+        """A node whose disk holds another run of this name has no part of ours."""
+        ours, theirs = job(tmp_path / "a"), job(tmp_path / "b")
+        assert not is_part(theirs, evidence_of(ours))
+
+
+class TestCommands:
+    @pytest.fixture
+    def two(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        return [os.path.relpath(job(tmp_path / name)) for name in "ab"]
+
+    @pytest.mark.parametrize("step", ["", ":2"])
+    def test_report_compares_them(self, two, capsys, step):
+        """As it compares two runs with two ids; each is named by its path."""
+        assert main(["report", *(f"{path}{step}" for path in two), "--json"]) == 0
+        compared = json.loads(capsys.readouterr().out)
+        assert compared["a"].split() == [two[0], "step", "2"]
+        assert compared["b"].split() == [two[1], "step", "2"]
+
+    def test_merge_refuses_with_the_reason(self, two, capsys):
+        """One timeline is of one run."""
+        assert main(["merge", *two]) == 2
+        said = capsys.readouterr().err
+        assert "are both called demo-1 and are two runs: by the clock of one machine" in said
+
+    def test_three_are_too_many(self, two, tmp_path, capsys):
+        """A report compares two."""
+        third = job(tmp_path / "c")
+        assert main(["report", *two, str(third)]) == 2
+        assert "3 different ones" in capsys.readouterr().err
+
+    def test_find_refuses_them(self, two, tmp_path):
+        """Whatever reads several directories at once."""
+        with pytest.raises(ConfigError, match="two runs"):
+            find(two, output_dir=tmp_path)

@@ -1,0 +1,139 @@
+"""The lines of span files: all of them, or those of one step, whatever their lengths."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from counting import instructions_of
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import make_run, record, region, write_spans
+
+from stepprof.run import span_lines as spanlines
+from stepprof.run.span_lines import parse_span, span_lines
+
+
+def lines_of(path, step=None):
+    return list(span_lines(path, step))
+
+
+def span(step, **more):
+    return json.dumps({"name": "r", "step": step, "start": 1, **more}).encode() + b"\n"
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Files are read some bytes at a time, so that lines lie across blocks."""
+    monkeypatch.setattr(spanlines, "BLOCK_BYTES", 7)
+
+
+class TestLines:
+    @pytest.mark.parametrize(
+        "content", [b"", b"\n", b"a\nbb\n", b"a\n\nb", b"a", b"a\r\nb\x85\x0c\n" * 9, b"x" * 50 + b"\ny\n"]
+    )
+    def test_all_of_them(self, tmp_path, small_blocks, content):
+        """As Python's own files part them."""
+        path = tmp_path / "f"
+        path.write_bytes(content)
+        with path.open("rb") as file:
+            assert lines_of(path) == list(file)
+
+    def test_of_one_step(self, tmp_path, small_blocks):
+        """The first line, and those that name the step: however the numbers look alike, and once each."""
+        path = tmp_path / "f"
+        lines = [b"header\n", span(1), span(2), span(12), span(2, attrs={"step": 2}), span(21), span(None)]
+        compact = b'{"name":"r","step":2}\n'
+        path.write_bytes(b"".join(lines) + compact)
+        assert lines_of(path, 2) == [lines[0], lines[2], lines[4], compact]
+        assert lines_of(path, 7) == [lines[0]]
+
+    def test_a_last_line_without_its_end(self, tmp_path):
+        """It comes without a line break: its process was writing it."""
+        path = tmp_path / "f"
+        path.write_bytes(b"header\n" + span(2) + span(2)[:-5])
+        assert [line.endswith(b"\n") for line in lines_of(path, 2)] == [True, True, False]
+        assert lines_of(path, 3) == [b"header\n"]
+
+    def test_a_line_without_an_end(self, tmp_path, small_blocks, monkeypatch):
+        """It comes in pieces, so that no file takes more memory than the longest line may have."""
+        monkeypatch.setattr(spanlines, "LONGEST_LINE", 60)
+        path = tmp_path / "f"
+        path.write_bytes(b"h\n" + b"x" * 200 + b"\n" + span(2))
+        pieces = lines_of(path)
+        assert b"".join(pieces) == path.read_bytes()
+        assert max(map(len, pieces[:-1])) <= 67
+        assert pieces[-1] == span(2)
+
+    @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 200), st.integers(0, 30))
+    def test_no_span_of_a_step_is_missed(self, tmp_path_factory, steps, block, wanted):
+        """Whatever is read at once, and wherever the lines begin."""
+        path = tmp_path_factory.getbasetemp() / "spans.jsonl"
+        lines = [span(step, attrs={"n": "x" * (step * 3)}) for step in steps]
+        path.write_bytes(b"header\n" + b"".join(lines))
+        before, spanlines.BLOCK_BYTES = spanlines.BLOCK_BYTES, block
+        try:
+            found = lines_of(path, wanted)
+        finally:
+            spanlines.BLOCK_BYTES = before
+        assert found == [
+            b"header\n",
+            *(span for span, step in zip(lines, steps, strict=True) if step == wanted),
+        ]
+
+    def test_other_steps_cost_nothing(self, tmp_path):
+        """Lines of other steps are passed over without a look at each."""
+        costs = []
+        for others in (10, 1000):
+            path = tmp_path / "f"
+            path.write_bytes(b"header\n" + span(2) * 5 + span(3) * others)
+            costs.append(instructions_of(lines_of, path, 2))
+        assert costs[0] == costs[1]
+
+
+class TestParse:
+    @pytest.mark.parametrize(
+        ("line", "found"),
+        [
+            (b'{"name": "a", "step": 1}\n', {"name": "a", "step": 1}),
+            (b'{"name": "\\ud800"}', {"name": "\ufffd"}),
+            (b'{"attrs": {"a": NaN, "b": 1e999}}', {"attrs": {"a": "NaN", "b": "1e999"}}),
+            (b"[1]\n", None),
+            (b"", None),
+            (b'{"name": "\xff"}', None),
+            (b'{"name": 1}', None),
+            (b'{"start": -1}', None),
+            (b'{"dur": 5000000000000000000}', None),
+            (b'{"step": 1.5}', None),
+            (b'{"role": []}', None),
+            (b'{"thread": []}', None),
+            (b'{"thread": [], "attrs": NaN}', None),
+            (b"[" * 100_000, None),
+        ],
+    )  # fmt: skip
+    def test_what_a_line_says(self, line, found):
+        """What Python's json reads is read, within bounds; anything else is damaged."""
+        assert parse_span(line) == found
+
+    def test_without_msgspec(self, tmp_path):
+        """The base installation has only Python's json: `ls`, `show` and `spans` say the same."""
+        path = tmp_path / "runs"
+        run = make_run(path)
+        for rank in (0, 1):
+            record(run, rank=rank, data=b"{}")
+            write_spans(run, rank, *(region("update", 0.5 + rank, step=step) for step in (1, 2, 3)))
+        code = (
+            "import sys; sys.modules['msgspec'] = None\n"
+            "from stepprof.cli.main import main\n"
+            "sys.exit(main(sys.argv[1:]))"
+        )
+        for arguments in (["ls"], ["show"], ["spans"], ["show", "--json"], ["spans", "--json"]):
+            given = [*arguments, "--output-dir", str(path)]
+            done = [
+                subprocess.run([sys.executable, *how, *given], check=True, capture_output=True, text=True)
+                for how in (["-m", "stepprof"], ["-c", code])
+            ]
+            assert done[0].stdout == done[1].stdout
+            assert done[1].stderr == ""
