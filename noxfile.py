@@ -97,15 +97,23 @@ def faults(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Read 25,000 damaged runs and attach 25,000 hostile servers, or as many cases as are named in all: `nox -s fuzz -- 5000 [SEED]`."""
+    """Read 22,500 damaged runs, attach as many hostile servers, and join and upload 2,500 damaged runs each, or as many cases as are named in all: `nox -s fuzz -- 5000 [SEED]`."""
     cases, seed = count_and_seed(session, "50000")
-    half = str(int(cases) // 2)
-    session.env.update(FUZZ_CASES=half, FUZZ_SERVERS=half, FUZZ_SEED=seed)
+    shares = {"FUZZ_CASES": 45, "FUZZ_SERVERS": 45, "FUZZ_CLAIMS": 5, "FUZZ_UPLOADS": 5}
+    session.env.update({name: str(int(cases) * share // 100) for name, share in shares.items()})
+    session.env["FUZZ_SEED"] = seed
     python(session, "pytest", "-n", "2", "tests/fuzz")
 
 
 # How many of each are enough to find what a change has broken, in some minutes on two processors.
-CAMPAIGNS = {"TRUTH_STEPS": "1200", "FAULTS_RUNS": "600", "FUZZ_CASES": "1000", "FUZZ_SERVERS": "1000"}
+CAMPAIGNS = {
+    "TRUTH_STEPS": "1200",
+    "FAULTS_RUNS": "600",
+    "FUZZ_CASES": "1000",
+    "FUZZ_SERVERS": "1000",
+    "FUZZ_CLAIMS": "200",
+    "FUZZ_UPLOADS": "200",
+}
 
 
 @nox.session(venv_backend="none")

@@ -31,6 +31,7 @@ VALUES: list[Any] = [
     "all", "every 0", "driver", "[0, 1]", "complete", "lost", "joined", "partial", "torch-trace", "memory-snapshot", "npu-profile",
     [], {}, [[]], [None], [{}], {"": None}, {"a": []}, [1] * 1000, ["x"] * 100, {"path": "x"}, {"step": 2, "stem": "actor/rank-0"}, {"step": -1, "stem": "../x"},
 ]  # fmt: skip
+RUN_IDS: list[Any] = ["../x", "/tmp/x", "..", ".", "", "a/b", ".claims", "x", "x" * 300, "a\0b", "\ud800", "\x1b[2J", None, 5, ["x"]]  # fmt: skip
 
 
 def files_of(run: Path) -> list[Path]:
@@ -105,6 +106,14 @@ def said(path: Path, chance: Random) -> None:
         path.write_text(_changed(path.read_text(errors="replace"), chance))
     else:
         flip(path, chance)
+
+
+def elsewhere(path: Path, chance: Random) -> None:
+    """It names another run, or a path."""
+    with contextlib.suppress(ValueError, RecursionError, TypeError):
+        content = json.loads(path.read_bytes())
+        content["run_id"] = chance.choice(RUN_IDS)
+        path.write_text(json.dumps(content))
 
 
 def _changed(text: str, chance: Random) -> str:
@@ -195,6 +204,10 @@ def _instead(make: Callable[[Path], object]) -> Callable[[Path, Random], None]:
     return put
 
 
+def _above(path: Path, name: str) -> Path:
+    return next(parent for parent in path.parents if parent.name == name)
+
+
 def _socket(path: Path) -> None:
     here = Path.cwd()
     os.chdir(path.parent)  # the address of a socket is short
@@ -227,7 +240,7 @@ def rename(path: Path, chance: Random) -> None:
 
 def refolder(path: Path, chance: Random) -> None:
     """There are folders that are named like steps, or nearly."""
-    run = next(parent for parent in path.parents if parent.name == "r")
+    run = _above(path, "r")
     for name in chance.sample(["step-9999999999999999999999999", "step-0000002", "step-٠٠٠٠٠٩", "step-000009", "step-999999999999999999"], 2):  # fmt: skip
         with contextlib.suppress(OSError):
             large = any(file.lstat().st_size >= LARGE for file in (run / "step-000003").rglob("*"))
@@ -252,12 +265,13 @@ MUTATIONS: dict[str, Callable[[Path, Random], None]] = {
     "sparse": sparse,
     "rename": rename,
     "refolder": refolder,
+    "elsewhere": elsewhere,
     "pipe": _instead(os.mkfifo),
     "folder": _instead(Path.mkdir),
     "socket": _instead(_socket),
     "gone": _instead(lambda path: None),
     "link to a device": _instead(lambda path: path.symlink_to("/dev/zero")),
-    "link to a file": _instead(lambda path: path.symlink_to(path.parents[-2] / "outside.txt")),
+    "link to a file": _instead(lambda path: path.symlink_to(_above(path, "runs") / "outside.txt")),
     "link to nothing": _instead(lambda path: path.symlink_to("nowhere")),
     "link to itself": _instead(lambda path: path.symlink_to(path.name)),
 }

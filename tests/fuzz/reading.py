@@ -1,6 +1,6 @@
 """A process that reads runs, so that what hangs, runs out of memory or crashes there is seen here.
 
-As a program it carries out the commands of stepprof that come in, one line each, and answers each with a line.
+As a program it carries out the commands of stepprof that come in, one line each, and answers each with a line. One more, `init`, opens a run as a rank of a job does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 __all__ = ["COMMANDS", "Outcome", "Reader"]
 
@@ -58,6 +61,19 @@ class Reader:
     def carry_out(self, command: str, run: Path, folder: Path) -> Outcome:
         """Carry out a command on a run, in a folder of its own."""
         arguments = [str(run) if each == "RUN" else each for each in COMMANDS[command]]
+        return self._ask(arguments, folder, run.parent)
+
+    def open_run(self, output_dir: Path, environ: Mapping[str, str]) -> Outcome:
+        """Call `init` as a rank that has this environment; it prints the path of its run."""
+        return self._ask(["init"], output_dir, output_dir, environ)
+
+    def _ask(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        output_dir: Path,
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> Outcome:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = subprocess.Popen(
@@ -65,7 +81,11 @@ class Reader:
             )
         assert process.stdin is not None
         assert process.stdout is not None
-        task = {"arguments": arguments, "folder": str(folder), "output_dir": str(run.parent)}
+        task = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "environ": {"STEPPROF_OUTPUT_DIR": str(output_dir), **environ},
+        }
         process.stdin.write(json.dumps(task).encode() + b"\n")
         process.stdin.flush()
         # its own alarm comes first, unless it waits where no signal wakes it
@@ -92,18 +112,38 @@ def _alarm(*_: object) -> None:
     raise _TooLong
 
 
-def _carry_out(task: dict[str, object]) -> Outcome:
+def _init() -> int:
+    """Open a run and end it."""
+    import stepprof
+    from stepprof.errors import ConfigError
+    from stepprof.run import rendezvous
+
+    rendezvous._UNREADABLE_SECONDS = 0.02
+    try:
+        config = {"steps": "none", "backend": "null", "output_dir": os.environ["STEPPROF_OUTPUT_DIR"]}
+        session = stepprof.init(config)
+    except ConfigError as error:
+        sys.stderr.write(f"stepprof {error}")
+        return 2
+    assert session is not None
+    sys.stdout.write(str(session.path))
+    stepprof.shutdown()
+    return 0
+
+
+def _carry_out(task: dict[str, Any]) -> Outcome:
     from stepprof.cli.main import main
 
-    os.environ["STEPPROF_OUTPUT_DIR"] = str(task["output_dir"])
-    os.chdir(str(task["folder"]))
+    os.environ.update(task["environ"])
+    os.chdir(task["folder"])
     # as strict as a terminal: what cannot be encoded raises
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
     before, (sys.stdout, sys.stderr) = (sys.stdout, sys.stderr), streams
     found, status = "", -1
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        status = main(list(task["arguments"]))  # type: ignore[call-overload]
+        arguments = task["arguments"]
+        status = _init() if arguments == ["init"] else main(arguments)
     except SystemExit as error:
         status = int(error.code or 0)
     except BaseException:  # noqa: BLE001 - whatever it is, it is the finding

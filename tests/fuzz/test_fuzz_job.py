@@ -1,0 +1,177 @@
+"""Whatever lies in `.claims` and in other runs, `init` finds a run or refuses; whatever lies in the place of an artifact, the upload ends and takes nothing else.
+
+`FUZZ_CLAIMS`, `FUZZ_UPLOADS` and `FUZZ_SEED` in the environment make it more cases, or others: `nox -s fuzz` does so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from fuzz.mutations import MUTATIONS, files_of, mutate
+from fuzz.reading import Reader
+from fuzz.wholerun import OUTSIDE, whole_run
+from stepprof.recording.post_step.upload.program import Program
+from stepprof.run.layout import open_run
+from stepprof.run.names import is_plain_name
+from stepprof.run.rendezvous import CLAIMS, Launcher, claim_for_launcher
+
+CLAIM_CASES = int(os.environ.get("FUZZ_CLAIMS", "40"))
+UPLOAD_CASES = int(os.environ.get("FUZZ_UPLOADS", "20"))
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
+MANY = ["000001.json", "999999999999.json", "000002.0123456789abcdef.json", "launcher-x.json"]
+UPLOADED = [
+    "run.json",
+    "step-000002/actor/rank-0.trace.json.gz",
+    "step-000002/ref/rank-0.npu/h_7_ascend_pt",
+    "step-000002/manifest/actor-rank-0.json",
+]
+UPLOAD_SECONDS = 2.0
+"""What is too large to be read by then is given up."""
+Mutations = list[tuple[int, str, int]]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # as many cases as are asked for
+
+
+def fuzzed(cases: int) -> Callable[[Callable[[Mutations], None]], Callable[[], None]]:
+    """Call a check with so many lists of mutations of a few files."""
+    kinds = sorted(MUTATIONS.keys() - {"refolder"})
+    mutation = st.tuples(st.integers(0, 99), st.sampled_from(kinds), st.integers(0, 2**32 - 1))
+    drawn = settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda check: seed(SEED)(drawn(given(st.lists(mutation, min_size=1, max_size=3))(check)))
+
+
+def changed(folder: Path, mutations: Mutations) -> Path:
+    """Mutate some files of a folder, or folders, in whose place a file comes first; returns the folder."""
+    places = sorted(path for path in folder.rglob("*"))
+    for number, kind, chance in mutations:
+        path = places[number % len(places)]
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+            path.write_bytes(b"")
+        mutate(path, kind, chance)
+    return folder
+
+
+RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+"""What a launcher that does not name its job tells a rank."""
+
+
+def opened(reader: Reader, runs: Path, local_rank: int) -> Path | None:
+    """Return the run that `init` finds; None where it refuses."""
+    outcome = reader.open_run(runs, {**RANK, "LOCAL_RANK": str(local_rank)})
+    assert outcome.traceback == ""
+    if outcome.status == 2:
+        assert outcome.err.startswith("stepprof ")
+        return None
+    assert outcome.status == 0
+    return Path(outcome.out)
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reader]:
+    """Return a process whose launcher this one is."""
+    reader = Reader()
+    yield reader
+    reader.close()
+
+
+@pytest.fixture(scope="module")
+def runs(reader: Reader) -> Iterator[Path]:
+    """Return a folder with runs: of this launcher, of others, and of the process that started the rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(folder) / "runs"
+        for name, began in (("L1", time.time()), ("L2", 1000.0)):
+            claim_for_launcher(runs, "h 1", Launcher("other", name, began), 2)
+        agreed = opened(reader, runs, 0)
+        assert opened(reader, runs, 0) == agreed is not None
+        for name in MANY:
+            (next((runs / CLAIMS).iterdir()) / name).touch()
+        parents = open_run(runs, run_id=None, rank=0, world_size=1, environ={}, description={})
+        assert opened(reader, runs, 1) == parents.path
+        yield runs
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Path]:
+    """Return a run with every kind of file."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield whole_run(Path(folder) / "runs")
+
+
+class TestClaims:
+    def test_whatever_lies_there(self, reader: Reader, runs: Path) -> None:
+        """`init` opens a run directly below the folder, and follows no link out of it, or says in one line why not."""
+
+        @fuzzed(CLAIM_CASES)
+        def check(mutations: Mutations) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                copy = Path(folder) / "runs"
+                shutil.copytree(runs, copy)
+                (copy / "outside.txt").write_text(OUTSIDE)
+                run = opened(reader, changed(copy, mutations), mutations[0][2] % 2)
+                if run is not None:
+                    assert run.parent == copy
+                    assert is_plain_name(run.name)
+                    assert os.path.lexists(run / "run.json")
+
+        check()
+
+
+class TestUploads:
+    def uploaded(self, program: Program, run: Path, name: str, seconds: float) -> list[str | None]:
+        """Upload the files of a run into a folder with this name; returns why each was not uploaded."""
+        reasons = []
+        for path in UPLOADED:
+            began = time.monotonic()
+            outcome = program.upload(run / path, f"{name}/{path}", began + seconds)
+            assert time.monotonic() - began < seconds + 20
+            assert outcome["status"] in ("uploaded", "failed")
+            reason = outcome["error"]
+            assert (reason is None) == (outcome["status"] == "uploaded")
+            assert reason is None or reason.isprintable()
+            reasons.append(reason)
+        return reasons
+
+    def test_a_whole_run(self, whole: Path, tmp_path: Path) -> None:
+        """Is uploaded: what fails below does not fail from the beginning."""
+        with Program(f"file://{tmp_path}", threading.Event(), 1) as program:
+            assert self.uploaded(program, whole, "up", 60.0) == [None] * len(UPLOADED)
+
+    def test_whatever_lies_there(self, whole: Path) -> None:
+        """The upload of each ends in time, with a reason in one line, and the target has nothing but plain files of the run."""
+
+        with (
+            tempfile.TemporaryDirectory() as root,
+            Program(f"file://{root}", threading.Event(), 1) as program,
+        ):
+
+            @fuzzed(UPLOAD_CASES)
+            def check(mutations: Mutations) -> None:
+                with tempfile.TemporaryDirectory(dir=root) as folder:
+                    run, target = Path(folder) / "runs" / "r", Path(folder) / "up"
+                    shutil.copytree(whole.parent, run.parent)
+                    files = [path for name in UPLOADED for path in files_of(run / name) or [run / name]]
+                    for number, kind, chance in mutations:
+                        mutate(files[number % len(files)], kind, chance)
+                    self.uploaded(program, run, str(target.relative_to(root)), UPLOAD_SECONDS)
+                    for path in files_of(target):
+                        assert not path.is_symlink()
+                        assert path.read_bytes() == (run / path.relative_to(target)).read_bytes()
+                        assert OUTSIDE.encode() not in path.read_bytes()
+
+            check()
