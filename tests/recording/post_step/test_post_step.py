@@ -33,7 +33,9 @@ from stepprof.recording.post_step.leader import Keeper
 from stepprof.recording.post_step.retention import choose, prune
 from stepprof.recording.post_step.upload import uploads
 from stepprof.recording.post_step.upload.child import Target
+from stepprof.recording.post_step.upload.program import Program
 from stepprof.recording.post_step.upload.uploads import missing
+from stepprof.redaction import hide
 from stepprof.remote.ray.inside.follower import _OF_THE_DRIVER, spans_only
 from stepprof.run.fragments import read_after
 from stepprof.run.manifest import read_step
@@ -611,6 +613,19 @@ class TestUploader:
         _until(lambda: "late" in copy.read_text())
         uploader.close(20, [])
         assert (uploader.failures, fragment.uploads[0]["status"], uploader.pending) == (0, "uploaded", 0)
+
+    def test_the_reason_of_a_store_gives_no_key_away(self, tmp_path) -> None:
+        """The reason goes into the manifest: keys that it repeats are masked, also where the text is long, and it is one line."""
+        key, file = "sk-canary-5f2e9", tmp_path / "a"
+        hide(key)
+        file.touch()
+        url = f"file:///dev/null/\x1b[2J{'x' * 420}{key}/{key * 100}"
+        with Program(url, threading.Event(), 1) as program:
+            reason = program.upload(file, "a", time.monotonic() + 60)["error"]
+        assert "NotADirectoryError" in reason
+        assert "canary" not in reason
+        assert reason.isprintable()
+        assert len(reason) <= 501
 
 
 class TestTarget:

@@ -24,6 +24,8 @@ __all__ = ["Target", "main"]
 
 WHOLE_AT_ONCE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oci", "oss", "tos", "memory"})
 """Stores in which an object is there when it is whole; elsewhere a file is moved to its name at the end."""
+MOST_ERROR = 1 << 16
+"""Characters of what a store says; the process that recorded masks the keys in it, and shortens it then."""
 _CHUNK = 1 << 20
 
 
@@ -186,7 +188,7 @@ def _read(local: Path) -> tuple[int, bytes]:
 
 def _describe(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text if len(text) <= 500 else text[:500] + " …"
+    return text[:MOST_ERROR]
 
 
 def _files(local: Path) -> Iterator[tuple[Path, str]]:

@@ -16,11 +16,14 @@ from typing import Any
 
 from stepprof.host import subprocesses
 from stepprof.recording.post_step.upload import child as uploadjob
+from stepprof.redaction import quoted
 
 __all__ = ["Program"]
 
 PAUSE_SECONDS = 0.5
 """Before the second try; twice as long before each further one."""
+MOST_REASON = 500
+"""Characters of the reason why something is not uploaded."""
 FAILED = "the upload program"
 
 
@@ -55,8 +58,9 @@ class Program:
         except (OSError, ValueError) as error:
             self._end()
             seconds = round(time.monotonic() - began, 3)
-            return {"status": "failed", "bytes": None, "verified": None, "tries": 1, "error": str(error), "seconds": seconds}  # fmt: skip
-        return answer
+            answer = {"status": "failed", "bytes": None, "verified": None, "tries": 1, "error": str(error), "seconds": seconds}  # fmt: skip
+        reason = answer.get("error")
+        return {**answer, "error": None if reason is None else quoted(reason, MOST_REASON)}
 
     def _start(self, deadline: float) -> None:
         self._received = self._errors = b""
