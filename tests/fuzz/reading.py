@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -34,6 +35,9 @@ COMMANDS = {
     "spans": ["spans", "RUN"],
     "spans --step": ["spans", "RUN", "--step", "2", "--json"],
     "status": ["status", "RUN"],
+    "compare": ["report", "RUN:2", "RUN:3", "--workers", "1", "--json", "compared.json"],
+    "trigger": ["trigger", "RUN", "--step", "9"],
+    "analyse": ["analyse", "RUN"],
 }  # fmt: skip
 SECONDS = 20
 """A command on a run of some kilobytes takes a tenth of one; a busy machine is slower."""
@@ -60,7 +64,7 @@ class Reader:
 
     def carry_out(self, command: str, run: Path, folder: Path) -> Outcome:
         """Carry out a command on a run, in a folder of its own."""
-        arguments = [str(run) if each == "RUN" else each for each in COMMANDS[command]]
+        arguments = [re.sub(r"^RUN\b", lambda _: str(run), each) for each in COMMANDS[command]]
         return self._ask(arguments, folder, run.parent)
 
     def open_run(self, output_dir: Path, environ: Mapping[str, str]) -> Outcome:
