@@ -102,7 +102,7 @@ def fuzz(session: nox.Session) -> None:
     shares = {"FUZZ_CASES": 45, "FUZZ_SERVERS": 45, "FUZZ_CLAIMS": 5, "FUZZ_UPLOADS": 5}
     session.env.update({name: str(int(cases) * share // 100) for name, share in shares.items()})
     session.env["FUZZ_SEED"] = seed
-    python(session, "pytest", "-n", "2", "tests/fuzz")
+    python(session, "pytest", "-n", "2", "--dist", "worksteal", "tests/fuzz")
 
 
 # How many of each are enough to find what a change has broken, in some minutes on two processors.

@@ -20,7 +20,7 @@ from fuzz.wholerun import OUTSIDE, whole_run
 
 CASES = int(os.environ.get("FUZZ_CASES", "150"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
-PARTS = 4
+PARTS = max(CASES // 1000, 4)
 """Into which the cases are divided, for several processes."""
 READ = ("run.json", "spans/", "step-000002/manifest/", "step-000002/actor/", "step-000002/ref/rank-0.memory.pickle", "step-000002/rollout/")  # fmt: skip
 """What `check` looks into, file by file."""
