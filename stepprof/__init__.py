@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stepprof.remote.attach import Engine, attach, detach
     from stepprof.run.trigger import trigger
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Config",
