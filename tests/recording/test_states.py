@@ -345,7 +345,9 @@ class Sequences(RuleBasedStateMachine):
             control.size = 0
 
         self._happens(
-            ["limit reached, on a thread that cannot stop the capture" if bound else "limit reached"], look, "other"
+            ["limit reached, on a thread that cannot stop the capture" if bound else "limit reached"],
+            look,
+            "other",
         )
         if bound:
             self.asked = True
