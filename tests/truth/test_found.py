@@ -123,6 +123,9 @@ FOUND = {
         fates=((1, "killed"), (2, "killed")),
         profiler="equal",
     ),
+    "calls of a rank alone place no clocks": Shape(
+        ranks=2, machines=2, compared="some", phases=("ref", "actor"), groups="halves", rounds=1
+    ),
     "a thread that leaves late has not waited for one that came just before": Shape(
         seed=252209314, ranks=12, kinds=("broadcast",), rounds=4, jitter=True
     ),

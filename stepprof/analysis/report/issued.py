@@ -74,12 +74,12 @@ def _is(name: str, *, called: bool) -> bool:
 
 
 def _world(metadata: Mapping[str, object]) -> int | None:
-    """How many ranks the job has, where they are the only process group that its collectives can be of."""
+    """How many ranks the job has, if they are its only process group: a call may also be of a group of one rank, as frameworks make them."""
     stated = metadata.get("distributedInfo")
     if not isinstance(stated, dict):
         return None
     world, config = stated.get("world_size"), stated.get("pg_config")
     if not isinstance(config, list) or not all(isinstance(each, dict) for each in config):
         return None
-    several = [each.get("pg_size") for each in config if each.get("pg_size") != 1]
-    return world if several == [world] and type(world) is int else None
+    sizes = [each.get("pg_size") for each in config]
+    return world if sizes == [world] and type(world) is int else None

@@ -18,7 +18,7 @@ MS = 1_000_000
 WORLD = {
     "distributedInfo": {
         "world_size": 2,
-        "pg_config": [{"pg_name": "0", "pg_size": 2}, {"pg_name": "1", "pg_size": 1}],
+        "pg_config": [{"pg_name": "0", "pg_size": 2}],
     }
 }
 
@@ -113,10 +113,11 @@ class TestIssued:
             assert seen == list(range(1, count))
 
     def test_other_groups(self):
-        """With a second process group of several ranks it is not known which one a call was of; the trace has to say which there are."""
+        """With a second process group it is not known which one a call was of, also if that has one rank alone; the trace has to say which there are."""
         ((source, bounds, _), _) = run(np.random.default_rng(1), [Call(10 * MS, 0)] * 5, (1, 5), loaded=False)
         assert issued(source, bounds) is not None
-        for config in ([], None, [{"pg_size": 2}, {"pg_size": 2}], [{"pg_size": 1}], ["0"]):
+        others = ([{"pg_size": 2}, {"pg_size": size}] for size in (1, 2))
+        for config in ([], None, *others, [{"pg_size": 1}], ["0"]):
             source.metadata = {"distributedInfo": {"world_size": 2, "pg_config": config}}
             assert issued(source, bounds) is None
         source.metadata = {}
