@@ -10,13 +10,13 @@ __all__ = ["BackendError", "ConfigError", "EngineError", "StateError", "Stepprof
 
 
 class StepprofError(Exception):
-    """The base of every exception of stepprof."""
+    """Base class of every exception of stepprof."""
 
 
 class ConfigError(StepprofError, ValueError):
-    """What the user configured cannot be: an unknown key, a wrong type or value, an impossible rank.
+    """A wrong configuration: an unknown key, a wrong type or value, an impossible rank.
 
-    The message names the key, the value and the nearest valid one.
+    The message names the key, the value and a suggestion.
 
     >>> raise ConfigError.at("torch.with_stack", "yes", "expected true or false; did you mean true?")
     Traceback (most recent call last):
@@ -25,30 +25,30 @@ class ConfigError(StepprofError, ValueError):
     """
 
     key: str | None = None
-    """The dotted key that is wrong, where it is one."""
+    """The dotted key that is wrong, if the error is about one."""
     value: object = None
-    """What that key was set to."""
+    """The value of that key."""
     problem: str = ""
-    """What is wrong with it, and what was probably meant."""
+    """What is wrong with it, with a suggestion."""
 
     @classmethod
     def at(cls, key: str, value: object, problem: str) -> ConfigError:
-        """Return the error that says: `key` is `value`, and that is a `problem`."""
+        """Return the error for a ``key`` with this ``value`` and ``problem``."""
         error = cls(f"{key} = {shown(value)}: {problem}")
         error.key, error.value, error.problem = key, value, problem
         return error
 
     def under(self, table: str) -> ConfigError:
-        """Return the same error with its key inside `table`: what checks a table does not know where that table stands."""
+        """Return the same error with its key inside ``table``, for code that checks a table without knowing its place."""
         return ConfigError.at(f"{table}.{self.key}" if self.key else table, self.value, self.problem)
 
 
 class StateError(StepprofError, RuntimeError):
-    """What was asked for is not possible in the present state; the message names the state and who holds it."""
+    """The call is not possible in the present state. The message names the state and its holder."""
 
 
 class BackendError(StepprofError, RuntimeError):
-    """A capture backend cannot record here, or failed while it did."""
+    """A backend cannot record here, or failed while it recorded."""
 
 
 class EngineError(StepprofError, RuntimeError):

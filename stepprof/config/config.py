@@ -49,7 +49,7 @@ class Config:
     """The whole configuration. Every field has a default; the defaults record nothing.
 
     Raises:
-        ConfigError: names the key, the value and what was probably meant.
+        ConfigError: names the key, the value and a suggestion.
 
     >>> config = Config(steps="2, 10-12", roles={"rollout": {"ranks": "all"}, "ref": {"enabled": False}})
     >>> str(config.policy("actor").ranks), str(config.policy("rollout").ranks)

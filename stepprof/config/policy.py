@@ -79,9 +79,9 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolePolicy:
-    """What is different for one role; None inherits from the `Config`.
+    """The keys that differ for one role; None inherits from the `Config`.
 
-    A mapping as a table of options changes single options of the inherited table; an options object replaces the table.
+    A mapping as a table of options changes single options of the inherited table. An options object replaces the table.
 
     >>> RolePolicy(ranks="all", engine={"max_iterations": 32}).ranks
     Ranks(intervals=(), all=True)

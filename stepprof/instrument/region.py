@@ -197,15 +197,15 @@ def region(name: F, /) -> F: ...
 @overload
 def region(name: str, /, **attributes: object) -> Region: ...
 def region(name: Any, /, **attributes: object) -> Any:
-    """A named interval of the step: recorded in every step while a session is on, and part of the trace of a recorded one.
+    """Mark a named interval. A session keeps its span in every step; in a recorded step it is part of the trace.
 
-    Works as a block, an async block and a decorator of functions, coroutine functions, generators, async generators and methods
+    Use it as a block, an async block, or a decorator of functions, coroutine functions, generators, async generators and methods
     of every kind. A decorated function keeps its name, signature, kind and pickling. A coroutine or generator is measured from
     its start to its end, over every await and yield. Inside a function under torch.compile a region does nothing.
 
     Args:
-        name: what the interval is called; a bare ``@region`` takes the function's qualified name.
-        attributes: plain values (text, numbers, lists of them) that land in the span and in the trace.
+        name: the name of the interval. A bare ``@region`` uses the function's qualified name.
+        attributes: plain values (strings, numbers, lists of them) for the span and the trace.
 
     >>> with region("reward", batch=64):
     ...     pass
@@ -229,7 +229,7 @@ def region(name: Any, /, **attributes: object) -> Any:
 
 
 class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
-    """Attributes for every region below, across awaits; a bound ``step`` is the span's step.
+    """Add attributes to every region inside the block, across awaits. A bound ``step`` becomes the step of the spans.
 
     >>> with bind(sample="a1", step=3):
     ...     with region("generate"):
@@ -287,7 +287,7 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
 
 
 def mark(name: str, /, **attributes: object) -> None:
-    """An instant on the timeline.
+    """Record an instant on the timeline.
 
     >>> mark("weights_synced", version=3)
     """
@@ -298,7 +298,7 @@ def mark(name: str, /, **attributes: object) -> None:
 
 
 def counter(name: str, value: float, /) -> None:
-    """A value over time, such as the length of a queue.
+    """Record a value over time, such as the length of a queue.
 
     >>> counter("queue_length", 17)
     """

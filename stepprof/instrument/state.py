@@ -21,10 +21,10 @@ Status = Literal["idle", "armed", "recording", "flushing"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the profiler of this process is doing; ``str(state)`` is one short line for a log, however many engines there are.
+    """What the profiler of this process is doing. ``str(state)`` is one short line for a log, for any number of engines.
 
-    ``rank`` is the global rank, ``engines`` maps labels to states, ``pending_exports`` names the export jobs that still run,
-    ``recorded_steps`` the steps of which this process has at least one complete capture.
+    ``rank`` is the global rank. ``engines`` maps labels to states. ``pending_exports`` names the running export jobs.
+    ``recorded_steps`` are the steps of which this process has at least one complete capture.
 
     >>> str(State())
     'idle'

@@ -235,16 +235,16 @@ class StepWindow(Scope):
 def profile_step(
     step: Any = None, role: str | None = None, *, version: int | str | None = None
 ) -> StepWindow:
-    """The window of one step, or of one role's part of it. Recorded where the configuration selects it; a span in any case.
+    """Mark the window of one step, or of one role's part of it. The configuration selects whether it is recorded; a session keeps its span in any case.
 
-    A block, an async block, a decorator (def and async def), or ``start()`` and ``stop()`` (``astart``, ``astop`` in coroutines)
-    for callbacks: a window left open by them is closed by the next ``start()`` of its role in the same thread or task.
+    Use it as a block, an async block, a decorator (def and async def), or with `start` and `stop` (`astart`, `astop` in coroutines)
+    in callbacks. A window that was started and not stopped is closed by the next `start` of its role in the same thread or task.
 
     Args:
-        step: the number of the step, the caller's own. None: the step that was last entered in this process. For a decorator: the
-            name of the argument that holds it, or a callable that gets the call's arguments.
-        role: what is done in it: ``rollout``, ``actor``, ``ref``, …; None: the whole step.
-        version: of what (say, the parameters) was at work, in fully asynchronous training.
+        step: the number of the step, as your loop counts. None: the step that was last entered in this process. For a decorator: the
+            name of the argument that holds it, or a callable that takes the call's arguments.
+        role: the phase of the step: ``rollout``, ``actor``, ``ref``, …. None: the whole step.
+        version: the version of the parameters (or whatever else you count), in fully asynchronous training.
 
     >>> with profile_step(2, role="rollout"):
     ...     pass
@@ -315,7 +315,7 @@ def _session() -> Session | None:
 
 
 def tick() -> None:
-    """A point at which caps and requests may take effect inside a long window.
+    """Mark a point at which limits and requests can take effect inside a long window.
 
     >>> tick()
     """
@@ -328,7 +328,7 @@ def tick() -> None:
 
 
 def state() -> State:
-    """What the profiler of this process is doing: a value; its text is one line for a log.
+    """Return what the profiler of this process is doing. ``str()`` of it is one line for a log.
 
     >>> state().status
     'idle'

@@ -38,21 +38,21 @@ def init(
     world_size: int | None = None,
     run_id: str | None = None,
 ) -> Session:
-    """Make the session of this process: from here on windows and regions are recorded as configured.
+    """Start the session of this process. From now on windows and regions are recorded as configured.
 
     Args:
-        config: a `Config`, a mapping (an OmegaConf node too), the path of a TOML file, or None: ``$STEPPROF_CONFIG``, then the
-            ``STEPPROF_*`` variables, then off.
-        rank: the global rank; None: torch.distributed, where it is initialised, then the launcher's variables, else 0 of 1.
-        world_size: the number of ranks, where ``rank`` is given.
-        run_id: what the run is called; None: what the launcher says, so that all ranks agree.
+        config: a `Config`, a mapping (also an OmegaConf node), the path of a TOML file, or None: ``$STEPPROF_CONFIG``, then the
+            ``STEPPROF_*`` variables, else off.
+        rank: the global rank. None: that of torch.distributed, if it is initialised, else of the launcher's variables, else 0 of 1.
+        world_size: the number of ranks, if ``rank`` is given.
+        run_id: the name of the run. None: from the launcher, so that all ranks agree.
 
     Returns:
-        The session. A second call with the same configuration returns the same one.
+        The session. A second call with the same configuration returns the same session.
 
     Raises:
         ConfigError: the configuration is wrong, cannot match this job, or differs from that of the running session; or
-            ``output_dir`` cannot be written.
+            ``output_dir`` is not writable.
     """
     settled = load(config)
     configured = config is not None or any(
@@ -89,7 +89,7 @@ def init(
 
 
 def shutdown(timeout: float | None = None) -> None:
-    """End the session: closes open windows, waits ``timeout`` seconds (None: 120) for the exports. Idempotent; runs at exit too.
+    """End the session: close open windows and wait ``timeout`` seconds (None: 120) for the exports. Idempotent; also runs at exit.
 
     >>> shutdown()
     """

@@ -63,7 +63,7 @@ LEFTOVER_SECONDS = 1.0
 
 
 class Session:
-    """What `init` returns. ``run_id``, ``path`` (the run directory; None where everything is off) and ``rank`` are for the caller."""
+    """What `init` returns. Public attributes: ``run_id``, ``path`` (the run directory; None if everything is off) and ``rank``."""
 
     def __init__(
         self, config: Config, identity: Identity, run: RunDir | None, store: JobStore | None = None
@@ -114,7 +114,7 @@ class Session:
 
     @property
     def rank(self) -> int | str:
-        """The global rank of this process, or what a process without one is called."""
+        """Return the global rank of this process, or the name of a process without one."""
         return self._identity.rank if self.path is None else self.selector.identity.rank
 
     @property
@@ -391,7 +391,7 @@ class Session:
     def shutdown(
         self, timeout: float | None = None, *, reason: str = "the run ended while it was recording"
     ) -> None:
-        """Close what is open, wait ``timeout`` seconds for the exports, write what is left. Idempotent."""
+        """Close open windows, wait ``timeout`` seconds for the exports, and write the rest. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -63,28 +63,28 @@ def attach(
     name: str | None = None,
     **options: object,
 ) -> Engine:
-    """Have an engine, or a rank in another process, follow the windows of a role.
+    """Make an engine, or a rank in another process, follow the windows of a role.
 
     Args:
         target: an engine object (vLLM's ``AsyncLLM`` or ``LLM``, SGLang's ``Engine`` or ``TokenizerManager``), the URL of a server or
-            of a router, a Ray actor's handle, a list of those, or a callable that returns them: it is asked again whenever a recorded
-            step is about to come, since engines restart and scale.
-        role: whose windows it follows. A rank follows windows without a role too.
-        replica: its number among the role's engines (of a list: the first one's); None: in the order of attaching.
-        kind: what a Ray actor is: ``engine`` (it holds one), ``rank`` (a trainer: its own session follows), ``both``, or ``spans``
-            (neither: its regions are kept); of a URL: ``vllm`` or ``sglang``. None: that is seen, or asked for.
-        find: in an actor: the attribute path of the engine or of its URL, or a callable that gets the actor's instance.
-        ranks: the global ranks that it spans, as in the configuration (``"0-7"``); of a list: in equal parts. None: as many ranks as
+            router, a Ray actor's handle, a list of those, or a callable that returns them. A callable is called again before each
+            recorded step, because engines restart and scale.
+        role: the role whose windows the engine follows. A rank also follows windows without a role.
+        replica: its number among the engines of the role (for a list: that of the first). None: in the order of attaching.
+        kind: of a Ray actor: ``engine`` (it holds one), ``rank`` (a trainer: its own session follows), ``both``, or ``spans``
+            (neither: only its regions are kept); of a URL: ``vllm`` or ``sglang``. None: detected.
+        find: in an actor: the attribute path of the engine or of its URL, or a callable that takes the actor's instance.
+        ranks: the global ranks of the engine, as in the configuration (``"0-7"``); of a list: in equal parts. None: as many ranks as
             the engine has workers, in the order of the replicas.
-        trace_dir: a folder that the engine's host and this one share, where the run directory is not.
-        name: what it is called in logs and in the manifest; None: its URL, its actor's name, its type.
-        options: what the kind of engine knows besides, such as ``api_key`` of a server.
+        trace_dir: a folder that the engine's host and this host share, if they do not share the run directory.
+        name: its name in logs and in the manifest. None: its URL, its actor's name, or its type.
+        options: options of the kind of engine, such as ``api_key`` of a server.
 
     Returns:
         The attachment, for `detach`.
 
     Raises:
-        ConfigError: nobody knows such a target or option, or the configuration asks for ranks that a list does not have.
+        ConfigError: the target or an option is unknown, or the configuration selects ranks that a list does not have.
     """
     given = {"kind": kind, "find": find, "name": name, **options}
     engine = Engine(
@@ -105,7 +105,7 @@ def attach(
 
 
 def detach(engine: Engine) -> None:
-    """End what `attach` began: a capture that runs is stopped and kept as partial. Detached twice, nothing happens."""
+    """End an attachment. A running capture is stopped and kept as partial. A second call does nothing."""
     session = cell.session
     with _changing:
         if engine in waiting:
@@ -115,7 +115,7 @@ def detach(engine: Engine) -> None:
 
 
 class Engine:
-    """What `attach` returns: an engine, or all those of a list or a callable. Changes only on stepprof's own event loop."""
+    """An attachment: one engine, or all engines of a list or a callable. `attach` returns it."""
 
     def __init__(
         self,
@@ -149,14 +149,14 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """What it is called, in one line."""
+        """Return the name of the attachment, in one line."""
         if self.targets:
             return ", ".join(target.driver.name for target in self.targets[:4])
         return ", ".join(driver.name for driver in self._drivers[:4]) or repr(self._target)
 
     @property
     def status(self) -> dict[str, str]:
-        """For each engine its state and its health.
+        """Return the state and the health of each engine, by label.
 
         ``{"rollout/0": "idle, ok"}``
         """

@@ -44,14 +44,14 @@ _SPANS_FILE = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
 
 
 def find_run(output_dir: Path, run: str | None = None) -> Path:
-    """The folder of a run.
+    """Return the folder of a run.
 
     Args:
         output_dir: the folder that holds runs.
-        run: a run id, or the path of a run or of a folder of runs; None: the run in `output_dir` that was recorded into last.
+        run: a run id, or the path of a run or of a folder of runs. None: the run in ``output_dir`` that was recorded into last.
 
     Raises:
-        ConfigError: there is none; says where it was looked for and what is there.
+        ConfigError: no such run; the message says where it was searched and what is there.
     """
     if run is None:
         runs = list_runs(output_dir)
@@ -72,7 +72,7 @@ def find_run(output_dir: Path, run: str | None = None) -> Path:
 
 
 def list_runs(output_dir: Path) -> list[Path]:
-    """The runs under `output_dir`, the one that was recorded into last at the end; none where there is no such folder."""
+    """Return the runs under ``output_dir``, the one that was recorded into last at the end; empty if the folder does not exist."""
     try:
         folders = [path for path in output_dir.iterdir() if not path.name.startswith(".") and is_run(path)]
     except OSError:
@@ -89,7 +89,7 @@ def is_run(path: Path) -> bool:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """What `run.json` says; empty where it is missing or damaged."""
+    """Return the content of ``run.json``; empty if it is missing or damaged."""
     return _read_run(path)[0]
 
 
@@ -126,7 +126,7 @@ def run_id_of(path: Path) -> str:
 
 
 def steps(path: Path) -> list[int]:
-    """The steps that have a folder in the run, in order."""
+    """Return the steps that have a folder in the run, in order."""
     try:
         numbers = [step_number(child.name) for child in path.iterdir() if child.is_dir()]
     except OSError:
@@ -156,12 +156,12 @@ def find_step(runs: Sequence[Path], step: int | None) -> int:
 
 
 def read_step(path: Path, step: int) -> dict[str, Any]:
-    """The manifest of a step, combined from its fragments.
+    """Return the manifest of a step, combined from its fragments.
 
     Returns:
-        schema_version, run_id, step, version, windows, engines, clocks, uploads, completions, pruned, as the file format says; each window and engine also has `fragment`, the file that told of it, and a status that
-        is `recording` or `exporting` (of an engine `flushing`) while the process lives that is at it; and `findings`: a list of {fragment, problem} for what could not be read or does
-        not agree.
+        schema_version, run_id, step, version, windows, engines, clocks, uploads, completions, pruned, as in docs/manifest.md. Each window and engine also has ``fragment`` (its file),
+        and while its process lives the current status: ``recording`` or ``exporting`` (of an engine ``flushing``). ``findings`` is a list of {fragment, problem} for everything that
+        is unreadable or contradictory.
     """
     folder = path / step_folder(step) / MANIFEST
     manifest: dict[str, Any] = {
@@ -275,12 +275,12 @@ def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
 def read_spans(
     path: Path, *, step: int | None = None, findings: list[dict[str, Any]] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The spans of a run, rank by rank and in the order in which they were written, each with the `rank`, `host` and `pid` of its file.
+    """Yield the spans of a run, rank by rank and in the order in which they were written, each with the ``rank``, ``host`` and ``pid`` of its file.
 
     Args:
         path: the run's folder.
         step: only the spans of this step.
-        findings: gets {file, problem} for each file with damaged lines. A last line that is not whole is no finding: its process was writing it, or was killed.
+        findings: receives {file, problem} for each file with damaged lines. An incomplete last line is not a finding: its process was writing it, or was killed.
     """
     try:
         files = _by_name(file for file in (path / SPANS).iterdir() if _SPANS_FILE.fullmatch(file.name))

@@ -38,24 +38,24 @@ def trigger(
 ) -> Request:
     """Ask a running job to record a step, without restarting it.
 
-    Returns at once; the ranks see the request within two seconds, and those that are past its step say so in their status. Called
-    in a job itself, one rank calls it for all.
+    Returns at once. The ranks see the request within two seconds; ranks that are past its step say so in their status. Inside
+    the job itself, call it on one rank for all.
 
     Args:
-        run: the run directory; None: that of the session of this process.
-        step: its number, or "next": the next one that every rank can still reach.
-        count: so many consecutive steps.
-        role: windows of this role only; None: of every role.
-        ranks: which ranks record, as in the configuration; None: those of the configuration.
-        backend: what records; None: as configured.
-        options: anything else that the table of a role may say: ``max_seconds=30``, ``torch={"with_stack": True}``.
+        run: the run directory. None: that of the session of this process.
+        step: its number, or "next": the next step that every rank can still reach.
+        count: how many consecutive steps.
+        role: windows of this role only. None: of every role.
+        ranks: which ranks record, as in the configuration. None: those of the configuration.
+        backend: the backend. None: the configured one.
+        options: any other key of a role's table: ``max_seconds=30``, ``torch={"with_stack": True}``.
 
     Returns:
-        The request; its ``name`` withdraws it, its ``step`` is the number that was chosen.
+        The request. Its ``name`` withdraws it; its ``step`` is the chosen number.
 
     Raises:
-        ConfigError: something in it cannot be, every rank is past that step, or no rank is there.
-        OSError: the run directory cannot be written.
+        ConfigError: a key or value is wrong, every rank is past that step, or no rank is running.
+        OSError: the run directory is not writable.
     """
     session = cell.session
     if run is not None:

@@ -109,6 +109,21 @@ def test_every_printed_column_is_defined(heading):
     assert columns_of(heading) == COLUMNS[heading]
 
 
+def test_every_folder_of_the_package_is_shown():
+    """The tree of docs/how-it-works.md has the folders of the package, and those inside them."""
+    (tree,) = re.findall(
+        r"^stepprof/\n(.*?)```", (ROOT / "docs" / "how-it-works.md").read_text(), re.M | re.S
+    )
+    shown = {
+        f"{line.split('/')[0].strip()}/{inner}".strip("/")
+        for line in tree.splitlines()
+        for inner in ["", *re.findall(r"\b(\w+)/", line.split("/", 1)[1])]
+    }
+    package = ROOT / "stepprof"
+    folders = {each.parent.relative_to(package).as_posix() for each in package.glob("*/**/__init__.py")}
+    assert shown == {each for each in folders if each.count("/") < 2 and each != "examples"}
+
+
 def test_the_reference_is_current():
     """docs/reference.md is what the docstrings say; `python docs/make_reference.py` writes it."""
     made = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))

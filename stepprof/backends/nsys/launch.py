@@ -41,16 +41,16 @@ def nsys_command(
     output: str | os.PathLike[str] | None = None,
     nsys: str = "nsys",
 ) -> list[str]:
-    """The command line that starts a process under nsys, so that each of its windows becomes a report in its step's folder.
+    """Return the command line that starts a process under nsys, so that each of its windows becomes a report in its step's folder.
 
     Args:
-        config: what `stepprof.init` is given in that process.
-        command: what to run; without one, what to put before it.
-        roles: the roles of the windows that the process enters one after another in each step; none: one window around the step.
-        rank: its global rank; for one that records nothing the command comes back as it is.
-        engine: it serves an engine that another process attaches: its windows are those of `roles`, whatever a rank captures of them.
-        windows: how many windows there are in the whole run, where the configuration cannot tell; "any": nobody can.
-        output: the reports' name before they are moved, without an extension; %p and %h are the process id and the host.
+        config: the argument of `stepprof.init` in that process.
+        command: the command to run. Empty: return only what to put before a command.
+        roles: the roles of the windows that the process enters one after another in each step. Empty: one window around the step.
+        rank: its global rank. For a rank that records nothing the command is returned unchanged.
+        engine: the process serves an engine that another process attaches: its windows are those of ``roles``, whatever a rank captures of them.
+        windows: the number of windows in the whole run, if it cannot be computed from the configuration; "any": not known.
+        output: the reports' path before they are moved, without an extension; %p and %h are the process id and the host.
         nsys: the executable.
 
     >>> nsys_command({"steps": "2, 4", "backend": "nsys"}, nsys="/nowhere/nsys", output="/tmp/a_%p")[:3]
@@ -83,14 +83,14 @@ def ray_runtime_env(
     name: str = "stepprof",
     nsys: str = "nsys",
 ) -> dict[str, Any]:
-    """The runtime environment of a Ray actor whose windows become reports. It counts when the actor is made; a live one cannot be put under nsys.
+    """Return the runtime environment of a Ray actor whose windows become reports. It takes effect when the actor is created; a live actor cannot be put under nsys.
 
-    Ray runs ``nsys`` and ``python`` from the PATH of the actor's node and has the reports written below its session, from where they are moved.
+    Ray runs ``nsys`` and ``python`` from the PATH of the actor's node and writes the reports below its session, from where they are moved.
 
     Args:
         config, roles, rank, engine, windows: as for `nsys_command`; an actor without a selected rank gets an empty environment.
-        name: what its reports are called before they are moved.
-        nsys: the executable here, asked for its options; Ray runs what its nodes call nsys.
+        name: the name of its reports before they are moved.
+        nsys: the executable here, which is asked for its options; on its nodes Ray runs its own nsys.
 
     >>> env = ray_runtime_env({"steps": "2, 4", "backend": "nsys"}, nsys="/nowhere/nsys")
     >>> env["_nsight"]["capture-range-end"]

@@ -34,7 +34,9 @@ _RESERVED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NsysOptions:
-    """What Nsight Systems records, and where its reports are looked for. What it records is settled when it launches the process: by `nsys_command` and `ray_runtime_env`.
+    """What Nsight Systems records, and where its reports are.
+
+    What it records is fixed when it launches the process: by `nsys_command` or `ray_runtime_env`.
 
     >>> NsysOptions(trace=["cuda", "nvtx"]).cuda_graph_trace
     'graph'

@@ -130,7 +130,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Which entries of a region inside a window are captured: skip, then `repeat` rounds of wait, warm up, record.
+    """Which entries of a region inside a window are captured: skip, then ``repeat`` rounds of wait, warmup and active entries.
 
     >>> Schedule(region="mini_batch", active=2).repeat
     1
@@ -163,7 +163,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchOptions:
-    """How a process watches itself: what is unusual, and how often that may be recorded.
+    """How a process watches itself: what counts as unusual, and how often that may be recorded.
 
     >>> WatchOptions(enabled=True, factor=3).max_captures
     3
@@ -223,7 +223,10 @@ class WatchOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtelOptions:
-    """How finished spans are sent to an OpenTelemetry collector. Headers, certificates and compression are the exporter's own $OTEL_EXPORTER_OTLP_* variables: a configuration is written into the run."""
+    """How finished spans are sent to an OpenTelemetry collector.
+
+    Headers, certificates and compression are set by the exporter's own $OTEL_EXPORTER_OTLP_* variables, because the configuration is written into the run.
+    """
 
     enabled: bool = False
     """Send windows, regions and marks of every step by OTLP over HTTP; needs stepprof[otel], and spans."""

@@ -76,24 +76,24 @@ class Settings:
 def engine_args(
     folder: str | os.PathLike[str], options: EngineOptions | Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what to pass when a vLLM engine is built, so that `stepprof.attach` can record it. Once for each engine.
+    """Return the arguments with which a vLLM engine must be built, so that `stepprof.attach` can record it. Call it once for each engine.
 
-    ``AsyncEngineArgs(model=…, **engine_args("/shared/traces"))``, ``LLM(model=…, **engine_args("/shared/traces"))``. It switches
-    the profiler on (which records nothing until it is started), leaves vLLM's front-end profiler off (it can crash the process that
-    calls it), takes no stacks unless asked to, and names a folder that can be retargeted for each step.
+    ``AsyncEngineArgs(model=…, **engine_args("/shared/traces"))``, ``LLM(model=…, **engine_args("/shared/traces"))``. The arguments enable
+    the profiler (which records nothing until it is started), leave vLLM's front-end profiler off (it can crash the calling process),
+    record no stacks unless requested, and name a folder that can be retargeted for each step.
 
     Args:
-        folder: where the engine's workers may write, seen under this path on their host too. Each call makes a folder of its own in it.
-        options: the ``[engine]`` table of the role, where stacks, shapes or activities are wanted: vLLM takes them only here. Up to
-            0.31 that is so for its bounds of iterations, too.
+        folder: a folder that the engine's workers can write, with the same path on their host. Each call creates a folder of its own in it.
+        options: the ``[engine]`` table of the role, if it enables stacks, shapes or activities: vLLM accepts them only here. Up to
+            0.31 the same applies to its limits of iterations.
 
     Raises:
-        ConfigError: an option that nobody knows, or that an engine would not survive here; or vLLM is not installed here: call it where
+        ConfigError: an option is unknown, or the engine would crash with it; or vLLM is not installed here: call this function where
             the engine is built.
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
 
-    Up to vLLM 0.12 there is nothing to pass: the environment variables of this process are set, which the engine's processes inherit,
-    and an empty dict is returned.
+    Up to vLLM 0.12 no argument is needed: the function sets environment variables of this process, which the engine's processes inherit,
+    and returns an empty dict.
     """
     chosen = _options(options)
     fields = _config_fields()
@@ -116,7 +116,7 @@ def serve_args(
     """Return the same for the command line of a server: ``["vllm", "serve", …, *serve_args("/shared/traces")]``.
 
     Attach the server with ``trace_dir`` set to the folder that holds ``current``: the parent of ``torch_profiler_dir``. Up to vLLM 0.12
-    there is nothing to pass; start the server with `environment`.
+    no argument is needed; start the server with `environment`.
     """
     given = engine_args(folder, options)
     return ["--profiler-config", json.dumps(given["profiler_config"])] if given else []
@@ -125,7 +125,7 @@ def serve_args(
 def environment(
     folder: str | os.PathLike[str], options: EngineOptions | Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """Return the environment variables that say the same to a vLLM up to 0.12, for a process that is started with them."""
+    """Return the environment variables with the same effect for vLLM up to 0.12, to start a process with."""
     chosen = _options(options)
     return _variables(lay_out(Path(folder)), chosen, None)
 
