@@ -64,14 +64,14 @@ def _nsys(found: dict[str, Finding]) -> Told:
     window = found.get("nsys window")
     if window is None:
         return False, next(_reasons(found, "nsys"), "not tried")
-    return window.level == "ok" and window.detail.startswith("under nsys"), window.detail
+    return window.level == "ok" and window.applies, window.detail
 
 
 def _memory(found: dict[str, Finding]) -> Told:
     finding = found.get(memory.NAME)
     if finding is None:
         return False, next(_reasons(found, "torch", "torch extension"), "not tried")
-    return finding.level == "ok" and not finding.detail.startswith("not here"), finding.detail
+    return finding.level == "ok" and finding.applies, finding.detail
 
 
 def _reasons(found: dict[str, Finding], *names: str) -> Iterator[str]:

@@ -30,12 +30,16 @@ _FAST_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `remedy` is empty where nothing is to be done."""
+    """One thing that was looked at. `remedy` is empty where nothing is to be done.
+
+    `applies` is False where nothing is wrong, and what was looked at is not there to be used.
+    """
 
     name: str
     level: Level
     detail: str
     remedy: str = ""
+    applies: bool = True
 
 
 def machine_findings(output_dir: Path, environ: Mapping[str, str]) -> list[Finding]:

@@ -25,10 +25,18 @@ def memory_findings(found: Mapping[str, Any] | None) -> Iterator[Finding]:
         )
     elif not found["build"]:
         yield Finding(
-            NAME, "ok", 'not here: this torch is not built for CUDA; only backend = "memory" needs it'
+            NAME,
+            "ok",
+            'not here: this torch is not built for CUDA; only backend = "memory" needs it',
+            applies=False,
         )
     elif not found["devices"]:
-        yield Finding(NAME, "ok", 'not here: no CUDA device is visible; only backend = "memory" needs one')
+        yield Finding(
+            NAME,
+            "ok",
+            'not here: no CUDA device is visible; only backend = "memory" needs one',
+            applies=False,
+        )
     elif found["allocator"] != "native":
         yield Finding(
             NAME,

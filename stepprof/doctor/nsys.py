@@ -139,6 +139,7 @@ def _window(environ: Mapping[str, str]) -> Iterator[Finding]:
             "nsys window",
             "ok",
             f"not under nsys, which only its own backend needs; {marks}; libcudart: {where}",
+            applies=False,
         )
         return
     launch = launch_of(NsysOptions(), environ)

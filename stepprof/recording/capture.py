@@ -17,7 +17,6 @@ from stepprof.errors import BackendError
 from stepprof.instrument.attributes import plain
 from stepprof.log import logger
 from stepprof.run.entry_times import Timing
-from stepprof.run.final_state import EXPORT_FAILED
 from stepprof.run.manifest_writer import (
     EXPORTING,
     LOST,
@@ -28,6 +27,7 @@ from stepprof.run.manifest_writer import (
     window_record,
 )
 from stepprof.run.model import Annotation, Capture, Outcome
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +64,7 @@ class Ending:
     """How a capture ends: what it will be when its export succeeds, why it is not whole, which cap ended it."""
 
     status: Outcome
+    code: ReasonCode | None = None
     error: str | None = None
     capped_by: str | None = None
 
@@ -125,7 +126,13 @@ class LocalCapture:
         if fragment is None:
             fragment = self._fragments[window.step] = Fragment(self._origin, window, self._post)
         record = window_record(
-            self._origin, window, timing, status=status, backend=self.backend.name, error=LOST
+            self._origin,
+            window,
+            timing,
+            status=status,
+            backend=self.backend.name,
+            reason_code=ReasonCode.RECORDING,
+            error=LOST,
         )
         fragment.windows.append(record)
         ticket.capture, ticket.record, ticket.fragment = self, record, fragment
@@ -206,7 +213,7 @@ class LocalCapture:
         self.seen.setdefault(ticket.window.step, set()).add((ticket.window.role, ticket.window.occurrence))
         self._mark(ticket)
         record = self._tell(ticket, "joined", ticket.timing)
-        record["error"] = None
+        record.update(reason_code=None, error=None)
         if self.values is not None:
             record["capture"] = {"step": self.window.step, "stem": self.values.stem}
 
@@ -268,7 +275,7 @@ class LocalCapture:
         """The hand-over is done. ``left`` are the windows that were open when it began."""
         self.over = True
         self._ending = ending
-        self.record.update(error=EXPORTING, capped_by=ending.capped_by)
+        self.record.update(reason_code=ReasonCode.EXPORTING, error=EXPORTING, capped_by=ending.capped_by)
         for ticket in left:
             record = ticket.record
             if (
@@ -278,19 +285,21 @@ class LocalCapture:
             ):
                 what = f"the region {self.region}" if self.region else f"step {self.window.step}"
                 record.update(
-                    status="partial", error=f"the window outlived its capture, which ended with {what}"
+                    status="partial",
+                    reason_code=ReasonCode.OUTLIVED_CAPTURE,
+                    error=f"the window outlived its capture, which ended with {what}",
                 )
 
-    def fail(self, error: str, status: Outcome = "failed") -> None:
+    def fail(self, code: ReasonCode, error: str, status: Outcome = "failed") -> None:
         """The capture came to nothing; every window that relied on it says so."""
-        self._fail(error, status)
+        self._fail(code, error, status)
         self.save()
 
-    def _fail(self, error: str, status: Outcome) -> None:
+    def _fail(self, code: ReasonCode, error: str, status: Outcome) -> None:
         self.over = True
         for fragment in self._fragments.values():
             for record in fragment.windows:
-                record.update(status=status, error=error)
+                record.update(status=status, pending=False, reason_code=code, error=error)
         if self.region:
             self._end_region(time.perf_counter_ns())
 
@@ -310,13 +319,16 @@ class LocalCapture:
             self.add_stall(result.stall_seconds)
         self.record["artifacts"] = as_entries(result.artifacts)
         if result.error is not None and result.outcome != "partial":
-            self._fail(f"{EXPORT_FAILED}{result.error}", result.outcome)
+            self._fail(ReasonCode.EXPORT_FAILED, f"export: {result.error}", result.outcome)
             return False
+        self.record["pending"] = False
         if self._ending is not None:
-            self.record.update(status=self._ending.status, error=self._ending.error)
+            ending = self._ending
+            self.record.update(status=ending.status, reason_code=ending.code, error=ending.error)
         if result.error is not None:
             reasons = (self.record["error"], f"export: {result.error}")
-            self.record.update(status="partial", error="; ".join(filter(None, reasons)))
+            code = self.record["reason_code"] or ReasonCode.EXPORT_FAILED
+            self.record.update(status="partial", reason_code=code, error="; ".join(filter(None, reasons)))
         return True
 
     def exported_in_child(self, result: ExportResult) -> None:

@@ -24,6 +24,7 @@ from stepprof.recording.window_handle import Ticket
 from stepprof.redaction import redacted
 from stepprof.run.manifest_writer import Origin, describe_error, tell
 from stepprof.run.model import WHOLE_STEP
+from stepprof.run.reasons import ReasonCode
 from stepprof.state_machine import TargetMachine, Turn
 
 if TYPE_CHECKING:
@@ -169,7 +170,14 @@ class Capturer:
         reason = self.probe(policy)
         if reason is not None:
             reason = f"{'+'.join(policy.backend)} cannot record here: {reason}"
-            tell(ticket, self.origin, self.post, "failed", reason)
+            tell(
+                ticket,
+                self.origin,
+                self.post,
+                status="failed",
+                code=ReasonCode.BACKEND_UNAVAILABLE,
+                reason=reason,
+            )
             return BackendError(reason)
         backend = self._backends[_key(policy)]
         capture = LocalCapture(ticket, backend, self.origin, self.post, region=region)
@@ -194,7 +202,10 @@ class Capturer:
                 if tries and not busy and isinstance(error, Exception):
                     continue
                 self.note(describe_error(error), window)
-                capture.fail(describe_error(error), "skipped" if busy else "failed")
+                if busy:
+                    capture.fail(ReasonCode.BUSY, describe_error(error), "skipped")
+                else:
+                    capture.fail(ReasonCode.BACKEND_FAILED, describe_error(error))
                 if not isinstance(error, Exception):
                     raise
                 return error
@@ -232,7 +243,7 @@ class Capturer:
             reason = describe_error(error)
             self.to_idle(reason)
             self.note(reason, window)
-            capture.fail(reason)
+            capture.fail(ReasonCode.BACKEND_FAILED, reason)
             if not isinstance(error, Exception):
                 raise
             return None, error
@@ -342,7 +353,7 @@ class Capturer:
         self.capture = None
         capture.leave_marks()
         self.to_idle(reason)
-        capture.fail(reason, status)
+        capture.fail(ReasonCode.ENDED_EARLY, reason, status)
         self.changed()
 
 

@@ -20,6 +20,7 @@ from stepprof.recording.capture_controller import Capturer, Later
 from stepprof.recording.region_capture import RegionHook, RegionWatch
 from stepprof.recording.window_handle import LeftOpen, Ticket
 from stepprof.run.manifest_writer import Origin, describe_error, tell
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
@@ -112,11 +113,12 @@ class LocalTarget:
                 taken = turn.take(wait_seconds)
                 ticket.timing.waited(time.perf_counter() - began)
         except StateError as error:
-            self._skip(ticket, str(error))
+            self._skip(ticket, ReasonCode.BUSY, str(error))
             return
         if not taken:
             self._skip(
                 ticket,
+                ReasonCode.BUSY,
                 f"the stop on another thread did not end within {ticket.timing.waited_seconds:.3g} s",
             )
             return
@@ -132,7 +134,7 @@ class LocalTarget:
         """What becomes of a selected window, on this thread's turn."""
         capture, window, policy = self.capturer.capture, ticket.window, ticket.policy
         if self.over:
-            self._skip(ticket, "the run ended while the window came in")
+            self._skip(ticket, ReasonCode.CAPTURE_ENDED, "the run ended while the window came in")
             return None
         if capture is not None and capture.held and not capture.awaits(window.step):
             self.capturer.finish_and_post(capture, Ending("complete"))
@@ -141,7 +143,9 @@ class LocalTarget:
         if capture is not None:
             capture.join(ticket)
         elif self.capturer.is_spent(window.step):
-            self._skip(ticket, f"the capture of step {window.step} has ended already")
+            self._skip(
+                ticket, ReasonCode.CAPTURE_ENDED, f"the capture of step {window.step} has ended already"
+            )
         elif policy.schedule is not None or policy.capture_per == "region":
             self.watch.add(ticket)
             self._changed()
@@ -149,10 +153,10 @@ class LocalTarget:
             return self.capturer.open(ticket)
         return None
 
-    def _skip(self, ticket: Ticket, reason: str) -> None:
+    def _skip(self, ticket: Ticket, code: ReasonCode, reason: str) -> None:
         """It is not captured: a ticket that holds nothing, and the reason in the manifest."""
         self.capturer.note(reason, ticket.window)
-        tell(ticket, self._origin, self._background.post, "skipped", reason)
+        tell(ticket, self._origin, self._background.post, status="skipped", code=code, reason=reason)
 
     def exit(self, ticket: Ticket, error: BaseException | None) -> None:
         """A selected window goes out; the last of the opener's step takes the capture with it."""
@@ -195,15 +199,26 @@ class LocalTarget:
         if running is not None and (running is capture or running.opener is ticket or ticket in running.open):
             running.leave(ticket)
             if running.region is not None or self._ends_with(running, ticket):
-                running.request = running.request or Ending("partial", error=reason)
+                running.request = running.request or Ending("partial", ReasonCode.ENDED_EARLY, reason)
         elif ticket.record is None:
-            tell(ticket, self._origin, self._background.post, "failed", reason)
+            tell(
+                ticket,
+                self._origin,
+                self._background.post,
+                status="failed",
+                code=ReasonCode.ENDED_EARLY,
+                reason=reason,
+            )
 
     def _leave(
         self, capture: LocalCapture, ticket: Ticket, error: BaseException | None
     ) -> tuple[Later | None, BaseException | None]:
         """A window goes out of a capture; of one that is over it has nothing to wait for."""
-        ending = Ending("partial", error=str(error)) if isinstance(error, LeftOpen) else Ending("complete")
+        ending = (
+            Ending("partial", ReasonCode.ENDED_EARLY, str(error))
+            if isinstance(error, LeftOpen)
+            else Ending("complete")
+        )
         running = capture is self.capturer.capture
         taken = running and self._take(ticket.policy.engine_stop_timeout_seconds)
         try:
@@ -269,7 +284,7 @@ class LocalTarget:
         capture = self.capturer.capture
         if capture is None or capture.mine:
             return
-        capture.request = capture.request or Ending("partial", error=reason)
+        capture.request = capture.request or Ending("partial", ReasonCode.ENDED_EARLY, reason)
         deadline = time.monotonic() + timeout
         while (
             self.capturer.capture is capture
@@ -293,7 +308,9 @@ class LocalTarget:
             elif not capture.mine:
                 self.capturer.give_up(capture, f"{reason}, on another thread than the one that recorded")
             else:
-                ending = Ending("complete") if capture.held else Ending("partial", error=reason)
+                ending = (
+                    Ending("complete") if capture.held else Ending("partial", ReasonCode.ENDED_EARLY, reason)
+                )
                 later, _ = self.capturer.finish(capture, capture.request or ending)
         finally:
             self.capturer.turn.give()

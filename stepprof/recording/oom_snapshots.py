@@ -17,6 +17,7 @@ from stepprof.log import logger
 from stepprof.run.entry_times import Timing
 from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_record
 from stepprof.run.model import Capture, Window
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.backends.memory.api import MemoryApi
@@ -127,8 +128,15 @@ class OutOfMemory:
         fragment = Fragment(self._origin, window, self._post)
         # without a world: that one rank ran out of memory does not make the others' windows missing
         record = window_record(
-            self._origin, window, timing, status="lost", backend="memory", error=reason, world_size=None
-        )  # fmt: skip
+            self._origin,
+            window,
+            timing,
+            status="lost",
+            backend="memory",
+            reason_code=ReasonCode.OUT_OF_MEMORY,
+            error=reason,
+            world_size=None,
+        )
         fragment.windows.append(record)
         claim = fragment.write_ahead()
         try:
@@ -139,10 +147,14 @@ class OutOfMemory:
             about = {"out_of_memory": event, "context": context, "devices": api.stats()}
             artifacts = SnapshotFile(api.snapshot(), place, about)()
         except Exception as error:
-            record.update(status="failed", error=f"{reason}; none could be taken: {describe_error(error)}")
+            record.update(
+                status="failed",
+                pending=False,
+                error=f"{reason}; none could be taken: {describe_error(error)}",
+            )
             raise
         else:
-            record.update(status="complete", artifacts=as_entries(artifacts))
+            record.update(status="complete", pending=False, artifacts=as_entries(artifacts))
             logger.warning(
                 "out of memory",
                 step=window.step,

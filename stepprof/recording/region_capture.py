@@ -16,6 +16,7 @@ from stepprof.log import logger
 from stepprof.recording.capture import Ending
 from stepprof.recording.window_handle import Ticket
 from stepprof.run.manifest_writer import describe_error, tell
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.recording.capture_controller import Capturer, Later
@@ -48,7 +49,8 @@ class RegionWatch:
         capturer = self._capturer
         capture = capturer.capture
         if capture is not None and capture.opener is ticket:
-            ending = Ending("partial", error=f"{capture.region} had not ended when {reason}")
+            why = f"{capture.region} had not ended when {reason}"
+            ending = Ending("partial", ReasonCode.ENDED_EARLY, why)
             if may_stop:
                 return capturer.finish(capture, ending)
             capture.request = capture.request or ending
@@ -58,7 +60,14 @@ class RegionWatch:
             schedule = ticket.policy.schedule
             names = " or ".join([schedule.region] if schedule else ticket.policy.regions)
             told = f"nothing was captured: {names} was entered {ticket.entries} times"
-            tell(ticket, capturer.origin, capturer.post, "skipped", told)
+            tell(
+                ticket,
+                capturer.origin,
+                capturer.post,
+                status="skipped",
+                code=ReasonCode.REGION_NOT_ENTERED,
+                reason=told,
+            )
         capturer.changed()
         return None, None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.errors import StateError
 from stepprof.run.entry_times import Timing
 from stepprof.run.manifest_writer import describe_error
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
@@ -72,5 +73,5 @@ class Ticket:
         if not isinstance(error, LeftOpen):
             self.record["body_error"] = describe_error(error)
         elif self.record["status"] == "joined":
-            self.record.update(status="partial", error=str(error))
+            self.record.update(status="partial", reason_code=ReasonCode.ENDED_EARLY, error=str(error))
         self.fragment.save()

@@ -104,9 +104,14 @@ def _scalar(value: object) -> str | None:
     return None if isinstance(value, str | int | float) and not _text(str(value)) else "is no number or text"
 
 
+def _switch(value: object) -> str | None:
+    return None if isinstance(value, bool) else "is neither true nor false"
+
+
 _COUNT, _TIME = _integer(0, (1 << 31) - 1), _integer(0, LARGEST_NS)
 _CHECKS: Mapping[str, _Check] = {
     **dict.fromkeys(("occurrence", "visit", "replica", "pid", "tries", "files", "not_uploaded"), _COUNT),
+    "pending": _switch,
     "exit_status": _integer(-(1 << 31), (1 << 31) - 1),
     "world_size": _integer(0, MOST_RANKS),
     **dict.fromkeys(("start_unix_ns", "end_unix_ns", "arm_unix_ns", "unix_ns", "created_unix_ns"), _TIME),
@@ -131,6 +136,7 @@ _CHECKS: Mapping[str, _Check] = {
         (
             "kind",
             "name",
+            "reason_code",
             "host",
             "boot_id",
             "pid_namespace",

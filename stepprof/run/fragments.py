@@ -11,7 +11,7 @@ from typing import Any
 
 from stepprof.host.process_identity import is_alive
 from stepprof.run.fields import LONGEST_NAME, cut, is_rank, is_step, path_problem, wrong
-from stepprof.run.final_state import is_awaited
+from stepprof.run.reasons import is_pending
 
 __all__ = ["AFTER", "STATUSES", "read_after", "read_clock", "read_engine", "read_window"]
 
@@ -29,6 +29,8 @@ _WINDOW: dict[str, Any] = {
     "thread": None,
     "backend": None,
     "status": None,
+    "pending": None,
+    "reason_code": None,
     "error": None,
     "body_error": None,
     "start_unix_ns": None,
@@ -57,6 +59,8 @@ _ENGINE: dict[str, Any] = {
     "pid_namespace": None,
     "rank": None,
     "status": None,
+    "pending": None,
+    "reason_code": None,
     "health": None,
     "error": None,
     "body_error": None,
@@ -71,7 +75,7 @@ _ENGINE: dict[str, Any] = {
     "capture": None,
 }
 AFTER: dict[str, dict[str, Any]] = {
-    "uploads": {"path": "", "url": None, "status": "failed", "bytes": None, "seconds": None, "tries": None, "verified": None, "error": None},
+    "uploads": {"path": "", "url": None, "status": "failed", "bytes": None, "seconds": None, "tries": None, "verified": None, "reason_code": None, "error": None},
     "completions": {"command": [], "status": "lost", "error": None, "exit_status": None, "start_unix_ns": None, "seconds": None, "output": ""},
     "pruned": {"unix_ns": None, "reason": "", "files": None, "bytes": None, "not_uploaded": None, "kept": [], "paths": []},
 }  # fmt: skip
@@ -95,13 +99,15 @@ def read_window(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any
     if not is_rank(window["rank"]):
         problems.append(f"damaged: rank = {cut(window['rank'])} is no rank")
         window["rank"] = "unknown"
-    if is_awaited(window):
+    if window["pending"]:
         alive = _is_alive(writer)
         if alive:
             window["status"] = "recording" if window["end_unix_ns"] is None else "exporting"
-            window["error"] = None
+            window.update(reason_code=None, error=None)
         elif alive is None:
             _doubt(window, writer)
+        else:
+            window["pending"] = False
     return window, problems
 
 
@@ -112,13 +118,15 @@ def read_engine(entry: Mapping[str, Any], writer: object) -> tuple[dict[str, Any
     if engine["rank"] is not None and not is_rank(engine["rank"]):
         problems.append(f"damaged: rank = {cut(engine['rank'])} is no rank")
         engine["rank"] = None
-    if is_awaited(engine):
+    if engine["pending"]:
         alive = _is_alive(writer)
         if alive:
             engine["status"] = "recording" if engine["end_unix_ns"] is None else "flushing"
-            engine["error"] = None
+            engine.update(reason_code=None, error=None)
         elif alive is None:
             _doubt(engine, writer)
+        else:
+            engine["pending"] = False
     return engine, problems
 
 
@@ -170,6 +178,7 @@ def _read(entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[dict[str, 
     if read["status"] not in STATUSES:
         problems.append(f"damaged: status = {cut(read['status'])} is none of {', '.join(STATUSES)}")
         read["status"] = "lost"
+    read["pending"] = is_pending(read)
     problem = _capture_problem(read["capture"])
     if problem is not None:
         problems.append(f"damaged: capture = {cut(read['capture'])} {problem}")

@@ -20,9 +20,9 @@ from stepprof.log import logger
 from stepprof.redaction import MOST, quoted, redacted
 from stepprof.run.conflicts import rival_in
 from stepprof.run.entry_times import Timing
-from stepprof.run.final_state import is_awaited
 from stepprof.run.layout import Claim, RunDir, writer_identity
 from stepprof.run.model import Artifact, Outcome, Window
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,6 +100,8 @@ def window_record(
         "thread": threading.get_native_id(),
         "backend": None,
         "status": status,
+        "pending": status == "lost",
+        "reason_code": None,
         "error": None,
         "body_error": None,
         **timing.keys(origin),
@@ -173,7 +175,7 @@ class Fragment:
     def awaited(self) -> bool:
         """Whether it has not said its last word yet: something is recorded or exported."""
         entries = [*self.windows, *self.engines]
-        return any(map(is_awaited, entries))
+        return any(entry["pending"] for entry in entries)
 
     def word(self) -> str:
         """What it says of windows and engines: to see whether a later version says something else."""
@@ -292,12 +294,20 @@ def living_fragment(path: Path) -> Fragment | None:
 
 
 def tell(
-    ticket: Ticket, origin: Origin, post: Callable[[Callable[[], object]], None], status: Outcome, reason: str
+    ticket: Ticket,
+    origin: Origin,
+    post: Callable[[Callable[[], object]], None],
+    *,
+    status: Outcome,
+    code: ReasonCode,
+    reason: str,
 ) -> None:
     """Write into the manifest of its step why a window was not captured, in a fragment of its own."""
     fragment = Fragment(origin, ticket.window, post)
     backend = "+".join(ticket.policy.backend)
-    record = window_record(origin, ticket.window, ticket.timing, status=status, backend=backend, error=reason)
+    record = window_record(
+        origin, ticket.window, ticket.timing, status=status, reason_code=code, backend=backend, error=reason
+    )
     fragment.windows.append(record)
     ticket.record, ticket.fragment = record, fragment
     fragment.save()

@@ -17,6 +17,7 @@ from stepprof.run.manifest import read_run, read_spans, read_step
 from stepprof.run.occurrence_spans import Portions, within
 from stepprof.run.occurrences import split
 from stepprof.run.outermost_spans import Outermost
+from stepprof.run.reasons import ReasonCode
 
 __all__ = [
     "SESSIONS",
@@ -33,8 +34,6 @@ __all__ = [
 
 SESSIONS = ("rank", "spans")
 """Kinds that are sessions of other processes: they tell of themselves in windows of their own."""
-DRIVEN_ELSEWHERE = "driven by another process"
-"""How the entry of an engine begins its reason where the process that wrote it only attached the engine: another one tells of it."""
 
 Rank = int | str
 _ABSENT_SHOWN = 8
@@ -154,7 +153,7 @@ def engine_label(engine: Mapping[str, Any]) -> str:
 
 
 def _is_elsewhere(engine: Mapping[str, Any]) -> bool:
-    return engine["status"] == "joined" and str(engine["error"]).startswith(DRIVEN_ELSEWHERE)
+    return bool(engine["reason_code"] == ReasonCode.DRIVEN_ELSEWHERE)
 
 
 def _names(engine: Mapping[str, Any]) -> tuple[tuple[object, ...], ...]:

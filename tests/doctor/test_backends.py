@@ -105,7 +105,8 @@ class TestLines:
             True,
             "under nsys, 3 windows",
         )
-        assert lines(Finding("nsys window", "ok", "not under nsys"))["nsys"] == (False, "not under nsys")
+        outside = Finding("nsys window", "ok", "not under nsys", applies=False)
+        assert lines(outside)["nsys"] == (False, "not under nsys")
         assert lines(Finding("nsys", "warning", "does not run", "anew"))["nsys"] == (False, "does not run")
 
     def test_null_and_those_of_other_packages(self, faulty) -> None:

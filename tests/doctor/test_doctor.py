@@ -434,7 +434,7 @@ class TestDoctor:
         assert main(["doctor", "--json", "--output-dir", str(tmp_path)]) == 1
         content = json.loads(capsys.readouterr().out)
         assert (content["schema_version"], content["ok"]) == (1, False)
-        assert set(content["findings"][0]) == {"name", "level", "detail", "remedy"}
+        assert set(content["findings"][0]) == {"name", "level", "detail", "remedy", "applies"}
 
     @pytest.mark.torch
     def test_a_sound_machine(self, capsys, tmp_path):

@@ -17,7 +17,8 @@ from stepprof.host.process_identity import writer_identity
 from stepprof.run.manifest import read_step
 from stepprof.run.summary import summarize_step
 
-ELSEWHERE = "driven by another process (h, pid 7)"
+ELSEWHERE = "rank 0 has it"
+LEFT = {"data": b"", "status": "joined", "reason_code": "driven_elsewhere", "error": ELSEWHERE}
 
 
 @pytest.fixture
@@ -164,7 +165,8 @@ class TestLost:
 
     def test_an_engine_that_died_in_its_stop(self, run):
         """It is lost however long the process lives that drove it."""
-        assert self.read(run, writer_identity(), health="dead") == ("lost", "the process ended")
+        found = self.read(run, writer_identity(), health="dead", pending=False)
+        assert found == ("lost", "the process ended")
 
     def test_of_another_host_nothing_is_known(self, run):
         """And that is said."""
@@ -261,8 +263,8 @@ class TestCheck:
         """Every rank has attached it, and one tells of it; where none does, that is a problem."""
         mine = record_engine(run, 0)
         others = [
-            record_engine(run, 0, data=b"", status="joined", error=ELSEWHERE),
-            record_engine(run, 1, data=b"", status="joined", error=ELSEWHERE),
+            record_engine(run, 0, **LEFT),
+            record_engine(run, 1, **LEFT),
         ]
         tell_engines(run, mine)
         for rank in (1, 2):
@@ -291,7 +293,7 @@ class TestCommands:
             stop_seconds=None,
         )
         tell_engines(run, record_engine(run, 0, capped_by="engine"), dead, clocks=clocks)
-        tell_engines(run, record_engine(run, 0, data=b"", status="joined", error=ELSEWHERE), rank=1)
+        tell_engines(run, record_engine(run, 0, **LEFT), rank=1)
         return run
 
     def test_show(self, recorded, capsys):

@@ -14,6 +14,7 @@ from stepprof.redaction import hide
 from stepprof.run.entry_times import Timing
 from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, tell, window_record
 from stepprof.run.model import Artifact, Window
+from stepprof.run.reasons import ReasonCode
 
 WINDOW = Window(step=2, role="actor", occurrence=1, version=7)
 
@@ -97,8 +98,9 @@ class TestTell:
         """In a fragment of its own, with how long it waited."""
         policy = Config(backend="null").policy(None)
         ticket = Ticket(WINDOW, policy, Timing(0, 1.23456789))
-        tell(ticket, origin, at_once, "skipped", "busy")
+        tell(ticket, origin, at_once, status="skipped", code=ReasonCode.BUSY, reason="busy")
         (window,) = read(ticket.fragment)["windows"]
+        assert (window["pending"], window["reason_code"]) == (False, "busy")
         assert (window["status"], window["error"], window["backend"]) == ("skipped", "busy", "null")
         assert (window["wait_seconds"], window["artifacts"]) == (1.234568, [])
         ticket.tell_error(ValueError("mine"))

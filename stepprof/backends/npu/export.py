@@ -54,8 +54,7 @@ class NpuExport:
         lacking = missing_parts(folder, on_host=self._options.on_host, on_device=self._options.on_device)
         problem = self._problem or lacking
         if problem is not None:
-            said = [each for each in self._complaints if each.rpartition(" (")[0] not in problem]
-            raise ExportError("; CANN said ".join([problem, *said]), self._artifact(folder))
+            raise ExportError("; CANN said ".join([problem, *self._complaints]), self._artifact(folder))
         if self._complaints:
             logger.warning(
                 "npu recorded, and CANN complained", folder=folder.name, reason="; ".join(self._complaints)

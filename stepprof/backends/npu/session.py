@@ -96,8 +96,11 @@ class NpuSession:
             self._end_by_force()
         finally:
             self.let_go()
-        complaint = self._note_complaint("stop")
-        return problem or (complaint and f"CANN did not end the recording: {complaint}")
+        if problem is not None:
+            self._note_complaint("stop")
+            return problem
+        complaint = self._api.cann_complaint()
+        return complaint and f"CANN did not end the recording: {complaint}"
 
     def discard(self) -> None:
         """End it, however far it came, and remove its folder. Never raises."""
@@ -140,11 +143,10 @@ class NpuSession:
             )
         return Path(path)
 
-    def _note_complaint(self, call: str) -> str | None:
-        told = self._api.cann_complaint()
-        if told:
-            self.complaints.append(f"{told} (at {call})")
-        return told
+    def _note_complaint(self, call: str) -> None:
+        complaint = self._api.cann_complaint()
+        if complaint:
+            self.complaints.append(f"{complaint} (at {call})")
 
     def _end_by_force(self) -> None:
         """After a call that failed half-way: the parts of stopping that may still be owed."""

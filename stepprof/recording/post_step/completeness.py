@@ -18,8 +18,8 @@ from stepprof.host.own_files import is_foreign
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
 from stepprof.log import logger
-from stepprof.run.final_state import is_awaited
 from stepprof.run.layout import MANIFEST, ON_COMPLETE, PRUNED, STATUS, step_folder, step_number
+from stepprof.run.reasons import is_pending
 from stepprof.run.status import read_statuses
 
 __all__ = ["Peers", "Step", "read_step_for", "step_numbers"]
@@ -168,7 +168,7 @@ def _add(step: Step, fragment: Path, peers: Peers, uploads: bool) -> None:
     except (OSError, ValueError):
         return  # half copied, or damaged: readers report it
     entries = [entry for key in ("windows", "engines") for entry in _tables(content.get(key))]
-    awaited = any(map(is_awaited, entries))
+    awaited = any(map(is_pending, entries))
     artifacts = {
         artifact["path"]: artifact["bytes"]
         for entry in entries

@@ -101,7 +101,14 @@ class After:
         paths = fragment.artifact_paths()
         if not fragment.awaited and len(fragment.uploads) != len(paths):
             fragment.uploads = [
-                {"path": path, "url": None, "status": "failed", "tries": 0, "error": self._refused}
+                {
+                    "path": path,
+                    "url": None,
+                    "status": "failed",
+                    "tries": 0,
+                    "reason_code": None,
+                    "error": self._refused,
+                }
                 for path in paths
             ]
             fragment.save()

@@ -16,6 +16,7 @@ from stepprof.backends.base import Busy
 from stepprof.errors import BackendError
 from stepprof.host.device_lease import DeviceLease, lease_folder
 from stepprof.remote.core.engine_backends import records
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
@@ -44,7 +45,8 @@ class Turn:
         """Have them, or wait for them until the window is over; why they are not to be had, which the recording is told then."""
         refused = await self._take(recording.stop, window, f"{label} of step {window.window.step}")
         if refused is not None and recording.late is None:
-            recording.disown("skipped", f"{refused}; nothing was sent to the engine")
+            reason = f"{refused}; nothing was sent to the engine"
+            recording.disown("skipped", reason, ReasonCode.BUSY)
         return refused
 
     async def _take(self, over: asyncio.Event, window: EngineWindow, label: str) -> str | None:

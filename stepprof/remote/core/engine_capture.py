@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepprof.remote.core.event import Gate
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
+    from stepprof.run.model import Outcome
 
 __all__ = ["Recording"]
 
@@ -113,22 +115,43 @@ class Recording:
             self.capped_by = by
             self.stop.set()
 
-    def fail(self, status: str, error: str, health: str) -> None:
+    def fail(self, status: Outcome, error: str, code: ReasonCode, health: str) -> None:
         """It came to nothing; every window that relied on it says so."""
         for entry in (self.entry, *(entry for entry, _ in self._joined)):
             entry["health"] = health
-        self.disown(status, error)
+        self.disown(status, error, code)
 
-    def disown(self, status: str, error: str) -> None:
+    def disown(self, status: Outcome, error: str, code: ReasonCode) -> None:
         """The same of an engine that is well."""
         for entry, save in self._joined:
-            entry.update(status=status, error=error, stop_seconds=self.entry["stop_seconds"])
+            entry.update(
+                status=status,
+                pending=False,
+                reason_code=code,
+                error=error,
+                stop_seconds=self.entry["stop_seconds"],
+            )
             save()
-        self.tell(status, error)
+        self.tell(status, error, code)
 
-    def tell(self, status: str, error: str | None = None, **fields: object) -> None:
-        """Note an outcome, and have it written."""
-        self.entry.update(status=status, error=error, **fields)
+    def keep(self, artifacts: list[dict[str, object]], lacking: str | None) -> None:
+        """Note the files of the window, and what of it is not in them."""
+        if lacking:
+            self.tell("partial", lacking, ReasonCode.INCOMPLETE, artifacts=artifacts)
+        else:
+            self.tell("complete", artifacts=artifacts)
+
+    def tell(
+        self,
+        status: Outcome,
+        error: str | None = None,
+        code: ReasonCode | None = None,
+        *,
+        pending: bool = False,
+        **fields: object,
+    ) -> None:
+        """Note an outcome, and have it written; one that is `pending` will be replaced, if this process lives."""
+        self.entry.update(status=status, pending=pending, reason_code=code, error=error, **fields)
         self.save()
 
     def settle(self) -> None:

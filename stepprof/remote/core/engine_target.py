@@ -23,6 +23,7 @@ from stepprof.remote.core.late_reports import Awaiting
 from stepprof.remote.core.manifest_entries import LOST, RANKS
 from stepprof.remote.core.stop_cost import LATE_SECONDS, overrun_seconds, write_seconds
 from stepprof.run.manifest_writer import as_entries, describe_error
+from stepprof.run.reasons import ReasonCode
 from stepprof.state_machine import TargetMachine
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Health, Stopped
     from stepprof.remote.core.engine_capture import Recording
-    from stepprof.run.model import Window
+    from stepprof.run.model import Outcome, Window
 
 __all__ = ["EngineTarget", "HealthChange"]
 
@@ -230,7 +231,9 @@ class EngineTarget:
             self.disarm("the window ended before the engine was ready")
             if recording.entry["status"] != "failed":
                 recording.tell(
-                    "skipped", "the window ended before the engine was ready; nothing was sent to it"
+                    "skipped",
+                    "the window ended before the engine was ready; nothing was sent to it",
+                    ReasonCode.NOT_READY,
                 )
             return
         self._commit("start", window)
@@ -249,7 +252,7 @@ class EngineTarget:
             start_unix_ns=recording.begun_ns or time.time_ns(),
         )
         if recording.late is None:
-            recording.tell("lost", f"{LOST}{self._where()}")
+            recording.tell("lost", f"{LOST}{self._where()}", ReasonCode.RECORDING, pending=True)
         self._note(None)
         recording.started.open()
         await recording.stop.wait()
@@ -280,10 +283,10 @@ class EngineTarget:
             self.awaiting.begin(recording, stopped.later, partial)
         elif stopped.joined is not None:
             step, stem = stopped.joined
-            recording.tell("joined", partial, capture={"step": step, "stem": stem})
+            code = ReasonCode.INCOMPLETE if partial else None
+            recording.tell("joined", partial, code, capture={"step": step, "stem": stem})
         else:
-            outcome = "partial" if partial else "complete"
-            recording.tell(outcome, partial, artifacts=as_entries(stopped.artifacts))
+            recording.keep(as_entries(stopped.artifacts), partial)
         self._note(None)
         self._commit("done", window)
 
@@ -337,7 +340,7 @@ class EngineTarget:
             what = f"{what}: {waiting}"
         self.note_late(recording, seconds)
         error = "; ".join(filter(None, [f"the engine {what}", cure, hint]))
-        recording.tell("failed", error, health=self.health)
+        recording.tell("failed", error, ReasonCode.START_UNANSWERED, health=self.health)
         recording.stop.set()
 
     @staticmethod
@@ -362,7 +365,12 @@ class EngineTarget:
             return
         waited = (time.time_ns() - end) / 1e9
         what = "its window has closed, and its stop has not been answered"
-        recording.tell("lost", f"{what} within {waited:.3g} s; what it still brings is kept")
+        recording.tell(
+            "lost",
+            f"{what} within {waited:.3g} s; what it still brings is kept",
+            ReasonCode.STOP_UNANSWERED,
+            pending=True,
+        )
 
     async def leave(self, reason: str, *, answer_seconds: float, timeout: float) -> None:
         """Take no more part: stop a running capture, forget an armed one, close the driver. Never raises.
@@ -404,7 +412,8 @@ class EngineTarget:
         """Have the entry of a capture that failed name the files that it left, or the place that they come to."""
         entry, where = recording.entry, self._where()
         if entry["status"] in ("failed", "lost"):
-            recording.tell(entry["status"], await naming(str(entry["error"]), window, where))
+            entry["error"] = await naming(str(entry["error"]), window, where)
+            recording.save()
 
     def _fail(self, recording: Recording, error: BaseException) -> None:
         self._note(error)
@@ -413,7 +422,8 @@ class EngineTarget:
         lost = self.machine.state == "flushing" and gone
         if entry["end_unix_ns"] is None and recording.sent:
             entry["end_unix_ns"] = time.time_ns()
-        recording.fail("lost" if lost else "failed", describe_error(error), self.health)
+        status: Outcome = "lost" if lost else "failed"
+        recording.fail(status, describe_error(error), ReasonCode.ENGINE_FAILED, self.health)
 
     def _note(self, error: BaseException | None) -> None:
         if error is None:

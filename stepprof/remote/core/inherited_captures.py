@@ -16,6 +16,7 @@ from stepprof.remote.loop import in_thread
 from stepprof.run.layout import MANIFEST
 from stepprof.run.manifest_writer import as_entries, living_fragment
 from stepprof.run.model import Artifact
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,8 @@ def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str
     """
     told = {
         "status": "partial" if stopped.artifacts else "lost",
+        "pending": False,
+        "reason_code": ReasonCode.RECOVERED,
         "health": "ok",
         "error": redacted("; ".join(filter(None, [reason, stopped.partial]))),
         "artifacts": as_entries(stopped.artifacts),

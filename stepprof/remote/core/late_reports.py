@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 from stepprof.backends.base import ExportError
 from stepprof.log import logger
 from stepprof.remote.core.inherited_captures import naming
-from stepprof.run.final_state import AWAITED
 from stepprof.run.manifest_writer import as_entries, describe_error
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.remote.base import Later, Stopped
     from stepprof.remote.core.engine_capture import Recording
 
 __all__ = ["Awaiting"]
+
+AWAITED = "the process ended before the engine's report had come"
 
 MARGIN_SECONDS = 1.0
 """What is left of the time at the end when the waiting is over: the manifest still has to be written."""
@@ -47,7 +49,7 @@ class Awaiting:
 
     def begin(self, recording: Recording, later: Later, partial: str | None) -> None:
         """Wait for what belongs to a window; `partial` is what it lacks even if all comes."""
-        recording.tell("lost", AWAITED)
+        recording.tell("lost", AWAITED, ReasonCode.REPORT_PENDING, pending=True)
         task = asyncio.get_running_loop().create_task(self._take(recording, later, partial))
         self._pending[task] = (f"{self._label} of step {recording.step}", later)
         task.add_done_callback(self._forget)
@@ -57,18 +59,20 @@ class Awaiting:
         try:
             stopped = await later.wait()
         except ExportError as error:
-            recording.disown(error.outcome, await naming(str(error), recording.window))
+            reason = await naming(str(error), recording.window)
+            recording.disown(error.outcome, reason, ReasonCode.EXPORT_FAILED)
             logger.warning("engine's report", target=self._label, step=recording.step, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - a plug-in may raise anything; the manifest says it
             if self._over:  # cancelled: what was written ahead holds
                 return
-            recording.disown("lost", await naming(describe_error(error), recording.window))
+            reason = await naming(describe_error(error), recording.window)
+            recording.disown("lost", reason, ReasonCode.EXPORT_FAILED)
         else:
             self._keep(recording, stopped, partial)
 
     def _keep(self, recording: Recording, stopped: Stopped, partial: str | None) -> None:
         lacking = "; ".join(filter(None, [partial, stopped.partial])) or None
-        recording.tell("partial" if lacking else "complete", lacking, artifacts=as_entries(stopped.artifacts))
+        recording.keep(as_entries(stopped.artifacts), lacking)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._pending.pop(task, None)

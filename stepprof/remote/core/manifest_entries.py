@@ -16,6 +16,7 @@ from stepprof.remote.base import EngineWindow
 from stepprof.run.layout import MANIFEST
 from stepprof.run.manifest_writer import Fragment, Origin
 from stepprof.run.model import WHOLE_STEP, Window
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,8 @@ class Entries:
             "host": None,
             "boot_id": None,
             "status": "lost",
+            "pending": True,
+            "reason_code": ReasonCode.RECORDING,
             "health": "unreachable",
             "error": LOST,
             "body_error": None,
@@ -93,6 +96,7 @@ class Entries:
                 health=target.health,
             )
         entry.update(fields)
+        entry["pending"] = entry["status"] == "lost"
         self.fragment.engines.append(entry)
         return entry
 

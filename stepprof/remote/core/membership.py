@@ -18,6 +18,7 @@ from stepprof.remote.core.manifest_entries import Entries
 from stepprof.remote.loop import in_thread
 from stepprof.remote.ray.inside.role_window import Inner, is_inner
 from stepprof.run.manifest_writer import describe_error
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
@@ -79,7 +80,9 @@ class Members:
                     continue
                 logger.warning("engines not known", role=role, reason=problem)
                 if not engine.targets:  # else those that were known stand, and tell for themselves
-                    self.entries.add(None, status="failed", error=problem)
+                    self.entries.add(
+                        None, status="failed", reason_code=ReasonCode.ENGINES_UNKNOWN, error=problem
+                    )
         return self._fleet.selected(role, self._policy)
 
     async def places(self, targets: list[EngineTarget], *, reserve: bool = False) -> list[EngineWindow]:
@@ -107,7 +110,7 @@ class Members:
         """Whether it may be started at all; if not, the manifest says why."""
         if target.driver.inside:
             reason = "its worker is this very process: its work is in this process's own capture"
-            self.entries.add(target, status="joined", error=reason)
+            self.entries.add(target, status="joined", reason_code=ReasonCode.SAME_PROCESS, error=reason)
             return False
         return True
 
@@ -127,7 +130,12 @@ class Members:
                 mine.append(target)
             else:
                 who = f"{holder.get('host', 'another host')}, pid {holder.get('pid', 'unknown')}"
-                self.entries.add(target, status="joined", error=f"driven by another process ({who})")
+                self.entries.add(
+                    target,
+                    status="joined",
+                    reason_code=ReasonCode.DRIVEN_ELSEWHERE,
+                    error=f"driven by another process ({who})",
+                )
         return mine
 
     def _claim(self, target: EngineTarget) -> None:
@@ -147,12 +155,12 @@ class Members:
             self._join(target, recording)
         elif blocked:
             self._fleet.own_loop.warn_not_started(target)
-            self.entries.add(target, status="skipped", error=NOT_STARTED)
+            self.entries.add(target, status="skipped", reason_code=ReasonCode.NOT_READY, error=NOT_STARTED)
         elif recording is None:
             return True
         else:
             why = f"still {target.machine.state}: {recording.unanswered}"
-            self.entries.add(target, status="skipped", error=why)
+            self.entries.add(target, status="skipped", reason_code=ReasonCode.BUSY, error=why)
         return False
 
     @staticmethod
@@ -170,7 +178,7 @@ class Members:
         if capture is not None and not target.is_rank:  # a rank's own manifest says where the window is
             place = {"step": capture.window.step, "stem": capture.stem}
         entry = self.entries.add(
-            target, status="joined", error=None, start_unix_ns=time.time_ns(), capture=place
+            target, status="joined", reason_code=None, error=None, start_unix_ns=time.time_ns(), capture=place
         )
         recording.join(self._window.step, entry, self.entries.save_later)
         self.joins.append((target, recording, entry))

@@ -19,6 +19,7 @@ from stepprof.remote.core.membership import Members
 from stepprof.remote.loop import awaited, remote_loop, waited
 from stepprof.remote.ray.inside.role_window import entered, exit_all
 from stepprof.run.manifest_writer import describe_error
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
@@ -196,10 +197,14 @@ class Bracket:
         for target, recording, entry in self._members.joins:
             entry["end_unix_ns"] = time.time_ns()
             if recording.stop.is_set():
-                entry.update(status="partial", error="the window outlived the capture that it joined")
+                entry.update(
+                    status="partial",
+                    reason_code=ReasonCode.OUTLIVED_CAPTURE,
+                    error="the window outlived the capture that it joined",
+                )
                 continue
             if partial is not None:
-                entry.update(status="partial", error=partial)
+                entry.update(status="partial", reason_code=ReasonCode.ENDED_EARLY, error=partial)
             if self._window.step == recording.step:
                 ending.append((target, recording))
         for _, recording in ending:
@@ -255,5 +260,7 @@ class Bracket:
             await work
         except BaseException as error:  # noqa: BLE001 - told in the log and in the manifest; CancelledError may come from a user's callable
             logger.warning("engines not recorded", role=self._window.role, reason=describe_error(error))
-            self._members.entries.add(None, status="failed", error=describe_error(error))
+            self._members.entries.add(
+                None, status="failed", reason_code=ReasonCode.ENGINES_UNKNOWN, error=describe_error(error)
+            )
             self._members.entries.write_soon()

@@ -335,6 +335,8 @@ class ActorDriver:
             "host": facts.host,
             "pid": facts.pid,
             "status": "lost",
+            "pending": False,
+            "reason_code": None,
             "error": None,
             "body_error": None,
             "backend": None,

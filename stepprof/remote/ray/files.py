@@ -24,10 +24,10 @@ from stepprof.host.plain_json import parse_json
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
 from stepprof.remote.ray.calls import Agents
-from stepprof.remote.ray.inside.follower import is_settled
 from stepprof.run.layout import is_alive, writer_identity
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.model import Artifact
+from stepprof.run.reasons import ReasonCode, is_pending
 
 __all__ = [
     "PIECE_BYTES",
@@ -72,7 +72,7 @@ def settled_fragment(path: str, timeout: float) -> bytes:
     while True:
         data = read_plain(path)
         content = parse_json(data)
-        awaited = not all(map(is_settled, content["windows"]))
+        awaited = any(map(is_pending, content["windows"]))
         if not awaited or time.monotonic() > deadline:
             return data
         if is_alive(content["writer"]) is False:
@@ -133,7 +133,8 @@ class Carrier:
         except (EngineFailure, OSError, ValueError) as error:
             content = lost
             for record in content["windows"]:
-                record["error"] = f"left on {self.host} at {fragment}: {describe_error(error)}"
+                reason = f"left on {self.host} at {fragment}: {describe_error(error)}"
+                record.update(pending=False, reason_code=ReasonCode.NOT_COLLECTED, error=reason)
         else:
             for record in content["windows"]:
                 await self._bring_record(record, source, folder)
@@ -149,6 +150,7 @@ class Carrier:
                 left.append(problem)
         record["artifacts"] = brought
         if left:
+            record["reason_code"] = record["reason_code"] or ReasonCode.NOT_COLLECTED
             record["error"] = "; ".join(filter(None, [record["error"], *left]))
 
     async def plain_file(self, source: Path, final: Path) -> str | None:

@@ -18,8 +18,6 @@ from stepprof.run.status import read_statuses
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
-AHEAD = "the process ended before"
-
 
 class Colocated(Server):
     """A trainer that holds the engine it generates with."""
@@ -69,7 +67,7 @@ def engines(session, step, role="rollout", timeout=10):
     deadline = time.monotonic() + timeout
     while True:
         found = fragments(session.path / f"step-{step:06d}").get(f"{role}-engines-rank-driver.json")
-        if found is not None and not any(AHEAD in str(entry["error"]) for entry in found["engines"]):
+        if found is not None and not any(entry["pending"] for entry in found["engines"]):
             return found["engines"]
         assert time.monotonic() < deadline, found
         time.sleep(0.05)

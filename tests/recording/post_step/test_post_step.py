@@ -245,7 +245,9 @@ class TestWhole:
         """It is lost for good, however long the one lives that drove it."""
         run = runs.make_run(tmp_path)
         runs.tell_engines(
-            run, runs.record_engine(run, status="lost", health="dead", data=b""), writer=writer_identity()
+            run,
+            runs.record_engine(run, status="lost", pending=False, health="dead", data=b""),
+            writer=writer_identity(),
         )
         step = read_step_for(run.path, 2, Peers(run.path), uploads=False)
         assert (step.pending, step.status) == (False, "lost")
@@ -601,10 +603,12 @@ class TestUploader:
         claim = fragment.write_ahead()
         (claim.folder / "actor/x.json").write_text("[]")
         artifacts = [{"path": "actor/x.json", "kind": None, "bytes": 2, "events": None}]
-        fragment.windows.append({"status": "lost", "artifacts": artifacts, "body_error": None})
+        fragment.windows.append(
+            {"status": "lost", "pending": True, "artifacts": artifacts, "body_error": None}
+        )
         fragment.write()
         assert uploader.pending == 1  # the run's own description: nothing of a capture that is not over
-        fragment.windows[0]["status"] = "complete"
+        fragment.windows[0].update(status="complete", pending=False)
         fragment.write()
         copy = tmp_path / "up" / "r" / "step-000002" / "manifest" / "actor-rank-0.json"
         _until(copy.exists)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.host.plain_files import open_plain
+from stepprof.run.reasons import ReasonCode
 
 __all__ = ["Target", "main"]
 
@@ -31,6 +32,14 @@ _CHUNK = 1 << 20
 
 class Final(Exception):
     """No further try would change it: somebody else's file lies there, or ours is not here."""
+
+    code: ReasonCode | None = None
+
+
+class NameTaken(Final):
+    """Another file lies there already."""
+
+    code = ReasonCode.NAME_TAKEN
 
 
 class Target:
@@ -65,6 +74,7 @@ class Target:
             "bytes": None,
             "verified": None,
             "tries": 0,
+            "reason_code": None,
             "error": None,
         }
         tries = self._tries if self._patient else 1
@@ -72,10 +82,11 @@ class Target:
             outcome["tries"] = attempt
             try:
                 outcome["bytes"], outcome["verified"] = self._try(local, name, replace=replace)
-                outcome.update(status="uploaded", error=None)
+                outcome.update(status="uploaded", reason_code=None, error=None)
                 self._patient = True
                 break
             except Exception as error:  # noqa: BLE001 - whatever a store's client raises is the outcome
+                outcome["reason_code"] = error.code if isinstance(error, Final) else None
                 outcome["error"] = str(error) if isinstance(error, Final) else _describe(error)
                 if isinstance(error, Final):
                     break
@@ -104,7 +115,7 @@ class Target:
         if not replace and (there := self._info(remote)) is not None:
             checked = self._checked(remote, there, size, digest, thorough=True)
             if checked is None:
-                raise Final(f"another file lies there already, with {there.get('size')} bytes")
+                raise NameTaken(f"another file lies there already, with {there.get('size')} bytes")
             return size, checked
         if self._at_once:
             return size, self._put(local, remote, size, digest)
@@ -213,7 +224,7 @@ def _upload(target: Target, request: Mapping[str, Any]) -> dict[str, Any]:
         outcomes[0]["error"] = target.remove(name)
     first = next((each for each in outcomes if each["status"] != "uploaded"), None)
     if first is None and not outcomes:
-        return {"status": "failed", "bytes": None, "verified": None, "tries": 0, "error": "an empty folder", "seconds": 0.0}  # fmt: skip
+        return {"status": "failed", "bytes": None, "verified": None, "tries": 0, "reason_code": None, "error": "an empty folder", "seconds": 0.0}  # fmt: skip
     return {
         **(first or outcomes[-1]),
         "bytes": sum(each["bytes"] or 0 for each in outcomes),

@@ -58,7 +58,7 @@ class Program:
         except (OSError, ValueError) as error:
             self._end()
             seconds = round(time.monotonic() - began, 3)
-            answer = {"status": "failed", "bytes": None, "verified": None, "tries": 1, "error": str(error), "seconds": seconds}  # fmt: skip
+            answer = {"status": "failed", "bytes": None, "verified": None, "tries": 1, "reason_code": None, "error": str(error), "seconds": seconds}  # fmt: skip
         reason = answer.get("error")
         return {**answer, "error": None if reason is None else quoted(reason, MOST_REASON)}
 

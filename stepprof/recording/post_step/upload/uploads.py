@@ -20,6 +20,7 @@ from stepprof.recording.post_step.upload.program import Program
 from stepprof.redaction import redacted
 from stepprof.run.layout import RUN_FILE, RunDir
 from stepprof.run.manifest_writer import describe_error
+from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Fragment
@@ -224,7 +225,7 @@ class Uploader:
         name = path.relative_to(self._run.path).as_posix()
         outcome = program.upload(path, name, self._bound(), replace=replace)
         # of nodes that share no disk each has one: the first stays
-        if name != RUN_FILE or "another file lies there" not in str(outcome["error"]):
+        if name != RUN_FILE or outcome["reason_code"] != ReasonCode.NAME_TAKEN:
             self._tell({"path": name, "url": f"{self.url}/{name}", **outcome}, level="debug")
 
     def _tell(self, outcome: Mapping[str, Any], level: str = "info") -> None:

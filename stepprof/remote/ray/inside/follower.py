@@ -21,7 +21,6 @@ from stepprof.instrument.step import StepWindow, profile_step
 from stepprof.recording.lifecycle import init
 from stepprof.recording.window_handle import LeftOpen
 from stepprof.remote.base import EngineFailure
-from stepprof.run.manifest_writer import EXPORTING, LOST
 from stepprof.run.requests import Request
 
 if TYPE_CHECKING:
@@ -274,11 +273,6 @@ def spans_only(config: Mapping[str, object]) -> dict[str, object]:
         **kept,
         **{key: config[key] for key in ("otel", "upload", "upload_timeout_seconds") if key in config},
     }
-
-
-def is_settled(record: Mapping[str, object]) -> bool:
-    """Whether a window's entry in a fragment has its last word: no capture and no export is awaited."""
-    return record.get("error") not in (LOST, EXPORTING)
 
 
 def _key(window: EngineWindow) -> Key:

@@ -1,0 +1,148 @@
+"""Codes decide, texts are for people: rewording a message changes nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runs import ended_writer
+
+import stepprof
+from stepprof.host.process_identity import writer_identity
+from stepprof.run.fragments import read_engine, read_window
+from stepprof.run.reasons import ReasonCode, is_pending
+from stepprof.run.summary import told_once
+
+PACKAGE = Path(stepprof.__file__).parent
+ENGINE = {"role": "rollout", "replica": 0, "name": "e", "status": "joined"}
+
+
+class TestIsPending:
+    def test_an_entry_of_an_older_version(self) -> None:
+        """Without `pending`, a lost entry may still be replaced; every other outcome is final."""
+        assert is_pending({"status": "lost"})
+        assert not is_pending({"status": "failed"})
+
+    def test_the_field_decides(self) -> None:
+        """Whatever the outcome is."""
+        assert is_pending({"status": "failed", "pending": True})
+        assert not is_pending({"status": "lost", "pending": False})
+
+
+@pytest.mark.parametrize("read", [read_window, read_engine])
+@pytest.mark.parametrize("text", ["the process ended", "export: nothing", "any words", None])
+class TestReading:
+    def test_while_the_writer_lives(self, read, text) -> None:
+        """A pending entry is being recorded, a final one is lost, whatever the message says."""
+        entry = {"rank": 0, "status": "lost", "error": text, "stop_seconds": 1.0}
+        found, _ = read({**entry, "pending": True, "reason_code": "recording"}, writer_identity())
+        assert (found["status"], found["error"], found["reason_code"]) == ("recording", None, None)
+        found, _ = read({**entry, "pending": False, "reason_code": "export_failed"}, writer_identity())
+        assert (found["status"], found["error"], found["reason_code"]) == ("lost", text, "export_failed")
+
+    def test_once_it_has_ended(self, read, text) -> None:
+        """Nothing is pending any more."""
+        found, _ = read({"rank": 0, "status": "lost", "error": text, "pending": True}, ended_writer())
+        assert (found["status"], found["pending"]) == ("lost", False)
+
+    def test_damaged_fields(self, read, text) -> None:
+        """They are findings, and read as if they were not there."""
+        entry = {"rank": 0, "status": "lost", "error": text, "pending": "no", "reason_code": 5}
+        found, problems = read(entry, ended_writer())
+        assert (found["pending"], found["reason_code"], len(problems)) == (False, None, 2)
+
+
+class TestDrivenElsewhere:
+    @pytest.mark.parametrize("text", ["driven by another process", "any words", None])
+    def test_told_once(self, text) -> None:
+        """Of an engine that several processes attached, the entry of the one that drives it counts, whatever the others' messages say."""
+        mine, _ = read_engine({**ENGINE, "status": "complete"}, None)
+        theirs, _ = read_engine({**ENGINE, "reason_code": "driven_elsewhere", "error": text}, None)
+        assert told_once([mine, theirs]) == [mine]
+
+
+class TestDocs:
+    def test_every_code_is_explained(self) -> None:
+        """In the page about the manifest."""
+        page = Path(__file__).parents[2] / "docs" / "manifest.md"
+        text = page.read_text(encoding="utf-8")
+        assert [code.value for code in ReasonCode if f"| `{code.value}` |" not in text] == []
+
+
+THEIRS = {
+    "backend extension": "torch",
+    "not in progress": "SGLang",
+}
+"""Texts of other programs, which have no code beside them."""
+FIELDS = {"error", "reason", "note", "status", "problem", "detail", "message", "outcome", "last_error"}
+"""What holds, or stands beside, a text for people."""
+TESTS = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition"}
+
+
+def named(node: ast.AST) -> Iterator[str]:
+    """What variables, attributes and keys a node speaks of."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            yield each.id
+        elif isinstance(each, ast.Attribute):
+            yield each.attr
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
+
+
+def sentences(node: ast.AST, constants: dict[str, str]) -> set[str]:
+    """The texts of several words in a node."""
+    texts = {constants.get(name, name) for name in named(node)}
+    return {text for text in texts if " " in text} - set(THEIRS)
+
+
+def compared(tree: ast.AST, constants: dict[str, str]) -> Iterator[tuple[int, set[str]]]:
+    """Where a field for people is compared with a text of several words."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            asked = any(isinstance(each, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for each in node.ops)
+        else:
+            asked = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in TESTS
+            )
+        if asked and FIELDS.intersection(named(node)) and (texts := sentences(node, constants)):
+            yield node.lineno, texts
+
+
+def constants_of(tree: ast.Module) -> dict[str, str]:
+    """The texts that a module gives names to."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            found.update({t.id: node.value.value for t in node.targets if isinstance(t, ast.Name)})
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+class TestSources:
+    def test_no_text_for_people_is_compared(self) -> None:
+        """Neither a status nor a reason is compared with a sentence, in place or by the name of a constant."""
+        trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+        constants = {name: text for tree in trees.values() for name, text in constants_of(tree).items()}
+        found = [
+            f"{path.relative_to(PACKAGE)}:{line}: {sorted(texts)}"
+            for path, tree in trees.items()
+            for line, texts in compared(tree, constants)
+        ]
+        assert found == []
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            'if entry["error"] == "the process ended": pass',
+            'if entry.get("error") in (LOST, None): pass',
+            'if str(outcome["error"]).startswith("another file"): pass',
+            'if "not here" in finding.detail: pass',
+        ],
+    )
+    def test_what_it_finds(self, line) -> None:
+        """The comparisons that were in the code once."""
+        assert len(list(compared(ast.parse(line), {"LOST": "the process ended"}))) == 1
