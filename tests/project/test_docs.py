@@ -24,6 +24,11 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DIALECT = re.compile(
+    r"\b(is|are|was|were) told\b|\btold of\b|\bnobody|\bwhoever|\bsomebody|what came of|stands? in the way|hand-over|lets go"
+    r"|last word|\bowed?\b|\bbeside\b|given up|as far as it goes|(comes|goes) (in|out)\b"
+)
+"""Phrases that a reader has to decode; docs say who does what."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 
@@ -70,6 +75,15 @@ def test_links_lead_somewhere(page):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             dead.append(link)
     assert dead == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "reference.md"], ids=lambda page: page.name
+)
+def test_pages_are_in_plain_english(page):
+    """No phrase of the word list, outside of code."""
+    text = re.sub(r"`[^`\n]*`", "", FENCED.sub("", page.read_text(encoding="utf-8")))
+    assert [match[0] for match in DIALECT.finditer(text)] == []
 
 
 def test_commands_that_are_named_exist():
