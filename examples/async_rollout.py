@@ -2,10 +2,10 @@
 
     python async_rollout.py
 
-Many agents play at once, each a coroutine: find a number between 0 and 15, told after each guess whether it is higher or lower. Their
-guesses come from one engine, which answers whatever requests have gathered in one batch; every reply of the game takes a while, as a
-tool call does. The update runs in a thread. The intervals of one agent lie across hundreds of switches between coroutines, and two
-steps are under way at any moment: `bind` says which sample and which step a region belongs to, wherever it runs.
+Many agents play at once, each a coroutine. An agent has to find a number between 0 and 15; after each guess the game answers
+"higher" or "lower". One engine makes all guesses: it answers all waiting requests in one batch. Every reply of the game takes a while, like
+a tool call. The update runs in a thread. The intervals of one agent span hundreds of switches between coroutines, and two
+steps run at any moment. `bind` assigns each region to its sample and step, wherever it runs.
 
 Step 3 is recorded: its rollout (with the update of step 2, which runs at the same time) and its update.
 """
@@ -25,7 +25,7 @@ STEPS, AGENTS, TURNS, SIZE = 20, 128, 6, 16
 
 
 def make_policy() -> nn.Module:
-    """From what is known, the lowest and the highest number it can be, to a guess."""
+    """Map the lowest and the highest possible number to a guess."""
     return nn.Sequential(nn.Linear(2 * SIZE, 64), nn.Tanh(), nn.Linear(64, SIZE))
 
 
@@ -41,7 +41,7 @@ class Episode:
 
 
 class Engine:
-    """Answers the requests of all agents in batches, with its own copy of the policy."""
+    """Answer the requests of all agents in batches, with a copy of the policy."""
 
     def __init__(self, policy: nn.Module) -> None:
         self.policy = make_policy()
@@ -105,7 +105,7 @@ async def rollout(engine: Engine, step: int) -> list[Episode]:
 
 
 def update(policy: nn.Module, optimizer: torch.optim.Optimizer, step: int, episodes: list[Episode]) -> float:
-    """REINFORCE: a guess is worth the share of numbers that it ruled out. Returns the mean number of turns."""
+    """Update by REINFORCE: the reward of a guess is the share of numbers that it ruled out. Return the mean number of turns."""
     with stepprof.profile_step(step, role="actor"):
         rewards = torch.tensor([reward for episode in episodes for reward in episode.rewards])
         advantages = (rewards - rewards.mean()) / rewards.std()
@@ -131,7 +131,7 @@ async def main() -> None:
     for step in range(1, STEPS + 1):
         episodes = await coming
         if step < STEPS:
-            coming = asyncio.create_task(rollout(engine, step + 1))  # with the policy of a step ago
+            coming = asyncio.create_task(rollout(engine, step + 1))  # with the policy of the previous step
         turns = await asyncio.to_thread(update, policy, optimizer, step, episodes)
         engine.sync(policy)
         print(f"step {step:2d}  turns {turns:.2f}  {stepprof.state()}")

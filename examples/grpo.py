@@ -1,16 +1,16 @@
-"""GRPO on small arithmetic: an RL post-training loop, complete in itself, that has adopted stepprof.
+"""GRPO on small arithmetic: a complete RL post-training loop that uses stepprof.
 
-Run it alone, on two trainer ranks, or by `stepprof demo`, which records a step of it and shows what was recorded:
+Run it alone, on two trainer ranks, or with `stepprof demo`, which records a step of it and shows what was recorded:
 
     python grpo.py
     STEPPROF_STEPS=2 STEPPROF_RANKS=all torchrun --standalone --nproc-per-node 2 grpo.py
 
-Everything is made here: a causal language model with random weights, a tokenizer of 16 characters, and the sums of
-arithmetic.jsonl beside this file. Nothing is downloaded. There is no supervised warm-up: the model starts without ever having seen
-a digit, and gets all it learns from the reward. So the reward gives partial credit (see `reward_of`); with credit for exact
-answers alone, nearly all of the first groups would score zero throughout and teach nothing.
+Nothing is downloaded: the file makes a causal language model with random weights and a tokenizer of 16 characters, and reads the sums of
+arithmetic.jsonl next to it. There is no supervised warm-up: the model has never seen a digit, and learns from the reward alone.
+So the reward gives partial credit (see `reward_of`). With credit for exact answers only, nearly all of the first groups
+would score zero and teach nothing.
 
-What stepprof needs in a loop is `init`, `profile_step` and, for more detail, `region`; look for `stepprof.` below.
+A loop needs `init`, `profile_step` and, for more detail, `region` of stepprof; search for `stepprof.` below.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import stepprof
 
 PROMPTS_PER_STEP = 128  # over all ranks
 GROUP_SIZE = 16  # samples per prompt, whose rewards are compared with each other
-RESPONSE_TOKENS = 3  # a digit and the end; one more, so that ending has to be learnt
+RESPONSE_TOKENS = 3  # a digit and the end; one more, so that the model has to learn to end
 EPOCHS, MINI_BATCHES = 2, 16  # per update
 LEARNING_RATE = 2e-3  # falls to zero over the run
 CLIP, KL_WEIGHT, MAX_GRAD_NORM = 0.2, 0.002, 1.0
@@ -51,7 +51,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Samples:
-    """What one rollout gave: `GROUP_SIZE` rows per problem, prompts padded on the left, responses on the right."""
+    """The samples of one rollout: `GROUP_SIZE` rows per problem, prompts padded on the left, responses on the right."""
 
     problems: Sequence[Problem]
     tokens: Tensor  # [rows, prompt + response]
@@ -68,7 +68,7 @@ class Samples:
 
 
 def read_problems(path: Path) -> tuple[list[Problem], list[Problem]]:
-    """The problems to train on, and the held-out ones."""
+    """Return the problems to train on, and the held-out ones."""
     problems = [Problem(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     held_out = problems[HELD_OUT - 1 :: HELD_OUT]
     return [problem for problem in problems if problem not in held_out], held_out
@@ -109,7 +109,7 @@ def generate(
     group_size: int = GROUP_SIZE,
     greedy: bool = False,
 ) -> Samples:
-    """Answers every problem `group_size` times, one token after the other, with a KV cache."""
+    """Answer every problem `group_size` times, one token after the other, with a KV cache."""
     prompts = [problem.prompt for problem in problems for _ in range(group_size)]
     encoded = tokenizer(prompts, return_tensors="pt", padding=True)
     tokens, attention = encoded["input_ids"], encoded["attention_mask"]
@@ -133,7 +133,7 @@ def generate(
 
 
 def reward_of(problem: Problem, response: str) -> float:
-    """1 for the answer; 0.2 to 0.6 for another number, the nearer the better; 0.1 for a digit at the start.
+    """Return 1 for the answer; 0.2 to 0.6 for another number, the nearer the better; 0.1 for a digit at the start.
 
     >>> [round(reward_of(Problem("3+4=", 7), response), 2) for response in ("+<eos>", "5+=", "5<eos>", "7<eos>")]
     [0.0, 0.1, 0.52, 1.0]
@@ -152,24 +152,24 @@ def grade(problem: Problem, responses: Sequence[str]) -> list[float]:
 
 @stepprof.region
 def compute_rewards(step: int, samples: Samples, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """The rewards as [problems, group]."""
+    """Return the rewards as [problems, group]."""
     texts = tokenizer.batch_decode(samples.responses)
     rewards = []
     for number, problem in enumerate(samples.problems):
-        with stepprof.bind(sample=f"{step}/{number}"):  # whatever region runs below belongs to this sample
+        with stepprof.bind(sample=f"{step}/{number}"):  # every region below belongs to this sample
             rewards.append(grade(problem, texts[number * GROUP_SIZE : (number + 1) * GROUP_SIZE]))
     return torch.tensor(rewards)
 
 
 @stepprof.region
 def compute_advantages(rewards: Tensor) -> Tensor:
-    """How much better than its group each sample is, in the group's standard deviations."""
+    """Return how much better than its group each sample is, in the group's standard deviations."""
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     return (centred / (rewards.std(dim=1, keepdim=True) + 1e-4)).flatten()
 
 
 def token_log_probs(model: nn.Module, tokens: Tensor, attention: Tensor, prompt_width: int) -> Tensor:
-    """The log-probability of every response token: [rows, response]."""
+    """Return the log-probability of every response token: [rows, response]."""
     logits = model(input_ids=tokens, attention_mask=attention, use_cache=False).logits
     log_probs = logits[:, prompt_width - 1 : -1].log_softmax(-1)
     return log_probs.gather(-1, tokens[:, prompt_width:, None])[..., 0]
@@ -183,16 +183,16 @@ def compute_log_probs(model: nn.Module, samples: Samples) -> Tensor:
 
 @dataclass(frozen=True)
 class Experience:
-    """What the update learns from: samples, and what was made of them."""
+    """The input of the update: samples, and the figures computed from them."""
 
     samples: Samples
     advantages: Tensor  # [rows]
-    old: Tensor  # log-probabilities under the policy that drew them: [rows, response]
+    old: Tensor  # log-probabilities under the policy that sampled them: [rows, response]
     reference: Tensor  # … and under the frozen reference
 
 
 def policy_loss(trainer: nn.Module, experience: Experience, rows: Tensor) -> tuple[Tensor, float]:
-    """The clipped policy gradient with a KL penalty, over the tokens of these rows; and their mean KL."""
+    """Return the clipped policy gradient with a KL penalty, over the tokens of these rows, and their mean KL."""
     samples = experience.samples
     mask, advantage = samples.mask[rows], experience.advantages[rows, None]
     new = token_log_probs(trainer, samples.tokens[rows], samples.attention[rows], samples.prompt_width)
@@ -206,7 +206,7 @@ def policy_loss(trainer: nn.Module, experience: Experience, rows: Tensor) -> tup
 
 @stepprof.region
 def update_policy(trainer: nn.Module, optimizer: torch.optim.Optimizer, experience: Experience) -> float:
-    """Learns from the experience in mini-batches; returns the mean KL to the reference."""
+    """Learn from the experience in mini-batches. Return the mean KL to the reference."""
     divergences = []
     for epoch in range(EPOCHS):
         for number, rows in enumerate(torch.randperm(len(experience.advantages)).chunk(MINI_BATCHES)):
@@ -215,7 +215,7 @@ def update_policy(trainer: nn.Module, optimizer: torch.optim.Optimizer, experien
                     loss, kl = policy_loss(trainer, experience, rows)
                 with stepprof.region("backward"):
                     optimizer.zero_grad()
-                    loss.backward()  # DDP averages the gradients of all ranks in here
+                    loss.backward()  # DDP averages the gradients of all ranks here
                 with stepprof.region("optimizer"):
                     nn.utils.clip_grad_norm_(trainer.parameters(), MAX_GRAD_NORM)
                     optimizer.step()
@@ -226,7 +226,7 @@ def update_policy(trainer: nn.Module, optimizer: torch.optim.Optimizer, experien
 def share_correct(
     policy: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]
 ) -> float:
-    """The share of problems whose most probable answer is right."""
+    """Return the share of problems whose most probable answer is right."""
     answers = generate(policy, tokenizer, problems, group_size=1, greedy=True)
     texts = tokenizer.batch_decode(answers.responses)
     return sum(reward_of(*pair) == 1.0 for pair in zip(problems, texts, strict=True)) / len(problems)

@@ -1,8 +1,8 @@
-"""The least that a loop needs: three lines, here around a small regression.
+"""The three lines that a loop needs, around a small regression.
 
     python minimal.py
 
-Step 2 is recorded; `stepprof ls` says where, and `stepprof show --step 2` what.
+Step 2 is recorded: `stepprof ls` lists the run, `stepprof show --step 2` the recording.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ stepprof.init({"steps": "2"})
 
 for step in range(1, 6):
     with stepprof.profile_step(step):
-        with stepprof.region("forward", batch=len(inputs)):  # not needed; says more
+        with stepprof.region("forward", batch=len(inputs)):  # optional: more detail
             loss = nn.functional.mse_loss(model(inputs), targets)
         with stepprof.region("backward"):
             optimizer.zero_grad()

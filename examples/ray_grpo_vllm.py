@@ -1,17 +1,17 @@
-"""GRPO under Ray with a real rollout engine: the driver, two trainer ranks and vLLM or SGLang; stepprof records steps of all of it.
+"""GRPO under Ray with a real rollout engine: a driver, two trainer ranks, and vLLM or SGLang. stepprof records steps of all of them.
 
     python ray_grpo_vllm.py --steps 4 --record 2-3
     python ray_grpo_vllm.py --engine sglang
     python ray_grpo_vllm.py --async
 
-Everything runs on the processor, and nothing is downloaded: a Llama with random weights, and tokenizer, reward and arithmetic from
-grpo.py. The engine (ray_rollouts.py) samples a group of answers to each prompt, with their log-probabilities; the driver grades
-them; the trainers, DDP over gloo, update the policy; the engine loads the new weights. `gap` in the log is how far the engine's
-log-probabilities are from those of the policy at the start of the update: a rounding error, as long as the engine has its weights.
-With `--async` the engine generates for step n + 1 while the trainers learn from step n. Then it is one update behind, and the ratio
-in the loss, which is to the engine's log-probabilities, corrects for that.
+Everything runs on the CPU, and nothing is downloaded: a Llama with random weights, and tokenizer, reward and arithmetic from
+grpo.py. The engine (ray_rollouts.py) samples a group of answers to each prompt, with their log-probabilities. The driver grades
+them. The trainers, DDP over gloo, update the policy. The engine loads the new weights. `gap` in the log is the difference between
+the engine's log-probabilities and the policy's at the start of the update: a rounding error, if the engine has the same weights.
+With `--async` the engine generates for step n + 1 while the trainers learn from step n. Then it is one update behind. The ratio
+in the loss, which uses the engine's log-probabilities, corrects for that.
 
-What stepprof needs: look for `stepprof.` below. The actors know nothing of it, but for the regions that they name.
+To see what stepprof needs, search for `stepprof.` below. The actors do not use it, except for the regions that they name.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ import stepprof
 
 TRAINERS = 2
 PROMPTS_PER_STEP, GROUP_SIZE = 32, 12
-RESPONSE_TOKENS = 3  # a digit and the end; one more, so that ending has to be learnt
+RESPONSE_TOKENS = 3  # a digit and the end; one more, so that the model has to learn to end
 CONTEXT = 32  # tokens of a prompt and its response, at most
 EPOCHS, MINI_BATCHES = 2, 6  # per update
 LEARNING_RATE, CLIP, MAX_GRAD_NORM = 2e-3, 0.2, 1.0
-ENVIRONMENT = {  # of the actors: offline, quiet, on the processor
+ENVIRONMENT = {  # of the actors: offline, quiet, on the CPU
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -69,7 +69,7 @@ class Trainer:
 
     @stepprof.region("update")
     def update(self, samples: Sequence[Sample]) -> float:
-        """Learn from this rank's share of the samples. Returns how far the engine's log-probabilities are from the policy's."""
+        """Learn from this rank's share of the samples. Return the difference between the engine's log-probabilities and the policy's."""
         batch = collate(samples, self.policy.config.pad_token_id)
         with torch.no_grad(), stepprof.region("log_probs", rows=len(samples)):
             policy = token_log_probs(self.policy, batch.tokens, batch.attention, batch.prompt_width)
@@ -80,7 +80,7 @@ class Trainer:
                         loss = policy_loss(self.trainer, batch, rows)
                     with stepprof.region("backward"):
                         self.optimizer.zero_grad()
-                        loss.backward()  # DDP averages the gradients of all ranks in here
+                        loss.backward()  # DDP averages the gradients of all ranks here
                     with stepprof.region("optimizer"):
                         nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRAD_NORM)
                         self.optimizer.step()
@@ -122,7 +122,7 @@ def collate(samples: Sequence[Sample], pad: int) -> Batch:
 
 
 def policy_loss(trainer: nn.Module, batch: Batch, rows: Tensor) -> Tensor:
-    """The clipped policy gradient over the response tokens of these rows."""
+    """Return the clipped policy gradient over the response tokens of these rows."""
     new = token_log_probs(trainer, batch.tokens[rows], batch.attention[rows], batch.prompt_width)
     mask, advantages = batch.mask[rows], batch.advantages[rows]
     ratio = (new - batch.log_probs[rows]).exp()
@@ -131,7 +131,7 @@ def policy_loss(trainer: nn.Module, batch: Batch, rows: Tensor) -> Tensor:
 
 
 def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int) -> str:
-    """A Llama with random weights, in a folder, from which engine and trainers take it."""
+    """Save a Llama with random weights in a folder, from which engine and trainers load it."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -151,14 +151,14 @@ def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int) -> s
 
 
 class Job:
-    """The driver: who does what, and when."""
+    """The driver: it decides which actor does what, and when."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.steps, self.folder = arguments.steps, folder
         self.problems, _ = read_problems(Path(__file__).with_name("arithmetic.jsonl"))
         self.shuffle = random.Random(arguments.seed)
         self.tokenizer = make_tokenizer()
-        self.version = 0  # of the engine's weights: the last step that is in them
+        self.version = 0  # of the engine's weights: the last step that they contain
 
         model, rendezvous = (
             make_model(folder / "model", self.tokenizer, arguments.seed),
@@ -173,7 +173,7 @@ class Job:
         stepprof.attach(self.trainers, role="actor", kind="rank")
 
     def run(self) -> None:
-        """One after the other: generate, grade, learn, and hand the weights over."""
+        """One after the other: generate, grade, learn, and load the weights."""
         for step in range(1, self.steps + 1):
             began = time.perf_counter()
             problems = self.draw()
@@ -219,7 +219,7 @@ class Job:
     def learn(
         self, step: int, problems: Sequence[Problem], groups: Sequence[Sequence[Sample]]
     ) -> tuple[Tensor, float]:
-        """Grade the samples, and have each rank learn from its share of the groups. Returns the rewards and the gap."""
+        """Grade the samples, and have each rank learn from its share of the groups. Return the rewards and the gap."""
         with stepprof.profile_step(step, role="reward"):
             rewards = self.grade(problems, groups)
             stepprof.counter("reward", float(rewards.mean()))
@@ -240,7 +240,7 @@ class Job:
 
     @stepprof.region("grade")
     def grade(self, problems: Sequence[Problem], groups: Sequence[Sequence[Sample]]) -> Tensor:
-        """The rewards as [problems, group]."""
+        """Return the rewards as [problems, group]."""
         texts = [self.tokenizer.batch_decode([sample.response for sample in group]) for group in groups]
         return torch.tensor(
             [
@@ -251,7 +251,7 @@ class Job:
 
     @stepprof.region("hand_over")
     def hand_over(self, version: int) -> None:
-        """The weights, from the trainers to the engine, through a folder that both see."""
+        """Copy the weights from the trainers to the engine, through a folder that both see."""
         path = str(self.folder / f"weights-{version}")
         ray.get(self.trainers[0].save.remote(path))
         ray.get(self.rollout.load_weights.remote(path))
@@ -279,11 +279,11 @@ def main() -> None:
 
     disable_progress_bar()
     ray.init(
-        address="local",  # a Ray of its own, whatever else runs on this machine
+        address="local",  # a Ray instance of its own, whatever else runs on this machine
         num_cpus=1 + TRAINERS,
         include_dashboard=False,
         logging_level="error",
-        log_to_driver=False,  # else each library's log of each actor; what an actor raises arrives here all the same
+        log_to_driver=False,  # else the driver prints every library's log of every actor; exceptions of actors arrive here anyway
         runtime_env={"env_vars": ENVIRONMENT},
     )
     session = stepprof.init({"steps": arguments.record, "ranks": "all", "output_dir": arguments.output_dir})
@@ -293,7 +293,7 @@ def main() -> None:
             job.run_ahead()
         else:
             job.run()
-        stepprof.shutdown()  # while the actors still live: brings in what they recorded
+        stepprof.shutdown()  # while the actors still live: collects their recordings
         ray.get(job.rollout.close.remote())
     ray.shutdown()
     if session.path is not None:
@@ -301,7 +301,7 @@ def main() -> None:
 
 
 def show(run: Path) -> None:
-    """What was recorded of each step, as `stepprof show` prints it; the last one as one timeline, and where its time went."""
+    """Print what was recorded of each step, as `stepprof show` does; write the last one as a timeline, and report where its time went."""
     steps = sorted(int(folder.name.removeprefix("step-")) for folder in run.glob("step-*"))
     for step in steps:
         command("show", run, step)

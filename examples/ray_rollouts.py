@@ -1,7 +1,7 @@
-"""The rollout engines of ray_grpo_vllm.py: each one is an actor that answers prompts, and loads new weights when it is told to.
+"""The rollout engines of ray_grpo_vllm.py: each is an actor that answers prompts, and loads new weights on request.
 
-Neither knows of the recording, but for what vLLM has to be built with (`engine_args`); SGLang needs nothing. The engine is the
-actor's attribute `engine`: that is what `stepprof.attach(actor, find="engine")` refers to.
+They do not use stepprof, except that vLLM is built with `engine_args`; SGLang needs nothing. The engine is the
+actor's attribute `engine`, which `stepprof.attach(actor, find="engine")` names.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 __all__ = ["ROLLOUTS", "Sample", "SglangRollout", "VllmRollout"]
 
-MAX_BATCH = 128  # sequences that the engine works on at a time
+MAX_BATCH = 128  # sequences that the engine processes at a time
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer to one prompt, and the log-probability with which the engine drew each of its tokens."""
+    """One answer to one prompt, and the log-probability with which the engine sampled each of its tokens."""
 
     prompt: list[int]
     response: list[int]
@@ -27,7 +27,7 @@ class Sample:
 
 
 class VllmRollout:
-    """vLLM, in this actor's process and those that it starts."""
+    """vLLM, in this actor's process and its children."""
 
     def __init__(self, model: str, context: int, traces: str) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -51,7 +51,7 @@ class VllmRollout:
         self.engine = AsyncLLM.from_engine_args(arguments)
 
     async def generate(self, prompts: Sequence[list[int]], size: int, tokens: int) -> list[list[Sample]]:
-        """A group of samples for each prompt, all prompts at a time."""
+        """Return a group of samples for each prompt, all prompts at a time."""
         return await asyncio.gather(*(self._group(prompt, size, tokens) for prompt in prompts))
 
     async def _group(self, prompt: list[int], size: int, tokens: int) -> list[Sample]:
@@ -61,7 +61,7 @@ class VllmRollout:
         parameters = SamplingParams(
             n=size,
             max_tokens=tokens,
-            logprobs=0,  # of the drawn token alone
+            logprobs=0,  # of the sampled token only
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -74,7 +74,7 @@ class VllmRollout:
         return samples
 
     async def load_weights(self, path: str) -> None:
-        """Take the weights of a checkpoint; what was cached under the old ones goes."""
+        """Load the weights of a checkpoint, and drop the caches of the old ones."""
         await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
         await self.engine.reset_prefix_cache()
 
@@ -83,7 +83,7 @@ class VllmRollout:
 
 
 class SglangRollout:
-    """SGLang, in this actor's process and those that it starts."""
+    """SGLang, in this actor's process and its children."""
 
     def __init__(self, model: str, context: int, traces: str) -> None:
         import sglang
@@ -101,12 +101,12 @@ class SglangRollout:
             grammar_backend="none",
             disable_cuda_graph=True,
             skip_tokenizer_init=True,
-            sleep_on_idle=True,  # else an idle engine spins, and each turn of that is recorded
+            sleep_on_idle=True,  # else an idle engine polls without a pause, and every poll is recorded
             log_level="error",
         )
 
     async def generate(self, prompts: Sequence[list[int]], size: int, tokens: int) -> list[list[Sample]]:
-        """A group of samples for each prompt, all prompts at a time."""
+        """Return a group of samples for each prompt, all prompts at a time."""
         return await asyncio.gather(*(self._group(prompt, size, tokens) for prompt in prompts))
 
     async def _group(self, prompt: list[int], size: int, tokens: int) -> list[Sample]:
@@ -121,7 +121,7 @@ class SglangRollout:
         ]
 
     async def load_weights(self, path: str) -> None:
-        """Take the weights of a checkpoint; what was cached under the old ones goes."""
+        """Load the weights of a checkpoint, and drop the caches of the old ones."""
         from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
         request = UpdateWeightFromDiskReqInput(model_path=path, flush_cache=True)
