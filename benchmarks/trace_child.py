@@ -43,7 +43,7 @@ def decode(given: dict[str, Any]) -> Work:
 def merge(given: dict[str, Any]) -> Work:
     """`stepprof merge`."""
     from stepprof.analysis.timeline.find import find
-    from stepprof.analysis.timeline.heap import keep_freed_memory
+    from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
     from stepprof.analysis.timeline.merge import merge as merge_inputs
 
     output = Path(given["folder"], f"stepprof.{'pftrace' if given['format'] == 'perfetto' else 'json.gz'}")
@@ -61,7 +61,7 @@ def report(given: dict[str, Any]) -> Work:
     """`stepprof report`, without the page."""
     from stepprof.analysis.report.analyse import analyse
     from stepprof.analysis.timeline.find import find
-    from stepprof.analysis.timeline.heap import keep_freed_memory
+    from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
 
     def work() -> object:
         keep_freed_memory()  # as the command does

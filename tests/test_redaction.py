@@ -163,4 +163,4 @@ class TestSinks:
             for alias in node.names
             if alias.name.split(".")[0] in ("logging", "structlog")
         }
-        assert found == {"log.py", "analysis/timeline/onray.py"}
+        assert found == {"log.py", "analysis/timeline/ray_workers.py"}

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from stepprof import __version__
 from stepprof.cli import commands
-from stepprof.cli.commands.output import any_encoding, say
+from stepprof.cli.output import any_encoding, say
 from stepprof.errors import StepprofError
 
 __all__ = ["COMMANDS", "main"]

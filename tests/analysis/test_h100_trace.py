@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from timelines import chrome_events
 
-from stepprof.analysis.timeline.capturewindow import CaptureWindow
+from stepprof.analysis.timeline.capture_window import CaptureWindow
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.lanes import bind_flows, lay_out

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import stepprof
-from stepprof.cli.commands import engines, ls, memory, show, windows
+from stepprof.cli import engine_table, memory_tables
+from stepprof.cli import window_table as windows
+from stepprof.cli.commands import ls, show
 from stepprof.cli.main import COMMANDS
 from stepprof.config.config import Config, load
 from stepprof.run.manifest import read_step
@@ -99,12 +101,12 @@ COLUMNS = {
     "Runs": ls.RUN_COLUMNS,
     "Steps": ls.STEP_COLUMNS,
     "Windows": windows.WINDOW_COLUMNS,
-    "Engines": engines.ENGINE_COLUMNS,
+    "Engines": engine_table.ENGINE_COLUMNS,
     "Files": windows.FILE_COLUMNS,
     "Files in groups": windows.FILE_GROUP_COLUMNS,
-    "Memory peaks": memory.PEAK_COLUMNS,
-    "Memory at the peak": memory.PLACE_COLUMNS,
-    "Clocks": engines.CLOCK_COLUMNS,
+    "Memory peaks": memory_tables.PEAK_COLUMNS,
+    "Memory at the peak": memory_tables.PLACE_COLUMNS,
+    "Clocks": engine_table.CLOCK_COLUMNS,
     "Regions": show.REGION_COLUMNS,
     "Regions of many ranks": show.RANK_COLUMNS,
 }

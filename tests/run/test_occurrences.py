@@ -11,7 +11,7 @@ import pytest
 from runs import ended_writer, make_run, record, record_engine, region, tell_engines
 
 from stepprof.analysis.report.schema import Report
-from stepprof.analysis.report.steps import spreads
+from stepprof.analysis.report.step_noise import spreads
 from stepprof.analysis.report.store import read
 from stepprof.analysis.timeline.find import find
 from stepprof.analysis.timeline.load import load

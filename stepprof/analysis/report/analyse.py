@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepprof.analysis.report.clock_placement import place
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
-from stepprof.analysis.report.groups import Communication
-from stepprof.analysis.report.placing import place
+from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
 from stepprof.analysis.report.schema import Finding, Report
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Found, Input
-from stepprof.analysis.timeline.held import without_held_slices
 from stepprof.analysis.timeline.load import load
+from stepprof.analysis.timeline.manifest_sources import Process, windows_edges
 from stepprof.analysis.timeline.model import Origin
-from stepprof.analysis.timeline.recorded import Process, windows_edges
+from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 
 if TYPE_CHECKING:
-    from stepprof.analysis.timeline.onray import Cluster
+    from stepprof.analysis.timeline.ray_workers import Cluster
 
 __all__ = ["Progress", "Task", "analyse", "digest_input", "report_of", "tasks_of"]
 

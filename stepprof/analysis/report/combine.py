@@ -13,6 +13,7 @@ from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.gantt import gantt
 from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES, headlines
 from stepprof.analysis.report.idle import idle_times
+from stepprof.analysis.report.incomplete_captures import shortfalls_of
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.ops import merge_ops
 from stepprof.analysis.report.processes import Process, gather, measurable
@@ -29,14 +30,13 @@ from stepprof.analysis.report.schema import (
     SourceInfo,
     TimeOf,
 )
-from stepprof.analysis.report.shortfalls import shortfalls_of
 from stepprof.analysis.report.skew import collective_skew, end_skew, unmatched_times, waits_of
-from stepprof.analysis.report.stopcost import stop_costs
-from stepprof.analysis.report.sums import memory_peaks, overheads, overlaps, region_times, role_times
+from stepprof.analysis.report.stop_cost import stop_costs
+from stepprof.analysis.report.totals import memory_peaks, overheads, overlaps, region_times, role_times
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
+from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.model import Alignment, Origin
-from stepprof.analysis.timeline.names import group_of
 from stepprof.run.summary import SESSIONS, engine_label, told_once
 
 __all__ = ["combine"]

@@ -32,7 +32,7 @@ def compare(a: Report, b: Report, spreads: Sequence[Sequence[Spread]] = ()) -> C
     Args:
         a: the report of one step: what is compared with.
         b: that of another one, of the same run or of another.
-        spreads: how far the steps of each run differ, by `stepprof.analysis.report.steps.spreads`.
+        spreads: how far the steps of each run differ, by `stepprof.analysis.report.step_noise.spreads`.
     """
     steps: dict[_Key, tuple[float, int]] = {}
     for each in (each for of_run in spreads for each in of_run):

@@ -14,14 +14,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.around import regions_around
-from stepprof.analysis.report.choosing import Chosen, Indices
+from stepprof.analysis.report.call_order import Issued, issued
+from stepprof.analysis.report.clipping import sound, within
 from stepprof.analysis.report.collectives import Calls
-from stepprof.analysis.report.cut import sound, within
-from stepprof.analysis.report.groups import configured_groups, groups_of
 from stepprof.analysis.report.intervals import Intervals, Times
-from stepprof.analysis.report.issued import Issued, issued
 from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops
+from stepprof.analysis.report.process_groups import configured_groups, groups_of
+from stepprof.analysis.report.region_lookup import regions_around
 from stepprof.analysis.report.rollout import (
     Batches,
     Curve,
@@ -30,6 +29,7 @@ from stepprof.analysis.report.rollout import (
     collect_samples,
     total_curve,
 )
+from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.iterations import BATCH_SIZE
 from stepprof.analysis.timeline.model import Alignment, Origin, Slices, Source
 

@@ -20,7 +20,7 @@ from stepprof.analysis.report.schema import (
     Shortfall,
     UnmatchedTime,
 )
-from stepprof.analysis.report.words import seconds as three_digits
+from stepprof.analysis.report.wording import seconds as three_digits
 
 __all__ = ["headlines", "seconds_text"]
 

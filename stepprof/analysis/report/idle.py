@@ -15,7 +15,7 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import Process, union
 from stepprof.analysis.report.schema import Idle
 from stepprof.analysis.report.waiting import Waiting
-from stepprof.analysis.timeline.held import LONGEST_SECONDS
+from stepprof.analysis.timeline.profiler_stalls import LONGEST_SECONDS
 
 __all__ = ["idle_times"]
 

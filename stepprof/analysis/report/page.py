@@ -14,9 +14,9 @@ from importlib.resources import files
 
 import msgspec
 
-from stepprof.analysis.report.bars import Columns, pack_gantt
+from stepprof.analysis.report.gantt_bars import Columns, pack_gantt
 from stepprof.analysis.report.schema import Comparison, Report
-from stepprof.analysis.report.words import causes
+from stepprof.analysis.report.wording import causes
 
 __all__ = ["render"]
 

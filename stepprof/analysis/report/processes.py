@@ -13,10 +13,10 @@ from typing import Any
 from stepprof.analysis.report.digest import Digest, RegionTotal, Window
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.timeline import clocks
-from stepprof.analysis.timeline.held import profiler_times
+from stepprof.analysis.timeline.file_names import group_of
+from stepprof.analysis.timeline.manifest_sources import process_of
 from stepprof.analysis.timeline.model import Alignment, Origin
-from stepprof.analysis.timeline.names import group_of
-from stepprof.analysis.timeline.recorded import process_of
+from stepprof.analysis.timeline.profiler_stalls import profiler_times
 
 __all__ = ["Process", "gather", "is_of", "measurable", "unsure_ns"]
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepprof.analysis.report.schema import Comparison, Finding, Headline, Report
-from stepprof.analysis.report.termtables import (
+from stepprof.analysis.report.terminal_tables import (
     MOST_PROCESSES,
     changes_table,
     cost_lines,
@@ -24,7 +24,7 @@ from stepprof.analysis.report.termtables import (
     stops_table,
     unmatched_table,
 )
-from stepprof.analysis.report.words import seconds
+from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import printable
 
 __all__ = ["print_comparison", "print_report"]

@@ -1,6 +1,6 @@
 """Who waited for whom inside collectives, how long, and in which region.
 
-How long each waits in one collective is in `stepprof.analysis.report.settling`; what of it the recording caused, in `stepprof.analysis.report.profilerwaits`. Here it is added up by process and phase.
+How long each waits in one collective is in `stepprof.analysis.report.wait_attribution`; what of it the recording caused, in `stepprof.analysis.report.profiler_waits`. Here it is added up by process and phase.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
 from stepprof.analysis.report.matching import Matching
-from stepprof.analysis.report.profilerwaits import take_out_profiler
-from stepprof.analysis.report.settling import UNKNOWN, settle
+from stepprof.analysis.report.profiler_waits import take_out_profiler
+from stepprof.analysis.report.wait_attribution import UNKNOWN, settle
 
 __all__ = ["Phase", "PhaseWaits", "Unmatched", "Waiting", "Waits", "waits_in"]
 

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from stepprof.analysis.timeline.lanes import Layout, Nesting, bind_flows, lay_out
 from stepprof.analysis.timeline.model import Args, Indices, Source
-from stepprof.analysis.timeline.order import order_of_tracks
-from stepprof.analysis.timeline.place import Place, clock_text, process_name
+from stepprof.analysis.timeline.ordering import order_of_tracks
+from stepprof.analysis.timeline.own_metadata import SOURCE, StatedSource
+from stepprof.analysis.timeline.placement import Place, clock_text, process_name
 from stepprof.analysis.timeline.protobuf import Bytes, columns
-from stepprof.analysis.timeline.stated import SOURCE, StatedSource
 
 __all__ = ["encode", "head", "tail", "text"]
 

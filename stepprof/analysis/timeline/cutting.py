@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.timeline.capturewindow import FAR_NS, CaptureWindow
+from stepprof.analysis.timeline.capture_window import FAR_NS, CaptureWindow
 from stepprof.analysis.timeline.iterations import BATCH_SIZE, batch_size, lasting
 from stepprof.analysis.timeline.model import Slices, Source, Times
 from stepprof.analysis.timeline.tracks import DEVICE_ANNOTATIONS

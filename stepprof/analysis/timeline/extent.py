@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from stepprof.analysis.timeline.find import Found
 from stepprof.analysis.timeline.load import load
-from stepprof.analysis.timeline.recorded import process_of
+from stepprof.analysis.timeline.manifest_sources import process_of
 from stepprof.errors import ConfigError
 
 __all__ = ["role_starts", "start_of"]

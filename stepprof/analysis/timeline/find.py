@@ -13,13 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.analysis.timeline.clocks import Clocks, describe, worst_error
-from stepprof.analysis.timeline.held import with_held
-from stepprof.analysis.timeline.model import Alignment, Origin
-from stepprof.analysis.timeline.names import is_trace_name, origin_of_file, stated_step
-from stepprof.analysis.timeline.narrowing import of_ranks, of_roles
-from stepprof.analysis.timeline.occurrence import Occurrence, without_superseded
-from stepprof.analysis.timeline.ours import read_timeline
-from stepprof.analysis.timeline.recorded import (
+from stepprof.analysis.timeline.file_names import is_trace_name, origin_of_file, stated_step
+from stepprof.analysis.timeline.manifest_sources import (
     TRACES,
     Input,
     Process,
@@ -28,6 +23,11 @@ from stepprof.analysis.timeline.recorded import (
     span_inputs,
     with_machines,
 )
+from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.analysis.timeline.occurrence import Occurrence, without_superseded
+from stepprof.analysis.timeline.own_timeline import read_timeline
+from stepprof.analysis.timeline.profiler_stalls import with_held
+from stepprof.analysis.timeline.source_selection import of_ranks, of_roles
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formats.npu_folder import is_database

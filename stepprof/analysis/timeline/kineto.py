@@ -19,17 +19,17 @@ from stepprof.analysis.timeline.columns import (
     Interned,
     SliceColumns,
 )
-from stepprof.analysis.timeline.counted import MEMORY, Counted
+from stepprof.analysis.timeline.counters import MEMORY, Counted
 from stepprof.analysis.timeline.event import Event
+from stepprof.analysis.timeline.event_kinds import COMPLETE, OTHER, Kinds
+from stepprof.analysis.timeline.event_pairs import PAIRED, Pairs
 from stepprof.analysis.timeline.iterations import Iterations
-from stepprof.analysis.timeline.kinds import COMPLETE, OTHER, Kinds
 from stepprof.analysis.timeline.limits import Limits
 from stepprof.analysis.timeline.model import Alignment, Args, Indices, Origin, Source, Times
 from stepprof.analysis.timeline.npu import adapt, is_npu
-from stepprof.analysis.timeline.npudb import DatabaseStream
-from stepprof.analysis.timeline.pairs import PAIRED, Pairs
+from stepprof.analysis.timeline.npu_database import DatabaseStream
+from stepprof.analysis.timeline.own_metadata import SOURCE, StatedSource, stated_source
 from stepprof.analysis.timeline.raw import TraceStream
-from stepprof.analysis.timeline.stated import SOURCE, StatedSource, stated_source
 from stepprof.analysis.timeline.times import nanoseconds
 from stepprof.analysis.timeline.tracks import Rows
 from stepprof.formatting import number, size

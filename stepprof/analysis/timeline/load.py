@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from stepprof.analysis.timeline.assume import ALL, assumed_for
+from stepprof.analysis.timeline.assumed_offsets import ALL, assumed_for
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.kineto import Keep, read
 from stepprof.analysis.timeline.limits import Limits
 from stepprof.analysis.timeline.model import Alignment, Source
-from stepprof.analysis.timeline.npudb import DatabaseStream
+from stepprof.analysis.timeline.npu_database import DatabaseStream
+from stepprof.analysis.timeline.outliers import without_strays
 from stepprof.analysis.timeline.raw import TraceStream
-from stepprof.analysis.timeline.spanfiles import read_spans_of
-from stepprof.analysis.timeline.strays import without_strays
+from stepprof.analysis.timeline.span_sources import read_spans_of
 from stepprof.formats.npu_folder import is_database
 
 __all__ = ["load"]
@@ -32,7 +32,7 @@ def load(
     Args:
         wanted: which, from `find`.
         args: keep the arguments of slices and instants; or what gives those of events that are kept.
-        assume: what is added to the times of a source [ns], as `stepprof.analysis.timeline.assume.assumed_offsets` gives it.
+        assume: what is added to the times of a source [ns], as `stepprof.analysis.timeline.assumed_offsets.assumed_offsets` gives it.
         limits: how much of a file is read at most.
         flows: read the arrows of a trace.
 

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from isal import igzip
 
-from stepprof.analysis.timeline import chrome, descriptors, ours
+from stepprof.analysis.timeline import chrome, descriptors, own_timeline
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.limits import Limits
 from stepprof.analysis.timeline.load import load
-from stepprof.analysis.timeline.order import source_order
+from stepprof.analysis.timeline.ordering import source_order
 from stepprof.analysis.timeline.parts import FORMATS, Format, Job, Part, write_part
-from stepprof.analysis.timeline.place import Place, clock_text, suffixes
+from stepprof.analysis.timeline.placement import Place, clock_text, suffixes
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.errors import ConfigError
 from stepprof.formatting import counted
 
 if TYPE_CHECKING:
-    from stepprof.analysis.timeline.onray import Cluster
+    from stepprof.analysis.timeline.ray_workers import Cluster
 
 __all__ = ["Merged", "default_output", "merge", "places"]
 
@@ -98,7 +98,7 @@ def merge(
         roles: when each role began [ns], for the order of the sources.
         cluster: does the work in place of processes of this machine.
         left_out: what `find` has found besides, and why it is no source: told where there is none.
-        about: what a timeline in JSON says of itself besides its sources, for who reads it again: the fields of `stepprof.analysis.timeline.ours.Timeline`.
+        about: what a timeline in JSON says of itself besides its sources, for who reads it again: the fields of `stepprof.analysis.timeline.own_timeline.Timeline`.
 
     Raises:
         ConfigError: there is nothing to merge, nothing is left of it by the filters, or the output cannot be written.
@@ -278,7 +278,9 @@ def _assemble_json(file: BinaryIO, merged: Merged, title: str, scratch: Path, he
     tail = igzip.compress(chrome.tail({**facts, "sources": sources}), 1, mtime=0)
     files = [_part_file(scratch, index) for index in range(len(parts))]
     sizes = [part.stat().st_size if part.is_file() else 0 for part in files]
-    described = ours.described(head.inputs, [part.alignment for part in parts], sizes, len(tail), head.about)
+    described = own_timeline.described(
+        head.inputs, [part.alignment for part in parts], sizes, len(tail), head.about
+    )
     file.write(igzip.compress(chrome.head(head.base_ns, described), 1, mtime=0))
     _append(file, len(parts), scratch)
     file.write(tail)

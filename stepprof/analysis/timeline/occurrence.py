@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.analysis.timeline.clocks import Clocks
+from stepprof.analysis.timeline.manifest_sources import Input, machine_of
 from stepprof.analysis.timeline.model import Alignment, Origin
-from stepprof.analysis.timeline.recorded import Input, machine_of
 from stepprof.run.occurrence_spans import Portion, Portions, other_windows, superseded, windows_in
 from stepprof.run.occurrences import choose, number_fragments
 

@@ -14,11 +14,11 @@ from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input
-from stepprof.analysis.timeline.held import with_held_slices
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Alignment
-from stepprof.analysis.timeline.place import Place, process_name
-from stepprof.analysis.timeline.stated import StatedSource
+from stepprof.analysis.timeline.own_metadata import StatedSource
+from stepprof.analysis.timeline.placement import Place, process_name
+from stepprof.analysis.timeline.profiler_stalls import with_held_slices
 
 __all__ = ["FORMATS", "Format", "Job", "Part", "write_part"]
 

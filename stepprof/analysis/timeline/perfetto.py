@@ -18,9 +18,9 @@ from stepprof.analysis.timeline.arguments import Arguments
 from stepprof.analysis.timeline.descriptors import ABOUT, FIRST_OWN, ROOT, own_clock, packet, track_descriptor
 from stepprof.analysis.timeline.lanes import Layout, bind_flows, lay_out
 from stepprof.analysis.timeline.model import Args, Source
-from stepprof.analysis.timeline.order import order_of_tracks
+from stepprof.analysis.timeline.ordering import order_of_tracks
 from stepprof.analysis.timeline.packets import Extras, scatter
-from stepprof.analysis.timeline.place import Place, clock_text, process_name
+from stepprof.analysis.timeline.placement import Place, clock_text, process_name
 from stepprof.analysis.timeline.protobuf import (
     Bytes,
     bytes_field,

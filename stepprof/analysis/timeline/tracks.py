@@ -13,8 +13,8 @@ import numpy.typing as npt
 from stepprof.analysis.timeline.columns import Interned
 from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.model import Indices, Slices, Times, Track, TrackKind
+from stepprof.analysis.timeline.own_metadata import StatedRow
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
-from stepprof.analysis.timeline.stated import StatedRow
 
 __all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "Rows"]
 

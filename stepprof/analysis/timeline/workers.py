@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from stepprof.analysis.timeline.heap import keep_freed_memory
+from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
 
 __all__ = ["Failed", "call", "each_in_worker"]
 

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from stepprof.backends.base import ExportError
+from stepprof.backends.nsys.open_files import is_being_written
 from stepprof.backends.nsys.process import SUFFIX, Launch
-from stepprof.backends.nsys.writing import is_being_written
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.host.atomic_files import publish
 from stepprof.run.model import Artifact, Capture

@@ -8,8 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stepprof.cli.commands.common import add_json, add_run, chosen_run, print_json
-from stepprof.cli.commands.output import say
+from stepprof.cli.common import add_json, add_run, chosen_run, print_json
+from stepprof.cli.output import say
 from stepprof.config.validators import more_than
 from stepprof.errors import ConfigError
 from stepprof.formats import npu_folder

@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 
 from stepprof.analysis.verify import Problem, verify_run
-from stepprof.cli.commands.common import add_json, add_run, chosen_run, print_json
-from stepprof.cli.commands.output import say
-from stepprof.cli.commands.reading import progress_bar
+from stepprof.cli.common import add_json, add_run, chosen_run, print_json
+from stepprof.cli.output import say
+from stepprof.cli.trace_options import progress_bar
 from stepprof.errors import ConfigError
 from stepprof.formatting import counted, size
 

@@ -21,12 +21,12 @@ from statistics import median
 
 import stepprof
 from stepprof.analysis.verify import verify_run
-from stepprof.cli.commands.common import add_output_dir, output_dir
-from stepprof.cli.commands.launch import launch
-from stepprof.cli.commands.making import make_report, make_timeline
-from stepprof.cli.commands.output import say, say_text
-from stepprof.cli.commands.reading import report_console
 from stepprof.cli.commands.show import render_step
+from stepprof.cli.common import add_output_dir, output_dir
+from stepprof.cli.demo_launcher import launch
+from stepprof.cli.make_outputs import make_report, make_timeline
+from stepprof.cli.output import say, say_text
+from stepprof.cli.trace_options import report_console
 from stepprof.config.config import Config, load
 from stepprof.config.selection import Ranks, Steps
 from stepprof.errors import ConfigError

@@ -7,8 +7,8 @@ import dataclasses
 import os
 import socket
 
-from stepprof.cli.commands.common import add_json, add_output_dir, output_dir, print_json
-from stepprof.cli.commands.output import say, say_text
+from stepprof.cli.common import add_json, add_output_dir, output_dir, print_json
+from stepprof.cli.output import say, say_text
 from stepprof.doctor.backends import backend_lines
 from stepprof.doctor.machine import machine_findings
 from stepprof.doctor.npu import npu_findings

@@ -8,9 +8,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepprof.cli.commands.common import output_dir, print_json
-from stepprof.cli.commands.output import say
-from stepprof.cli.commands.reading import (
+from stepprof.cli.common import output_dir, print_json
+from stepprof.cli.output import say
+from stepprof.cli.trace_options import (
     add_sources,
     add_work,
     begin_reading,
@@ -24,9 +24,9 @@ from stepprof.formatting import counted, size
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.filters import Filters
     from stepprof.analysis.timeline.find import Found
+    from stepprof.analysis.timeline.manifest_sources import Input
     from stepprof.analysis.timeline.merge import Merged
     from stepprof.analysis.timeline.parts import Format
-    from stepprof.analysis.timeline.recorded import Input
 
 __all__ = ["add", "run"]
 
@@ -92,11 +92,11 @@ def run(args: argparse.Namespace) -> int:
     assume = begin_reading(args)
     format_ = _format(args.format)
     _check_range(args)
-    from stepprof.analysis.report.premerge import placed
+    from stepprof.analysis.report.merge_placement import placed
     from stepprof.analysis.timeline.extent import role_starts, start_of
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.timeline.merge import default_output, merge
-    from stepprof.analysis.timeline.sizes import estimate, too_large
+    from stepprof.analysis.timeline.timeline_size import estimate, too_large
 
     with chosen_cluster(args) as cluster:
         found = find(

@@ -11,9 +11,9 @@ import webbrowser
 from pathlib import Path
 
 from stepprof.analysis.timeline.serve import TimelineServer, bundled_viewer
-from stepprof.cli.commands.common import add_run, add_step, chosen_run
-from stepprof.cli.commands.making import make_timeline
-from stepprof.cli.commands.output import say
+from stepprof.cli.common import add_run, add_step, chosen_run
+from stepprof.cli.make_outputs import make_timeline
+from stepprof.cli.output import say
 from stepprof.errors import ConfigError
 from stepprof.run.layout import step_folder
 from stepprof.run.manifest import find_step

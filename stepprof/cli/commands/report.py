@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepprof.cli.commands.common import output_dir
-from stepprof.cli.commands.output import say, say_json
-from stepprof.cli.commands.reading import (
+from stepprof.cli.common import output_dir
+from stepprof.cli.output import say, say_json
+from stepprof.cli.trace_options import (
     add_sources,
     add_work,
     begin_reading,
@@ -22,7 +22,7 @@ from stepprof.errors import ConfigError
 if TYPE_CHECKING:
     from stepprof.analysis.report.schema import Comparison, Report
     from stepprof.analysis.timeline.find import Found
-    from stepprof.analysis.timeline.onray import Cluster
+    from stepprof.analysis.timeline.ray_workers import Cluster
 
 __all__ = ["add", "run"]
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         from msgspec.structs import replace
 
         from stepprof.analysis.report.compare import compare
-        from stepprof.analysis.report.steps import spreads
+        from stepprof.analysis.report.step_noise import spreads
 
         apart = [spreads(runs) for runs in dict.fromkeys(tuple(found.runs) for found in founds)]
         compared = compare(reports[0], reports[1], apart)
@@ -143,7 +143,7 @@ def _found(args: argparse.Namespace, chosen: Chosen, cluster: Cluster | None) ->
 
 
 def _check_assumed(assume: Mapping[str, int], founds: Sequence[Found]) -> None:
-    from stepprof.analysis.timeline.assume import check_assumed
+    from stepprof.analysis.timeline.assumed_offsets import check_assumed
 
     check_assumed(assume, [each for found in founds for each in found.inputs])
 

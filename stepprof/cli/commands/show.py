@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.analysis.post_step_notes import after_notes
-from stepprof.cli.commands.common import (
+from stepprof.cli.common import (
     add_all,
     add_json,
     add_occurrence,
@@ -18,11 +18,11 @@ from stepprof.cli.commands.common import (
     chosen_run,
     print_json,
 )
-from stepprof.cli.commands.engines import clocks_table, engine_notes, engines_table
-from stepprof.cli.commands.grouping import FULL_ROWS, bounded
-from stepprof.cli.commands.memory import describe_memory, memory_tables
-from stepprof.cli.commands.output import say_text
-from stepprof.cli.commands.windows import artifacts_table, window_notes, windows_table
+from stepprof.cli.engine_table import clocks_table, engine_notes, engines_table
+from stepprof.cli.memory_tables import describe_memory, memory_tables
+from stepprof.cli.output import say_text
+from stepprof.cli.row_grouping import FULL_ROWS, bounded
+from stepprof.cli.window_table import artifacts_table, window_notes, windows_table
 from stepprof.formats import npu_folder
 from stepprof.formatting import duration, number, printable, table
 from stepprof.run.layout import step_folder

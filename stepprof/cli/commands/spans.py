@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.analysis.span_stats import SpanTable, SpanTime, Wanted, span_times
-from stepprof.cli.commands.common import add_json, add_occurrence, add_run, chosen_run, print_json
-from stepprof.cli.commands.output import say, say_text
-from stepprof.cli.commands.reading import require_extra
+from stepprof.cli.common import add_json, add_occurrence, add_run, chosen_run, print_json
+from stepprof.cli.output import say, say_text
+from stepprof.cli.trace_options import require_extra
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formatting import duration, number, printable, size, table
@@ -19,8 +19,8 @@ from stepprof.run.manifest import read_clocks, run_id_of, steps
 from stepprof.run.occurrence_spans import Portions, read_occurrence
 
 if TYPE_CHECKING:
+    from stepprof.analysis.timeline.manifest_sources import Input
     from stepprof.analysis.timeline.model import Counters, Instants, Slices, Source
-    from stepprof.analysis.timeline.recorded import Input
 
     _Columns = TypeVar("_Columns", Slices, Instants, Counters)
 
@@ -156,7 +156,7 @@ def _write(path: Path, wanted: Wanted, portions: Portions | None, output: Path) 
 def _inputs(path: Path, wanted: Wanted, portions: Portions | None) -> list[Input]:
     """The files of spans, on one clock as far as any step's manifest compares their hosts."""
     from stepprof.analysis.timeline.clocks import Clocks
-    from stepprof.analysis.timeline.recorded import span_inputs
+    from stepprof.analysis.timeline.manifest_sources import span_inputs
 
     found = [
         replace(

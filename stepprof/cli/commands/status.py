@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepprof.cli.commands.common import add_all, add_json, add_run, chosen_run, print_json, seconds
-from stepprof.cli.commands.output import console, say_text
-from stepprof.cli.commands.processes import ALIGN, HEADERS, PROBLEMS, status_notes, status_rows, urgency
+from stepprof.cli.common import add_all, add_json, add_run, chosen_run, print_json, seconds
+from stepprof.cli.output import console, say_text
+from stepprof.cli.process_table import ALIGN, HEADERS, PROBLEMS, status_notes, status_rows, urgency
 from stepprof.formatting import printable, table
 from stepprof.run.status import LIVE, read_statuses
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stepprof.cli.commands.common import add_json, add_run, chosen_run, print_json, seconds
-from stepprof.cli.commands.output import say, say_text
+from stepprof.cli.common import add_json, add_run, chosen_run, print_json, seconds
+from stepprof.cli.output import say, say_text
 from stepprof.errors import ConfigError
 from stepprof.formatting import printable
 from stepprof.run.requests import Request

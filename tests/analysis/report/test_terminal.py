@@ -28,7 +28,7 @@ from stepprof.analysis.report.schema import (
 )
 from stepprof.analysis.report.store import dump, read, write
 from stepprof.analysis.report.terminal import print_comparison, print_report
-from stepprof.analysis.report.words import seconds
+from stepprof.analysis.report.wording import seconds
 from stepprof.errors import ConfigError
 
 

@@ -11,9 +11,9 @@ import pytest
 from runs import make_run, record, record_engine, region, tell_engines, write_spans
 
 from stepprof.analysis.timeline.find import find
-from stepprof.analysis.timeline.held import without_held_slices
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Source
+from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 from stepprof.cli.main import main
 
 BASE = 1_700_000_000_000_000_000
@@ -163,7 +163,7 @@ class TestReport:
 
     def test_large_manifests(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Manifests of thousands of ranks would make a head that nobody reads: they are left out, and a finding says so."""
-        monkeypatch.setattr("stepprof.analysis.timeline.ours._LARGEST_MANIFESTS", 100)
+        monkeypatch.setattr("stepprof.analysis.timeline.own_timeline._LARGEST_MANIFESTS", 100)
         found = find([merged(run)], output_dir=run.parent)
         assert found.manifests == []
         assert len(found.inputs) == 5

@@ -13,7 +13,7 @@ from timelines import T0, chrome_events, crossings, make_source, sources
 
 from stepprof.analysis.timeline import chrome
 from stepprof.analysis.timeline.model import Alignment, Origin, Track
-from stepprof.analysis.timeline.place import Place
+from stepprof.analysis.timeline.placement import Place
 
 DAYS = 86_400 * 10**9 * 30
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepprof.analysis.timeline.assume import ALL, assumed_for, assumed_offsets, check_assumed
+from stepprof.analysis.timeline.assumed_offsets import ALL, assumed_for, assumed_offsets, check_assumed
 from stepprof.analysis.timeline.clocks import Clocks, describe, unsure_ns, worst_error
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.model import Alignment, Origin

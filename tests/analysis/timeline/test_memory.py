@@ -22,13 +22,13 @@ READ = """
 import resource, sys
 from pathlib import Path
 from stepprof.analysis.report.digest import digest
-from stepprof.analysis.report.groups import Communication
+from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.timeline import chrome, perfetto
 from stepprof.analysis.timeline.arguments import Shortened
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Alignment, Origin
-from stepprof.analysis.timeline.place import Place
+from stepprof.analysis.timeline.placement import Place
 from stepprof.analysis.timeline.limits import Limits
 
 def peak():

@@ -14,7 +14,7 @@ from stepprof.analysis.timeline import descriptors, perfetto
 from stepprof.analysis.timeline.arguments import Shortened
 from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.model import Alignment, Origin, Track
-from stepprof.analysis.timeline.place import Place
+from stepprof.analysis.timeline.placement import Place
 
 
 def written(*placed, title="step 2"):

@@ -219,16 +219,16 @@ class TestBeforeTheStart:
 
 LAUNCHING = """
 import sys
-from stepprof.cli.commands import launch
-launch.STOP_SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
-sys.exit(launch.launch([sys.argv[1]], {}, 2))
+from stepprof.cli import demo_launcher
+demo_launcher.STOP_SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
+sys.exit(demo_launcher.launch([sys.argv[1]], {}, 2))
 """
 LAUNCHING_IN_A_THREAD = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from stepprof.cli.commands.launch import launch
+from stepprof.cli.demo_launcher import launch
 with ThreadPoolExecutor() as threads:
-    status = threads.submit(launch, [sys.argv[1]], {}, 2).result()
+    status = threads.submit(demo_launcher, [sys.argv[1]], {}, 2).result()
 sys.exit(status)
 """
 

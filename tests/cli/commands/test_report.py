@@ -12,8 +12,8 @@ from runs import make_run, record, region, write_spans
 
 from stepprof.analysis.report.schema import Comparison, Report
 from stepprof.analysis.report.store import read
-from stepprof.cli.commands.reading import progress_bar
 from stepprof.cli.main import main
+from stepprof.cli.trace_options import progress_bar
 
 BASE = 1_700_000_000_000_000_000
 TRACE = gzip.compress(

@@ -15,7 +15,7 @@ import pytest
 from runs import make_run, record, region, write_spans
 
 from stepprof.analysis.timeline.find import find
-from stepprof.analysis.timeline.onray import Cluster
+from stepprof.analysis.timeline.ray_workers import Cluster
 from stepprof.analysis.timeline.workers import Failed
 from stepprof.cli.main import main
 from stepprof.errors import ConfigError
@@ -148,7 +148,7 @@ def test_sources_on_the_disk_of_another_node_alone(disks, tmp_path) -> None:
 
 def test_another_run_of_that_path_is_none_of_this_one(tmp_path) -> None:
     """Whatever a node has under the path: it must be of the same run, and not only have its id."""
-    from stepprof.analysis.timeline.onray import gathered_there, steps_there
+    from stepprof.analysis.timeline.ray_workers import gathered_there, steps_there
     from stepprof.run.same_run import evidence_of
 
     made = make_run(tmp_path)

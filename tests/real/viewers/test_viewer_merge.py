@@ -16,7 +16,7 @@ from trace_processor import ask
 
 from stepprof.analysis.timeline import chrome, descriptors, perfetto
 from stepprof.analysis.timeline.model import Origin, Source, Track
-from stepprof.analysis.timeline.place import Place
+from stepprof.analysis.timeline.placement import Place
 from stepprof.cli.main import main
 
 FORMATS = ("perfetto", "json")

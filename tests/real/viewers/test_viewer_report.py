@@ -45,7 +45,7 @@ from stepprof.analysis.report.schema import (
 )
 from stepprof.analysis.report.store import dump
 from stepprof.analysis.report.terminal import print_report
-from stepprof.analysis.report.words import causes
+from stepprof.analysis.report.wording import causes
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 READY = "document.documentElement !== null && document.documentElement.dataset.ready === 'yes'"

@@ -1,0 +1,137 @@
+"""Place sources whose hosts were never compared onto the common clock, by the collectives that their ranks went through with others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stepprof.analysis.report.clock_estimate import UNKNOWN_NS, Estimate, Member, Move, Series, estimate
+from stepprof.analysis.report.collectives import Kind, kind_of
+from stepprof.analysis.report.digest import Digest
+from stepprof.analysis.report.processes import measurable
+from stepprof.analysis.report.shift import moved
+from stepprof.analysis.timeline.manifest_sources import Process, process_of
+from stepprof.analysis.timeline.model import Alignment, Origin
+
+__all__ = ["estimated", "job_of", "moved_alignment", "place"]
+
+_KINDS: dict[Kind, int] = {"barrier": 0, "reduce_scatter": 1, "all_gather": 2, "all_reduce": 3}
+"""What every rank waits for every other one in. An all-to-all may have nothing to send to some, so that it does not."""
+_ALL = "all ranks"
+
+
+def place(
+    digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]], processes: Mapping[Process, Alignment]
+) -> tuple[list[Digest], dict[Process, Alignment], list[str]]:
+    """Place sources as far as comparisons or collectives lead to the common clock.
+
+    Args:
+        digests: of all sources.
+        manifests: of the step.
+        processes: how the times of each process in the manifests are placed.
+
+    Returns:
+        The digests, the processes, and what kept the collectives from showing more.
+    """
+    made = estimated(digests, manifests)
+    placed = []
+    for digest in digests:
+        alignment = moved_alignment(digest.alignment, made.moves)
+        move = alignment.offset_ns - digest.alignment.offset_ns
+        placed.append(digest if alignment == digest.alignment else moved(digest, move, alignment))
+    moved_processes = {key: moved_alignment(each, made.moves) for key, each in processes.items()}
+    return placed, moved_processes, made.findings
+
+
+def moved_alignment(alignment: Alignment, moves: Mapping[str, Move]) -> Alignment:
+    """Return how a source comes onto the common clock once its island has been moved."""
+    move = moves.get(alignment.island)
+    if move is None:
+        return alignment
+    error = (alignment.error_ns or 0) + move.error_ns
+    return Alignment("collectives", alignment.offset_ns + move.offset_ns, error, move.island)
+
+
+def job_of(origin: Origin) -> tuple[object, ...] | None:
+    """Return of which job a source's collectives are: only those of one job are matched. None: it is not of a rank."""
+    if origin.kind == "spans" or type(origin.rank) is not int:
+        return None
+    if origin.kind == "engine" and origin.replica is None:
+        return None
+    return origin.kind, origin.role, origin.replica, origin.occurrence
+
+
+def estimated(digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]]) -> Estimate:
+    """Return what the collectives show of clocks that were never compared."""
+    if len({digest.alignment.island for digest in digests}) < 2:
+        return Estimate()
+    windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]
+    threads: dict[Process, set[str]] = defaultdict(set)
+    times: dict[Process, list[int]] = defaultdict(list)
+    for window in windows:
+        threads[process_of(window)].add(str(window["thread"]))
+        times[process_of(window)] += [
+            int(window[key]) for key in ("start_unix_ns", "end_unix_ns") if window[key] is not None
+        ]
+    extents: dict[str, list[int]] = defaultdict(list)
+    for digest in digests:
+        own = [time - digest.alignment.offset_ns for time in times[digest.origin.process]]
+        extents[digest.alignment.island] += [
+            *own,
+            *(edge for edge in (digest.start, digest.end) if edge is not None),
+        ]
+    members = []
+    for digest in digests:
+        origin, alignment = digest.origin, digest.alignment
+        job, extent = job_of(origin), extents[alignment.island]
+        own_clock = alignment.method == "unmeasured"
+        if job is None or not extent or (alignment.error_ns is None and not own_clock):
+            continue
+        members.append(
+            Member(
+                alignment.island,
+                origin.host or origin.path,
+                job,
+                int(origin.rank or 0),
+                alignment.error_ns or 0,
+                min(extent),
+                max(extent),
+                _series(digest, threads[origin.process], times[origin.process]),
+            )
+        )
+    return estimate(members)
+
+
+def _series(digest: Digest, threads: set[str], edges: Sequence[int]) -> dict[str, Series]:
+    """The collectives of a source by process group, those that can be matched; the digest has cut them to the edges of its process's windows."""
+    calls = digest.calls
+    name = np.frombuffer(calls.name, "<i4").astype(np.int64)
+    if not len(name):
+        return {}
+    kind = np.array([_KINDS.get(kind_of(text), -1) for text in calls.names], np.int64)[name]
+    start = np.frombuffer(calls.start, "<i8").astype(np.int64)
+    end = start + np.frombuffer(calls.duration, "<i8")
+    end[calls.unfinished] = UNKNOWN_NS
+    begun = np.ones(len(start), np.bool_)
+    if edges:
+        opened, closed = (edge(edges) - digest.alignment.offset_ns for edge in (min, max))
+        begun = start > opened
+        end[end >= closed] = UNKNOWN_NS
+    group = np.frombuffer(calls.group, "<i4") if calls.group else np.full(len(name), -1, np.int32)
+    number = np.frombuffer(calls.seq, "<i8") if calls.seq else np.full(len(name), -1, np.int64)
+    series = {}
+    for at, process_group in enumerate(calls.groups):
+        which = np.flatnonzero((group == at) & (number >= 0) & (kind >= 0) & begun)
+        known, first, count = np.unique(number[which], return_index=True, return_counts=True)
+        once = which[first[count == 1]]
+        if len(once):
+            series[process_group.name] = Series(kind[once], start[once], end[once], known[count == 1])
+    issued = digest.issued
+    whole = digest.whole and digest.status == "complete"
+    if issued is not None and whole and threads == {issued.thread}:
+        which = np.flatnonzero(kind >= 0)
+        series[_ALL] = Series(kind[which], start[which], end[which], None, issued.world)
+    return series

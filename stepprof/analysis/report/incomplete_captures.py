@@ -1,0 +1,83 @@
+"""Captures that are not all of their windows: capped, lost, damaged, or never begun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stepprof.analysis.report.processes import Process, is_of
+from stepprof.analysis.report.schema import Shortfall
+from stepprof.analysis.report.stop_cost import recorded_steps
+from stepprof.run.summary import SESSIONS, engine_label
+
+__all__ = ["shortfalls_of"]
+
+_WHOLE = ("complete", "joined")
+NOT_A_CAPTURE = "null"
+"""The backend that records nothing."""
+
+
+def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, Any]]) -> list[Shortfall]:
+    """Return what of the step was meant to be recorded and was not."""
+    found = [
+        each for process in processes for window in process.told if (each := _of_window(process, window))
+    ]
+    steps = recorded_steps(processes)
+    for engine in engines:
+        whole = engine["status"] in _WHOLE and engine["capped_by"] is None
+        if whole or (engine["kind"] in SESSIONS and engine["status"] in _WHOLE):
+            continue
+        recorded = _seconds(engine["start_unix_ns"], engine["end_unix_ns"])
+        if engine["status"] not in (*_WHOLE, "partial"):
+            recorded = None
+        label, capped = engine_label(engine), engine["capped_by"]
+        by_itself = capped == "engine" and recorded is not None
+        found.append(
+            Shortfall(
+                label,
+                engine["status"],
+                capped,
+                engine["error"],
+                None
+                if by_itself
+                else recorded,  # it ended before its window did: when is not in the manifest
+                recorded if by_itself else None,
+                (steps.get(label) or None) if by_itself else None,
+            )
+        )
+    return found
+
+
+def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
+    status, capped = window["status"], window["capped_by"]
+    damaged = any(
+        not digest.whole and is_of(window, digest.origin.path)
+        for digest in process.digests
+        if digest.origin.kind != "spans"
+    )
+    if (status == "joined" or window["backend"] == NOT_A_CAPTURE) or (
+        status in _WHOLE and capped is None and not damaged
+    ):
+        return None
+    start = window["start_unix_ns"]
+    own = None
+    if start is not None:  # the window's own end is in the spans
+        begin = int(start) - process.offset_ns
+        spans = [each for each in process.windows if each.ends and each.role == window["role"]]
+        nearest = min(spans, key=lambda each: abs(each.start - begin), default=None)
+        own = None if nearest is None or nearest.end <= begin else nearest.end - nearest.start
+    recorded = (
+        _seconds(start, window["end_unix_ns"]) if status in (*_WHOLE, "partial") and not damaged else None
+    )
+    return Shortfall(
+        label=process.label,
+        status="damaged" if damaged and status in _WHOLE else status,
+        capped_by=capped,
+        reason=window["error"],
+        recorded=recorded,
+        window=None if own is None else own / 1e9,
+    )
+
+
+def _seconds(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(end - start, 0) / 1e9

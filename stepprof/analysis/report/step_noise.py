@@ -1,0 +1,148 @@
+"""How far the steps of a run differ among themselves, by the spans of all of them: what a difference between two recorded steps has to exceed before it means anything.
+
+Recording makes a step longer, and the first one of a run compiles, allocates and opens connections: neither says how equal steps differ, so both are left out.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, stdev
+
+import msgspec
+import numpy as np
+
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.schema import Spread
+from stepprof.analysis.report.visits import Numbering
+from stepprof.analysis.timeline.salvage import DECODE_ERRORS
+from stepprof.analysis.timeline.span_sources import LARGEST_NS, span_files
+from stepprof.instrument.attributes import short_name
+from stepprof.run.layout import SPANS
+from stepprof.run.manifest import steps
+from stepprof.run.span_lines import span_lines
+
+__all__ = ["FEWEST", "spreads"]
+
+FEWEST = 3
+"""Steps from which on a spread means something."""
+MOST_PENDING = 64
+"""Spans of one part of a step that are kept one by one, before their union takes their place."""
+
+
+class _Span(msgspec.Struct, gc=False):
+    name: str
+    kind: str
+    start: int
+    dur: int
+    step: int | None = None
+    role: str | None = None
+
+
+_span = msgspec.json.Decoder(_Span)
+_Key = tuple[str | None, str | None]
+"""A role and, but for its windows, a region of it."""
+_Visit = tuple[int, int]
+"""A step, and which of the visits to it: its number may be used again."""
+
+
+class _Covered:
+    """What some spans cover, kept as their union: of many ranks that do the same at one time it is little more than of one."""
+
+    __slots__ = ("_pending", "_union")
+
+    def __init__(self) -> None:
+        self._union = EMPTY
+        self._pending = array("q")
+
+    def add(self, start: int, end: int) -> None:
+        """Add one span."""
+        self._pending.extend((start, end))
+        if len(self._pending) > 2 * max(MOST_PENDING, len(self._union)):
+            self._unite()
+
+    @property
+    def seconds(self) -> float:
+        """How long any of them was on."""
+        self._unite()
+        return self._union.total / 1e9
+
+    def _unite(self) -> None:
+        edges = np.array(self._pending, np.int64)
+        self._union |= Intervals.union(edges[0::2], edges[1::2])
+        self._pending = array("q")
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What the spans of a run say of each of its steps."""
+
+    edges: dict[_Visit, tuple[int, int]] = field(default_factory=dict)
+    """From the first begin to the last end."""
+    parts: dict[_Key, dict[_Visit, _Covered]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, step: _Visit, span: _Span) -> None:
+        """Add one span of a step."""
+        start, end = span.start, span.start + span.dur
+        first, last = self.edges.get(step, (start, end))
+        self.edges[step] = min(first, start), max(last, end)
+        if span.kind != "region" and span.role is None:
+            return
+        part = self.parts[span.role, span.name if span.kind == "region" else None]
+        covered = part.get(step)
+        if covered is None:
+            covered = part[step] = _Covered()
+        covered.add(start, end)
+
+
+def spreads(runs: Sequence[Path]) -> list[Spread]:
+    """Return the spread of the whole step, of each role and of each region between the steps of a run, whose parts may lie in several folders; empty with fewer than `FEWEST` steps."""
+    found = _Steps()
+    visits = Numbering()
+    for process in (process for run in runs for process in span_files(run / SPANS)):
+        windows = (window for file in process.files for window in _spans(file, windows=True))
+        visits.begin(
+            process.rank,
+            [
+                (each.start, each.start + each.dur, each.step, each.role)
+                for each in windows
+                if each.step is not None
+            ],
+        )
+        for span in (span for file in process.files for span in _spans(file)):
+            if span.step is not None:
+                found.add((span.step, visits.number(span.step, span.start)), span)
+    left_out = visits.unequal().union(*(steps(run) for run in runs))
+    in_order = sorted(found.edges, key=lambda visit: found.edges[visit])
+    counted = {visit for visit in in_order[1:] if visit[0] not in left_out}
+    whole = [(found.edges[step][1] - found.edges[step][0]) / 1e9 for step in counted]
+    rows = [_spread(None, None, whole)]
+    for (role, region), of in found.parts.items():
+        rows.append(_spread(role, region, [of[step].seconds for step in counted & of.keys()]))
+    return [row for row in rows if row.steps >= FEWEST]
+
+
+def _spread(role: str | None, region: str | None, seconds: Sequence[float]) -> Spread:
+    few = len(seconds) < FEWEST
+    return Spread(role, region, len(seconds), 0.0 if few else median(seconds), 0.0 if few else stdev(seconds))
+
+
+def _spans(file: Path, *, windows: bool = False) -> Iterable[_Span]:
+    """The windows and regions of a file, or its windows alone; what is damaged is told by whoever reads the step itself."""
+    try:
+        for line in span_lines(file, windows=windows):
+            try:
+                span = _span.decode(line)
+            except DECODE_ERRORS:
+                continue
+            if (
+                span.kind in (("window",) if windows else ("window", "region"))
+                and 0 <= span.start < LARGEST_NS > span.dur >= 0
+            ):
+                span.name = short_name(span.name)
+                yield span
+    except OSError:
+        return

@@ -1,0 +1,337 @@
+"""The figures of the report as tables for a terminal: the few rows of each that it has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stepprof.analysis.report.schema import (
+    Change,
+    GanttRow,
+    Idle,
+    Op,
+    Report,
+    Rollout,
+    StopCost,
+    TimeOf,
+    UnmatchedTime,
+)
+from stepprof.analysis.report.wording import causes, seconds, share
+from stepprof.formatting import number, printable, size
+
+__all__ = [
+    "MOST_PROCESSES",
+    "changes_table",
+    "cost_lines",
+    "idle_table",
+    "ops_table",
+    "overlap_table",
+    "regions_table",
+    "roles_table",
+    "rollouts_table",
+    "skew_table",
+    "stops_table",
+    "unmatched_table",
+]
+
+_RIBBON, _SHORT_RIBBON = 44, 12
+_NAME = 10  # so many characters of a name stand in one line
+_GAP = 2  # between two columns
+MOST_PROCESSES = 8
+"""More than that: the mean and the extremes instead of a row for each."""
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_STYLES = ("cyan", "blue", "magenta", "yellow", "red", "green")
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], align: str, room: int) -> Table:
+    """A table as wide as its room. What is aligned right (figures) or "w" is shown whole in any room, and of the rest so many characters in a line: below that the table is wider than its room."""
+    cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    natural, wrapped, least = [], [], []
+    for header, side, column in zip(headers, align, zip(*cells, strict=True), strict=True):
+        content = max(cell.cell_len for cell in column)
+        word = max(map(len, header.split()), default=1)
+        natural.append(max(content, len(header)))
+        wrapped.append(max(content, word))
+        least.append(max(min(content, _NAME) if side == "l" else content, word))
+    widths = _narrowed(_narrowed(natural, wrapped, room), least, room)
+    for header, side, width in zip(headers, align, widths, strict=True):
+        justify: JustifyMethod = "right" if side == "r" else "left"
+        table.add_column(header, justify=justify, overflow="fold", width=width)
+    table.width = sum(widths) + _GAP * (len(widths) - 1)
+    for row in cells:
+        table.add_row(*row)
+    return table
+
+
+def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Columns that fit into their room, as far as they may: the widest gives way first, none below its least.
+
+    >>> _narrowed([7, 30, 13], [7, 16, 6], 100), _narrowed([7, 30, 13], [7, 16, 6], 44), _narrowed([7, 30, 13], [7, 16, 6], 20)
+    ([7, 30, 13], [7, 20, 13], [7, 16, 6])
+    """
+    narrowed = list(widths)
+    excess = sum(widths) + _GAP * (len(widths) - 1) - room
+    for _ in range(excess):
+        wide = max(range(len(narrowed)), key=lambda at: (narrowed[at] > least[at], narrowed[at]))
+        narrowed[wide] = max(narrowed[wide] - 1, least[wide])
+    return narrowed
+
+
+def roles_table(report: Report, plain: bool, room: int) -> Table:
+    """When each role was at work, for how long, and what part of the step that is; `plain`: without block characters."""
+    table = Table.grid(padding=(0, 2))
+    for side in ("left", "left", "right", "right"):
+        table.add_column(justify=side, no_wrap=True)
+    named = [time for time in report.roles if time.role is not None] or report.roles
+    cells = [
+        (
+            printable((time.role or "step") + ("" if time.clock is None else f" on {time.clock}")),
+            seconds(time.seconds),
+            share(time.share),
+        )
+        for time in named
+    ]
+    beside = sum(max(map(cell_len, column)) + _GAP for column in zip(*cells, strict=True))
+    length = min(_RIBBON, max(_SHORT_RIBBON, room - beside))
+    for index, (time, (name, took, part)) in enumerate(zip(named, cells, strict=True)):
+        bar = _ribbon(report.gantt, time.role, report.seconds, plain, length)
+        style = _STYLES[index % len(_STYLES)]
+        table.add_row(Text(name), Text(bar, style), Text(took, "bold"), Text(part, "dim"))
+    table.width = beside + length
+    return table
+
+
+def _ribbon(rows: Sequence[GanttRow], role: str | None, total: float, plain: bool, length: int) -> str:
+    """When a role was at work, as characters from the start of the step to its end."""
+    cells = [False] * length
+    for row in rows:
+        for bar in row.bars:
+            if bar.role == role and total > 0:
+                first = int(bar.start / total * length)
+                last = int((bar.start + bar.seconds) / total * length - 1e-9)
+                for cell in range(max(0, first), min(length - 1, last) + 1):
+                    cells[cell] = True
+    return "".join(("#" if plain else "█") if cell else ("." if plain else "·") for cell in cells)
+
+
+def rollouts_table(rollouts: Sequence[Rollout], plain: bool, room: int) -> Table:
+    """Each engine's batch sizes and tail; `plain`: without the curve."""
+    headers = ["engine", "seconds", "peak", "mean", "below half", "tail", "batch over time"]
+    rows: list[list[str | Text]] = [
+        [
+            rollout.label,
+            seconds(rollout.seconds),
+            f"{rollout.peak_batch:.0f}",
+            f"{rollout.mean_batch:.0f}",
+            share(rollout.below_half),
+            seconds(rollout.tail),
+            Text("" if plain else _sparkline(rollout), style="cyan"),
+        ]
+        for rollout in rollouts
+    ]
+    return _table(headers, rows, "lrrrrrw", room)
+
+
+def _sparkline(rollout: Rollout, width: int = 28) -> str:
+    curve, peak = rollout.curve, rollout.peak_batch
+    if not curve or peak <= 0 or rollout.seconds <= 0:
+        return ""
+    start, point, levels = curve[0][0], 0, []
+    for cell in range(width):
+        at = start + (cell + 0.5) / width * rollout.seconds
+        while point + 1 < len(curve) and curve[point + 1][0] <= at:
+            point += 1
+        levels.append(_LEVELS[min(8, max(0, round(curve[point][1] / peak * 8)))])
+    return "".join(levels)
+
+
+def skew_table(report: Report, top: int, room: int) -> Table:
+    """The `top` phases whose straggler lost most in the phase itself."""
+    phases = sorted(
+        report.skew,
+        key=lambda phase: (
+            not phase.significant,
+            max(phase.began_later or 0.0, phase.by_profiler, 0.0) + phase.by_waiting - phase.behind_median,
+        ),
+    )[:top]
+    rows = [
+        [
+            phase.role or "step",
+            phase.region or "-",
+            phase.straggler,
+            seconds(phase.spread),
+            seconds(phase.behind_median),
+            seconds(phase.began_later),
+            "in collectives"
+            if phase.basis == "collectives"
+            else ""
+            if phase.significant
+            else "within the clocks' error",
+        ]
+        for phase in phases
+    ]
+    return _table(
+        ["role", "region", "last", "first to last", "behind median", "had begun later", ""],
+        rows,
+        "lllrrrl",
+        room,
+    )
+
+
+def idle_table(idle: Sequence[Idle], room: int) -> Table:
+    """How the processes spent the step."""
+    kinds = causes(each.causes for each in idle)
+    headers = ["", "step", "work", *kinds.values()]
+
+    def row(label: str, which: Sequence[Idle]) -> list[str]:
+        count = len(which)
+        return [
+            label,
+            seconds(sum(each.wall for each in which) / count),
+            seconds(sum(each.busy for each in which) / count),
+            *(seconds(sum(each.causes.get(kind, 0.0) for each in which) / count) for kind in kinds),
+        ]
+
+    if len(idle) <= MOST_PROCESSES:
+        rows = [row(each.label, [each]) for each in idle]
+    else:
+        least, most = min(idle, key=lambda each: each.busy), max(idle, key=lambda each: each.busy)
+        rows = [
+            row(f"mean of {len(idle)}", idle),
+            row(f"least: {least.label}", [least]),
+            row(f"most: {most.label}", [most]),
+        ]
+    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
+
+
+def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table:
+    """Time in collectives of which it is not known who waited for whom."""
+    cells = [
+        [
+            row.role or "step",
+            row.region or "-",
+            number(len(row.spent)),
+            seconds(sum(each.seconds for each in row.spent) / len(row.spent)),
+            f"{seconds(row.spent[0].seconds)} {row.spent[0].label}",
+            f"{row.recorded} of {row.members}" if row.recorded and row.members else "-",
+        ]
+        for row in rows
+    ]
+    return _table(
+        ["role", "region", "processes", "mean", "longest", "members recorded"], cells, "llrrll", room
+    )
+
+
+def overlap_table(report: Report, room: int) -> Table:
+    """Communication and computation, the mean of the processes."""
+    count = len(report.overlap)
+    total = sum(each.communication for each in report.overlap)
+    overlapped = sum(each.overlapped for each in report.overlap)
+    busy = [each.busy_share for each in report.overlap if each.busy_share is not None]
+    row = [
+        seconds(sum(each.compute for each in report.overlap) / count),
+        seconds(total / count),
+        seconds(sum(each.exposed for each in report.overlap) / count),
+        share(overlapped / total) if total else "-",
+        share(sum(busy) / len(busy)) if busy else "-",
+    ]
+    return _table(["compute", "communication", "exposed", "overlapped", "device busy"], [row], "rrrrr", room)
+
+
+def regions_table(times: Sequence[TimeOf], room: int) -> Table:
+    """A row per region, in the order given."""
+    rows = []
+    for time in times:
+        each = time.per_process
+        longest = max(each, key=lambda process: process.seconds, default=None)
+        rows.append(
+            [
+                time.role or "step",
+                (time.region or "-") + ("" if time.clock is None else f" on {time.clock}"),
+                seconds(time.seconds),
+                share(time.share),
+                number(len(each)),
+                "-" if not each else seconds(sum(process.seconds for process in each) / len(each)),
+                "-" if longest is None else f"{seconds(longest.seconds)} {longest.label}",
+            ]
+        )
+    headers = ["role", "region", "on the clock", "of the step", "processes", "mean", "longest"]
+    return _table(headers, rows, "llrrrrl", room)
+
+
+def ops_table(ops: Sequence[Op], room: int) -> Table:
+    """A row per operator or kernel, in the order given."""
+    rows = [
+        [op.name if len(op.name) <= 72 else op.name[:71] + "…", number(op.calls), seconds(op.self_seconds), share(op.share)]
+        for op in ops
+    ]  # fmt: skip
+    return _table(["name", "calls", "self", "of all"], rows, "lrrr", room)
+
+
+def cost_lines(report: Report) -> RenderableType | None:
+    """Memory, and what recording cost, a sentence each; None where nothing is known."""
+    lines = []
+    if report.memory:
+        peak = max(report.memory, key=lambda each: each.peak_bytes)
+        lines.append(f"memory peaked at {size(peak.peak_bytes)} on {peak.label} ({peak.device})")
+    held = [each for each in report.overhead if each.stop is None]
+    if held:
+        worst = max(held, key=lambda each: each.held)
+        mean = sum(each.held for each in held) / len(held)
+        lines.append(
+            f"recording held the processes up by {seconds(mean)} on average, {seconds(worst.held)} at most ({worst.label})"
+        )
+    stops = [each for each in report.overhead if each.stop is not None]
+    if stops:
+        slowest = max(stops, key=lambda each: each.stop or 0.0)
+        lines.append(f"the slowest engine took {seconds(slowest.stop)} to stop recording ({slowest.label})")
+    return Group(*(Text(printable(line)) for line in lines)) if lines else None
+
+
+def stops_table(costs: Sequence[StopCost], room: int) -> Table:
+    """What the traces of engines took to be written, the longest for each forward step first, and estimates for other bounds."""
+    bounds = sorted({bound for cost in costs for bound, _ in cost.estimates})
+    longest = sorted(costs, key=lambda cost: -cost.seconds / cost.iterations)
+    rows = []
+    for cost in longest[:MOST_PROCESSES]:
+        known = dict(cost.estimates)
+        others = [f"~ {seconds(known[bound])}" if bound in known else "-" for bound in bounds]
+        rows.append([cost.label, number(cost.iterations), seconds(cost.seconds), *others])
+    headers = ["", "forward steps", "took", *(f"estimate for {bound}" for bound in bounds)]
+    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
+
+
+def changes_table(changes: Sequence[Change], room: int) -> Table:
+    """A row per change, in the order given."""
+    rows: list[list[str | Text]] = []
+    for change in changes:
+        difference = change.b - change.a
+        is_noise = not change.significant and change.noise is not None
+        style = "dim" if is_noise or not difference else "red" if difference > 0 else "green"
+        relative = f"{difference / change.a:+.0%}".replace("-0%", "+0%") if change.a else "-"
+        rows.append(
+            [
+                change.what,
+                seconds(change.a),
+                seconds(change.b),
+                Text(f"{'+' if difference >= 5e-10 else ''}{seconds(difference)}", style=style),
+                relative,
+                "unknown" if change.noise is None else seconds(change.noise),
+                _noise_of(change),
+                "within noise" if is_noise else "",
+            ]
+        )
+    return _table(["", "A", "B", "change", "%", "noise", "between", ""], rows, "lrrrrrll", room)
+
+
+def _noise_of(change: Change) -> str:
+    """Between what it was measured."""
+    if change.noise is None:
+        return ""
+    return f"{change.steps} steps" if change.noise == change.noise_steps else "processes"

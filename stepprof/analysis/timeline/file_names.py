@@ -1,0 +1,106 @@
+"""How engines, frameworks and torch name their trace files, and what a file states about itself: whose trace it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stepprof.analysis.timeline.model import Origin
+from stepprof.analysis.timeline.npu_database import DatabaseStream
+from stepprof.analysis.timeline.raw import read_header
+from stepprof.formats.npu_folder import is_database
+
+__all__ = ["group_of", "is_trace_name", "origin_of_file", "stated_step", "worker_of"]
+
+_OTHERS = re.compile(
+    r"(?:report|run|config|profiler_info\S*|profiler_metadata|timeline[^/]*|tokenizer\S*)\.json(?:\.gz)?"
+)
+_SGLANG = re.compile(r"-TP-(\d+)")
+_RANK = re.compile(r"(?:^|[^a-z])rank[-_]?(\d+)", re.IGNORECASE)
+_GROUP = re.compile(r"(?:^|[^a-z])dp[-_]?(\d+)", re.IGNORECASE)
+_HANDLER = re.compile(r"(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
+"""torch.profiler.tensorboard_trace_handler: host_pid.nanoseconds.pt.trace.json"""
+
+
+def is_trace_name(name: str) -> bool:
+    """Whether a JSON file of a folder is worth a look."""
+    return not name.startswith(".") and _OTHERS.fullmatch(name) is None
+
+
+def worker_of(name: str) -> int | None:
+    """The rank in a file's name.
+
+    >>> worker_of("rank-3.decode.trace.json.gz"), worker_of("1690-TP-1-DP-0.trace.json.gz"), worker_of("trace.json")
+    (3, 1, None)
+    """
+    match = _RANK.search(name) or _SGLANG.search(name)
+    return int(match[1]) if match else None
+
+
+def group_of(name: str) -> int | None:
+    """The data-parallel group in the name of an engine's file: each has a scheduler of its own.
+
+    >>> group_of("dp-1-rank-0.trace.json.gz"), group_of("1690-TP-1-DP-0.trace.json.gz"), group_of("rank-0.trace.json.gz")
+    (1, 0, None)
+    """
+    match = _GROUP.search(name.rpartition("/")[2])
+    return int(match[1]) if match else None
+
+
+def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
+    """Whose trace a file is that no manifest tells of, and what is wrong with its head."""
+    header, findings = _header(path)
+    handler = _HANDLER.fullmatch(path.name)
+    host = header.get("host_name")
+    if not isinstance(host, str):
+        host = handler["host"] if handler else None
+    pid = int(handler["pid"]) if handler and len(handler["pid"]) < 12 else None
+    told = header.get("stepprof")
+    if isinstance(told, dict):
+        return _of_ours(told, shown, host, pid), findings
+    distributed = header.get("distributedInfo")
+    rank = worker_of(path.name)
+    stated = distributed.get("rank") if isinstance(distributed, dict) else None
+    if rank is None and isinstance(stated, int):
+        rank = stated
+    return Origin("trace", shown, None, rank, None, host, pid), findings
+
+
+def stated_step(path: Path) -> tuple[str | None, int | None]:
+    """Which step of which run a file is of, by what stepprof has written into its head."""
+    told = _header(path)[0].get("stepprof")
+    if not isinstance(told, dict):
+        return None, None
+    run_id, step = told.get("run_id"), told.get("step")
+    return (run_id, step) if isinstance(run_id, str) and type(step) is int else (None, None)
+
+
+def _header(path: Path) -> tuple[dict[str, object], list[str]]:
+    path = path.resolve()  # no file of a run: a link here is the user's own
+    if not is_database(path.name):
+        return read_header(path)
+    stream = DatabaseStream(path)
+    stream.head()
+    return stream.header, stream.findings
+
+
+def _of_ours(told: dict[str, object], shown: str, host: str | None, pid: int | None) -> Origin:
+    def text(key: str) -> str | None:
+        value = told.get(key)
+        return value if isinstance(value, str) else None
+
+    def number(key: str) -> int | None:
+        value = told.get(key)
+        return value if isinstance(value, int) else None
+
+    rank = told.get("rank")
+    return Origin(
+        "engine" if "replica" in told else "rank",
+        shown,
+        text("role"),
+        rank if isinstance(rank, int | str) else None,
+        number("replica"),
+        text("host") or host,
+        number("pid") or pid,
+        number("occurrence") or 1,
+    )

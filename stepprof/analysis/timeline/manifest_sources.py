@@ -1,0 +1,268 @@
+"""The sources that the manifest of a step tells of, and its span files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stepprof.analysis.post_step_notes import pruned_paths
+from stepprof.analysis.timeline.capture_window import CaptureWindow
+from stepprof.analysis.timeline.file_names import worker_of
+from stepprof.analysis.timeline.model import Alignment, Origin, Piece
+from stepprof.analysis.timeline.span_sources import span_files
+from stepprof.formats import npu_folder
+from stepprof.host.plain_files import readable
+from stepprof.run.layout import SPANS, step_folder
+from stepprof.run.manifest import read_step, steps
+from stepprof.run.occurrence_spans import Portion
+from stepprof.run.occurrences import split
+from stepprof.run.summary import SESSIONS, engine_label, told_once
+
+__all__ = [
+    "TRACES",
+    "Input",
+    "Process",
+    "Recorded",
+    "machine_of",
+    "process_of",
+    "span_inputs",
+    "windows_edges",
+    "with_machines",
+]
+
+TRACES = (".json", ".json.gz")
+_OTHERS = {
+    ".nsys-rep": "a report of Nsight Systems, for its own viewer (nsys-ui): no timeline holds it",
+    ".pickle": "a memory snapshot, not on a timeline: https://pytorch.org/memory_viz shows it",
+}
+NOT_IN_TIME = ("memory-snapshot", "memory-summary")
+"""Artifacts that are no traces, and miss nothing in a timeline: `stepprof show` reads them."""
+UNMEASURED = Alignment("unmeasured", 0, None)
+
+
+Process = tuple[object, ...]
+"""As `Origin.process`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One source that can be loaded; small, so that it can travel to a worker."""
+
+    origin: Origin
+    paths: tuple[str, ...]
+    """The file; of spans the rolling files of one process, in order."""
+    bytes: int
+    status: str | None = None
+    """The outcome in the manifest; None where there is none."""
+    alignment: Alignment = UNMEASURED
+    """How its host's clock comes onto the common one."""
+    step: int | None = None
+    """Of spans: those of this step alone."""
+    roles: tuple[str, ...] | None = None
+    """Of spans: those of these roles, and of none; None: all."""
+    portion: Portion | None = None
+    """Of spans: the occurrence of the step that is meant; None: all of them."""
+    within: tuple[int, int] | None = None
+    """Of a capture that goes over more than what is asked for (several steps, other roles): when its process was in windows of that, by its own clock; None: all of it is meant."""
+    window: CaptureWindow | None = None
+    """Of an engine's capture: when its window was; None: it is not known, or all of it is meant."""
+    driver: str | None = None
+    """Of an engine's capture: the machine of the process that drove it, by whose clock `window` is until it is placed."""
+    held: tuple[tuple[str, int, int], ...] = ()
+    """When the profiler held its process up, by `stepprof.analysis.timeline.profiler_stalls`."""
+    piece: Piece | None = None
+    """Of a timeline that was merged: the source in it; None: the whole file is one source."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What one run directory has of a step."""
+
+    run: Path
+    step: int
+    traces: list[tuple[Input, str]] = field(default_factory=list)
+    """Each with the fragment that told of it."""
+    findings: list[tuple[str | None, str | None, str]] = field(default_factory=list)
+    """What brought nothing: (the fragment that told of it, whose it is, why)."""
+    _pruned: Mapping[str, str] = field(default_factory=dict)
+    _within: dict[tuple[str, Process], tuple[int, int]] = field(default_factory=dict)
+    """By the fragment and the process of a window."""
+
+    def take(self, manifest: Mapping[str, Any]) -> None:
+        """Take in the step's manifest."""
+        self._pruned = {
+            f"{step_folder(self.step)}/{path}": why for path, why in pruned_paths(manifest).items()
+        }
+        occurrences = split(manifest)
+        for part in occurrences:
+            edges = windows_within(self.run, self.step, part)
+            self._within |= {
+                (window["fragment"], process): edge
+                for window in part["windows"]
+                if (edge := edges.get(process := process_of(window)))
+            }
+        for window in manifest["windows"]:
+            pid = window["pid"] if isinstance(window["pid"], int) else None
+            occurrence = int(window["occurrence"] or 1)
+            machine, namespace = window["boot_id"], window["pid_namespace"]
+            origin = Origin(
+                "rank", "", window["role"], window["rank"], None, window["host"], pid, occurrence, machine, namespace
+            )  # fmt: skip
+            self._entry(window, origin, origin.label)
+        for engine in told_once(manifest["engines"]):
+            if engine["kind"] in SESSIONS and not engine["artifacts"]:
+                continue
+            replica = None if engine["replica"] is None else int(engine["replica"])
+            occurrence = int(engine["occurrence"] or 1)
+            origin = Origin(
+                "engine", "", engine["role"], None, replica, engine["host"], None, occurrence, engine["boot_id"]
+            )  # fmt: skip
+            self._entry(engine, origin, engine_label(engine))
+
+    def _entry(self, entry: Mapping[str, Any], origin: Origin, label: str) -> None:
+        for named in self._named(entry):
+            name, file = named, self.run / named
+            if file.name.endswith(npu_folder.FOLDER):
+                trace = npu_folder.trace_of(file)
+                if trace is None:
+                    self.findings.append((entry["fragment"], label, f"{name} {self._unreadable(file)}"))
+                    continue
+                file, name = trace, trace.relative_to(self.run).as_posix()
+            if not name.endswith(TRACES) and not npu_folder.is_database(file.name):
+                self.findings.append((entry["fragment"], label, f"{name} is {_no_trace(name)}"))
+                continue
+            try:
+                size = file.stat().st_size
+            except OSError as error:
+                problem = f"is in the manifest and cannot be read: {error.strerror}"
+                self.findings.append((entry["fragment"], label, f"{name} {self._pruned.get(name, problem)}"))
+                continue
+            rank = worker_of(file.name) if origin.kind == "engine" else origin.rank
+            within = (
+                self._within.get((entry["fragment"], process_of(entry))) if origin.kind == "rank" else None
+            )
+            of_engine = origin.kind == "engine"
+            found = Input(
+                replace(origin, path=readable(name), rank=rank),
+                (str(file),),
+                size,
+                entry["status"],
+                within=within,
+                window=CaptureWindow.of(entry) if of_engine else None,
+                driver=machine_of(entry) if of_engine else None,
+            )
+            self.traces.append((found, entry["fragment"]))
+        if entry["status"] not in ("complete", "joined"):
+            reason = f": {entry['error']}" if entry["error"] else ""
+            self.findings.append((entry["fragment"], label, f"{entry['status']}{reason}"))
+
+    def _unreadable(self, folder: Path) -> str:
+        """Why a folder of torch_npu's is on no timeline."""
+        again = f"stepprof analyse {self.run.name} --step {self.step}"
+        if npu_folder.is_analysed(folder):
+            return (
+                f'was analysed, and its analysis wrote no trace and no database: "{again} --again" says why'
+            )
+        return f'is not analysed yet: "{again}" makes its trace'
+
+    def _named(self, entry: Mapping[str, Any]) -> list[str]:
+        """The files of an entry, below the run."""
+        folder = step_folder(self.step)
+        if entry["artifacts"]:
+            return [
+                f"{folder}/{artifact['path']}"
+                for artifact in entry["artifacts"]
+                if artifact["kind"] not in NOT_IN_TIME
+            ]
+        capture = entry["capture"]
+        first = capture.get("step") if isinstance(capture, dict) else None
+        if not isinstance(first, int) or isinstance(first, bool) or first == self.step:
+            return []
+        # several steps in one capture: the trace lies in the folder of the first
+        stem = f"{step_folder(first)}/{capture.get('stem')}"
+        if ".." in stem:
+            return []
+        if (self.run / f"{stem}.trace.json.gz").is_file():
+            return [f"{stem}.trace.json.gz"]
+        folders = npu_folder.profile_folders(self.run / f"{stem}{npu_folder.SUFFIX}")
+        return [folder.relative_to(self.run).as_posix() for folder in folders]
+
+
+def span_inputs(run: Path, step: int) -> Iterator[Input]:
+    """The span files of a run, those of one process together."""
+    for group in span_files(run / SPANS):
+        name = f"{SPANS}/{readable(group.files[0].name)}"
+        origin = Origin(
+            "spans", name, None, group.rank, None, group.host, group.pid,
+            machine=group.boot_id, pid_namespace=group.pid_namespace,
+        )  # fmt: skip
+        paths = tuple(str(file) for file in group.files)
+        yield Input(origin, paths, sum(file.stat().st_size for file in group.files), step=step)
+
+
+def windows_within(run: Path, step: int, manifest: Mapping[str, Any]) -> dict[Process, tuple[int, int]]:
+    """From the first begin to the last end of the windows of a step, for each process whose capture goes over other steps as well."""
+    later = min((number for number in steps(run) if number > step), default=None)
+    follows = [] if later is None else read_step(run, later)["windows"]
+    several = {process_of(window) for window in manifest["windows"] if _began_in(window, step) != step}
+    several |= {process_of(window) for window in follows if _began_in(window, step + 1) <= step}
+    return windows_edges(window for window in manifest["windows"] if process_of(window) in several)
+
+
+def windows_edges(windows: Iterable[Mapping[str, Any]]) -> dict[Process, tuple[int, int]]:
+    """From the first begin to the last end of each process's windows, by its own clock; of one with a window that says neither, nothing."""
+    edges: dict[Process, tuple[int, int]] = {}
+    unknown = set()
+    for window in windows:
+        process, start, end = process_of(window), window["start_unix_ns"], window["end_unix_ns"]
+        if type(start) is not int or type(end) is not int:
+            unknown.add(process)
+            continue
+        first, last = edges.get(process, (start, end))
+        edges[process] = (min(first, start), max(last, end))
+    return {process: edge for process, edge in edges.items() if process not in unknown}
+
+
+def machine_of(entry: Mapping[str, Any]) -> str:
+    """Return the machine of the process that wrote an entry, or its host's name."""
+    return str(entry["process"]).partition(" ")[0]
+
+
+def process_of(window: Mapping[str, Any]) -> Process:
+    """Return which process a window is of, as `Origin.process` does for a source."""
+    machine = window.get("boot_id") or window.get("host")
+    return machine, window.get("pid_namespace"), window.get("pid"), window.get("rank")
+
+
+def with_machines(inputs: Iterable[Input], windows: Iterable[Mapping[str, Any]]) -> list[Input]:
+    """Return the inputs; span files that do not name their machine get that of their process's windows, where only one process can be meant."""
+    told: dict[Process, set[tuple[str | None, str | None]]] = defaultdict(set)
+    for window in windows:
+        writer = (window["boot_id"], window["pid_namespace"])
+        told[window["host"], window["pid"], window["rank"]].add(writer)
+    named = []
+    for each in inputs:
+        origin = each.origin
+        machines = told.get((origin.host, origin.pid, origin.rank), set())
+        if origin.kind == "spans" and origin.machine is None and len(machines) == 1:
+            machine, namespace = next(iter(machines))
+            each = replace(each, origin=replace(origin, machine=machine, pid_namespace=namespace))  # noqa: PLW2901
+        named.append(each)
+    return named
+
+
+def _began_in(window: Mapping[str, Any], step: int) -> int:
+    """In which step the capture began that a window of `step` is in."""
+    capture = window.get("capture")
+    first = capture.get("step") if isinstance(capture, dict) else None
+    return first if type(first) is int else step
+
+
+def _no_trace(name: str) -> str:
+    return next(
+        (what for ending, what in _OTHERS.items() if name.endswith(ending)),
+        "no trace of a kind that is read here: left out",
+    )

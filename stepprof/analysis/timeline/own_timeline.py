@@ -1,0 +1,107 @@
+"""What a timeline in JSON says of itself, so that it can be read again as the sources that it was made of.
+
+Its head names the sources and where each lies in the file. Each source is a member of gzip and a process of its own; metadata events in it say which row is which track, and what is known of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepprof.analysis.timeline.capture_window import CaptureWindow
+from stepprof.analysis.timeline.manifest_sources import Input
+from stepprof.analysis.timeline.model import Alignment, Origin, Piece
+from stepprof.analysis.timeline.raw import read_header
+
+__all__ = ["Timeline", "described", "read_timeline"]
+
+
+_LARGEST_MANIFESTS = 4 << 20
+"""Bytes: a head of 8 MiB is read."""
+_WITHOUT_MANIFESTS = (
+    "the manifests of the step are too large for the head of a timeline: what they alone tell is in no figure"
+)
+
+
+class _Member(msgspec.Struct):
+    piece: Piece
+    origin: Origin
+    alignment: Alignment
+    status: str | None = None
+    window: CaptureWindow | None = None
+
+
+class Timeline(msgspec.Struct):
+    """The head of a timeline, below its key `stepprof`."""
+
+    timeline: list[_Member]
+    run_id: str | None = None
+    step: int | None = None
+    left_out: str = ""
+    """By which filters slices were left out."""
+    manifests: list[dict[str, Any]] = []
+    findings: list[tuple[str | None, str]] = []
+
+
+def described(
+    inputs: Sequence[Input],
+    alignments: Sequence[Alignment],
+    sizes: Sequence[int],
+    behind: int,
+    about: Mapping[str, Any],
+) -> dict[str, object]:
+    """Return what the head says.
+
+    Args:
+        inputs: the sources, in the order of their members.
+        alignments: how each came onto the common clock.
+        sizes: bytes of each member.
+        behind: bytes of what follows the last one.
+        about: the other fields of `Timeline`.
+    """
+    members = []
+    end = behind + sum(sizes)
+    for number, (each, alignment, size) in enumerate(zip(inputs, alignments, sizes, strict=True)):
+        piece = Piece(number + 1, end, size, alignment.offset_ns)
+        members.append(
+            {
+                "piece": asdict(piece),
+                "origin": asdict(each.origin),
+                "alignment": asdict(alignment),
+                "status": each.status,
+                "window": None if each.window is None else asdict(each.window),
+            }
+        )
+        end -= size
+    if len(msgspec.json.encode(about.get("manifests"))) > _LARGEST_MANIFESTS:
+        about = {**about, "manifests": [], "findings": [*about["findings"], (None, _WITHOUT_MANIFESTS)]}
+    return {"timeline": members, **about}
+
+
+def read_timeline(path: Path) -> tuple[Timeline, list[Input]] | None:
+    """Return what the head of a timeline says, and its sources; None for any other file."""
+    header, _ = read_header(path)
+    stated = header.get("stepprof")
+    if not isinstance(stated, dict) or "timeline" not in stated:
+        return None
+    try:
+        known = msgspec.convert(stated, Timeline)
+    except msgspec.ValidationError:
+        return None
+    inputs = [
+        Input(
+            each.origin,
+            (str(path),),
+            each.piece.bytes,
+            each.status,
+            each.alignment,
+            window=each.window,
+            piece=each.piece,
+        )
+        for each in known.timeline
+    ]
+    return known, inputs

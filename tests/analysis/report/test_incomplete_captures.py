@@ -1,0 +1,110 @@
+"""Captures that are not all of their windows: which there are, and how many seconds they cover."""
+
+from __future__ import annotations
+
+import pytest
+from digested import MS, T0, engine_entry, spans, trace, window
+
+from stepprof.analysis.report.digest import digest
+from stepprof.analysis.report.incomplete_captures import shortfalls_of
+from stepprof.analysis.report.processes import gather
+
+
+def short(*windows, sources=(), engines=()):
+    """Of each: label, status, what capped it, the reason, seconds recorded, seconds of the window."""
+    processes = gather([digest(each) for each in sources], windows)
+    return [
+        (each.label, each.status, each.capped_by, each.reason, each.recorded, each.window)
+        for each in shortfalls_of(processes, engines)
+    ]
+
+
+def actor(end=100, start=0):
+    """Spans of rank 0: its window of the role."""
+    return spans(0, ("window", "actor", start, end - start, "actor"))
+
+
+class TestWindows:
+    def test_a_capture_of_all_of_its_window_is_none(self):
+        mm = ("thread", "cpu_op", "mm", 0, 5)
+        assert short(window(), sources=[actor(), trace(0, mm)]) == []
+
+    def test_a_capped_one_ends_before_its_window(self):
+        """The manifest has the end of the capture, the spans that of the window."""
+        capped = window(end=40, capped_by="max_seconds")
+        assert short(capped, sources=[actor()]) == [
+            ("actor rank 0", "complete", "max_seconds", None, 0.04, 0.1)
+        ]
+
+    def test_without_spans_the_windows_length_is_not_known(self):
+        assert short(window(end=40, capped_by="max_seconds")) == [
+            ("actor rank 0", "complete", "max_seconds", None, 0.04, None)
+        ]
+
+    def test_the_window_meant_is_the_nearest_of_its_role(self):
+        """Rank 0 went through the role twice; the second capture was capped."""
+        twice = spans(0, ("window", "actor", 0, 30, "actor"), ("window", "actor", 50, 50, "actor"))
+        capped = window(start=51, end=70, capped_by="max_bytes")
+        assert [each[-1] for each in short(capped, sources=[twice])] == [0.05]
+
+    @pytest.mark.parametrize(
+        ("status", "reason", "recorded"),
+        [
+            ("partial", "nsys: no report", 0.1),
+            ("failed", "no device", None),
+            ("skipped", "another profiler is running", None),
+            ("lost", "export: killed", None),
+        ],
+    )
+    def test_other_outcomes_with_their_reason(self, status, reason, recorded):
+        """Only what was written covers anything."""
+        lost = window(status=status, error=reason)
+        assert short(lost, sources=[actor()]) == [("actor rank 0", status, None, reason, recorded, 0.1)]
+
+    def test_a_window_in_the_capture_of_another_one_is_none(self):
+        assert short(window(status="joined", artifacts=[])) == []
+
+    def test_a_backend_that_records_nothing_has_no_captures(self):
+        assert short(window(backend="null", artifacts=[])) == []
+
+    def test_a_file_that_could_not_be_read_to_its_end(self):
+        """How much of the window it covers is not known: events are not in the order of time."""
+        damaged = trace(0, ("thread", "cpu_op", "mm", 0, 30), whole=False)
+        assert short(window(), sources=[actor(), damaged]) == [
+            ("actor rank 0", "damaged", None, None, None, 0.1)
+        ]
+
+    def test_the_file_of_another_window_of_the_process_says_nothing_of_this_one(self):
+        damaged = trace(0, ("thread", "cpu_op", "mm", 0, 30), role="ref", whole=False)
+        assert [each[:2] for each in short(window(), window(role="ref"), sources=[damaged])] == [
+            ("rank 0", "damaged")
+        ]
+
+    def test_a_window_that_is_still_recorded(self):
+        """The report of a run that goes on."""
+        going_on = {**window(), "status": "recording", "end_unix_ns": None}
+        assert short(going_on) == [("actor rank 0", "recording", None, None, None, None)]
+
+
+class TestEngines:
+    def test_outcomes(self):
+        engines = [
+            engine_entry(0),
+            engine_entry(1, status="failed", error="it does not answer", artifacts=[]),
+            engine_entry(2, capped_by="max_seconds", start_unix_ns=T0, end_unix_ns=T0 + 40 * MS),
+        ]
+        assert short(engines=engines) == [
+            ("rollout/1", "failed", None, "it does not answer", None, None),
+            ("rollout/2", "complete", "max_seconds", None, 0.04, None),
+        ]
+
+    @pytest.mark.parametrize("status", ["failed", "lost"])
+    def test_one_that_brought_nothing_covers_nothing(self, status):
+        """When it was started and stopped says nothing of what was recorded."""
+        entry = engine_entry(
+            status=status, error="export: gone", artifacts=[], start_unix_ns=T0, end_unix_ns=T0 + 40 * MS
+        )
+        assert short(engines=[entry]) == [("rollout/0", status, None, "export: gone", None, None)]
+
+    def test_what_a_driver_says_of_ranks_is_their_own_windows_business(self):
+        assert short(engines=[engine_entry(kind="rank", artifacts=[])]) == []

@@ -1,0 +1,71 @@
+"""Which region holds a call: by time for threads, by the annotations of its stream for a kernel."""
+
+from __future__ import annotations
+
+from digested import trace
+
+from stepprof.analysis.report.region_lookup import NONE, regions_around
+from stepprof.analysis.report.slice_kinds import Chosen
+
+WORKER = ("thread", "worker")
+STREAM = ("stream", "20")
+KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+
+
+def regions(*slices):
+    """The region of each call, by when it begins."""
+    source = trace(0, *slices)
+    chosen = Chosen(source)
+    names = regions_around(source, chosen)
+    order = source.slices.start[chosen.calls].argsort()
+    return [None if names[at] == NONE else source.names[names[at]] for at in order]
+
+
+class TestThreads:
+    def test_the_innermost_region_that_holds_all_of_the_call(self):
+        """A region that ends before the call does (an asynchronous one) did not hold it."""
+        assert regions(
+            ("thread", "user_annotation", "update", 0, 100),
+            ("thread", "user_annotation", "sync", 10, 30),
+            ("thread", "user_annotation", "launch", 50, 10),
+            ("thread", "cpu_op", "c10d::allreduce_", 11, 1),
+            (WORKER, "user_annotation", "gloo:all_reduce", 12, 20),
+            (WORKER, "user_annotation", "gloo:all_reduce", 55, 30),
+            (WORKER, "user_annotation", "gloo:all_reduce", 99, 30),
+        ) == ["sync", "update", None]
+
+    def test_a_call_that_is_closed_a_little_late_is_still_in_its_region(self):
+        """The thread goes on before gloo's worker has closed the annotation."""
+        assert regions(
+            ("thread", "user_annotation", "sync", 10, 30),
+            (WORKER, "user_annotation", "gloo:barrier", 12, 28.5),
+        ) == ["sync"]
+
+    def test_regions_of_other_threads_do_not_count(self):
+        """The trace shows which thread starts collectives."""
+        assert regions(
+            ("thread", "user_annotation", "update", 0, 100),
+            ("thread", "cpu_op", "c10d::allreduce_", 11, 1),
+            (("thread", "loader"), "user_annotation", "prefetch", 5, 40),
+            (WORKER, "user_annotation", "gloo:all_reduce", 12, 20),
+        ) == ["update"]
+
+
+class TestKernels:
+    def test_the_annotation_of_its_stream_and_not_what_the_host_does_meanwhile(self):
+        """The host is in the optimizer while the kernels of backward run."""
+        assert regions(
+            ("thread", "user_annotation", "backward", 0, 10),
+            ("thread", "user_annotation", "optimizer", 10, 100),
+            (("annotations", "20"), "gpu_user_annotation", "update", 20, 70),
+            (("annotations", "20"), "gpu_user_annotation", "backward", 20, 40),
+            (("annotations", "7"), "gpu_user_annotation", "forward", 0, 100),
+            (STREAM, "kernel", KERNEL, 30, 20),
+            (STREAM, "kernel", KERNEL, 65, 20),
+        ) == ["backward", "update"]
+
+    def test_without_annotations_it_is_not_known(self):
+        """No region is better than a wrong one."""
+        assert regions(
+            ("thread", "user_annotation", "optimizer", 10, 100), (STREAM, "kernel", KERNEL, 30, 20)
+        ) == [None]

@@ -1,0 +1,66 @@
+"""What an engine's stop costs, and what another bound would have cost: an estimate, and none where nothing is known."""
+
+from __future__ import annotations
+
+import pytest
+from digested import engine, engine_entry
+
+from stepprof.analysis.report.digest import digest
+from stepprof.analysis.report.processes import gather
+from stepprof.analysis.report.schema import StopCost
+from stepprof.analysis.report.stop_cost import recorded_steps, stop_costs
+
+STEPS = [(at * 10, 8, 4) for at in range(40)]
+
+
+def processes(*workers, replica=0):
+    """Of an engine's workers, each with so many forward steps recorded."""
+    made = []
+    for rank, steps in enumerate(workers):
+        each = digest(engine(replica, *STEPS[:steps], rank=rank))
+        made.append(
+            type(each)(
+                **{**{key: getattr(each, key) for key in each.__struct_fields__}, "recorded_steps": steps}
+            )
+        )
+    return gather(made, [])
+
+
+class TestEstimate:
+    def test_in_proportion_to_the_forward_steps(self):
+        """Of the worker that has most: all of them are waited for."""
+        told = engine_entry(write_seconds=2.0)
+        assert stop_costs(processes(10, 40), [told]) == [
+            StopCost("rollout/0", 40, 2.0, "write", [(32, 1.6), (128, 6.4), (512, 25.6)])
+        ]
+
+    def test_not_for_the_bound_that_it_had(self):
+        """That is known."""
+        (cost,) = stop_costs(processes(32), [engine_entry(write_seconds=2.0, capped_by="engine")])
+        assert [bound for bound, _ in cost.estimates] == [128, 512]
+
+    def test_by_the_stop_where_the_writing_is_not_known(self):
+        """Less the time for which the engine recorded on."""
+        (cost,) = stop_costs(processes(20), [engine_entry(stop_seconds=12.0, overrun_seconds=10.0)])
+        assert (cost.seconds, cost.basis) == (2.0, "stop")
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            {"stop_seconds": 0.1, "capped_by": "engine"},
+            {"stop_seconds": None},
+            {"status": "lost", "write_seconds": 1.0},
+            {"kind": "rank", "write_seconds": 1.0},
+            {"replica": 7, "write_seconds": 1.0},
+        ],
+    )
+    def test_none_where_nothing_is_known(self, entry):
+        """The stop of a capture that had ended before says nothing of its writing; a trace without forward steps has no rate."""
+        assert stop_costs(processes(20), [engine_entry(**entry)]) == []
+
+    def test_forward_steps_of_each_engine(self):
+        """By the name that the manifest gives it."""
+        assert recorded_steps([*processes(3, 5), *processes(7, replica=1)]) == {
+            "rollout/0": 5,
+            "rollout/1": 7,
+        }

@@ -1,0 +1,264 @@
+"""An engine's capture is cut to its window: forward steps that began in it, whole, and nothing of the steps that follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from digested import MS, T0, engine, engine_entry, source
+
+from stepprof.analysis.timeline.capture_window import CaptureWindow
+from stepprof.analysis.timeline.cutting import cut
+from stepprof.analysis.timeline.model import Alignment, Origin
+
+STEPS = [(at * 10, 8, 4) for at in range(20)]
+"""Every 10 ms a forward step of 8 ms, for 200 ms."""
+ENGINE = Origin("engine", "step-000002/rollout/replica-0/rank-0.trace.json.gz", "rollout", 0, 0, "h")
+
+
+def window(start, end, *, sent=None, answered=None, unsure=0):
+    """A window in milliseconds since T0; the capture may go from its start to whenever."""
+    return CaptureWindow(
+        T0 + round(start * MS),
+        T0 + round(end * MS),
+        T0 + round((start if sent is None else sent) * MS),
+        None if answered is None else T0 + round(answered * MS),
+        None if unsure is None else round(unsure * MS),
+    )
+
+
+def kept(made, kind="iterations"):
+    """The slices of one kind of track: begin and duration in milliseconds."""
+    found = made.source
+    return [
+        ((int(start) - T0) / MS, int(duration) / MS)
+        for start, duration, track in zip(
+            found.slices.start, found.slices.duration, found.slices.track, strict=True
+        )
+        if found.tracks[track].kind == kind
+    ]
+
+
+def batches(made):
+    """The batch size over time."""
+    counters = made.source.counters
+    return [
+        ((int(at) - T0) / MS, float(value)) for at, value in zip(counters.time, counters.value, strict=True)
+    ]
+
+
+def by_track(made):
+    """The batch sizes of each scheduler."""
+    counters, found = made.source.counters, {}
+    for (at, value), track in zip(batches(made), counters.track, strict=True):
+        found.setdefault(made.source.tracks[track].name, []).append((at, value))
+    return found
+
+
+class TestForwardSteps:
+    def test_those_that_began_in_the_window(self):
+        """A stop that was carried out 100 ms late brought ten steps too many."""
+        made = cut(engine(0, *STEPS), window(0, 100))
+        assert [start for start, _ in kept(made)] == [at * 10.0 for at in range(10)]
+        assert (made.recorded, made.least, made.most, made.is_known) == (20, 10, 10, True)
+        assert "10 of its 20 forward steps began outside of the window" in made.source.findings[-1]
+
+    def test_one_that_reaches_over_the_end_stays_whole(self):
+        """It began in the window."""
+        made = cut(engine(0, *STEPS), window(0, 95))
+        assert kept(made)[-1] == (90.0, 8.0)
+        assert batches(made)[-1] == (98.0, 0.0)
+
+    def test_one_that_reaches_over_the_begin_is_left_out(self):
+        """It belongs to the window before: two windows that meet share no step, and lose none."""
+        before, after = (cut(engine(0, *STEPS), window(*edges)) for edges in ((0, 95), (95, 195)))
+        assert kept(before) + kept(after) == [(start, length) for start, length, _ in STEPS]
+
+    def test_the_batch_size_ends_with_the_last_one(self):
+        """Nothing of it is drawn beyond, and no value is kept that belongs to a later step."""
+        made = cut(engine(0, *STEPS), window(0, 100))
+        assert batches(made) == [*((at * 10.0, 4.0) for at in range(10)), (98.0, 0.0)]
+
+    def test_before_a_pause_it_ends_with_the_step(self):
+        """What lies in the pause is of no step."""
+        late = [*STEPS[:10], (500, 8, 4), (510, 8, 4)]
+        made = cut(engine(0, *late), window(0, 95))
+        assert batches(made)[-1] == (98.0, 0.0)
+        assert len(kept(made)) == 10
+
+    def test_all_of_it(self):
+        """A capture that ends with its window is as it was."""
+        whole = engine(0, *STEPS)
+        made = cut(whole, window(-1, 300))
+        assert kept(made) == [(start, length) for start, length, _ in STEPS]
+        assert made.source.findings == []
+
+    def test_none_of_it(self):
+        """The engine paused while the window was open."""
+        made = cut(engine(0, *STEPS), window(300, 400, sent=-1))
+        assert (kept(made), made.recorded, made.most) == ([], 20, 0)
+
+    def test_steps_without_a_request_are_kept_and_not_counted(self):
+        """vLLM has such."""
+        made = cut(engine(0, (0, 8, 4), (10, 8, 0), (20, 8, 4)), window(0, 15))
+        assert (len(kept(made)), made.recorded, made.most) == (2, 2, 1)
+
+    def test_each_scheduler_of_a_file_for_itself(self):
+        """Two data-parallel engines in one trace go steps of their own."""
+        steps = [
+            ((kind, name), "iteration", "step[DECODE bs=4]", at + shift, 8)
+            for kind, name, shift in (("iterations", "a", 0), ("iterations", "b", 5))
+            for at, _, _ in STEPS
+        ]
+        both = source(
+            ENGINE,
+            *steps,
+            counters=[
+                (f"{pid}: batch size", at + shift, 4)
+                for pid, shift in (("a", 0), ("b", 5))
+                for at, _, _ in STEPS
+            ],
+        )
+        both.tracks = [
+            replace(track, key=(track.kind, track.name.partition(":")[0])) for track in both.tracks
+        ]
+        made = cut(both, window(0, 102))
+        ends = {name: max(at for at, value in values) for name, values in by_track(made).items()}
+        assert ends == {"a: batch size": 108.0, "b: batch size": 103.0}
+        assert made.most == 11 + 10
+
+    def test_it_can_be_cut_again(self):
+        """A timeline in JSON was cut when it was merged, and is read as any other source."""
+        once = cut(engine(0, *STEPS), window(0, 95))
+        again = cut(once.source, window(0, 95))
+        assert (kept(again), batches(again)) == (kept(once), batches(once))
+        assert again.source.findings == once.source.findings
+
+
+class TestEvents:
+    def traced(self, *more):
+        steps = [("iterations", "iteration", "step[DECODE bs=4]", at, length) for at, length, _ in STEPS]
+        return source(ENGINE, *steps, *more)
+
+    def test_what_a_thread_does_in_the_last_step_stays(self):
+        """Also after the window's end; what goes on for longer is cut there."""
+        made = cut(
+            self.traced(
+                (("thread", "main"), "cpu_op", "before", 20, 2),
+                (("thread", "main"), "cpu_op", "in the last step", 97, 1),
+                (("thread", "main"), "cpu_op", "beyond", 101, 1),
+                (("thread", "main"), "python_function", "loop", 0, 200),
+            ),
+            window(0, 95),
+        )
+        assert kept(made, "thread") == [(20.0, 2.0), (97.0, 1.0), (0.0, 100.0)]
+
+    def test_polling_after_the_window_is_left_out(self):
+        """An idle scheduler whose stop comes late records its loop."""
+        idle = [(("thread", "main"), "cpu_op", "poll", 200 + at, 0.5) for at in range(50)]
+        made = cut(self.traced(*idle), window(0, 230))
+        assert kept(made, "thread") == [(200.0 + at, 0.5) for at in range(30)]
+
+    def test_kernels_follow_the_step_that_launched_them(self):
+        """A device is behind its host: by the copies of the annotations it is known which step a kernel is of."""
+        behind = 7
+        notes = [
+            (("async", "annotations"), "gpu_user_annotation", "step[DECODE bs=4]", at + behind, length)
+            for at, length, _ in STEPS
+        ]
+        kernels = [(("stream", "7"), "kernel", "k", at + behind, 9) for at, _, _ in STEPS]
+        made = cut(self.traced(*notes, *kernels), window(45, 95))
+        assert kept(made, "stream") == [(at * 10.0 + behind, 9.0) for at in range(5, 10)]
+
+    def test_kernels_without_copies_of_the_annotations(self):
+        """Then by when the host began the steps."""
+        kernels = [(("stream", "7"), "kernel", "k", at + 1, 12) for at, _, _ in STEPS]
+        made = cut(self.traced(*kernels), window(45, 95))
+        assert kept(made, "stream") == [(at * 10.0 + 1, 12.0) for at in range(5, 10)]
+
+    def test_without_forward_steps_by_time_alone(self):
+        """An old engine names none."""
+        ops = [(("thread", "main"), "cpu_op", "op", at * 10, 8) for at in range(20)]
+        made = cut(source(ENGINE, *ops), window(0, 95))
+        assert kept(made, "thread") == [*((at * 10.0, 8.0) for at in range(9)), (90.0, 5.0)]
+        assert made.source.findings == []
+
+
+class TestClocks:
+    def test_a_clock_that_may_be_wrong_by_more_than_the_window_lasts(self):
+        """Nothing is cut, and it is said what is not known."""
+        made = cut(engine(0, *STEPS), window(0, 146, sent=-5, answered=1500, unsure=1000))
+        assert (made.is_known, len(kept(made))) == (False, 20)
+        assert (made.least, made.most) == (0, 15)
+        [finding] = made.source.findings
+        assert "known within 1 s only: 0 to 15 of its 20 forward steps" in finding
+
+    def test_steps_that_are_certainly_outside_are_left_out_only_if_it_is_known_which(self):
+        """One that may be on either side makes the count unknown."""
+        unclear = cut(engine(0, *STEPS), window(0, 98, sent=-50, answered=500, unsure=9))
+        assert (unclear.is_known, unclear.least, unclear.most) == (False, 9, 10)
+        assert "9 to 10 of its 20 forward steps" in unclear.source.findings[-1]
+        clear = cut(engine(0, *STEPS), window(-5, 95, sent=-50, answered=500, unsure=4))
+        assert (clear.is_known, clear.most, len(kept(clear))) == (True, 10, 10)
+
+    def test_as_many_but_which_of_them(self):
+        """Every shift has ten steps in the window, and none says which ten."""
+        made = cut(engine(0, *STEPS), window(40, 140, sent=-50, answered=500, unsure=30))
+        assert (made.is_known, made.least, made.most) == (False, 10, 10)
+        assert ": 10 of its 20 forward steps" in made.source.findings[-1]
+
+    def test_a_capture_that_may_lie_in_the_window_as_a_whole(self):
+        """Nothing is known to lie outside of it: all is kept, and nothing is said."""
+        made = cut(engine(0, *STEPS), window(15, 250, sent=-50, answered=500, unsure=40))
+        assert (made.is_known, made.most, len(kept(made))) == (True, 20, 20)
+        assert made.source.findings == []
+
+    def test_clocks_that_were_never_compared(self):
+        """What is longer than the window cannot lie in it."""
+        late = cut(engine(0, *STEPS), window(0, 100, sent=-1, answered=400, unsure=None))
+        assert not late.is_known
+        assert "was never compared" in late.source.findings[-1]
+        whole = cut(engine(0, *STEPS), window(5_000, 5_300, sent=4_990, unsure=None))
+        assert (whole.is_known, whole.most, len(kept(whole))) == (True, 20, 20)
+
+    @pytest.mark.parametrize("moved", [-100_000, 100_000])
+    def test_times_that_cannot_be_right(self, moved):
+        """All of it lies where nothing was recorded: nothing is cut by such a clock."""
+        made = cut(engine(0, *STEPS), window(moved, moved + 100, answered=moved + 200))
+        assert (made.is_known, len(kept(made))) == (False, 20)
+        assert "its clock, are wrong" in made.source.findings[-1]
+
+
+class TestOf:
+    def test_what_the_manifest_says(self):
+        """Start and stop were sent and answered by the clock of the driver."""
+        entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 10**9)
+        assert CaptureWindow.of(entry) == CaptureWindow(T0, T0 + 10**9, T0 - 250_000_000, T0 + 1_500_000_000)
+
+    def test_on_the_common_clock(self):
+        """Driver and engine each have an offset of their own."""
+        driver, other = Alignment("ping-pong", 5, 20), Alignment("http-date", -7, 100)
+        placed = CaptureWindow(100, 200, 90, 300).placed(driver, other)
+        assert placed == CaptureWindow(95, 195, 85, 295, 120)
+        assert (
+            CaptureWindow(100, 200, 90).placed(driver, Alignment("unmeasured", 0, None, "x")).unsure is None
+        )
+
+    @pytest.mark.parametrize(
+        "change", [{"start_unix_ns": None}, {"end_unix_ns": None}, {"end_unix_ns": 1e300}]
+    )
+    def test_without_times(self, change):
+        """A capture that never began, and a damaged entry."""
+        assert CaptureWindow.of({**engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 5), **change}) is None
+
+    def test_a_stop_that_was_never_answered(self):
+        """Then nothing bounds the capture."""
+        entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0, stop_seconds=None)
+        assert CaptureWindow.of(entry).answered is None
+
+
+def test_what_is_no_capture_of_an_engine():
+    """All of it is meant."""
+    made = cut(engine(0, *STEPS), None)
+    assert (made.recorded, made.is_known, len(kept(made))) == (20, True, 20)
+    assert cut(source(ENGINE), window(0, 1)).recorded == 0
