@@ -1,8 +1,8 @@
-"""Takes the pictures of the report and of the timeline that the pages show, from a recorded run, with a real Chromium.
+"""Take the pictures of the report and the timeline for the pages, from a recorded run, with a real Chromium.
 
 python docs/make_pictures.py [RUN] [--step N]
 
-Without a RUN the demo is recorded for it. Needs Chromium, and `pip install 'stepprof[open]'` for the timeline.
+Without RUN it records the demo first. Needs Chromium, and `pip install 'stepprof[open]'` for the timeline.
 """
 
 from __future__ import annotations
