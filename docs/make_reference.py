@@ -36,7 +36,10 @@ MODULES = {
         ("engine_args", "serve_args", "environment"),
     ),
     "stepprof.backends.nsys": ("Start a process under Nsight Systems.", ("nsys_command", "ray_runtime_env")),
-    "stepprof.backends.base": ("For authors of a backend.", ("Backend", "Busy", "ExportError", "Incomplete")),
+    "stepprof.backends.base": (
+        "For authors of a backend.",
+        ("Backend", "Export", "Busy", "ExportError", "Incomplete"),
+    ),
     "stepprof.remote.base": ("For authors of a driver for another kind of engine.", ()),
     "stepprof.remote.attach": ("", ("check_options",)),
     "stepprof.remote.artifacts": ("", ("adopt",)),

@@ -1,24 +1,30 @@
-"""The contract of a backend: how the local target captures.
+"""The contract of a backend: how this process records one window.
 
-A backend knows one profiler and nothing of steps, selections or manifests. The machine around it (``stepprof.recording.local_target``) sees to it
-that the calls come in a legal order and one at a time; the backend sees to it that none of them can take the process down.
-A plug-in is a class with these members, named in the entry-point group ``stepprof.backends``; it is called with the options of
-its table in the configuration.
+A backend knows one profiler, and nothing of steps, selections or manifests. `stepprof.recording.local_target` calls its methods in a legal
+order and one at a time. The backend makes sure that none of them can crash the process.
+
+A plug-in is a class that derives from `Backend`, registered in the entry-point group ``stepprof.backends``. It is called with the options of its table
+in the configuration. A class that does not derive from it, or that lacks an abstract member, is refused by ``stepprof.init``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from pathlib import Path
+from typing import TypeAlias
 
 from stepprof.errors import BackendError
-from stepprof.run.model import Annotation, Artifact, Capture, Outcome
+from stepprof.run.model import Annotation, Artifact, Capture, Outcome, Window
 
-__all__ = ["Backend", "Busy", "Export", "ExportError", "Incomplete", "keep_for_good"]
+__all__ = ["Backend", "Busy", "Export", "ExportCall", "ExportError", "Incomplete", "Mark", "keep_for_good"]
 
-Export = Callable[[], tuple[Artifact, ...]]
-"""What is left to do after the hand-over: writes, verifies and names the artifacts. May run in a forked child."""
+ExportCall: TypeAlias = Callable[[], tuple[Artifact, ...]]
+"""Writes, verifies and returns the artifacts of a capture: an `Export`, or a plain function. May run in a forked child."""
+
+Mark: TypeAlias = AbstractContextManager[object]
+"""A range inside a capture: entered when the region or window begins, exited when it ends."""
 
 
 class Busy(BackendError):
@@ -42,55 +48,102 @@ class Incomplete(ExportError):
     outcome = "partial"
 
 
-class Backend(Protocol):
-    """How the local target captures."""
+class Export(ABC):
+    """An export that can be hurried or cleaned up after. A plain function will do if neither is needed."""
 
-    name: str
-    thread_bound: bool
-    """Whether stop has to come from the thread that started."""
+    @abstractmethod
+    def __call__(self) -> tuple[Artifact, ...]:
+        """Write, verify and return the artifacts. Raises ExportError."""
 
+    def hurry(self, until: float) -> None:  # noqa: B027 - optional
+        """Wait for other processes no longer than until then (by `time.monotonic`): the process is about to exit."""
+
+    def discard(self) -> None:  # noqa: B027 - optional
+        """Remove the temporary files that an interrupted export left behind."""
+
+
+class Backend(ABC):
+    """How this process records one window.
+
+    A backend must define `name`, `probe`, `arm`, `start`, `stop` and `abort`. The other members have defaults. The attributes may be
+    class attributes or properties.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its name in manifests and logs."""
+
+    @property
+    def thread_bound(self) -> bool:
+        """Whether `stop` must run on the thread that ran `start`."""
+        return False
+
+    @property
+    def waits(self) -> bool:
+        """Whether its export waits for another process. Such an export never runs on the training thread, whatever ``export`` says."""
+        return False
+
+    @property
+    def marks(self) -> bool:
+        """Whether it marks regions. False makes regions cheaper if another backend records at the same time."""
+        return True
+
+    @abstractmethod
     def probe(self) -> str | None:
-        """Say why it cannot record here, or None. Pays the slow imports."""
-        ...
+        """Return why it cannot record in this process, or None. Pays the slow imports."""
 
+    @abstractmethod
     def arm(self) -> None:
-        """Do what is slow before the window begins. Raises BackendError, or Busy."""
-        ...
+        """Do the slow work before the window begins. Raises BackendError, or Busy."""
 
+    @abstractmethod
     def start(self, capture: Capture) -> None:
         """Begin to record. Raises BackendError, or Busy."""
-        ...
 
-    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
-        """End the recording: the hand-over now, on this thread; what is left to do as a callable."""
-        ...
+    @abstractmethod
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
+        """Stop recording, on this thread, and return the export that is left to run."""
 
+    @abstractmethod
     def abort(self) -> None:
-        """Leave any half state. Idempotent; never raises."""
-        ...
+        """Drop whatever it prepared or records. Idempotent; never raises."""
 
-    def mark(self, name: str) -> AbstractContextManager[object] | None:
-        """A synchronous region inside the capture, or None where the backend has no such thing.
+    def keep_near(self, folder: Path) -> None:  # noqa: B027 - optional
+        """Note the run directory. Called once, before `probe`, for a profiler that must know its place before there is a window."""
 
-        It is entered and left on the thread of the region. One that is still in progress when the capture ends is left right before
-        `stop`, by the thread that stops: by the backend's ``leave(marks)`` where it has such a method. One of which its ``may_leave(mark)``
-        says no is left by the region's own thread, later.
+    def mark(self, name: str) -> Mark | None:
+        """Return a range for a synchronous region, or None. The thread of the region enters and exits it.
 
-        A backend may have two more of the kind, whose marks are left on any thread, in any order: ``mark_lane(name)``, a region that may be
-        suspended (a coroutine's, a generator's), and ``mark_window(window)``, a window that joins the capture.
+        If the capture ends first, the thread that stops it passes the range to `leave` right before `stop`, unless `may_leave` is
+        False for it: then the region's own thread exits it later.
         """
-        ...
+        return None
+
+    def mark_lane(self, name: str) -> Mark | None:
+        """Return a range for a region that may be suspended (of a coroutine or generator), or None. Any thread may exit it, in any order."""
+        return None
+
+    def mark_window(self, window: Window) -> Mark | None:
+        """Return a range for a window that joins the capture, or None. Any thread may exit it, in any order."""
+        return None
+
+    def may_leave(self, mark: Mark) -> bool:
+        """Return whether the calling thread may exit this range."""
+        return True
+
+    def leave(self, marks: Sequence[Mark]) -> None:
+        """Exit the ranges that are still open, right before `stop`."""
+        for mark in marks:
+            mark.__exit__(None, None, None)
 
     def bytes_so_far(self) -> int | None:
-        """How large the artifact would be by now, where it can be told."""
-        ...
+        """Return how large the artifact would be now, or None if that is unknown. ``max_bytes`` relies on it."""
+        return None
 
     def export_mode(self) -> str:
-        """What ``export = "auto"`` means here and now: ``fork``, ``thread`` or ``inline``.
-
-        A backend whose export waits for somebody else says so by ``waits = True``: it is never run in place, whatever is configured.
-        """
-        ...
+        """Return what ``export = "auto"`` means here and now: ``fork``, ``thread`` or ``inline``."""
+        return "inline"
 
 
 def keep_for_good(mark: object) -> None:

@@ -7,55 +7,59 @@ is never less than what was asked for without saying so; what cannot stop, or be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stepprof.backends.base import Backend, Busy, Export, ExportError, Incomplete
+from stepprof.backends.base import Backend, Busy, Export, ExportCall, ExportError, Incomplete, Mark
 from stepprof.errors import BackendError
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Artifact, Capture, Window
 
 __all__ = ["Together"]
 
-Mark = AbstractContextManager[object]
-
 _CAREFUL = ("inline", "thread", "fork")
 """The modes of an export, the most careful one first."""
 
 
-class Together:
+class Together(Backend):
     """Backends that record side by side.
 
-    A backend that marks no regions says so with ``marks = False``: where only one marks, a region costs what that one takes.
+    If only one of them marks regions (`Backend.marks`), a region costs what that one takes.
     """
 
     def __init__(self, parts: Sequence[Backend]) -> None:
         self.parts = tuple(parts)
-        self.name = "+".join(part.name for part in self.parts)
-        self._marking = tuple(part for part in self.parts if getattr(part, "marks", True))
-        self.mark: Callable[[str], Mark | None] = (
-            self._marking[0].mark if len(self._marking) == 1 else self._mark_all
-        )
+        self._name = "+".join(part.name for part in self.parts)
+        self._marking = tuple(part for part in self.parts if part.marks)
+        self._mark = self._marking[0].mark if len(self._marking) == 1 else self._mark_all
+
+    @property
+    def name(self) -> str:
+        """Their names, joined by a plus."""
+        return self._name
 
     @property
     def waits(self) -> bool:
-        """Whether the export of one of them waits for somebody else."""
-        return any(getattr(part, "waits", False) for part in self.parts)
+        """Whether the export of one of them waits for another process."""
+        return any(part.waits for part in self.parts)
+
+    def mark(self, name: str) -> Mark | None:
+        """Return the ranges of a synchronous region."""
+        return self._mark(name)
 
     def mark_lane(self, name: str) -> Mark | None:
-        """A region that may be suspended, in those that mark such."""
-        return self._mark_by("mark_lane", name)
+        """Return the ranges of a region that may be suspended."""
+        return self._mark_by(lambda part: part.mark_lane(name))
 
     def mark_window(self, window: Window) -> Mark | None:
-        """A window that joins the capture, in those that mark such."""
-        return self._mark_by("mark_window", window)
+        """Return the ranges of a window that joins the capture."""
+        return self._mark_by(lambda part: part.mark_window(window))
 
     def may_leave(self, mark: Any) -> bool:
         """Whether the calling thread can end every range of this mark."""
         pairs = [(self._marking[0], mark)] if len(self._marking) == 1 else mark.pairs
-        return all(getattr(part, "may_leave", _always)(inner) for part, inner in pairs)
+        return all(part.may_leave(inner) for part, inner in pairs)
 
     @property
     def thread_bound(self) -> bool:
@@ -71,11 +75,9 @@ class Together:
         return None
 
     def keep_near(self, folder: Path) -> None:
-        """Where captures will belong, for those that have to know before there is one."""
+        """Pass the run directory to each."""
         for part in self.parts:
-            keep_near = getattr(part, "keep_near", None)
-            if keep_near is not None:
-                keep_near(folder)
+            part.keep_near(folder)
 
     def arm(self) -> None:
         """Arm each; where one cannot be, none is."""
@@ -85,9 +87,9 @@ class Together:
         """Start each; where one does not start, none records."""
         self._each(lambda part: part.start(capture))
 
-    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
         """Stop each, the last one first. Raises BackendError where none could be stopped."""
-        exports: list[tuple[str, Export]] = []
+        exports: list[tuple[str, ExportCall]] = []
         failures: list[str] = []
         for part in reversed(self.parts):
             try:
@@ -110,7 +112,7 @@ class Together:
         for part in reversed(self._marking):
             ours = list(marks) if len(self._marking) == 1 else [m for mark in marks for m in _of(part, mark)]
             try:
-                getattr(part, "leave", _leave)(ours)
+                part.leave(ours)
             except Exception as error:  # noqa: BLE001 - the others' ranges are still open
                 failure = failure or error
         if failure is not None:
@@ -140,12 +142,8 @@ class Together:
                 kind = Busy if isinstance(error, Busy) else BackendError
                 raise kind(_told(part.name, error)) from error
 
-    def _mark_by(self, kind: str, what: object) -> Mark | None:
-        found = [
-            (part, mark)
-            for part in self._marking
-            if (make := getattr(part, kind, None)) is not None and (mark := make(what)) is not None
-        ]
+    def _mark_by(self, make: Callable[[Backend], Mark | None]) -> Mark | None:
+        found = [(part, mark) for part in self._marking if (mark := make(part)) is not None]
         if len(self._marking) == 1:
             return found[0][1] if found else None
         return _Marks(found) if found else None
@@ -191,10 +189,10 @@ class _Marks:
             raise failure
 
 
-class _Exports:
+class _Exports(Export):
     """The exports of one capture, one after another; what one of them cannot write is no loss to the others."""
 
-    def __init__(self, exports: Sequence[tuple[str, Export]], failures: Sequence[str]) -> None:
+    def __init__(self, exports: Sequence[tuple[str, ExportCall]], failures: Sequence[str]) -> None:
         self._exports = exports
         self._failures = failures
 
@@ -219,29 +217,18 @@ class _Exports:
     def hurry(self, until: float) -> None:
         """The process is about to end: what waits for somebody else may wait until then."""
         for _, export in self._exports:
-            hurry = getattr(export, "hurry", None)
-            if callable(hurry):
-                hurry(until)
+            if isinstance(export, Export):
+                export.hurry(until)
 
     def discard(self) -> None:
         """Remove what an export that was cut short may have left."""
         for _, export in self._exports:
-            discard = getattr(export, "discard", None)
-            if callable(discard):
-                discard()
+            if isinstance(export, Export):
+                export.discard()
 
 
 def _of(part: Backend, mark: Any) -> list[Mark]:
     return [inner for owner, inner in mark.pairs if owner is part]
-
-
-def _always(mark: Mark) -> bool:
-    return True
-
-
-def _leave(marks: Sequence[Mark]) -> None:
-    for mark in marks:
-        mark.__exit__(None, None, None)
 
 
 def _let_go(part: Backend) -> None:

@@ -1,54 +1,43 @@
-"""Records nothing: the whole machinery around a capture without a profiler.
+"""Records nothing: windows and spans without a profiler.
 
-For processes that take part in windows but have nothing to record (a Ray driver), and for trying out a configuration.
+For processes that take part in windows but have nothing to record (a Ray driver), and for trying out a configuration. It is also the
+smallest example of a `Backend`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepprof.backends.base import Export
+from stepprof.backends.base import Backend, ExportCall
 from stepprof.run.model import Annotation, Artifact, Capture
 
 __all__ = ["NullBackend"]
 
 
-class NullBackend:
+class NullBackend(Backend):
     """A backend whose captures are empty."""
 
     name = "null"
-    thread_bound = False
 
     def __init__(self, options: object = None) -> None:
         self.options = options
 
     def probe(self) -> str | None:
-        """It can always record nothing."""
+        """Return None: it can record nothing in every process."""
         return None
 
     def arm(self) -> None:
-        """Nothing is slow."""
+        """Do nothing: nothing is slow."""
 
     def start(self, capture: Capture) -> None:
-        """Nothing begins."""
+        """Do nothing."""
 
-    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
-        """Nothing was recorded, so that there is nothing to export."""
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
+        """Return an export without artifacts."""
         return _nothing
 
     def abort(self) -> None:
-        """Nothing is held."""
-
-    def mark(self, name: str) -> None:
-        """Regions are in the spans."""
-
-    def bytes_so_far(self) -> int | None:
-        """No artifact."""
-        return 0
-
-    def export_mode(self) -> str:
-        """Nothing to export, so nothing is forked for it."""
-        return "inline"
+        """Do nothing: nothing is held."""
 
 
 def _nothing() -> tuple[Artifact, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +29,9 @@ from stepprof.run.model import Annotation, Capture, Outcome
 from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from stepprof.backends.base import Backend
+    from stepprof.backends.base import Backend, Mark
     from stepprof.recording.export.job import ExportResult
     from stepprof.recording.span_files import Span
     from stepprof.recording.window_handle import Ticket
@@ -48,15 +47,6 @@ def _quietly(act: Callable[[], object]) -> None:
         act()
     except Exception as error:  # noqa: BLE001 - a range without a beginning or an end must not cost the capture
         logger.warning("region not marked in the capture", reason=describe_error(error))
-
-
-def _always(mark: object) -> bool:
-    return True
-
-
-def _leave(marks: Sequence[AbstractContextManager[object]]) -> None:
-    for mark in marks:
-        mark.__exit__(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,7 @@ class LocalCapture:
             opener.window.step: {(opener.window.role, opener.window.occurrence)}
         }
         self.annotations: deque[Span] = deque(maxlen=MAX_ANNOTATIONS)
-        self.marks: dict[int, AbstractContextManager[object]] = {}
+        self.marks: dict[int, Mark] = {}
         self.request: Ending | None = None
         self._ending: Ending | None = None
         self._last = opener
@@ -185,24 +175,20 @@ class LocalCapture:
 
     def leave_marks(self) -> None:
         """Leave the regions that are still in progress (on other threads, or around the window), right before the stop."""
-        may_leave = getattr(self.backend, "may_leave", _always)
+        may_leave = self.backend.may_leave
         marks = []
         for key in reversed(list(self.marks)):  # the regions' own threads take theirs out meanwhile
             mark = self.marks.get(key)
             if mark is not None and may_leave(mark) and self.marks.pop(key, None) is not None:
                 marks.append(mark)
-        if not marks:
-            return
-        leave = getattr(self.backend, "leave", _leave)
-        _quietly(lambda: leave(marks))
+        if marks:
+            _quietly(lambda: self.backend.leave(marks))
 
     def _mark(self, ticket: Ticket) -> None:
-        """The range of a window that joins, where the backend has such a thing."""
-        make = getattr(self.backend, "mark_window", None)
-        if make is not None:
-            _quietly(lambda: self._enter_mark(ticket, make(ticket.window)))
+        """Enter the backend's range for a window that joins."""
+        _quietly(lambda: self._enter_mark(ticket, self.backend.mark_window(ticket.window)))
 
-    def _enter_mark(self, ticket: Ticket, mark: AbstractContextManager[object] | None) -> None:
+    def _enter_mark(self, ticket: Ticket, mark: Mark | None) -> None:
         if mark is not None:
             mark.__enter__()
             self.marks[id(ticket)] = mark
@@ -228,7 +214,7 @@ class LocalCapture:
         self._last = ticket
         mark = self.marks.pop(id(ticket), None)
         if mark is not None:
-            _quietly(lambda: _leave([mark]))
+            _quietly(lambda: mark.__exit__(None, None, None))
 
     def annotate(self) -> list[Annotation]:
         """What the backend's stacks do not hold, with absolute times."""

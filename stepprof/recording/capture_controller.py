@@ -90,9 +90,7 @@ class Capturer:
         reason: str | None
         try:
             backend = make_backend(policy)
-            keep_near = getattr(backend, "keep_near", None)
-            if keep_near is not None:
-                keep_near(self.origin.run.path)
+            backend.keep_near(self.origin.run.path)
             reason = backend.probe()
         except Exception as error:  # noqa: BLE001 - a backend that cannot even be asked is one that cannot record
             reason = describe_error(error)

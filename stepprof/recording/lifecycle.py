@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from stepprof.backends import check_plugins
 from stepprof.config.config import Config, load
 from stepprof.config.loaders import KEY_OF_VARIABLE
 from stepprof.errors import ConfigError
@@ -71,6 +72,8 @@ def init(
             return Session(settled, identity, None)
         if identity.world_size is not None and (identity.final or world_size is not None):
             settled.check_world(identity.world_size)
+        policies = (settled.policy(role) for role in (None, *settled.roles))
+        check_plugins(dict.fromkeys(name for policy in policies for name in policy.backend))
         for warning in settled.warnings():
             logger.warning("heavy configuration", reason=warning)
         store = JobStore(next(_opened))

@@ -175,9 +175,8 @@ class RegionHook:
             entry = self._watch.enter(name) if self._watch.tickets else None
             capture = capturer.capture
             if capture is not None:
-                backend: Any = capture.backend
-                make = getattr(backend, "mark_lane", None) if lane else backend.mark
-                mark = None if make is None else make(name)
+                backend = capture.backend
+                mark = backend.mark_lane(name) if lane else backend.mark(name)
                 if mark is not None:
                     marks = capture.marks
                     mark.__enter__()

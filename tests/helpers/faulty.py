@@ -16,6 +16,7 @@ import pytest
 import structlog
 
 import stepprof
+from stepprof.backends.base import Backend
 from stepprof.errors import BackendError
 from stepprof.instrument.context import cell
 from stepprof.run.model import Artifact
@@ -56,7 +57,7 @@ class Control:
 control = Control()
 
 
-class FaultyBackend:
+class FaultyBackend(Backend):
     name = "faulty"
 
     def __init__(self, options) -> None:

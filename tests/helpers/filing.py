@@ -7,6 +7,9 @@ import os
 import time
 from pathlib import Path
 
+from stepprof.backends.base import Backend
+from stepprof.run.model import Artifact
+
 METADATA = "Metadata-Version: 2.1\nName: stepprof-filing\nVersion: 1.0\n"
 ENTRY_POINTS = (
     "[stepprof.backends]\nfiling = filing:FilingBackend\n\n[fsspec.specs]\nflaky = flakyfs:FlakyFileSystem\n"
@@ -66,11 +69,10 @@ def install(folder: Path) -> Path:
     return folder
 
 
-class FilingBackend:
+class FilingBackend(Backend):
     """Leaves a trace of $FILING_BYTES bytes; its export takes $FILING_SECONDS."""
 
     name = "filing"
-    thread_bound = False
 
     def __init__(self, options) -> None:
         self.options = options
@@ -88,8 +90,6 @@ class FilingBackend:
         return lambda: self._export(capture)
 
     def _export(self, capture):
-        from stepprof.run.model import Artifact
-
         time.sleep(float(os.environ.get("FILING_SECONDS", "0")))
         path = capture.folder / f"{capture.stem}.trace.json"
         events = [{"name": "x", "ph": "X", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]
@@ -106,9 +106,3 @@ class FilingBackend:
 
     def abort(self) -> None:
         pass
-
-    def mark(self, name):
-        return None
-
-    def bytes_so_far(self):
-        return None

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepprof.backends.base import Export, ExportError, Incomplete
+from stepprof.backends.base import Backend, Export, ExportCall, ExportError, Incomplete
 from stepprof.backends.memory.api import MemoryApi, history
 from stepprof.config.options.memory import MemoryOptions
 from stepprof.errors import BackendError
@@ -36,7 +36,7 @@ PROTOCOL = 4
 _numbers = itertools.count(1)
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """Records the allocations of CUDA's caching allocator, of every thread and device of the process.
 
     >>> MemoryBackend(MemoryOptions(max_entries=1000)).name
@@ -44,7 +44,6 @@ class MemoryBackend:
     """
 
     name = "memory"
-    thread_bound = False
     marks = False
     """Regions are in the spans: the history has none."""
     _is_warm: ClassVar[bool] = False
@@ -92,7 +91,7 @@ class MemoryBackend:
             raise BackendError(f"CUDA's allocation history did not start: {error}") from error
         self._recording = True
 
-    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
         """Take the snapshot, then switch the history off; the callable writes it."""
         api = self._api
         if api is None or not self._recording:
@@ -123,13 +122,6 @@ class MemoryBackend:
         except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch thinks of it
             logger.warning("memory history not switched off", error=repr(error))
 
-    def mark(self, name: str) -> None:
-        """Regions are in the spans."""
-
-    def bytes_so_far(self) -> int | None:
-        """Unknown; `max_entries` is the bound."""
-        return None
-
     def export_mode(self) -> str:
         """A thread, for a process that uses CUDA is not forked; the writing lets go of the interpreter for each block of the file."""
         return "thread"
@@ -141,7 +133,7 @@ class MemoryBackend:
         return self._api
 
 
-class SnapshotFile:
+class SnapshotFile(Export):
     """Writes one snapshot as torch does, with what it is of under the key ``stepprof``, and a small JSON of the peaks beside it."""
 
     def __init__(

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from stepprof.backends.base import Busy, Export
+from stepprof.backends.base import Backend, Busy, ExportCall
 from stepprof.backends.npu.api import NpuApi
 from stepprof.backends.npu.export import NpuExport
 from stepprof.backends.npu.other_profiler import foreign_npu_profile
@@ -33,7 +33,7 @@ __all__ = ["NpuBackend"]
 _numbers = itertools.count(1)
 
 
-class NpuBackend:
+class NpuBackend(Backend):
     """Records with torch_npu.profiler.
 
     >>> NpuBackend(NpuOptions(level="level1")).thread_bound
@@ -126,7 +126,7 @@ class NpuBackend:
             self.abort()
             raise
 
-    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
         """End the session; the callable looks at what it left, and names it (see `NpuExport`)."""
         session, api = self._session, self._api
         if session is None or api is None or self._phase != "recording" or self._pid != os.getpid():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from stepprof.backends.base import ExportError, Incomplete
+from stepprof.backends.base import Export, ExportError, Incomplete
 from stepprof.backends.npu.clock import correct_end
 from stepprof.backends.npu.session import NpuSession, tree_bytes
 from stepprof.config.options.npu import NpuOptions
@@ -19,7 +19,7 @@ from stepprof.run.model import Artifact, Capture
 __all__ = ["NpuExport"]
 
 
-class NpuExport:
+class NpuExport(Export):
     """Gives one session's folder its place: ``<stem>.npu/<host>_<pid>_<time>_ascend_pt``, by a rename.
 
     Args:

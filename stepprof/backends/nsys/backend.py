@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 
-from stepprof.backends.base import Export
+from stepprof.backends.base import Backend, ExportCall
 from stepprof.backends.nsys.cuda import CudaProfiler
 from stepprof.backends.nsys.launch import count_windows, nsys_command, ray_runtime_env
 from stepprof.backends.nsys.process import launch_of, under_nsys
@@ -34,7 +34,7 @@ NOT_STARTED = (
 _told: set[str] = set()
 
 
-class NsysBackend:
+class NsysBackend(Backend):
     """Brackets windows for Nsight Systems.
 
     >>> NsysBackend(NsysOptions()).name
@@ -42,7 +42,6 @@ class NsysBackend:
     """
 
     name = "nsys"
-    thread_bound = False
     waits = True
 
     def __init__(self, options: NsysOptions | None = None) -> None:
@@ -86,7 +85,7 @@ class NsysBackend:
             self.abort()
             raise
 
-    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
         """End the range; the callable waits for its report."""
         if not self._recording or self._pid != os.getpid():
             raise BackendError("there is no nsys range to end")
@@ -124,10 +123,6 @@ class NsysBackend:
     def may_leave(self, mark: object) -> bool:
         """A range on a thread's stack only that thread can end."""
         return may_leave(mark)
-
-    def bytes_so_far(self) -> int | None:
-        """Unknown: nsys collects elsewhere."""
-        return None
 
     def export_mode(self) -> str:
         """On a thread that waits for the report."""

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from stepprof.backends.base import ExportError
+from stepprof.backends.base import Export, ExportError
 from stepprof.backends.nsys.open_files import is_being_written
 from stepprof.backends.nsys.process import SUFFIX, Launch
 from stepprof.config.options.nsys import NsysOptions
@@ -109,7 +109,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=ranges.reset)
 
 
-class Report:
+class Report(Export):
     """What is owed after a window: its report.
 
     Args:

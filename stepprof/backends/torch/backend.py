@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
-from stepprof.backends.base import Busy, Export, keep_for_good
+from stepprof.backends.base import Backend, Busy, ExportCall, keep_for_good
 from stepprof.backends.npu.other_profiler import foreign_npu_profile
 from stepprof.backends.process_slot import slot
 from stepprof.backends.torch.api import TorchApi, device_in_use
@@ -34,7 +34,7 @@ __all__ = ["TorchBackend"]
 _MAX_NAMES = 4096
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Records with torch.profiler.
 
     >>> TorchBackend(TorchOptions(with_stack=True)).name
@@ -120,7 +120,7 @@ class TorchBackend:
             slot.release(self)
             raise
 
-    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> Export:
+    def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
         """Take the captured events over; the callable writes them (see `TorchExport`)."""
         api = self._api
         if api is None or self._phase != "recording" or self._pid != os.getpid():
@@ -187,10 +187,6 @@ class TorchBackend:
                 mark.__exit__(None, None, None)
             else:  # somebody else's profiler has taken our events
                 keep_for_good(mark)
-
-    def bytes_so_far(self) -> int | None:
-        """Unknown: torch does not say how much it has recorded."""
-        return None
 
     def export_mode(self) -> str:
         """``fork`` in a process without an accelerator; ``inline`` beside one, until a device has shown that a forked child is harmless there."""

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stepprof.backends.base import ExportError
+from stepprof.backends.base import Export, ExportError
 from stepprof.formats.kineto_writer import TraceFileError, finish
 from stepprof.host.atomic_files import publish
 from stepprof.run.model import Annotation, Artifact, Capture
@@ -24,7 +24,7 @@ SUFFIX = ".trace.json.gz"
 _numbers = itertools.count(1)
 
 
-class TorchExport:
+class TorchExport(Export):
     """Writes one captured session: torch's JSON to a hidden file beside the artifact, one pass over it, a link under its name.
 
     Peak disk: the JSON (1.3 kB per op) and the artifact (a tenth to a fifteenth of it). Peak memory beyond the session's own 3.9 kB per op: some tens of MB. Temporary files

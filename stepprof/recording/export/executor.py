@@ -20,9 +20,10 @@ import time
 import weakref
 from dataclasses import dataclass
 
+from stepprof.backends.base import Export, ExportCall
 from stepprof.log import logger
 from stepprof.recording.export import fork
-from stepprof.recording.export.job import ExportJob, ExportResult, OnDone, Thunk, perform, read_report, report
+from stepprof.recording.export.job import ExportJob, ExportResult, OnDone, perform, read_report, report
 from stepprof.run.model import Artifact, Outcome
 
 __all__ = ["Exporter"]
@@ -73,7 +74,7 @@ class Exporter:
         self._reset()
 
     def submit(
-        self, label: str, thunk: Thunk, mode: str, on_done: OnDone, in_child: OnDone | None = None
+        self, label: str, thunk: ExportCall, mode: str, on_done: OnDone, in_child: OnDone | None = None
     ) -> None:
         """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``); where that cannot be had, in place, with a note in the result.
 
@@ -116,9 +117,8 @@ class Exporter:
         with self._lock:
             thunks = [job.thunk for job in self._jobs]
         for thunk in thunks:
-            hurry = getattr(thunk, "hurry", None)
-            if callable(hurry):
-                hurry(until - min(HURRY_SECONDS, timeout / 2))
+            if isinstance(thunk, Export):
+                thunk.hurry(until - min(HURRY_SECONDS, timeout / 2))
         return self.wait(max(until - time.monotonic(), 0.0))
 
     # in place, and in a thread
@@ -275,9 +275,8 @@ class Exporter:
         seconds: float,
         outcome: Outcome = "failed",
     ) -> None:
-        discard = getattr(job.thunk, "discard", None)
-        if error is not None and callable(discard):
-            discard()
+        if error is not None and isinstance(job.thunk, Export):
+            job.thunk.discard()
         job.thunk = None
         result = ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, outcome)
         try:

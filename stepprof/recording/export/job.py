@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
+from stepprof.backends.base import ExportCall, ExportError
 from stepprof.run.model import Artifact, Outcome
 
-__all__ = ["ExportJob", "ExportResult", "OnDone", "Thunk", "perform", "read_report", "report"]
+__all__ = ["ExportJob", "ExportResult", "OnDone", "perform", "read_report", "report"]
 
-Thunk = Callable[[], tuple[Artifact, ...]]
 OnDone = Callable[["ExportResult"], None]
 
 
@@ -37,7 +37,7 @@ class ExportJob:
     """What is to be done, for whom, and how it goes."""
 
     label: str
-    thunk: Thunk | None
+    thunk: ExportCall | None
     on_done: OnDone
     submitted: float
     stall_seconds: float = 0.0
@@ -46,15 +46,17 @@ class ExportJob:
     threaded: bool = False
 
 
-def perform(thunk: Thunk | None) -> tuple[tuple[Artifact, ...], str | None, Outcome]:
+def perform(thunk: ExportCall | None) -> tuple[tuple[Artifact, ...], str | None, Outcome]:
     """Run the job: what it made, what went wrong, and what the capture is by it. An exception may carry the artifacts that exist nevertheless."""
     if thunk is None:
         return (), "the export job is gone", "failed"
     try:
         return tuple(thunk()), None, "complete"
     except Exception as error:  # noqa: BLE001 - whatever a backend raises is the outcome of its export
-        kept = getattr(error, "artifacts", ())
-        return tuple(kept), f"{type(error).__name__}: {error}", getattr(error, "outcome", "failed")
+        kept, outcome = (
+            ((), "failed") if not isinstance(error, ExportError) else (error.artifacts, error.outcome)
+        )
+        return kept, f"{type(error).__name__}: {error}", outcome
 
 
 def report(job: ExportJob) -> dict[str, object]:

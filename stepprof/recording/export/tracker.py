@@ -14,7 +14,7 @@ from stepprof.recording.background_worker import is_background
 from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
-    from stepprof.backends.base import Export
+    from stepprof.backends.base import ExportCall
     from stepprof.recording.capture import LocalCapture
     from stepprof.recording.export.executor import Exporter
     from stepprof.recording.export.job import ExportResult
@@ -50,7 +50,7 @@ class Exports:
         self._label = label
         self._note = note
         self._changed = changed
-        self._owed: dict[LocalCapture, Export] = {}
+        self._owed: dict[LocalCapture, ExportCall] = {}
         self._running: dict[LocalCapture, str] = {}
         self._recorded: set[int] = set()
 
@@ -64,7 +64,7 @@ class Exports:
         """The labels of the jobs that have not ended."""
         return tuple(self._running.copy().values())
 
-    def owe(self, capture: LocalCapture, export: Export) -> None:
+    def owe(self, capture: LocalCapture, export: ExportCall) -> None:
         """The hand-over is done; the export is to be submitted."""
         self._owed[capture] = export
 
@@ -124,7 +124,7 @@ class Exports:
 
 
 def _mode(capture: LocalCapture) -> str:
-    waits = getattr(capture.backend, "waits", False)
+    waits = capture.backend.waits
     if capture.policy.export != "auto":
         return "thread" if waits and capture.policy.export == "inline" else capture.policy.export
     if waits:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from stepprof.backends.base import Export, ExportError
 from stepprof.recording.export import executor, fork
 from stepprof.recording.export.executor import Exporter
 from stepprof.recording.export.job import ExportResult
@@ -58,17 +59,15 @@ class TestModes:
         """An exception of the job is its error; the artifacts that it carries are kept; what is left over is removed."""
         removed: list[str] = []
 
-        class Job:
+        class Job(Export):
             def __call__(self) -> tuple[Artifact, ...]:
-                error = ValueError("disk\nfull 漢")
-                error.artifacts = (artifact(),)  # type: ignore[attr-defined]
-                raise error
+                raise ExportError("disk\nfull 漢", (artifact(),))
 
             def discard(self) -> None:
                 removed.append("leftovers")
 
         result = outcome(Job(), mode)
-        assert result.error == "ValueError: disk\nfull 漢"
+        assert result.error == "ExportError: disk\nfull 漢"
         assert result.artifacts == (artifact(),)
         assert removed == ["leftovers"]
 
