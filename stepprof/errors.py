@@ -6,7 +6,7 @@ handles it sensibly. The message of each says what happened, to what, and what t
 
 from __future__ import annotations
 
-__all__ = ["BackendError", "ConfigError", "EngineError", "StateError", "StepprofError"]
+__all__ = ["BackendError", "Busy", "ConfigError", "EngineError", "StateError", "StepprofError"]
 
 
 class StepprofError(Exception):
@@ -49,6 +49,10 @@ class StateError(StepprofError, RuntimeError):
 
 class BackendError(StepprofError, RuntimeError):
     """A backend cannot record here, or failed while it recorded."""
+
+
+class Busy(BackendError):
+    """Another profiler runs in this process, or another process records the device; it is left alone."""
 
 
 class EngineError(StepprofError, RuntimeError):

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 
-from stepprof.errors import BackendError
+from stepprof.errors import BackendError, Busy
 from stepprof.run.model import Annotation, Artifact, Capture, Outcome, Window
 
 __all__ = ["Backend", "Busy", "Export", "ExportCall", "ExportError", "Incomplete", "Mark", "keep_for_good"]
@@ -25,10 +25,6 @@ ExportCall: TypeAlias = Callable[[], tuple[Artifact, ...]]
 
 Mark: TypeAlias = AbstractContextManager[object]
 """A range inside a capture: entered when the region or window begins, exited when it ends."""
-
-
-class Busy(BackendError):
-    """Somebody else's profiler runs in this process; it is left alone."""
 
 
 class ExportError(BackendError):

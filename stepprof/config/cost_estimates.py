@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepprof.config.config import Policy
+    from stepprof.config.policy import Policy
 
 OPS_PER_STEP = 100_000
 TRACE_BYTES_PER_OP = 1_300

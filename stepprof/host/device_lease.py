@@ -17,8 +17,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-from stepprof.backends.base import Busy
-from stepprof.errors import BackendError
+from stepprof.errors import BackendError, Busy
 
 __all__ = ["DeviceLease", "lease_folder", "physical_device"]
 

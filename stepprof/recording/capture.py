@@ -206,7 +206,7 @@ class LocalCapture:
     def begin(self) -> None:
         """The region that opened it begins, on this thread."""
         self.timing.begin(time.perf_counter_ns())
-        self.record.update(self.timing.keys(self._origin))
+        self.record.update(self.timing.keys(self._origin.anchor))
 
     def leave(self, ticket: Ticket) -> None:
         """A window goes out; whether the capture ends with it is not decided here."""
@@ -255,7 +255,7 @@ class LocalCapture:
 
     def _end_region(self, end_ns: int) -> None:
         if self.timing.end(end_ns):
-            self.record.update(self.timing.keys(self._origin))
+            self.record.update(self.timing.keys(self._origin.anchor))
 
     def end(self, ending: Ending, left: list[Ticket]) -> None:
         """The hand-over is done. ``left`` are the windows that were open when it began."""

@@ -20,9 +20,9 @@ from stepprof.log import logger
 from stepprof.recording.background_worker import is_background
 from stepprof.recording.capture import Ending, LocalCapture
 from stepprof.recording.export.tracker import Exports
-from stepprof.recording.window_handle import Ticket
+from stepprof.recording.window_handle import Ticket, tell
 from stepprof.redaction import redacted
-from stepprof.run.manifest_writer import Origin, describe_error, tell
+from stepprof.run.manifest_writer import Origin, describe_error
 from stepprof.run.model import WHOLE_STEP
 from stepprof.run.reasons import ReasonCode
 from stepprof.state_machine import TargetMachine, Turn

@@ -18,8 +18,8 @@ from stepprof.log import logger
 from stepprof.recording.capture import Ending, LocalCapture
 from stepprof.recording.capture_controller import Capturer, Later
 from stepprof.recording.region_capture import RegionHook, RegionWatch
-from stepprof.recording.window_handle import LeftOpen, Ticket
-from stepprof.run.manifest_writer import Origin, describe_error, tell
+from stepprof.recording.window_handle import LeftOpen, Ticket, tell
+from stepprof.run.manifest_writer import Origin, describe_error
 from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:

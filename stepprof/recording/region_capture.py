@@ -14,8 +14,8 @@ from stepprof.instrument import context
 from stepprof.instrument.attributes import short_name
 from stepprof.log import logger
 from stepprof.recording.capture import Ending
-from stepprof.recording.window_handle import Ticket
-from stepprof.run.manifest_writer import describe_error, tell
+from stepprof.recording.window_handle import Ticket, tell
+from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:

@@ -6,22 +6,23 @@ does, or never have come about. The ticket is what the two know of each other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import StateError
 from stepprof.run.entry_times import Timing
-from stepprof.run.manifest_writer import describe_error
+from stepprof.run.manifest_writer import Fragment, describe_error, window_record
 from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.recording.capture import LocalCapture
     from stepprof.remote.core.window_group import Bracket
-    from stepprof.run.manifest_writer import Fragment
-    from stepprof.run.model import Window
+    from stepprof.run.manifest_writer import Origin
+    from stepprof.run.model import Outcome, Window
 
-__all__ = ["LeftOpen", "Ticket"]
+__all__ = ["LeftOpen", "Ticket", "tell"]
 
 
 class LeftOpen(StateError):
@@ -64,7 +65,7 @@ class Ticket:
         if (
             capture is None or capture.region is None or capture.opener is not self
         ):  # else it is the region's entry
-            self.record.update(self.timing.keys(fragment.origin))
+            self.record.update(self.timing.keys(fragment.origin.anchor))
 
     def tell_error(self, error: BaseException) -> None:
         """Note the exception that left the body, beside the outcome; a window that was left open is partial."""
@@ -75,3 +76,23 @@ class Ticket:
         elif self.record["status"] == "joined":
             self.record.update(status="partial", reason_code=ReasonCode.ENDED_EARLY, error=str(error))
         self.fragment.save()
+
+
+def tell(
+    ticket: Ticket,
+    origin: Origin,
+    post: Callable[[Callable[[], object]], None],
+    *,
+    status: Outcome,
+    code: ReasonCode,
+    reason: str,
+) -> None:
+    """Write into the manifest of its step why a window was not captured, in a fragment of its own."""
+    fragment = Fragment(origin, ticket.window, post)
+    backend = "+".join(ticket.policy.backend)
+    record = window_record(
+        origin, ticket.window, ticket.timing, status=status, reason_code=code, backend=backend, error=reason
+    )
+    fragment.windows.append(record)
+    ticket.record, ticket.fragment = record, fragment
+    fragment.save()

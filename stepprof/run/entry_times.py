@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepprof.run.manifest_writer import Origin
+    from stepprof.host.clock import Anchor
 
 __all__ = ["Timing"]
 
@@ -88,7 +88,7 @@ class Timing:
             self._thread_cpu_ns = None if thread_ns is None else thread_ns - self._thread_began_ns
         return True
 
-    def keys(self, origin: Origin) -> dict[str, Any]:
+    def keys(self, anchor: Anchor) -> dict[str, Any]:
         """What is known by now, as the keys of the manifest."""
         begun, ended, armed = self.began_ns, self.ended_ns, self._armed
         start_ns = None
@@ -97,10 +97,10 @@ class Timing:
             if armed is not None and armed[0] >= self.entered_ns:
                 start_ns -= armed[1] - armed[0]
         return {
-            "start_unix_ns": origin.unix_ns(self.entered_ns if begun is None else begun),
-            "end_unix_ns": None if ended is None else origin.unix_ns(ended),
+            "start_unix_ns": anchor.to_unix_ns(self.entered_ns if begun is None else begun),
+            "end_unix_ns": None if ended is None else anchor.to_unix_ns(ended),
             "arm_seconds": 0.0 if armed is None else _seconds(armed[1] - armed[0]),
-            "arm_unix_ns": None if armed is None else origin.unix_ns(armed[0]),
+            "arm_unix_ns": None if armed is None else anchor.to_unix_ns(armed[0]),
             "start_seconds": _seconds(start_ns),
             "wait_seconds": round(self.waited_seconds, 6),
             "cpu_seconds": _seconds(self._cpu_ns),

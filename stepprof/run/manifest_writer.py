@@ -22,12 +22,10 @@ from stepprof.run.conflicts import rival_in
 from stepprof.run.entry_times import Timing
 from stepprof.run.layout import Claim, RunDir, writer_identity
 from stepprof.run.model import Artifact, Outcome, Window
-from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepprof.recording.window_handle import Ticket
 
 __all__ = [
     "EXPORTING",
@@ -37,7 +35,6 @@ __all__ = [
     "as_entries",
     "describe_error",
     "living_fragment",
-    "tell",
     "window_record",
 ]
 
@@ -104,7 +101,7 @@ def window_record(
         "reason_code": None,
         "error": None,
         "body_error": None,
-        **timing.keys(origin),
+        **timing.keys(origin.anchor),
         "stall_seconds": 0.0,
         "export_seconds": None,
         "capped_by": None,
@@ -291,23 +288,3 @@ def living_fragment(path: Path) -> Fragment | None:
         if fragment.claim is not None and fragment.claim.fragment == path:
             return fragment
     return None
-
-
-def tell(
-    ticket: Ticket,
-    origin: Origin,
-    post: Callable[[Callable[[], object]], None],
-    *,
-    status: Outcome,
-    code: ReasonCode,
-    reason: str,
-) -> None:
-    """Write into the manifest of its step why a window was not captured, in a fragment of its own."""
-    fragment = Fragment(origin, ticket.window, post)
-    backend = "+".join(ticket.policy.backend)
-    record = window_record(
-        origin, ticket.window, ticket.timing, status=status, reason_code=code, backend=backend, error=reason
-    )
-    fragment.windows.append(record)
-    ticket.record, ticket.fragment = record, fragment
-    fragment.save()

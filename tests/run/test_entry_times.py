@@ -19,17 +19,11 @@ COMPARED_NS = 50_000
 """How far two comparisons of the wall clock with the monotonic one may differ on a busy machine."""
 
 
-class Origin:
-    """What `Timing.keys` needs of an origin."""
-
-    anchor = Anchor(unix_ns=10**18, monotonic_ns=0, error_ns=0)
-
-    def unix_ns(self, monotonic_ns: int) -> int:
-        return self.anchor.to_unix_ns(monotonic_ns)
+ANCHOR = Anchor(unix_ns=10**18, monotonic_ns=0, error_ns=0)
 
 
 def keys(timing: Timing) -> dict:
-    return timing.keys(Origin())
+    return timing.keys(ANCHOR)
 
 
 def windows_of_spans(session, step=2) -> dict:

@@ -9,10 +9,10 @@ import pytest
 from runs import make_run
 
 from stepprof.config.config import Config
-from stepprof.recording.window_handle import Ticket
+from stepprof.recording.window_handle import Ticket, tell
 from stepprof.redaction import hide
 from stepprof.run.entry_times import Timing
-from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, tell, window_record
+from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_record
 from stepprof.run.model import Artifact, Window
 from stepprof.run.reasons import ReasonCode
 

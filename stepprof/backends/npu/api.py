@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepprof.backends.npu.other_profiler import foreign_profile
 from stepprof.backends.npu.output import Overheard, overhear
 from stepprof.backends.npu.ranges import DOMAIN, Ranges
+from stepprof.backends.other_npu_profiler import foreign_profile
 from stepprof.config.options.npu import METRICS, NpuOptions
 from stepprof.errors import BackendError
 from stepprof.log import logger

@@ -18,9 +18,9 @@ from typing import Literal
 from stepprof.backends.base import Backend, Busy, ExportCall
 from stepprof.backends.npu.api import NpuApi
 from stepprof.backends.npu.export import NpuExport
-from stepprof.backends.npu.other_profiler import foreign_npu_profile
 from stepprof.backends.npu.ranges import Range, Ranges, without_it
 from stepprof.backends.npu.session import NpuSession
+from stepprof.backends.other_npu_profiler import foreign_npu_profile
 from stepprof.backends.process_slot import slot
 from stepprof.config.options.npu import NpuOptions
 from stepprof.errors import BackendError

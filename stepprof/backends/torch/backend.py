@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 from stepprof.backends.base import Backend, Busy, ExportCall, keep_for_good
-from stepprof.backends.npu.other_profiler import foreign_npu_profile
+from stepprof.backends.other_npu_profiler import foreign_npu_profile
 from stepprof.backends.process_slot import slot
 from stepprof.backends.torch.api import TorchApi, device_in_use
 from stepprof.backends.torch.export import TorchExport

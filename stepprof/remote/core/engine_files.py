@@ -14,9 +14,11 @@ from typing import IO
 from stepprof.host.own_files import own_uid
 from stepprof.host.plain_files import open_plain
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.vllm.arguments import LINK
 
-__all__ = ["check_named_folder", "is_engine_file", "open_engine_file", "user_of_server", "writers"]
+__all__ = ["LINK", "check_named_folder", "is_engine_file", "open_engine_file", "user_of_server", "writers"]
+
+LINK = "current"
+"""The symbolic link through which vLLM is given a folder for each window."""
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS = "0A"

@@ -15,8 +15,8 @@ from stepprof.remote.core.blocked_loop import NOT_STARTED, lives_on
 from stepprof.remote.core.engine_capture import Recording
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.manifest_entries import Entries
+from stepprof.remote.core.role_window import Inner, is_inner
 from stepprof.remote.loop import in_thread
-from stepprof.remote.ray.inside.role_window import Inner, is_inner
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
 

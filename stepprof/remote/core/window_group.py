@@ -16,8 +16,8 @@ from stepprof.log import logger
 from stepprof.remote.core.blocked_loop import HINT, STOPPED_LATE, lives_on
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.membership import Members
+from stepprof.remote.core.role_window import entered, exit_all
 from stepprof.remote.loop import awaited, remote_loop, waited
-from stepprof.remote.ray.inside.role_window import entered, exit_all
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
 

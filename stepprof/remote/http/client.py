@@ -25,7 +25,7 @@ from stepprof.errors import ConfigError
 from stepprof.redaction import hide, quoted
 from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.http.address import PORTS, Address
-from stepprof.remote.http.clock import Bounds
+from stepprof.remote.http.offset_bounds import Bounds
 from stepprof.remote.http.reply import MOST_BYTES, Reply, read_body
 from stepprof.remote.http.wire import HEAD_BYTES, Place, Wire, addresses, dial
 from stepprof.remote.loop import in_thread

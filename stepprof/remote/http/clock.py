@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from stepprof.remote.base import Clock, EngineFailure
+from stepprof.remote.http.offset_bounds import SECOND, date_of
 
 if TYPE_CHECKING:
     from stepprof.remote.http.client import Client
     from stepprof.remote.http.reply import Reply
 
-__all__ = ["Bounds", "clock"]
+__all__ = ["clock"]
 
-SECOND = 1_000_000_000
-DRIFT = 1e-4
-"""How fast two clocks part at worst: a tenth of a millisecond in a second."""
 EXACT_NS = 20_000_000
 """Asked no further: below the round trips of a busy server."""
 DOUBTFUL_NS = 5 * SECOND
@@ -33,64 +30,6 @@ _WAIT_SECONDS = 0.8
 _SAMPLES = 8
 _LATEST = 1 << 40
 """No clock shows more seconds than these."""
-
-
-class Bounds:
-    """Between which two values the offset lies (theirs minus ours, in nanoseconds), by all that was seen so far."""
-
-    def __init__(self) -> None:
-        self.low: int | None = None
-        self.high: int | None = None
-        self.lag_ns = 0
-        """How old the last Date seemed, by our own clock."""
-        self._noted_ns = 0
-
-    @property
-    def known(self) -> bool:
-        """Whether both are."""
-        return self.low is not None and self.high is not None
-
-    def admit(self, offset_ns: int) -> bool:
-        """Whether the offset may be this."""
-        return (self.low is None or self.low <= offset_ns) and (self.high is None or offset_ns <= self.high)
-
-    def note_date(self, reply: Reply) -> None:
-        """Take in the Date of an answer, which may be older than the answer."""
-        second = date_of(reply)
-        if second is not None:
-            self.lag_ns = reply.sent_unix_ns - (second + 1) * SECOND
-            self._narrow(second * SECOND - reply.received_unix_ns, None, reply.received_unix_ns)
-
-    def note(self, second: int, reply: Reply) -> None:
-        """Take in an answer that was stamped with the second in which it was made."""
-        low = second * SECOND - reply.received_unix_ns
-        self._narrow(low, (second + 1) * SECOND - reply.sent_unix_ns, reply.received_unix_ns)
-
-    def _narrow(self, low: int, high: int | None, now_ns: int) -> None:
-        drifted = int((now_ns - self._noted_ns) * DRIFT)
-        lows = [low] if self.low is None else [low, self.low - drifted]
-        highs = [
-            each for each in (high, None if self.high is None else self.high + drifted) if each is not None
-        ]
-        self.low, self.high, self._noted_ns = max(lows), min(highs, default=None), now_ns
-        if (
-            self.high is not None and self.low > self.high
-        ):  # one of the clocks was set: what was known is worth nothing
-            self.low, self.high = low, high
-
-    def seconds_to_change(self, unix_ns: int) -> float:
-        """In how many seconds the server's second changes, if its offset lies in the middle of the bounds."""
-        return (-(unix_ns + self.offset_ns) % SECOND) / SECOND
-
-    @property
-    def offset_ns(self) -> int:
-        """The middle; only where both are known."""
-        return ((self.low or 0) + (self.high or 0)) // 2
-
-    @property
-    def error_ns(self) -> int:
-        """By how much that may be wrong."""
-        return ((self.high or 0) - (self.low or 0) + 1) // 2
 
 
 async def clock(client: Client) -> Clock | None:
@@ -144,20 +83,3 @@ def _created(reply: Reply) -> int | None:
     first = models[0] if isinstance(models, list) and models else None
     created = first.get("created") if isinstance(first, dict) else None
     return created if isinstance(created, int) and 0 < created < _LATEST else None
-
-
-def date_of(reply: Reply) -> int | None:
-    """The whole second that an answer's ``Date`` says."""
-    text = reply.headers.get("date")
-    if text is None:
-        return None
-    try:
-        return int(parsedate_to_datetime(text).timestamp())
-    except (
-        ValueError,
-        TypeError,
-        ArithmeticError,
-        LookupError,
-        OSError,
-    ):  # whatever the parser makes of rubbish
-        return None

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stepprof.errors import ConfigError
 from stepprof.log import logger
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Stopped
-    from stepprof.remote.sglang.server import SglangServer
-    from stepprof.remote.vllm.server import VllmServer
 
 __all__ = ["Client", "HttpKind", "HttpServer", "Reply", "clock", "expand", "identify"]
 
@@ -81,6 +79,38 @@ class HttpKind:
         return cast("EngineDriver", server)
 
 
+class ServerDriver(Protocol):
+    """The driver of one kind of server."""
+
+    kind: str
+    host: str | None
+
+    @property
+    def writes_to(self) -> Path | None:
+        """Return the folder that the running capture is written to."""
+
+    async def arm(self, window: EngineWindow) -> None:
+        """Do what `EngineDriver.arm` says."""
+
+    async def start(self, window: EngineWindow) -> None:
+        """Begin the capture."""
+
+    async def stop(self, window: EngineWindow) -> Stopped:
+        """End the capture."""
+
+    async def abort(self) -> None:
+        """Leave whatever state the server is in."""
+
+    async def clock(self) -> Clock | None:
+        """Compare its clock with ours."""
+
+    async def close(self, timeout: float, answer_seconds: float) -> None:
+        """Stop what is open and keep it as partial."""
+
+    def retire(self) -> None:
+        """Take no more part; leave what is open to the next driver."""
+
+
 class HttpServer:
     """A server, spoken to in the words of its kind.
 
@@ -106,7 +136,7 @@ class HttpServer:
         self._client = client
         self._stated = kind
         self._options = dict(options or {})
-        self._driver: VllmServer | SglangServer | None = None
+        self._driver: ServerDriver | None = None
         self._hosts = hosts
         self._workers: dict[str, HttpServer] = {}
         self._refused: Mapping[str, str] = {}
@@ -240,7 +270,7 @@ class HttpServer:
             _known[self.key] = await identify(self._client)
         return self.kind
 
-    def _as(self, kind: str) -> VllmServer | SglangServer:
+    def _as(self, kind: str) -> ServerDriver:
         """The driver of that kind. Raises EngineFailure where an option is of another kind."""
         if self._driver is None or self._driver.kind != kind:
             foreign = sorted(set(self._options) - set(_options_of(kind)))
@@ -249,7 +279,7 @@ class HttpServer:
                     f"{self.name} is a server of {kind}, which has no option {', '.join(foreign)}",
                     "unconfigured",
                 )
-            self._driver = cast("VllmServer | SglangServer", _class_of(kind)(self._client, **self._options))
+            self._driver = cast("ServerDriver", _class_of(kind)(self._client, **self._options))
         return self._driver
 
 

@@ -144,19 +144,19 @@ class NodeAgent:
 
     async def read(self, path: str, offset: int, size: int) -> bytes:
         """A piece of a file."""
-        from stepprof.remote.ray.files import read_piece
+        from stepprof.remote.ray.node_files import read_piece
 
         return await asyncio.to_thread(read_piece, path, offset, size)
 
     async def sizes(self, paths: Sequence[str]) -> list[int | None]:
         """How large files are; None for one that is not there."""
-        from stepprof.remote.ray.files import size_of
+        from stepprof.remote.ray.node_files import size_of
 
         return await asyncio.to_thread(lambda: [size_of(path) for path in paths])
 
     async def settled(self, fragment: str, timeout: float) -> bytes:
         """A fragment with its last word, or what it says when the time is up."""
-        from stepprof.remote.ray.files import settled_fragment
+        from stepprof.remote.ray.node_files import settled_fragment
 
         return await asyncio.to_thread(settled_fragment, fragment, timeout)
 

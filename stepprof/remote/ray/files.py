@@ -19,24 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.host.atomic_files import publish, write_temporary
-from stepprof.host.plain_files import open_plain, read_plain
-from stepprof.host.plain_json import parse_json
+from stepprof.host.plain_files import open_plain
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
 from stepprof.remote.ray.calls import Agents
-from stepprof.run.layout import is_alive, writer_identity
+from stepprof.run.layout import writer_identity
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.model import Artifact
-from stepprof.run.reasons import ReasonCode, is_pending
+from stepprof.run.reasons import ReasonCode
 
 __all__ = [
     "PIECE_BYTES",
     "Carrier",
     "lost_fragment",
     "mark",
-    "read_piece",
-    "settled_fragment",
-    "size_of",
     "take_over",
     "unmark",
 ]
@@ -46,41 +42,6 @@ PIECE_BYTES = 8 * 2**20
 
 SETTLE_SECONDS = 900.0
 """How long a rank's export is waited for."""
-
-
-# -- on the node
-
-
-def read_piece(path: str, offset: int, size: int) -> bytes:
-    """A piece of a file. Raises OSError."""
-    with open_plain(path) as file:
-        file.seek(offset)
-        return file.read(size)
-
-
-def size_of(path: str) -> int | None:
-    """How large a file is; None where there is none."""
-    try:
-        return Path(path).stat().st_size
-    except OSError:
-        return None
-
-
-def settled_fragment(path: str, timeout: float) -> bytes:
-    """A fragment, as soon as no export of its windows is awaited, or whoever would write it is dead, or the time is up. Raises OSError."""
-    deadline = time.monotonic() + timeout
-    while True:
-        data = read_plain(path)
-        content = parse_json(data)
-        awaited = any(map(is_pending, content["windows"]))
-        if not awaited or time.monotonic() > deadline:
-            return data
-        if is_alive(content["writer"]) is False:
-            return read_plain(path)
-        time.sleep(0.1)
-
-
-# -- here
 
 
 @dataclass(frozen=True, slots=True)

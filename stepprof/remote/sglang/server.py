@@ -94,7 +94,7 @@ class SglangServer:
 
     async def clock(self) -> Clock | None:
         """Compare its clock with ours by what HTTP tells of it."""
-        from stepprof.remote.http.kind import clock
+        from stepprof.remote.http.clock import clock
 
         return await clock(self._client)
 

@@ -24,10 +24,10 @@ from stepprof.config.options.tables import EngineOptions
 from stepprof.config.validators import read_table
 from stepprof.errors import ConfigError
 from stepprof.remote.core.engine_backends import by_nsys, check_backends_of
+from stepprof.remote.core.engine_files import LINK
 
-__all__ = ["IDLE", "LINK", "Settings", "engine_args", "environment", "iterations", "lay_out", "serve_args"]
+__all__ = ["IDLE", "Settings", "engine_args", "environment", "iterations", "lay_out", "serve_args"]
 
-LINK = "current"
 IDLE = "idle"
 
 _ACTIVITIES = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "privateuse1": "PrivateUse1"}

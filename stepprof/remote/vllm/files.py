@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 from stepprof.remote.artifacts import adopt, damages, opened
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.vllm.forward_steps import count_steps
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.vllm.folder import Session, TraceFolder
     from stepprof.run.model import Artifact
 
-__all__ = ["Brought", "Workers", "bring", "count_steps"]
+__all__ = ["Brought", "Workers", "bring"]
 
 _RANK = re.compile(r"rank[-_]?(\d+)\.\d+\.pt\.trace")
 _WRITTEN = re.compile(r"\.(\d{16,20})\.pt\.trace")
@@ -32,13 +33,10 @@ _GROUP = re.compile(r"(?:^|_)dp(\d+)_")
 _HOST_PID = re.compile(r"^(?:.*_)(\d+)\.\d+\.pt\.trace")
 _PID = re.compile(rb'"pid"\s*:\s*(\d+)')
 _STATED_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)')
-_STEP = re.compile(rb'"name"\s*:\s*"execute_')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]*)"')
 _TITLE = re.compile(rb"EngineCore_DP(\d+)")
 AGAIN = "another process stopped the engine's profiler while it recorded, and started it again; both traces are kept"
 _HEAD = 1 << 18
-_SMALL = 4 << 20
-_MOST_COUNTED = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +183,6 @@ def _look(path: Path, users: frozenset[int] | None) -> _Found:
         host=host[1].decode("utf-8", "replace") if host else None,
         group=int(group[1]) if group else None,
     )
-
-
-def count_steps(path: Path, users: frozenset[int] | None = None) -> int | None:
-    """The forward steps in a small trace; a large one has some, and is not read twice."""
-    with contextlib.suppress(OSError, *damages()):
-        if path.lstat().st_size <= _SMALL:
-            with opened(path, users) as stream:
-                data = stream.read(_MOST_COUNTED + 1)
-            return len(_STEP.findall(data)) if len(data) <= _MOST_COUNTED else None
-    return None
 
 
 def _engine_of(found: _Found, order: Mapping[int, int]) -> int | None:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from stepprof.log import logger
 from stepprof.redaction import quoted
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.core.engine_files import is_engine_file
+from stepprof.remote.core.engine_files import LINK, is_engine_file
 from stepprof.remote.core.owner_slots import FileSlot, digest
-from stepprof.remote.vllm.arguments import IDLE, LINK
-from stepprof.remote.vllm.files import count_steps
+from stepprof.remote.vllm.arguments import IDLE
+from stepprof.remote.vllm.forward_steps import count_steps
 from stepprof.run.names import is_plain_name
 
 if TYPE_CHECKING:

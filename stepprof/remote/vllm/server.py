@@ -261,7 +261,7 @@ class VllmServer:
 
     async def clock(self) -> Clock | None:
         """Compare its clock with ours by what HTTP tells of it."""
-        from stepprof.remote.http.kind import clock
+        from stepprof.remote.http.clock import clock
 
         return await clock(self._client)
 

@@ -15,7 +15,7 @@ from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.inherited_captures import keep
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.ray.inside.attachments import guests, make_room, watch
+from stepprof.remote.ray.inside.attachments import make_room, watch
 from stepprof.remote.ray.inside.find_engine import locate, only_engine, same_url, shown
 from stepprof.remote.ray.inside.late_reports import Owed
 from stepprof.remote.ray.inside.messages import Attachment, Facts, Inside, Report, Unknown, boot_id, node_id
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineDriver
     from stepprof.remote.ray.inside.follower import Follower
 
-__all__ = ["Guest"]
+__all__ = ["Guest", "guests"]
 
 DETACHED = "the process that drives this one has detached it"
 GONE = "the process that drives this one has ended"
@@ -153,7 +153,7 @@ class Guest:
     def _take(self, attachment: Attachment) -> None:
         if self._closed:
             raise EngineFailure("it was detached before the actor came to this call", "ok")
-        make_room(self, attachment)
+        make_room(attachment, [other for other in guests.values() if other is not self])
         self.attachment = attachment
         if attachment.lease is not None:
             watch.add(self.token, attachment.lease, self._is_open, self.end_with_driver)
@@ -316,3 +316,7 @@ class Guest:
                 keep(self._local(window), report.stopped, NO_STOP, window.owner)
             except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the result is not awaited
                 logger.warning("not stopped", step=window.window.step, reason=describe_error(error))
+
+
+guests: dict[str, Guest] = {}
+"""The attachments of this process, by their tokens."""

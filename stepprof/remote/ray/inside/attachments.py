@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.lease import Watch
 
 if TYPE_CHECKING:
-    from stepprof.remote.ray.inside.attachment import Guest
+    from collections.abc import Iterable
+
     from stepprof.remote.ray.inside.messages import Attachment
 
-__all__ = ["guests", "make_room", "watch"]
+__all__ = ["make_room", "watch"]
 
-guests: dict[str, Guest] = {}
 watch = Watch()
 
 
-def make_room(guest: Guest, attachment: Attachment) -> None:
+class Occupant(Protocol):
+    """An attachment that is in this process already."""
+
+    attachment: Attachment | None
+
+    @property
+    def follows(self) -> bool:
+        """Return whether it uses a session of this process."""
+
+    def driver_is_gone(self) -> bool:
+        """Return whether the process that drives it has surely ended."""
+
+    def end_with_driver(self, *, waits: bool = False) -> None:
+        """Keep what it records as partial, and release the process."""
+
+
+def make_room(attachment: Attachment, others: Iterable[Occupant]) -> None:
     """End the attachments of drivers that have ended, and those of an earlier run of this driver. Raises EngineFailure where a living one's session is in the way."""
     lease = attachment.lease
-    for other in [other for other in guests.values() if other is not guest]:
+    for other in others:
         theirs = other.attachment
         if theirs is None or lease is None or theirs.lease is None:
             continue

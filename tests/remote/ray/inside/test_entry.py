@@ -19,6 +19,7 @@ from stepprof.instrument.context import cell
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.core import lease
 from stepprof.remote.core.lease import Lease, new_lease
+from stepprof.remote.ray.inside import attachment as attachment_module
 from stepprof.remote.ray.inside import attachment as inside_guest
 from stepprof.remote.ray.inside import attachments
 from stepprof.remote.ray.inside.attachment import Guest
@@ -438,7 +439,7 @@ class TestLeases:
         session = cell.session
         self.kill_only(driver)
         deadline = time.monotonic() + 10
-        while "one" in attachments.guests and time.monotonic() < deadline:
+        while "one" in attachment_module.guests and time.monotonic() < deadline:
             time.sleep(0.01)
         assert cell.session is session
         ask(None, "leave", 5.0, token="other")

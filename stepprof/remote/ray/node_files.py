@@ -1,0 +1,42 @@
+"""Read files on the node where they are: what an agent does there."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from stepprof.host.plain_files import open_plain, read_plain
+from stepprof.host.plain_json import parse_json
+from stepprof.run.layout import is_alive
+from stepprof.run.reasons import is_pending
+
+__all__ = ["read_piece", "settled_fragment", "size_of"]
+
+
+def read_piece(path: str, offset: int, size: int) -> bytes:
+    """A piece of a file. Raises OSError."""
+    with open_plain(path) as file:
+        file.seek(offset)
+        return file.read(size)
+
+
+def size_of(path: str) -> int | None:
+    """How large a file is; None where there is none."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return None
+
+
+def settled_fragment(path: str, timeout: float) -> bytes:
+    """A fragment, as soon as no export of its windows is awaited, or whoever would write it is dead, or the time is up. Raises OSError."""
+    deadline = time.monotonic() + timeout
+    while True:
+        data = read_plain(path)
+        content = parse_json(data)
+        awaited = any(map(is_pending, content["windows"]))
+        if not awaited or time.monotonic() > deadline:
+            return data
+        if is_alive(content["writer"]) is False:
+            return read_plain(path)
+        time.sleep(0.1)
