@@ -126,6 +126,8 @@ _CHECKS: Mapping[str, _Check] = {
             "export_seconds",
             "start_seconds",
             "stop_seconds",
+            "overrun_seconds",
+            "write_seconds",
             "seconds",
         ),
         _number(_LARGEST_SECONDS),

@@ -19,8 +19,9 @@ from stepprof.errors import ConfigError
 from stepprof.formatting import counted
 from stepprof.host.plain_files import read_table, readable
 from stepprof.run.fields import LONGEST_NAME, cut, is_rank, wrong
-from stepprof.run.fragments import AFTER, read_after, read_clock, read_engine, read_window
+from stepprof.run.fragments import read_after, read_clock, read_engine, read_window
 from stepprof.run.layout import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
+from stepprof.run.schema import AFTER
 from stepprof.run.span_lines import parse_span, span_lines
 
 __all__ = [

@@ -1,0 +1,53 @@
+"""The entries of a manifest: written with every key, read whatever they hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepprof.run.schema import AFTER, CompletionEntry, EngineEntry, PrunedEntry, UploadEntry, WindowEntry
+
+KINDS = (WindowEntry, EngineEntry, UploadEntry, CompletionEntry, PrunedEntry)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEntry:
+    def test_what_is_written_is_read(self, kind) -> None:
+        """Without a problem, and the same."""
+        entry = kind(**({"rank": 3, "region": "update"} if kind is WindowEntry else {}))
+        read, problems = kind.from_dict(entry.to_dict())
+        assert (vars(read), problems) == (vars(entry), [])
+
+    def test_keys_of_a_newer_version(self, kind) -> None:
+        """They are kept."""
+        read, _ = kind.from_dict({"of_a_newer_version": [1]})
+        assert read.to_dict()["of_a_newer_version"] == [1]
+
+    def test_values_of_a_wrong_type(self, kind) -> None:
+        """Each is a problem that names the key, and becomes the default."""
+        blank = kind().to_dict()
+        for key in blank.keys() - {"artifacts", "pending"}:
+            read, problems = kind.from_dict({**blank, "rank": 0, "status": "lost", key: {"x": object}})
+            if key == "capture":
+                continue  # a table may be one
+            assert [key in problem for problem in problems] == [True], key
+            assert read.to_dict()[key] == blank[key]
+
+    def test_an_update(self, kind) -> None:
+        """Several fields at once; a name that is no field is refused, and changes nothing."""
+        entry = kind()
+        with pytest.raises(TypeError, match="has no sttus"):
+            entry.update(other={"x": 1}, sttus="failed")
+        assert vars(entry) == vars(kind())
+
+
+class TestLists:
+    def test_after_a_recording(self) -> None:
+        """Each list has its entries; no two entries share a list."""
+        assert set(AFTER) == {"uploads", "completions", "pruned"}
+        assert PrunedEntry().paths is not PrunedEntry().paths
+        assert WindowEntry().artifacts is not WindowEntry().artifacts
+
+    def test_optional_keys(self) -> None:
+        """A window has a region only where one was captured."""
+        assert "region" not in WindowEntry().to_dict()
+        assert WindowEntry(region="update").to_dict()["region"] == "update"
