@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.config import loaders
+from stepprof.config.options.engine import EngineOptions
 from stepprof.config.options.memory import MemoryOptions
 from stepprof.config.options.npu import NpuOptions
 from stepprof.config.options.nsys import NsysOptions
-from stepprof.config.options.tables import EngineOptions, OtelOptions, Schedule, TorchOptions, WatchOptions
+from stepprof.config.options.otel import OtelOptions
+from stepprof.config.options.schedule import Schedule
+from stepprof.config.options.torch import TorchOptions
+from stepprof.config.options.watch import WatchOptions
 from stepprof.config.policy import CHECKS, TABLES, Policy, RolePolicy, arguments, items, resolve
 from stepprof.config.selection import Ranks, Steps
 from stepprof.config.validators import MemoryFloor, keys_of, read_table, role_name, settle, under

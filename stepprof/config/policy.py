@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from stepprof.config.options.engine import ENGINE_BACKENDS, EngineOptions
 from stepprof.config.options.memory import MemoryOptions
 from stepprof.config.options.npu import NpuOptions
 from stepprof.config.options.nsys import NsysOptions
-from stepprof.config.options.tables import ENGINE_BACKENDS, EngineOptions, Schedule, TorchOptions
+from stepprof.config.options.schedule import Schedule
+from stepprof.config.options.torch import TorchOptions
 from stepprof.config.plugins import backend_names, check_backends
 from stepprof.config.post_step_validators import command, upload_url
 from stepprof.config.selection import Ranks, Steps

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from stepprof.config.options.tables import OtelOptions
+    from stepprof.config.options.otel import OtelOptions
     from stepprof.recording.span_files import Span
 
 __all__ = ["Sender", "Translator", "missing"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from stepprof.config.options.tables import OtelOptions, WatchOptions
+from stepprof.config.options.otel import OtelOptions
+from stepprof.config.options.watch import WatchOptions
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     from pathlib import Path
 
-    from stepprof.config.options.tables import EngineOptions
+    from stepprof.config.options.engine import EngineOptions
 
 __all__ = [
     "Clock",

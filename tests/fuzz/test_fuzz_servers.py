@@ -19,7 +19,7 @@ from simulated import told
 
 import stepprof
 from fuzz.hostile import CANARY, KINDS, USER, Routes
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.redaction import hide
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.http import client, clock, kind

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pytest
 
 import stepprof
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.host.process_identity import writer_identity
 from stepprof.remote.base import EngineDriver, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.lease import Lease

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 import stepprof
 from stepprof.config.config import Config
-from stepprof.config.options.tables import OtelOptions
+from stepprof.config.options.otel import OtelOptions
 from stepprof.errors import ConfigError
 from stepprof.recording import otel
 from stepprof.recording.otel import Sender

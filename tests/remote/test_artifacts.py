@@ -12,7 +12,7 @@ import tracemalloc
 import pytest
 
 from stepprof.analysis.artifact_check import check_artifact
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.remote import artifacts
 from stepprof.remote.artifacts import adopt
 from stepprof.remote.base import EngineFailure, EngineWindow

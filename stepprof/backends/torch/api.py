@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from stepprof.config.options.tables import TorchOptions
+from stepprof.config.options.torch import TorchOptions
 
 __all__ = ["TorchApi", "device_in_use"]
 

@@ -23,7 +23,7 @@ from stepprof.backends.process_slot import slot
 from stepprof.backends.torch.api import TorchApi, device_in_use
 from stepprof.backends.torch.export import TorchExport
 from stepprof.backends.torch.stop import stop_all_threads
-from stepprof.config.options.tables import TorchOptions
+from stepprof.config.options.torch import TorchOptions
 from stepprof.errors import BackendError
 from stepprof.formats.kineto_writer import escaped, marked
 from stepprof.log import logger

@@ -26,7 +26,7 @@ from stepprof.run.requests import Request, place_request
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
-    from stepprof.config.options.tables import WatchOptions
+    from stepprof.config.options.watch import WatchOptions
     from stepprof.recording.selector import Selector
 
 __all__ = ["WATCH", "AutoCaptures"]

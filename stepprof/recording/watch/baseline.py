@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepprof.config.options.tables import WatchOptions
+    from stepprof.config.options.watch import WatchOptions
 
 __all__ = ["Floor", "History", "Unusual", "median_of"]
 
@@ -44,7 +44,7 @@ class History:
     Args:
         options: how many values are ignored, needed and kept, and what is unusual.
 
-    >>> from stepprof.config.options.tables import WatchOptions
+    >>> from stepprof.config.options.watch import WatchOptions
     >>> history = History(WatchOptions(skip_first=0, min_steps=4, factor=2))
     >>> [history.add(seconds) for seconds in (1.0, 1.1, 0.9, 1.0, 1.9)]
     [None, None, None, None, None]

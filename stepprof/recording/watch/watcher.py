@@ -18,7 +18,7 @@ from stepprof.log import logger
 from stepprof.recording.watch.baseline import Floor, History, Unusual, median_of
 
 if TYPE_CHECKING:
-    from stepprof.config.options.tables import WatchOptions
+    from stepprof.config.options.watch import WatchOptions
     from stepprof.recording.control.auto_capture import AutoCaptures
     from stepprof.recording.span_files import Recorder, Span
 

@@ -5,7 +5,7 @@ nsys sees an engine only where the engine's own processes run under it; the engi
 
 from __future__ import annotations
 
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
 from stepprof.remote.base import EngineFailure

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.log import logger
 from stepprof.remote.base import EngineWindow
 from stepprof.run.layout import MANIFEST

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.errors import ConfigError
 from stepprof.host.atomic_files import write_exclusively, write_temporary
 from stepprof.host.own_files import owner_for, read_own

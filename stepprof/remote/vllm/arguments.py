@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.config.validators import read_table
 from stepprof.errors import ConfigError
 from stepprof.remote.core.engine_backends import by_nsys, check_backends_of

@@ -17,7 +17,7 @@ from stepprof.remote.vllm.arguments import Settings
 from stepprof.remote.vllm.files import Workers
 
 if TYPE_CHECKING:
-    from stepprof.config.options.tables import EngineOptions
+    from stepprof.config.options.engine import EngineOptions
 
 __all__ = ["EngineObject"]
 

@@ -23,7 +23,7 @@ from stepprof.backends.base import Busy, ExportError
 from stepprof.backends.torch import backend as backend_module
 from stepprof.backends.torch.api import device_in_use
 from stepprof.backends.torch.backend import TorchBackend
-from stepprof.config.options.tables import TorchOptions
+from stepprof.config.options.torch import TorchOptions
 from stepprof.errors import BackendError
 from stepprof.recording.export.executor import Exporter
 from stepprof.recording.export.job import ExportResult
@@ -39,7 +39,7 @@ import torch
 from stepprof.backends.base import Busy, ExportError
 from stepprof.backends.torch.backend import TorchBackend
 from stepprof.errors import BackendError
-from stepprof.config.options.tables import TorchOptions
+from stepprof.config.options.torch import TorchOptions
 from stepprof.run.model import Capture, Window
 
 ones = torch.ones(4)

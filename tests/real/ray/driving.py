@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineWindow
 from stepprof.remote.loop import remote_loop
 from stepprof.run.layout import step_folder

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from driven import make_window
 
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.vllm import arguments
 from stepprof.remote.vllm.arguments import Settings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepprof.config.options.tables import WatchOptions
+from stepprof.config.options.watch import WatchOptions
 from stepprof.recording.watch.baseline import Floor, History
 
 MIB = 2**20

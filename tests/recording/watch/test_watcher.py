@@ -10,7 +10,7 @@ import runs
 from structlog.testing import capture_logs
 
 from stepprof.config.config import Config
-from stepprof.config.options.tables import WatchOptions
+from stepprof.config.options.watch import WatchOptions
 from stepprof.errors import ConfigError
 from stepprof.host.rank import Identity
 from stepprof.instrument.context import Scope

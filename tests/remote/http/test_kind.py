@@ -15,7 +15,7 @@ from serving import serving
 from simulated import told
 
 import stepprof
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.errors import ConfigError
 from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.http import kind as http

@@ -10,7 +10,7 @@ import pytest
 
 from stepprof.backends.base import ExportError
 from stepprof.backends.nsys.reports import ReportLost
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.ray.inside.late_reports import Owed
 from stepprof.remote.ray.inside.messages import Collected

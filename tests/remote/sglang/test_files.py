@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.sglang.files import bring, discard, find, folder_of, is_whole, require_writable
 from stepprof.remote.sglang.request import Facts, Request

@@ -19,7 +19,7 @@ import pytest
 
 from stepprof.backends.nsys.process import VARIABLE
 from stepprof.backends.nsys.reports import ranges
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.owner_slots import MemorySlot
 from stepprof.remote.loop import remote_loop

@@ -20,7 +20,7 @@ import pytest
 
 import stepprof
 from stepprof.backends.nsys.reports import ReportLost
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.errors import ConfigError
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.loop import remote_loop

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import stepprof
-from stepprof.config.options.tables import EngineOptions
+from stepprof.config.options.engine import EngineOptions
 from stepprof.host.process_identity import writer_identity
 from stepprof.instrument.context import cell
 from stepprof.remote.base import EngineFailure, EngineWindow

@@ -1,0 +1,47 @@
+"""The schedule of captures of a region inside a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepprof.config.validators import settle, texts, whole
+from stepprof.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Which entries of a region inside a window are captured: skip, then ``repeat`` rounds of wait, warmup and active entries.
+
+    >>> Schedule(region="mini_batch", active=2).repeat
+    1
+    """
+
+    region: str
+    """The name of the region whose entries are counted."""
+    skip_first: int = 0
+    """How many entries pass once, before the first round."""
+    wait: int = 0
+    """How many entries pass in each round."""
+    warmup: int = 0
+    """How many entries are then run armed, without a record."""
+    active: int = 1
+    """How many entries are then recorded."""
+    repeat: int = 1
+    """How many rounds there are."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        settle(
+            self,
+            {
+                "region": _one_name,
+                **dict.fromkeys(("skip_first", "wait", "warmup"), whole(0)),
+                **dict.fromkeys(("active", "repeat"), whole(1)),
+            },
+        )
+
+
+def _one_name(value: object, key: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError.at(key, value, 'expected the name of a region, such as "mini_batch"')
+    return texts(value, key)[0]
