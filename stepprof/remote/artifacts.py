@@ -30,7 +30,7 @@ from stepprof.run.model import Artifact
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
 
-__all__ = ["KIND", "SUFFIX", "adopt", "damages", "opened"]
+__all__ = ["KIND", "SUFFIX", "adopt", "blocks", "damages", "opened"]
 
 KIND = "trace"
 SUFFIX = ".trace.json.gz"
@@ -80,7 +80,6 @@ class _Rewriting:
     def run(self, source: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the new text. Raises _DamagedError as soon as it is seen, at the end at the latest."""
         small = bytearray()
-        source = _bounded(source)
         for block in self._rewritten(source):
             self.total += len(block)
             if len(small) <= _PARSED:
@@ -198,7 +197,7 @@ def adopt(
         final.parent.mkdir(parents=True, exist_ok=True)
         with opened(source, users) as stream, hidden.open("xb") as target:
             compressor = new_compressor()
-            for block in rewriting.run(_blocks(stream)):
+            for block in rewriting.run(blocks(stream)):
                 target.write(compressor.compress(block))
             target.write(compressor.flush())
             size = target.tell()
@@ -256,18 +255,13 @@ def _decompressing(file: IO[bytes]) -> IO[bytes]:
     return cast("IO[bytes]", igzip.IGzipFile(fileobj=file))  # type: ignore[no-untyped-call]
 
 
-def _bounded(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Pass blocks on, until they are more than any engine writes. Raises _DamagedError then."""
+def blocks(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield what is in an engine's file, block by block. Raises one of `damages()` where it is more than any engine writes."""
     read = 0
-    for block in blocks:
+    while block := stream.read(_BLOCK):
         read += len(block)
         if read > MOST_BYTES:
             raise _DamagedError(f"is larger than {MOST_BYTES >> 30} GiB")
-        yield block
-
-
-def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    while block := stream.read(_BLOCK):
         yield block
 
 

@@ -13,15 +13,14 @@ import os
 import re
 import secrets
 import shutil
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from stepprof.host.atomic_files import publish, temporary
 from stepprof.log import logger
-from stepprof.remote.artifacts import adopt, damages, opened
+from stepprof.remote.artifacts import adopt, blocks, damages, opened
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import is_engine_file, open_engine_file, writers
 from stepprof.remote.sglang.stages import STAGES, cut
@@ -49,7 +48,6 @@ _STAGES = {
 }  # in numbers by 0.4 on Python 3.11
 _ASCEND = "*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"
 _STEP = re.compile(rb"step\[(EXTEND|DECODE)\b")
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +293,7 @@ def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) 
         return "decode"
     with contextlib.suppress(OSError, *damages()), opened(trace.path, users) as stream:
         held = b""
-        while block := stream.read(_BLOCK):
+        for block in blocks(stream):
             match = _STEP.search(held + block)
             if match is not None:
                 return _STAGES[match[1].decode()]
@@ -305,13 +303,11 @@ def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) 
 
 def is_whole(path: Path, users: frozenset[int] | None = None) -> bool:
     """Whether a file of one of these users can be read to its end: asked where nobody says that it is."""
-    try:
-        with open_engine_file(path, users) as file, gzip.GzipFile(fileobj=file) as stream:
-            while stream.read(_BLOCK):
-                pass
-    except (OSError, EOFError, zlib.error):
-        return False
-    return True
+    with contextlib.suppress(OSError, *damages()), open_engine_file(path, users) as file:
+        for _ in blocks(cast("IO[bytes]", gzip.GzipFile(fileobj=file))):
+            pass
+        return True
+    return False
 
 
 def discard(folder: Path, users: frozenset[int] | None = None) -> None:

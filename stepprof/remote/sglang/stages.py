@@ -11,19 +11,26 @@ steps stand in the trace by name, so that it can be cut afterwards.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepprof.host.plain_files import open_plain
 from stepprof.remote.base import EngineFailure
 
-__all__ = ["STAGES", "cut", "cut_apart"]
+__all__ = ["STAGES", "cut", "cut_apart", "main"]
 
 STAGES = ("prefill", "decode")
+
+CUT_SECONDS = 600.0
+"""How long cutting one trace may take."""
+MOST_BYTES = 1 << 30
+"""Uncompressed bytes of a trace that is cut; parsed, it takes several times as much memory. A larger one is kept whole."""
 
 _STEP = "step["
 _DECODE = "step[DECODE"
@@ -33,18 +40,41 @@ _LEVEL = 1
 
 
 def cut(trace: Path) -> dict[str, Path]:
-    """Cut a trace apart in a process of its own; the files by their stage, none where it has no forward steps. Blocks.
+    """Cut a trace apart in a process of its own; the files by their stage, none where it has no forward steps. Blocks, for `CUT_SECONDS` at most.
 
     Raises:
         EngineFailure: it cannot be; the trace is as it was.
     """
-    done = subprocess.run(  # noqa: S603 - this Python, with a module of ours
-        [sys.executable, "-m", __name__, str(trace)], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise EngineFailure(f"the trace {trace} cannot be cut into its stages ({reason}); it is kept whole")
-    return {stage: path for stage, path in _parts(trace).items() if path.exists()}
+    parts = _parts(trace)
+    _remove(parts.values())
+    try:
+        subprocess.run(  # noqa: S603 - this Python, with a module of ours
+            [sys.executable, "-m", __name__, str(trace)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=CUT_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        _remove(parts.values())
+        raise EngineFailure(
+            f"the trace {trace} cannot be cut into its stages ({_reason(error)}); it is kept whole"
+        ) from error
+    return {stage: path for stage, path in parts.items() if path.exists()}
+
+
+def _reason(error: OSError | subprocess.SubprocessError) -> str:
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it takes longer than {error.timeout:g} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        return str((error.stderr.strip().splitlines() or ["no reason given"])[-1])
+    return str(error)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def cut_apart(events: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -88,16 +118,25 @@ def _parts(trace: Path) -> dict[str, Path]:
     return {stage: trace.with_name(f".{trace.name}.{stage}.json.gz") for stage in STAGES}
 
 
-def _main(trace: Path) -> None:
-    with gzip.open(trace) as file:
-        content = json.load(file)
+def main(trace: Path) -> None:
+    """Cut a trace apart in this process. Raises SystemExit where it is too large, and whatever its content leads to."""
+    with open_plain(trace) as file, gzip.GzipFile(fileobj=file) as stream:
+        text = stream.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        sys.exit(f"it has more than {MOST_BYTES} bytes")
+    content = json.loads(text)
+    del text
     content.pop("stepprof", None)  # stated anew, with the stage
     apart = cut_apart(content["traceEvents"])
     for stage, path in _parts(trace).items():
         if stage in apart:
-            with gzip.open(path, "wt", compresslevel=_LEVEL) as out:
+            # "x" follows no link that another user has put there
+            with gzip.open(path, "xt", compresslevel=_LEVEL) as out:
                 json.dump({**content, "traceEvents": apart[stage]}, out, indent=1)
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except Exception as error:  # noqa: BLE001 - its text may show what is in the trace
+        sys.exit(type(error).__name__)

@@ -12,9 +12,10 @@ import pytest
 
 from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.remote.sglang import stages
 from stepprof.remote.sglang.files import bring, discard, find, folder_of, is_whole, require_writable
 from stepprof.remote.sglang.request import Facts, Request
-from stepprof.remote.sglang.stages import cut_apart
+from stepprof.remote.sglang.stages import cut, cut_apart
 from stepprof.run.model import Window
 
 DECODE = "step[DECODE bs=1]"
@@ -311,3 +312,49 @@ class TestStages:
         brought = bring(window.output, window, Facts("engine"), Request({}, cut=True))
         assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
         assert [line["event"] for line in log] == ["trace not cut"]
+
+    @pytest.mark.parametrize("ts", ["hunter2", [], {"a": 1}, 10**400])
+    def test_a_reason_shows_nothing_of_the_trace(self, tmp_path: Path, ts: object) -> None:
+        """It goes into the log; what was written before the failure is removed."""
+        events = [self.event(1, DECODE, "user_annotation"), {**self.event(2), "ts": ts}]
+        trace = tmp_path / "a.gz"
+        trace.write_bytes(gzip.compress(json.dumps({"hunter2": 1, "traceEvents": events}).encode()))
+        with pytest.raises(EngineFailure, match=r"\((ValueError|TypeError|OverflowError)\)") as caught:
+            cut(trace)
+        assert "hunter2" not in str(caught.value)
+        assert [path.name for path in tmp_path.iterdir()] == ["a.gz"]
+
+    def test_cutting_ends_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A trace may be of any size, and the engine's stop waits for its parts."""
+        monkeypatch.setattr(stages, "CUT_SECONDS", 0.01)
+        write(tmp_path / "a.gz")
+        with pytest.raises(EngineFailure, match=r"0\.01 s"):
+            cut(tmp_path / "a.gz")
+
+    def test_a_trace_that_is_too_large_to_be_parsed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A small file may unpack to any size: it is read so far and no further."""
+        monkeypatch.setattr(stages, "MOST_BYTES", 1 << 20)
+        (tmp_path / "a.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 24)))
+        with pytest.raises(SystemExit, match="1048576 bytes"):
+            stages.main(tmp_path / "a.gz")
+
+    def test_parts_are_written_through_no_link(self, tmp_path: Path) -> None:
+        """Their names can be known: what another user put there is replaced, and not followed."""
+        private = tmp_path / "private"
+        private.write_text("mine")
+        write(tmp_path / "a.gz")
+        (tmp_path / ".a.gz.decode.json.gz").symlink_to(private)
+        assert cut(tmp_path / "a.gz")["decode"].stat().st_size > 0
+        assert private.read_text() == "mine"
+
+    def test_files_that_unpack_to_any_size(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Looking for a stage, or for the end of a file, ends where no engine writes more."""
+        monkeypatch.setattr("stepprof.remote.artifacts.MOST_BYTES", 1 << 23)
+        window = make_window(tmp_path)
+        trace = window.output / "x-TP-0.trace.json.gz"
+        trace.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 26) + DECODE.encode()))
+        assert not is_whole(trace)
+        brought = bring(window.output, window, Facts("engine"), Request({}, by_stage=True))
+        assert brought.stages == set()
