@@ -21,6 +21,9 @@ MOST_SECRETS = 1024
 SHORT = 8
 """A shorter secret is masked only in text from outside, and only as a word: `EMPTY` or `key` are what servers without keys are given."""
 
+_AGAIN = re.compile(r"\\+[/\"']?|[/\"'%&]")
+"""What encoding a text once more puts something before or behind; backslashes that stand there already belong to it."""
+_QUOTES = {'"': '(?:"|&(?:amp;){0,8}(?:quot|#34);)', "'": "(?:'|&(?:amp;){0,8}#(?:x27|39);)"}
 _LOOKED_AT = 1 << 16
 _secrets: dict[str, None] = {}
 
@@ -123,24 +126,42 @@ def _visible(character: str) -> str:
 def _patterns(secrets: tuple[str, ...]) -> tuple[re.Pattern[str] | None, ...]:
     """What finds the secrets in all their forms: the long ones anywhere, the short ones as words."""
     forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
-    long = "|".join(re.escape(form) for form in forms if len(form) >= SHORT)
-    short = "|".join(re.escape(form) for form in forms if len(form) < SHORT)
+    long = "|".join(_pattern(form) for form in forms if len(form) >= SHORT)
+    short = "|".join(_pattern(form) for form in forms if len(form) < SHORT)
     return (
         re.compile(long, re.IGNORECASE) if long else None,
         re.compile(rf"(?<![A-Za-z0-9])(?:{short})(?![A-Za-z0-9])") if short else None,
     )
 
 
+def _pattern(form: str) -> str:
+    """What finds a form of a secret, however often it was encoded again on its way: JSON within JSON, a URL within a URL."""
+    parts, at = [], 0
+    for found in _AGAIN.finditer(form):
+        parts += [re.escape(form[at : found.start()]), _again(found[0])]
+        at = found.end()
+    return "".join((*parts, re.escape(form[at:])))
+
+
+def _again(text: str) -> str:
+    if text in ("%", "&"):
+        return "%(?:25){0,8}" if text == "%" else "&(?:amp;){0,8}"
+    quote, escapes = text.strip("\\"), text.count("\\")
+    return rf"\\{{{0 if quote else escapes},{8 * (escapes + 1)}}}{_QUOTES.get(quote, quote)}"
+
+
 def _forms(secret: str) -> Iterator[str]:
     """A secret as it is, and as URLs, HTTP's Basic, JSON, Python and HTML write it."""
     import base64  # here, so that `import stepprof` stays light
+    import html
     import json
     from urllib.parse import quote, quote_plus
 
     data = secret.encode("utf-8", "surrogatepass")
     yield secret
     yield from (quote(data, safe=""), quote(data), quote_plus(data))
-    yield from (encode(data).decode().rstrip("=") for encode in (base64.b64encode, base64.urlsafe_b64encode))
-    escaped = json.dumps(secret)[1:-1]
-    yield from (escaped, escaped.replace("/", "\\/"), repr(secret)[1:-1])
-    yield secret.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        encoded = encode(data).decode().rstrip("=")
+        yield from (encoded, quote(encoded, safe=""))
+    yield from (json.dumps(secret)[1:-1], repr(secret)[1:-1])
+    yield html.escape(secret, quote=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import html
 import json
 import time
 from pathlib import Path
@@ -37,10 +38,18 @@ class TestMasked:
             json.dumps(KEY),
             repr(KEY),
             KEY.replace("&", "&amp;"),
+            html.escape(KEY),
+            json.dumps(json.dumps(KEY)),
+            json.dumps(KEY.replace("/", "\\/")),
+            json.dumps(repr([repr(KEY)])),
+            quote(quote(KEY, safe="")),
+            quote(quote(KEY, safe=""), safe="").lower(),
+            quote(base64.b64encode(KEY.encode()).decode(), safe=""),
+            html.escape(html.escape(json.dumps(KEY))),
         ],
     )
     def test_every_form_of_a_secret(self, form):
-        """As it was given, encoded for a URL, for Basic, for JSON, for Python, for HTML."""
+        """As it was given, encoded for a URL, for Basic, for JSON, for Python, for HTML; also twice, as one server's answer in another's."""
         hide(KEY)
         shown = masked(f"before {form} after")
         assert "7f3a" not in shown.lower()
@@ -113,10 +122,12 @@ class TestQuoted:
 
         assert quoted(Odd()) == "Odd"
 
-    @pytest.mark.parametrize("unit", ["a", "://", "?key", "authorization ", "\x1b", "?" + "k" * 39])
+    @pytest.mark.parametrize(
+        "unit", ["a", "://", "?key", "authorization ", "\x1b", "?" + "k" * 39, "\\", "/", "%25", "&amp;"]
+    )
     def test_no_text_is_slow(self, unit):
         """Four million characters cost less than two seconds of CPU time."""
-        hide(KEY)
+        hide(KEY, "/%&\\\\" + KEY)
         began = time.process_time()
         quoted(unit * (4_000_000 // len(unit)))
         assert time.process_time() - began < 2

@@ -25,6 +25,8 @@ _FORMS = [
     base64.b64encode(USER.encode()).decode(),
     json.dumps(CANARY)[1:-1].replace("/", "\\/"),
     CANARY.upper(),
+    CANARY.replace("/", "\\\\/"),
+    quote(quote(CANARY, safe=""), safe=""),
 ]
 _PARTS = ("canary", "5f2e", _FORMS[2][:12].lower())
 STAY_SECONDS = 1.0
