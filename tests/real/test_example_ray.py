@@ -1,6 +1,6 @@
 """The GRPO job under Ray runs as it stands, with each engine that is installed: what it trains, and what is recorded of it.
 
-It is run by the command of the README, in a process of its own, once in lockstep and once with the engine one step ahead. In lockstep
+It is run by the command of docs/adopting.md, in a process of its own, once in lockstep and once with the engine one step ahead. In lockstep
 the second recorded step is asked for while the job runs.
 """
 
