@@ -28,10 +28,10 @@ Mark: TypeAlias = AbstractContextManager[object]
 
 
 class ExportError(BackendError):
-    """An export that failed; `artifacts` are those that exist nevertheless."""
+    """A failed export; ``artifacts`` are the files that exist nevertheless."""
 
     outcome: Outcome = "failed"
-    """What the window is by it."""
+    """The outcome of the window."""
 
     def __init__(self, message: str, artifacts: tuple[Artifact, ...] = ()) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class ExportError(BackendError):
 
 
 class Incomplete(ExportError):
-    """Something of the capture is missing, and what there is, is worth having: the window is `partial`."""
+    """An export that is incomplete but useful: the window is `partial`."""
 
     outcome = "partial"
 

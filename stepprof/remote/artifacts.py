@@ -176,17 +176,17 @@ def adopt(
     users: frozenset[int] | None = None,
     **facts: object,
 ) -> Artifact:
-    """Make an engine's trace an artifact of the run: checked, stamped, compressed, in its place. Blocks: call it through `in_thread`.
+    """Check, stamp and compress an engine's trace, and move it to its place in the run. Blocks: call it through `in_thread`.
 
     Args:
-        source: the Chrome trace that the engine wrote, as JSON or gzip of it; removed when all went well.
-        window: whose it is; its metadata becomes the trace's first top-level key, `stepprof`.
-        name: what it will be called in the engine's folder, without the suffix: `rank-0`.
-        users: who may own `source`; None: any user.
-        facts: what else the trace shall state about itself, such as `rank=0`.
+        source: the Chrome trace that the engine wrote, as JSON or gzip of it; removed on success.
+        window: the window of the trace; its metadata becomes the trace's first top-level key, ``stepprof``.
+        name: the file's name in the engine's folder, without the suffix: ``rank-0``.
+        users: the users that may own ``source``. None: any user.
+        facts: further statements of the trace about itself, such as ``rank=0``.
 
     Raises:
-        EngineFailure: there is no file, or it is a link, another user's, empty, damaged, without events or too large; such a file stays where it is. No message shows what is in it.
+        EngineFailure: the file is missing, a link, another user's, empty, damaged, without events or too large; it stays where it is. No message shows its content.
     """
     final = window.output / f"{name}{SUFFIX}"
     hidden = temporary(final)

@@ -35,20 +35,20 @@ __all__ = [
 ]
 
 Health = Literal["ok", "busy", "unconfigured", "unreachable", "unknown", "dead"]
-"""``busy``: somebody else's profiler runs; ``unknown``: a start whose answer is missing."""
+"""``busy``: another profiler runs; ``unknown``: a start was not answered."""
 
 
 class EngineFailure(EngineError):
-    """A call of a driver came to nothing.
+    """A call of a driver failed.
 
     Args:
-        message: what happened, to what, and what to do about it: it stands in the manifest and in the log, as `stepprof.redaction.redacted` has it.
-        health: what that says of the engine.
-        owes_stop: the engine may have begun although the call failed (a lost connection): a stop is sent.
+        message: what happened, to what, and what to do about it, for the manifest and the log. Keys in it are masked.
+        health: the engine's health after the failure.
+        owes_stop: the capture may have begun although the call failed (a lost connection): a stop is sent.
     """
 
     lost = False
-    """Whether the process that recorded has ended, although another one answers in its place."""
+    """Whether the recording process has ended, although another one answers in its place."""
 
     def __init__(self, message: str, health: Health = "unknown", *, owes_stop: bool = False) -> None:
         super().__init__(redacted(message))
@@ -58,7 +58,7 @@ class EngineFailure(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A clock of another process against ours: ``offset_ns`` is theirs minus ours, ``error_ns`` bounds how wrong that is."""
+    """The clock of another process: ``offset_ns`` is its time minus ours, ``error_ns`` the largest possible error of that."""
 
     host: str
     offset_ns: int
@@ -66,16 +66,16 @@ class Clock:
     method: str
     """``same-host``, ``ping-pong`` or ``http-date``."""
     boot_id: str | None = None
-    """The boot of the machine with that clock, where it is known: two machines may have one host name."""
+    """The boot of the machine with that clock, if known: two machines may have one host name."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWindow:
-    """What a driver is given: which window, and where the engine's files belong.
+    """The window that a driver records, and the place of the engine's files.
 
-    ``folder`` is the step's folder, absolute; ``stem`` (``rollout/replica-0``) the folder below it that is this engine's alone: it
+    ``folder`` is the step's folder, absolute. ``stem`` (``rollout/replica-0``) is the engine's own folder inside it: it
     exists and is empty. A file of the engine's rank n belongs at ``{stem}/rank-{n}.trace.json.gz``
-    (`stepprof.remote.artifacts.adopt` brings it there, checks it, and writes ``metadata`` into it).
+    (`stepprof.remote.artifacts.adopt` moves it there, checks it, and writes ``metadata`` into it).
     """
 
     window: Window
@@ -85,22 +85,22 @@ class EngineWindow:
     options: EngineOptions
     metadata: Mapping[str, object] = field(default_factory=dict)
     workers: frozenset[int] | None = None
-    """Which of the engine's own ranks are asked for; None: all."""
+    """The selected ranks of the engine; None: all."""
     trace_dir: Path | None = None
-    """A folder that the engine's host and this one share; None: they share the run directory, as far as anybody knows."""
+    """A folder that the engine's host and this host share; None: they share the run directory."""
     start_seconds: float = 5.0
-    """How long whoever opened the window waits for the answer to a start."""
+    """How long the window waits for the answer to a start."""
     stop_seconds: float = 60.0
-    """How long they wait for the answer to a stop."""
+    """How long the window waits for the answer to a stop."""
     npu: NpuOptions = field(default_factory=NpuOptions)
-    """Where the processes of this host agree on who records a device, and how long one waits for it."""
+    """The folder of the device leases of this host, and how long to wait for a lease."""
     nsys: NsysOptions = field(default_factory=NsysOptions)
-    """Where the reports of nsys are looked for, if the engine records with it, and for how long."""
+    """The folder of the reports of nsys, if the engine records with it, and how long to wait for a report."""
     owner: Mapping[str, object] = field(default_factory=dict)
-    """The process whose window it is (`stepprof.host.process_identity.writer_identity`); empty: this one."""
+    """The process that opened the window (`stepprof.host.process_identity.writer_identity`); empty: this one."""
 
     def is_at(self, other: EngineWindow) -> bool:
-        """Whether it is the same window with the same folder; what it is called may have become known only later."""
+        """Return whether it is the same window with the same folder. Its run may have been named only later."""
         return self is other or (self.folder, self.stem, self.window.step, self.window.occurrence) == (
             other.folder,
             other.stem,
@@ -110,33 +110,33 @@ class EngineWindow:
 
     @property
     def output(self) -> Path:
-        """The engine's own folder, absolute."""
+        """Return the engine's own folder, absolute."""
         return self.folder / self.stem
 
 
 class Later(Protocol):
-    """What comes some time after a stop, and is waited for beside the training loop: a report that somebody else writes."""
+    """A result that arrives some time after a stop, such as a report that another program writes. A background task waits for it."""
 
     async def wait(self) -> Stopped:
-        """What has come. Raises EngineFailure, or an `ExportError` that says what the window is by it."""
+        """Return the result. Raises EngineFailure, or an `ExportError` with the outcome of the window."""
 
     def hurry(self, until: float) -> None:
-        """The run is about to end: wait no longer than until then (by `time.monotonic`)."""
+        """Wait no longer than until then (by `time.monotonic`): the run is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """What a stop brought: files below the step's folder, and what kept it from being whole."""
+    """The result of a stop: files below the step's folder, and what is missing."""
 
     artifacts: Sequence[Artifact] = ()
     capped_by: str | None = None
-    """``engine`` where the engine's own bound ended the capture before the window did."""
+    """``engine`` if the engine's own limit ended the capture before the window did."""
     partial: str | None = None
-    """Why something of it is missing; None: nothing is."""
+    """What is missing and why; None: nothing."""
     joined: tuple[int, str] | None = None
-    """Its part is in another capture: in that of this step, at this path below the step's folder, without a suffix."""
+    """The capture that contains its part: the step, and the path below the step's folder without a suffix."""
     later: Later | None = None
-    """What is still to come; the engine may be started again meanwhile."""
+    """The part that is still to come; the engine may be started again meanwhile."""
 
 
 class EngineDriver(Protocol):
@@ -181,10 +181,10 @@ class EngineDriver(Protocol):
 
 
 class EngineKind(Protocol):
-    """What the entry-point group ``stepprof.engines`` names: how a kind of engine is recognised and connected to."""
+    """A kind of engine, registered in the entry-point group ``stepprof.engines``: it recognises targets and connects to them."""
 
     def recognises(self, target: object) -> bool:
-        """Whether the target is of this kind, told without importing the engine's library."""
+        """Return whether the target is of this kind, without importing the engine's library."""
 
     def connect(self, target: object, **options: object) -> EngineDriver:
-        """A driver for it. Raises ConfigError for options that it does not know; does not talk to the engine."""
+        """Return a driver for the target, without contacting the engine. Raises ConfigError for unknown options."""

@@ -90,11 +90,11 @@ async def awaited(future: concurrent.futures.Future[T] | None, timeout: float) -
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Awaitable[T]]) -> T:
-    """Await something on another loop of this process: the one that an engine lives on.
+    """Await something on another loop of this process, such as the one that an engine lives on.
 
     Args:
-        loop: where it is made and awaited; it has to be running, on whatever thread.
-        make: called there; returns what is to be awaited.
+        loop: the loop on which it is made and awaited; it must be running, on any thread.
+        make: called there; returns the awaitable.
 
     Raises:
         EngineFailure: that loop is closed or not running, so the call would never be made.
@@ -114,9 +114,9 @@ async def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Awaitable[
 
 
 async def in_thread(act: Callable[..., T], *arguments: object) -> T:
-    """Run a blocking call on a daemon thread of its own and await it.
+    """Run a blocking call on its own daemon thread and await it.
 
-    No pool: the threads of an executor are joined when the interpreter ends, and one hung call would keep it from ending.
+    It uses no pool: the interpreter joins the threads of an executor at exit, and one hung call would block that.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
