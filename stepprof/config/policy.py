@@ -24,7 +24,6 @@ from stepprof.config.validators import (
     MemoryFloor,
     byte_size,
     choice,
-    flag,
     folder,
     keys_of,
     known_keys,
@@ -228,14 +227,12 @@ def _plugin_tables(value: object, key: str) -> dict[str, dict[str, object]]:
 
 
 CHECKS: dict[str, Check] = {
-    "enabled": flag,
     "output_dir": folder,
     "steps": Steps.parse,
     "ranks": Ranks.parse,
     "backend": check_backends,
     "capture_per": choice("step", "role", "region"),
     "regions": lambda value, key: () if value in ((), []) else texts(value, key),
-    "join_steps": flag,
     "schedule": _schedule,
     "max_seconds": limit(seconds),
     "max_bytes": limit(byte_size),
@@ -243,8 +240,6 @@ CHECKS: dict[str, Check] = {
     "export": choice("auto", "inline", "fork", "thread"),
     "engine_start_timeout_seconds": seconds,
     "engine_stop_timeout_seconds": seconds,
-    "spans": flag,
-    "strict": flag,
     "on_complete": command,
     "on_complete_when": choice("step", "run"),
     "on_complete_timeout_seconds": seconds,

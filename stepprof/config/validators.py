@@ -12,9 +12,10 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from stepprof.errors import ConfigError, shown
@@ -284,21 +285,30 @@ def _near_unit(unit: str) -> str:
     return written[(difflib.get_close_matches(unit, written, n=1, cutoff=0.5) or ["gib"])[0]]
 
 
-def settle(table: Any, checks: Mapping[str, Check]) -> None:
-    """Replace each field of the frozen dataclass `table` by its checked form; None stays None where that is the field's default."""
-    for field in fields(table):
-        check = checks.get(field.name)
-        if check is None:
+def checked(default: Any, check: Check) -> Any:
+    """Return a dataclass field with the check of its value, which `settle` applies."""
+    return field(default=default, metadata={"check": check})
+
+
+def settle(table: Any, checks: Mapping[str, Check] = MappingProxyType({})) -> None:
+    """Replace each field of the frozen dataclass `table` by its checked form; None stays None where that is the field's default.
+
+    Args:
+        table: its fields state their checks by `checked`; a field of type bool needs none.
+        checks: of fields that state none.
+    """
+    for item in fields(table):
+        check = item.metadata.get("check") or checks.get(item.name)
+        if check is None and str(item.type).startswith("bool"):
+            check = flag
+        if check is None or ((value := getattr(table, item.name)) is None and item.default is None):
             continue
-        value = getattr(table, field.name)
-        if value is None and field.default is None:
-            continue
-        object.__setattr__(table, field.name, check(value, field.name))
+        object.__setattr__(table, item.name, check(value, item.name))
 
 
 def keys_of(table: type[Any]) -> tuple[str, ...]:
     """Return the keys that a table of this dataclass may have."""
-    return tuple(field.name for field in fields(table) if field.init)
+    return tuple(item.name for item in fields(table) if item.init)
 
 
 def read_table(table: type[_Table], mapping: object, key: str) -> _Table:
@@ -316,14 +326,14 @@ def known_keys(table: type[Any], mapping: object) -> dict[str, Any]:
         if name not in valid:
             raise ConfigError.at(str(name), value, f"unknown key{nearest(name, valid)}")
     present = {name: value for name, value in mapping.items() if value is not None}
-    for field in fields(table):
-        if field.name not in present and _is_required(field):
-            raise ConfigError.at(field.name, None, f'missing; write {field.name} = "…" in this table')
+    for item in fields(table):
+        if item.name not in present and _is_required(item):
+            raise ConfigError.at(item.name, None, f'missing; write {item.name} = "…" in this table')
     return present
 
 
-def _is_required(field: Field[Any]) -> bool:
-    return field.init and field.default is MISSING and field.default_factory is MISSING
+def _is_required(item: Field[Any]) -> bool:
+    return item.init and item.default is MISSING and item.default_factory is MISSING
 
 
 @contextmanager

@@ -6,60 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepprof.config.options.torch import ACTIVITIES, ACTIVITY_ALIASES
-from stepprof.config.validators import NO_LIMIT, flag, names, settle, whole, whole_numbers
+from stepprof.config.validators import NO_LIMIT, checked, names, settle, whole, whole_numbers
 from stepprof.errors import ConfigError
 
 ENGINE_BACKENDS = ("torch", "npu", "nsys", "memory")
 DEFAULT_ITERATIONS = 32
 """An engine answers no request while it writes its trace: 20 to 50 ms for each forward step of a tiny model on two busy cores."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineOptions:
-    """What an attached engine records of itself."""
-
-    backend: Sequence[str] | str | None = None
-    """What the engine records with, out of "torch", "npu", "nsys" and "memory"; None: what its role's backend says, of these; else torch."""
-    activities: Sequence[str] | None = None
-    """Which activities the engine records, such as ["cpu", "cuda"]; None or []: those that it has."""
-    max_iterations: int | str | None = None
-    """After how many forward steps the engine ends its capture by itself; "none": when the window ends; None: 32 for a trace of torch's profiler."""
-    delay_iterations: int = 0
-    """How many forward steps the engine lets pass before it begins."""
-    with_stack: bool = False
-    """Python stacks of each op; in an engine this is what makes a capture grow without bound."""
-    record_shapes: bool = False
-    """Shapes of each op's inputs."""
-    devices: Sequence[int] = ()
-    """Which NPUs of this process's host the engine uses, by their numbers: while it records nobody else does, and the other way round; []: nobody is asked."""
-    by_stage: bool = False
-    """One file for prefill and one for decode, where the engine can."""
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        settle(
-            self,
-            {
-                "backend": _engine_backends,
-                "activities": names(ACTIVITIES, ACTIVITY_ALIASES, empty=True),
-                "max_iterations": _iterations,
-                "delay_iterations": whole(0),
-                "devices": whole_numbers,
-                **dict.fromkeys(("with_stack", "record_shapes", "by_stage"), flag),
-            },
-        )
-
-    @property
-    def bound(self) -> int | None:
-        """After how many forward steps the engine ends its capture by itself; None: when the window ends.
-
-        >>> EngineOptions().bound, EngineOptions(max_iterations="none").bound, EngineOptions(backend="nsys").bound
-        (32, None, None)
-        """
-        if isinstance(self.max_iterations, int):
-            return self.max_iterations
-        traced = self.backend is None or not {"torch", "npu"}.isdisjoint(self.backend)
-        return DEFAULT_ITERATIONS if self.max_iterations is None and traced else None
 
 
 def _iterations(value: object, key: str) -> int | str:
@@ -78,3 +30,41 @@ def _engine_backends(value: object, key: str) -> tuple[str, ...]:
         problem = f'{" and ".join(found)} cannot record in one engine together; did you mean "{found[0]}"?'
         raise ConfigError.at(key, value, problem)
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """What an attached engine records of itself."""
+
+    backend: Sequence[str] | str | None = checked(None, _engine_backends)
+    """What the engine records with, out of "torch", "npu", "nsys" and "memory"; None: what its role's backend says, of these; else torch."""
+    activities: Sequence[str] | None = checked(None, names(ACTIVITIES, ACTIVITY_ALIASES, empty=True))
+    """Which activities the engine records, such as ["cpu", "cuda"]; None or []: those that it has."""
+    max_iterations: int | str | None = checked(None, _iterations)
+    """After how many forward steps the engine ends its capture by itself; "none": when the window ends; None: 32 for a trace of torch's profiler."""
+    delay_iterations: int = checked(0, whole(0))
+    """How many forward steps the engine lets pass before it begins."""
+    with_stack: bool = False
+    """Python stacks of each op; in an engine this is what makes a capture grow without bound."""
+    record_shapes: bool = False
+    """Shapes of each op's inputs."""
+    devices: Sequence[int] = checked((), whole_numbers)
+    """Which NPUs of this process's host the engine uses, by their numbers: while it records nobody else does, and the other way round; []: nobody is asked."""
+    by_stage: bool = False
+    """One file for prefill and one for decode, where the engine can."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        settle(self)
+
+    @property
+    def bound(self) -> int | None:
+        """After how many forward steps the engine ends its capture by itself; None: when the window ends.
+
+        >>> EngineOptions().bound, EngineOptions(max_iterations="none").bound, EngineOptions(backend="nsys").bound
+        (32, None, None)
+        """
+        if isinstance(self.max_iterations, int):
+            return self.max_iterations
+        traced = self.backend is None or not {"torch", "npu"}.isdisjoint(self.backend)
+        return DEFAULT_ITERATIONS if self.max_iterations is None and traced else None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepprof.config.validators import Check, choice, flag, folder, names, seconds, settle, texts
+from stepprof.config.validators import checked, choice, folder, names, seconds, settle, texts
 from stepprof.errors import ConfigError
 
 __all__ = ["METRICS", "NpuOptions"]
@@ -31,6 +31,16 @@ _HOST_SYS = ("cpu", "mem", "disk", "network", "osrt", "numa")
 _OF_THE_DEVICE = ("aic_metrics", "l2_cache", "record_op_args", "op_attr", "host_sys", "sys_io", "sys_interconnection", "mstx", "mstx_domain_include", "mstx_domain_exclude")  # fmt: skip
 
 
+def _milliseconds(value: object, key: str) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (value >= 0 and math.isfinite(value))
+    ):
+        raise ConfigError.at(key, value, "expected a number of milliseconds, 0 or more, such as 1")
+    return float(value)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NpuOptions:
     """What torch_npu.profiler records on an Ascend device.
@@ -39,11 +49,11 @@ class NpuOptions:
     False
     """
 
-    activities: Sequence[str] | None = None
+    activities: Sequence[str] | None = checked(None, names(("cpu", "npu"), {"gpu": "npu", "cuda": "npu"}))
     """Which activities to record, out of "cpu" and "npu"; None: both."""
-    level: str = "level0"
+    level: str = checked("level0", choice("none", "level0", "level1", "level2"))
     """How much the device records: "none" (ranges alone), "level0", "level1" or "level2"."""
-    aic_metrics: str | None = None
+    aic_metrics: str | None = checked(None, choice(*METRICS))
     """What the AI cores count, such as "pipe_utilization" or "memory"; needs level1 or level2; None: torch_npu's choice at those levels."""
     l2_cache: bool = False
     """Count the hits and misses of the L2 cache."""
@@ -61,9 +71,9 @@ class NpuOptions:
     """Dump the arguments of operators, for operator tuning."""
     op_attr: bool = False
     """Attributes of each operator; needs export_type "db"."""
-    gc_detect_threshold: float | None = None
+    gc_detect_threshold: float | None = checked(None, _milliseconds)
     """Record collections of Python's garbage that take at least so many milliseconds; 0: all; None: none."""
-    host_sys: Sequence[str] | None = None
+    host_sys: Sequence[str] | None = checked(None, names(_HOST_SYS, {"memory": "mem"}))
     """What is sampled of the host, out of "cpu", "mem", "disk", "network", "osrt", "numa"; None: nothing."""
     sys_io: bool = False
     """Sample the device's network interfaces."""
@@ -71,11 +81,11 @@ class NpuOptions:
     """Sample the links between devices and PCIe."""
     mstx: bool | None = None
     """Record ranges: windows and regions stand on the device's timeline then; None: with the device."""
-    mstx_domain_include: Sequence[str] | None = None
+    mstx_domain_include: Sequence[str] | None = checked(None, texts)
     """Whose ranges are recorded beside stepprof's own; None, without an exclude: no others."""
-    mstx_domain_exclude: Sequence[str] | None = None
+    mstx_domain_exclude: Sequence[str] | None = checked(None, texts)
     """Whose ranges are left out, of all there are, such as ["communication"]."""
-    export_type: Sequence[str] = ("text",)
+    export_type: Sequence[str] = checked(("text",), names(("text", "db")))
     """What an analysis writes: "text" (trace_view.json and tables), "db", or both."""
     data_simplification: bool = True
     """Let an analysis delete what it does not need any more."""
@@ -83,29 +93,16 @@ class NpuOptions:
     """Prepare the session when the step before ends; false: at the beginning of the window, and nothing is held while armed."""
     analyse: bool = False
     """Analyse each capture inside the job, in a child process, instead of later with `stepprof analyse`."""
-    analyse_timeout_seconds: float = 600.0
+    analyse_timeout_seconds: float = checked(600.0, seconds)
     """How long an analysis inside the job may take."""
-    lease_dir: Path | None = None
+    lease_dir: Path | None = checked(None, folder)
     """Where the processes of this host agree on who records a device; None: /tmp/stepprof-<uid>. Containers that share a device need a folder that all of them mount."""
-    lease_wait_seconds: float = 5.0
+    lease_wait_seconds: float = checked(5.0, seconds)
     """How long a window waits for the device while another process records it, before it is skipped."""
 
     def __post_init__(self) -> None:
         """Check every field, and the combinations that torch_npu would reset."""
-        flags = ("with_stack", "record_shapes", "profile_memory", "with_modules", "with_flops", "l2_cache", "record_op_args", "op_attr", "sys_io", "sys_interconnection", "mstx", "data_simplification", "warm_up", "analyse")  # fmt: skip
-        checks: dict[str, Check] = {
-            "activities": names(("cpu", "npu"), {"gpu": "npu", "cuda": "npu"}),
-            "level": choice("none", "level0", "level1", "level2"),
-            "aic_metrics": choice(*METRICS),
-            "gc_detect_threshold": _milliseconds,
-            "host_sys": names(_HOST_SYS, {"memory": "mem"}),
-            "export_type": names(("text", "db")),
-            "lease_dir": folder,
-            **dict.fromkeys(("mstx_domain_include", "mstx_domain_exclude"), texts),
-            **dict.fromkeys(("analyse_timeout_seconds", "lease_wait_seconds"), seconds),
-            **dict.fromkeys(flags, flag),
-        }
-        settle(self, checks)
+        settle(self)
         self._refuse_what_is_reset()
 
     @property
@@ -168,13 +165,3 @@ class NpuOptions:
             ):
                 if needed:
                     raise ConfigError.at(key, getattr(self, key), "needs mstx; did you mean mstx = true?")
-
-
-def _milliseconds(value: object, key: str) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not (value >= 0 and math.isfinite(value))
-    ):
-        raise ConfigError.at(key, value, "expected a number of milliseconds, 0 or more, such as 1")
-    return float(value)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepprof.config.validators import choice, flag, folder, seconds, settle, texts, whole
+from stepprof.config.validators import checked, choice, folder, seconds, settle, texts, whole
 from stepprof.errors import ConfigError
 
 __all__ = ["NsysOptions"]
@@ -32,52 +32,8 @@ _RESERVED = {
 """What the commands of `stepprof.backends.nsys.backend` say themselves, and the key that changes it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NsysOptions:
-    """What Nsight Systems records, and where its reports are.
-
-    What it records is fixed when it launches the process: by `nsys_command` or `ray_runtime_env`.
-
-    >>> NsysOptions(trace=["cuda", "nvtx"]).cuda_graph_trace
-    'graph'
-    """
-
-    trace: Sequence[str] = ("cuda", "nvtx")
-    """What nsys traces, in its own words: "cuda", "nvtx", "cublas", "cudnn", "nccl", "osrt", "ucx", …"""
-    cuda_graph_trace: str = "graph"
-    """How CUDA graphs are traced: "graph" as a whole, "node" kernel by kernel, which costs more."""
-    cuda_memory_usage: bool = False
-    """Trace how much memory the kernels use."""
-    sample: bool = False
-    """Sample CPU stacks and trace context switches."""
-    domains: Sequence[str] | None = None
-    """The NVTX domains that nsys keeps, such as ["stepprof", "NCCL"]; None: all."""
-    windows: int | str | None = None
-    """How many windows a process has in the whole run; "any": it cannot be told; None: what the steps, roles and capture_per say."""
-    keep_environment: bool = False
-    """Leave the environment variables in the reports, secrets and all."""
-    report_dir: str | None = None
-    """Where nsys writes its reports, where it was started by a command of your own; None: as `nsys_command` or Ray says."""
-    report_timeout_seconds: float = 300.0
-    """How long a report is waited for after its window, in the background."""
-    extra: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """More options of `nsys profile`, without their dashes, such as { gpu-metrics-devices = "0" }."""
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        settle(
-            self,
-            {
-                "trace": _words,
-                "cuda_graph_trace": choice("graph", "node"),
-                **dict.fromkeys(("cuda_memory_usage", "sample", "keep_environment"), flag),
-                "domains": _words,
-                "windows": _windows,
-                "report_dir": lambda value, key: str(folder(value, key)),
-                "report_timeout_seconds": seconds,
-                "extra": _extra,
-            },
-        )
+def _report_dir(value: object, key: str) -> str:
+    return str(folder(value, key))
 
 
 def _words(value: object, key: str) -> tuple[str, ...]:
@@ -89,10 +45,6 @@ def _words(value: object, key: str) -> tuple[str, ...]:
     return found
 
 
-def _pieces(word: str) -> list[str]:
-    return [piece for piece in re.split(r"[^A-Za-z0-9._:/@%+=-]+", word) if piece] or ["nvtx"]
-
-
 def _windows(value: object, key: str) -> int | str:
     if value == ANY:
         return ANY
@@ -100,6 +52,46 @@ def _windows(value: object, key: str) -> int | str:
         raise ConfigError.at(key, value, f'expected a number of windows, or "{ANY}"; did you mean "{ANY}"?')
     number: int = whole(1)(value, key)
     return number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NsysOptions:
+    """What Nsight Systems records, and where its reports are.
+
+    What it records is fixed when it launches the process: by `nsys_command` or `ray_runtime_env`.
+
+    >>> NsysOptions(trace=["cuda", "nvtx"]).cuda_graph_trace
+    'graph'
+    """
+
+    trace: Sequence[str] = checked(("cuda", "nvtx"), _words)
+    """What nsys traces, in its own words: "cuda", "nvtx", "cublas", "cudnn", "nccl", "osrt", "ucx", …"""
+    cuda_graph_trace: str = checked("graph", choice("graph", "node"))
+    """How CUDA graphs are traced: "graph" as a whole, "node" kernel by kernel, which costs more."""
+    cuda_memory_usage: bool = False
+    """Trace how much memory the kernels use."""
+    sample: bool = False
+    """Sample CPU stacks and trace context switches."""
+    domains: Sequence[str] | None = checked(None, _words)
+    """The NVTX domains that nsys keeps, such as ["stepprof", "NCCL"]; None: all."""
+    windows: int | str | None = checked(None, _windows)
+    """How many windows a process has in the whole run; "any": it cannot be told; None: what the steps, roles and capture_per say."""
+    keep_environment: bool = False
+    """Leave the environment variables in the reports, secrets and all."""
+    report_dir: str | None = checked(None, _report_dir)
+    """Where nsys writes its reports, where it was started by a command of your own; None: as `nsys_command` or Ray says."""
+    report_timeout_seconds: float = checked(300.0, seconds)
+    """How long a report is waited for after its window, in the background."""
+    extra: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """More options of `nsys profile`, without their dashes, such as { gpu-metrics-devices = "0" }."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        settle(self, {"extra": _extra})
+
+
+def _pieces(word: str) -> list[str]:
+    return [piece for piece in re.split(r"[^A-Za-z0-9._:/@%+=-]+", word) if piece] or ["nvtx"]
 
 
 def _extra(value: object, key: str) -> dict[str, str]:

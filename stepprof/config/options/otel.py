@@ -5,8 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stepprof.config.validators import flag, seconds, settle, whole
+from stepprof.config.validators import checked, seconds, settle, whole
 from stepprof.errors import ConfigError
+
+
+def _endpoint(value: object, key: str) -> str:
+    if isinstance(value, str) and re.fullmatch(r"https?://[^\s/@]+(/\S*)?", value):
+        return value
+    problem = 'expected a URL without a password, such as "http://127.0.0.1:4318/v1/traces"'
+    raise ConfigError.at(key, value, problem)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,23 +25,13 @@ class OtelOptions:
 
     enabled: bool = False
     """Send windows, regions and marks of every step by OTLP over HTTP; needs stepprof[otel], and spans."""
-    endpoint: str | None = None
+    endpoint: str | None = checked(None, _endpoint)
     """Where to, such as "http://127.0.0.1:4318/v1/traces"; None: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, $OTEL_EXPORTER_OTLP_ENDPOINT, else this host."""
-    max_queue: int = 20_000
+    max_queue: int = checked(20_000, whole(1))
     """How many spans wait at most; what comes beyond is dropped and counted."""
-    timeout_seconds: float = 5.0
+    timeout_seconds: float = checked(5.0, seconds)
     """How long one request may take, and the last ones at the end of the run together."""
 
     def __post_init__(self) -> None:
         """Check every field."""
-        settle(
-            self,
-            {"enabled": flag, "endpoint": _endpoint, "max_queue": whole(1), "timeout_seconds": seconds},
-        )
-
-
-def _endpoint(value: object, key: str) -> str:
-    if isinstance(value, str) and re.fullmatch(r"https?://[^\s/@]+(/\S*)?", value):
-        return value
-    problem = 'expected a URL without a password, such as "http://127.0.0.1:4318/v1/traces"'
-    raise ConfigError.at(key, value, problem)
+        settle(self)

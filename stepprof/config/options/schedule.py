@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepprof.config.validators import settle, texts, whole
+from stepprof.config.validators import checked, settle, texts, whole
 from stepprof.errors import ConfigError
 
 
@@ -18,27 +18,20 @@ class Schedule:
 
     region: str
     """The name of the region whose entries are counted."""
-    skip_first: int = 0
+    skip_first: int = checked(0, whole(0))
     """How many entries pass once, before the first round."""
-    wait: int = 0
+    wait: int = checked(0, whole(0))
     """How many entries pass in each round."""
-    warmup: int = 0
+    warmup: int = checked(0, whole(0))
     """How many entries are then run armed, without a record."""
-    active: int = 1
+    active: int = checked(1, whole(1))
     """How many entries are then recorded."""
-    repeat: int = 1
+    repeat: int = checked(1, whole(1))
     """How many rounds there are."""
 
     def __post_init__(self) -> None:
         """Check every field."""
-        settle(
-            self,
-            {
-                "region": _one_name,
-                **dict.fromkeys(("skip_first", "wait", "warmup"), whole(0)),
-                **dict.fromkeys(("active", "repeat"), whole(1)),
-            },
-        )
+        settle(self, {"region": _one_name})
 
 
 def _one_name(value: object, key: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepprof.config.validators import flag, names, settle
+from stepprof.config.validators import checked, names, settle
 from stepprof.errors import ConfigError
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu", "privateuse1")
@@ -20,7 +20,7 @@ class TorchOptions:
     False
     """
 
-    activities: Sequence[str] | None = None
+    activities: Sequence[str] | None = checked(None, names(ACTIVITIES, ACTIVITY_ALIASES))
     """Which activities to record, such as ["cpu", "cuda"]; None: those that are there."""
     with_stack: bool = False
     """Python stacks of each op; at most 4.3 kB of trace per op instead of 1.3 kB, and a much slower stop."""
@@ -39,17 +39,7 @@ class TorchOptions:
 
     def __post_init__(self) -> None:
         """Check every field, and the combinations that torch refuses."""
-        settle(
-            self,
-            {
-                "activities": names(ACTIVITIES, ACTIVITY_ALIASES),
-                **dict.fromkeys(
-                    ("with_stack", "record_shapes", "profile_memory", "with_flops", "with_modules"), flag
-                ),
-                "all_threads": flag,
-                "trace_only": flag,
-            },
-        )
+        settle(self)
         if self.all_threads and self.profile_memory:
             raise ConfigError.at(
                 "all_threads",
