@@ -27,13 +27,13 @@ info.mkdir()
 (info / "entry_points.txt").write_text("[stepprof.engines]\\nbench = bench_engines:Kind\\n")
 (Path(folder) / "bench_engines.py").write_text('''
 import asyncio
-from stepprof.remote.base import Clock, Stopped
+from stepprof.remote.base import Clock, EngineDriver, Stopped
 CALL = 0.05
 
 class Engine:
     hung = False
 
-class Driver:
+class Driver(EngineDriver):
     kind, host, loop, inside = "bench", "here", None, False
     def __init__(self, engine):
         self.engine, self.name, self.key = engine, f"engine-{id(engine)}", f"object:{id(engine)}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -51,18 +52,18 @@ class Export(ABC):
     def __call__(self) -> tuple[Artifact, ...]:
         """Write, verify and return the artifacts. Raises ExportError."""
 
-    def hurry(self, until: float) -> None:  # noqa: B027 - optional
+    def hurry(self, until: float) -> None:
         """Wait for other processes no longer than until then (by `time.monotonic`): the process is about to exit."""
 
-    def discard(self) -> None:  # noqa: B027 - optional
+    def discard(self) -> None:
         """Remove the temporary files that an interrupted export left behind."""
 
 
 class Backend(ABC):
     """How this process records one window.
 
-    A backend must define `name`, `probe`, `arm`, `start`, `stop` and `abort`. The other members have defaults. The attributes may be
-    class attributes or properties.
+    A backend must define `name`, `probe`, `arm`, `start`, `stop` and `abort`. The other members have defaults. An attribute may be
+    overridden by a class attribute, an instance attribute or a property.
     """
 
     @property
@@ -70,17 +71,17 @@ class Backend(ABC):
     def name(self) -> str:
         """Its name in manifests and logs."""
 
-    @property
+    @cached_property
     def thread_bound(self) -> bool:
         """Whether `stop` must run on the thread that ran `start`."""
         return False
 
-    @property
+    @cached_property
     def waits(self) -> bool:
         """Whether its export waits for another process. Such an export never runs on the training thread, whatever ``export`` says."""
         return False
 
-    @property
+    @cached_property
     def marks(self) -> bool:
         """Whether it marks regions. False makes regions cheaper if another backend records at the same time."""
         return True
@@ -105,7 +106,7 @@ class Backend(ABC):
     def abort(self) -> None:
         """Drop whatever it prepared or records. Idempotent; never raises."""
 
-    def keep_near(self, folder: Path) -> None:  # noqa: B027 - optional
+    def keep_near(self, folder: Path) -> None:
         """Note the run directory. Called once, before `probe`, for a profiler that must know its place before there is a window."""
 
     def mark(self, name: str) -> Mark | None:

@@ -202,7 +202,7 @@ class Engine:
         else:
             drivers = self._drivers
         found = await asyncio.gather(
-            *(_expanded(driver) for driver in drivers)
+            *(driver.expand() for driver in drivers)
         )  # one that hangs delays no other
         self._take(itertools.chain.from_iterable(found))
 
@@ -218,7 +218,7 @@ class Engine:
         for (key, ranks), driver in wanted.items():
             target = known.get((key, ranks))
             if target is None and self._fleet is not None:
-                number = getattr(driver, "rank", None)
+                number = driver.rank
                 if number is None:
                     number = next(free[ranks])
                 used.add((ranks, number))
@@ -251,11 +251,6 @@ def _free(first: int, ranks: bool, used: set[tuple[bool, int]]) -> Iterator[int]
     return (number for number in itertools.count(first) if (ranks, number) not in used)
 
 
-async def _expanded(driver: Any) -> list[EngineDriver]:
-    """What a driver stands for: itself, or as of a router the workers behind it."""
-    return await driver.expand() if hasattr(driver, "expand") else [driver]
-
-
 def connect_all(target: object, options: Mapping[str, object]) -> list[EngineDriver]:
     """A driver for each target of a list. Raises ConfigError where nobody knows one."""
     if isinstance(target, (list, tuple, set, frozenset)):
@@ -269,16 +264,27 @@ def recognise(target: object, **options: object) -> EngineDriver:
     """A driver for a target, by the kinds of the package and those of other packages.
 
     Raises:
-        ConfigError: nobody knows such a target.
+        ConfigError: no kind of engine recognises the target, or its plug-in breaks the contract.
     """
     for kind in _kinds():
         if kind.recognises(target):
-            return kind.connect(target, **options)
+            return _checked(kind.connect(target, **options), kind)
     what = type(target)
     raise ConfigError(
         f"attach({what.__module__}.{what.__qualname__}): not an engine that anybody knows; expected a vLLM or SGLang engine, a URL, a "
         f"Ray actor's handle, a list of those, or a callable that returns them. Other packages add kinds in the entry-point group {GROUP}"
     )
+
+
+def _checked(driver: object, kind: EngineKind) -> EngineDriver:
+    """A driver of another package may break the contract. Raises ConfigError."""
+    made = f"{type(kind).__module__}.{type(kind).__qualname__}.connect() returned {type(driver).__qualname__}"
+    if not isinstance(driver, EngineDriver):
+        raise ConfigError(f"{made}: must derive from stepprof.remote.base.EngineDriver")
+    missing = [name for name in ("kind", "name", "key") if not hasattr(driver, name)]
+    if missing:
+        raise ConfigError(f"{made}: must set {', '.join(missing)}")
+    return driver
 
 
 def check_options(given: Mapping[str, object], known: Iterable[str], what: str) -> None:

@@ -1,14 +1,16 @@
 """The contract between stepprof and one kind of engine, and the values that go over it.
 
-A driver is stateless: it translates four verbs into the calls of one library. Whether a call is legal now, what is owed after a
-time-out, and what the manifest says is the business of `stepprof.remote.core.engine_target`. Write one in a file of its own and name it in the
-entry-point group ``stepprof.engines``: an object with ``recognises(target) -> bool`` and ``connect(target, **options) -> EngineDriver``.
+A driver translates four verbs into the calls of one library. `stepprof.remote.core.engine_target` decides whether a call is legal now, which
+call is pending after a time-out, and what the manifest says. A plug-in is a class that derives from `EngineDriver`, and an `EngineKind` that makes it,
+registered in the entry-point group ``stepprof.engines``. `stepprof.attach` refuses a driver that does not derive from `EngineDriver`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from stepprof.config.options.npu import NpuOptions
@@ -139,45 +141,111 @@ class Stopped:
     """The part that is still to come; the engine may be started again meanwhile."""
 
 
-class EngineDriver(Protocol):
-    """One engine, spoken to. Its methods run on stepprof's own event loop and are never cancelled.
+class EngineDriver(ABC):
+    """One engine. Its methods run on stepprof's own event loop, one at a time, and are never cancelled.
 
-    A driver may have more, which is asked for by name: ``workers``, how many ranks of its own the engine has; ``rank``, which one it is;
-    ``waiting``, why a call has no answer yet; ``runs_loop``, that its calls
-    may run the engine's event loop, for which the engine's own thread has to wait; ``async expand()``, the drivers that stand for it now (a router's workers), asked before
-    each window; ``async announce(step, role)``, to be told which step runs; ``async recovered()``, which returns once an engine that was
-    unreachable answers again; ``async enter(window)`` and
-    ``async exit(window)``, called for a role's window inside the one that it records; ``async close(timeout, answer_seconds)``, when it is detached: wait ``timeout``
-    seconds at most for exports that run, and ``answer_seconds`` for an engine that does not answer.
+    A driver must set `kind`, `name` and `key`, and define `arm`, `start`, `stop` and `abort`. The other members have defaults; an
+    attribute may be overridden by a class attribute, an instance attribute or a property.
     """
 
     kind: str
-    """``vllm``, ``sglang``, ``rank``, ``spans`` or what a plug-in calls it."""
+    """``vllm``, ``sglang``, ``rank``, ``spans``, or a name of the plug-in's own."""
     name: str
     """For logs and the manifest: a URL without its secrets, an actor's name."""
     key: str
-    """What makes it the same engine when a list is asked for again: the URL, the actor's id, the object's id."""
-    host: str | None
-    """Where it runs, once that is known."""
-    loop: asyncio.AbstractEventLoop | None
-    """The event loop that the engine lives on in this process; None: any will do. A synchronous block on it is refused."""
-    inside: bool
-    """The engine's worker is this very process: its work is in our own capture, and it is never started."""
+    """Identifies the engine if a list or a callable returns it again: its URL, the actor's id, the object's id."""
+    host: str | None = None
+    """The host that it runs on, once that is known."""
 
+    # cached_property and not property: it can be overridden by an instance attribute as well
+
+    @cached_property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of this process that the engine lives on; None: any. A window that blocks this loop does not start the engine."""
+        return None
+
+    @cached_property
+    def inside(self) -> bool:
+        """Whether the engine's worker is this process. Its work is in this process's own capture then, and the engine is never started."""
+        return False
+
+    @cached_property
+    def runs_loop(self) -> bool:
+        """Whether its calls may run the engine's event loop, so that the engine's own thread must wait meanwhile."""
+        return False
+
+    @cached_property
+    def workers(self) -> int | None:
+        """How many ranks the engine has; None: unknown."""
+        return None
+
+    @cached_property
+    def rank(self) -> int | None:
+        """Its number among the engines of its role; None: the next free one."""
+        return None
+
+    @cached_property
+    def waiting(self) -> str | None:
+        """Why a call has no answer yet, for the manifest of a start that timed out."""
+        return None
+
+    @cached_property
+    def writes_to(self) -> Path | None:
+        """The folder that the running capture is written to, for the manifest of a capture that failed."""
+        return None
+
+    @cached_property
+    def listens(self) -> bool:
+        """Whether `announce` is to be called."""
+        return False
+
+    async def expand(self) -> Sequence[EngineDriver]:
+        """Return the drivers that stand for it now (a router: those of its workers). Called before each window; raises nothing."""
+        return [self]
+
+    @abstractmethod
     async def arm(self, window: EngineWindow) -> None:
-        """Everything slow and everything that can be refused: reachable, configured, arguments, folder. Starts nothing."""
+        """Do the slow work, and refuse what can be refused: unreachable, unconfigured, wrong options. Starts nothing. Raises EngineFailure."""
 
+    @abstractmethod
     async def start(self, window: EngineWindow) -> None:
-        """Begin the capture. Returns when it runs."""
+        """Start the capture. Returns when it runs. Raises EngineFailure."""
 
+    @abstractmethod
     async def stop(self, window: EngineWindow) -> Stopped:
-        """End the capture. Returns when the files are there and looked at."""
+        """Stop the capture. Returns when its files are there and checked. Raises EngineFailure."""
 
+    @abstractmethod
     async def abort(self) -> None:
-        """Leave whatever state the engine is in, throwing away what it has. Idempotent; stopped is no failure, dead is one."""
+        """Stop whatever runs, and drop what it recorded. Idempotent. Raises EngineFailure if the engine is dead."""
 
     async def clock(self) -> Clock | None:
-        """Compare its clock with ours; None: that cannot be done."""
+        """Compare the engine's clock with that of this process; None: that cannot be done."""
+        return None
+
+    async def announce(self, step: int, role: str | None) -> None:
+        """Note which step runs now. Only called if `listens`."""
+
+    def recovered(self) -> Awaitable[None] | None:
+        """Return what ends once an unreachable engine answers again (it raises EngineFailure if the engine is dead); None: the next arm finds out."""
+        return None
+
+    async def enter(self, window: EngineWindow) -> None:
+        """Note that a role's window begins inside the one that it records."""
+
+    async def exit(self, window: EngineWindow) -> None:
+        """Note that a role's window has ended inside the one that it records."""
+
+    def retire(self) -> None:
+        """Call the engine no more. What is still open is left to the next driver of the engine."""
+
+    async def close(self, timeout: float, answer_seconds: float) -> None:
+        """Stop what is still open. Called when the engine is detached.
+
+        Args:
+            timeout: how long to wait for exports that run, in seconds.
+            answer_seconds: how long to wait for an engine that does not answer.
+        """
 
 
 class EngineKind(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faults.plan import EnginePlan, Fault
-from stepprof.remote.base import Clock, EngineFailure, Stopped
+from stepprof.remote.base import Clock, EngineDriver, EngineFailure, Stopped
 from stepprof.remote.loop import on_loop
 from stepprof.run.model import Artifact
 
@@ -132,7 +132,7 @@ class SimEngine:
             self.running = None
 
 
-class FaultDriver:
+class FaultDriver(EngineDriver):
     """Speaks to a `SimEngine`, and notes where stepprof breaks the contract of a driver."""
 
     def __init__(self, engine: SimEngine) -> None:
@@ -268,10 +268,10 @@ class FaultDriver:
             await closing
 
 
-class Router:
+class Router(EngineDriver):
     """Stands for the driver of an engine, as a router's does for those of its workers."""
 
-    kind, host, loop, inside = "router", None, None, False
+    kind = "router"
 
     def __init__(self, engine):
         self._inner = FaultDriver(engine)
@@ -280,8 +280,13 @@ class Router:
     async def arm(self, window):
         raise EngineFailure(f"{self.name} has not said whom it stands for", "unreachable")
 
-    async def clock(self):
-        return None
+    async def start(self, window):
+        self._inner.engine.violations.append("start of a router")
+
+    stop = start
+
+    async def abort(self):
+        self._inner.engine.violations.append("abort of a router")
 
     async def expand(self):
         return await self._inner._call("expand", None, lambda call: [self._inner], alone=False) or []
@@ -289,6 +294,8 @@ class Router:
 
 class SpansDriver(FaultDriver):
     """A session elsewhere that wants to know which step runs."""
+
+    listens = True
 
     async def announce(self, step, role):
         await self._call("announce", alone=False)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepprof.remote.base import Clock, EngineFailure, Stopped
+from stepprof.remote.base import Clock, EngineDriver, EngineFailure, Stopped
 from stepprof.run.model import Artifact
 
 METADATA = "Metadata-Version: 2.1\nName: stepprof-simulated\nVersion: 1.0\n"
@@ -47,7 +47,7 @@ class Simulated:
         return self.calls.count(verb)
 
 
-class Driver:
+class Driver(EngineDriver):
     """Speaks to a `Simulated`."""
 
     def __init__(self, engine, name=None):
@@ -133,6 +133,8 @@ class Listener(Simulated):
 
 
 class ListeningDriver(Driver):
+    listens = True
+
     async def announce(self, step, role):
         self.engine.calls.append((step, role))
 

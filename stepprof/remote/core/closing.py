@@ -20,7 +20,7 @@ LEAST_SECONDS = 0.5
 
 
 async def close(driver: EngineDriver, label: str, *, answer_seconds: float, timeout: float) -> None:
-    """Close a driver that can be closed. Never raises, and cancels nothing: a driver that hangs is left behind.
+    """Close a driver. Never raises, and cancels nothing: a driver that hangs is left behind.
 
     Args:
         driver: the driver.
@@ -28,11 +28,8 @@ async def close(driver: EngineDriver, label: str, *, answer_seconds: float, time
         answer_seconds: how long to wait for an engine that does not answer.
         timeout: how long to wait for exports; only a session of another process has any.
     """
-    act = getattr(driver, "close", None)
-    if act is None:
-        return
     answers = max(answer_seconds, LEAST_SECONDS)
-    closing = asyncio.ensure_future(_call(act, max(timeout, 0.0), answers))
+    closing = asyncio.ensure_future(_call(driver.close, max(timeout, 0.0), answers))
     bound = max(timeout, answers) + LEAST_SECONDS if driver.kind in RANKS else answers
     done, _ = await asyncio.wait([closing], timeout=bound)
     if not done:

@@ -27,7 +27,7 @@ from stepprof.run.reasons import ReasonCode
 from stepprof.state_machine import TargetMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Mapping
     from pathlib import Path
 
     from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Health, Stopped
@@ -112,7 +112,7 @@ class EngineTarget:
     @property
     def width(self) -> int:
         """How many ranks of its own it has, as far as its driver says (``workers``): one otherwise."""
-        return getattr(self.driver, "workers", None) or 1
+        return self.driver.workers or 1
 
     def __repr__(self) -> str:
         return f"<EngineTarget {self.label} {self.driver.kind} {self.driver.name} {self.machine.state} {self.health}>"
@@ -335,9 +335,8 @@ class EngineTarget:
         else:
             what = f"was not ready within {seconds:.3g} s"
             cure = "nothing was sent to it; raise engine_start_timeout_seconds, or find out what keeps it from answering"
-        waiting = getattr(self.driver, "waiting", None)
-        if waiting:
-            what = f"{what}: {waiting}"
+        if self.driver.waiting:
+            what = f"{what}: {self.driver.waiting}"
         self.note_late(recording, seconds)
         error = "; ".join(filter(None, [f"the engine {what}", cure, hint]))
         recording.tell("failed", error, ReasonCode.START_UNANSWERED, health=self.health)
@@ -405,7 +404,7 @@ class EngineTarget:
 
     def _where(self) -> str:
         """Return where the files of a capture come to that nothing may bring into the run; nothing, if its driver does not tell."""
-        place = getattr(self.driver, "writes_to", None)
+        place = self.driver.writes_to
         return "" if place is None else f"; what it writes comes to {place}"
 
     async def _name_files(self, recording: Recording, window: EngineWindow) -> None:
@@ -436,15 +435,20 @@ class EngineTarget:
         """Told once for each change: an engine that stays dead for a thousand steps is told of once."""
         before, self.health = self.health, health
         if before != health:
-            if health == "unreachable" and hasattr(self.driver, "recovered") and not self._left:
-                self._recovering = asyncio.ensure_future(self._recover(self.driver.recovered))
+            if health == "unreachable" and not self._left:
+                self._watch_recovery()
             self._fleet.tell_health(HealthChange(self.label, self.driver.name, before, health, reason))
             self._fleet.changed()
 
-    async def _recover(self, recovered: Callable[[], Awaitable[None]]) -> None:
+    def _watch_recovery(self) -> None:
+        recovered = self.driver.recovered()
+        if recovered is not None:
+            self._recovering = asyncio.ensure_future(self._recover(recovered))
+
+    async def _recover(self, recovered: Awaitable[None]) -> None:
         """Wait until an engine that was unreachable answers again, or is dead."""
         try:
-            await recovered()
+            await recovered
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
             if isinstance(error, EngineFailure) and error.health == "dead" and self.health == "unreachable":
                 self._note(error)

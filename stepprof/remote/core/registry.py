@@ -212,12 +212,12 @@ class Fleet:
                 await in_thread(_remove_folders, windows)
 
     def _look_who_listens(self) -> None:
-        """Sessions elsewhere that want to know which step runs: their drivers have a method ``announce``."""
+        """Find the sessions of other processes that need to know which step runs."""
         self._listeners = [
             (engine, target.driver.announce)
             for engine in self.engines
             for target in engine.targets
-            if hasattr(target.driver, "announce")
+            if target.driver.listens
         ]
 
     # -- windows

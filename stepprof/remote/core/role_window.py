@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
-    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.base import EngineDriver, EngineWindow
     from stepprof.run.model import Window
 
 __all__ = ["Inner", "entered", "exit_all", "is_inner"]
@@ -25,11 +25,11 @@ class Inner:
     """One rank's part of an inner window. Made on stepprof's own loop; the rank is asked to enter it at once.
 
     Args:
-        driver: speaks to the rank; one without ``enter`` and ``exit`` is asked nothing.
+        driver: speaks to the rank.
         window: the inner window.
     """
 
-    def __init__(self, driver: Any, window: EngineWindow) -> None:
+    def __init__(self, driver: EngineDriver, window: EngineWindow) -> None:
         self._driver = driver
         self._window = window
         self.entering = asyncio.ensure_future(self._ask("enter"))
@@ -40,9 +40,7 @@ class Inner:
         await self._ask("exit")
 
     async def _ask(self, verb: str) -> None:
-        act = getattr(self._driver, verb, None)
-        if act is None:
-            return
+        act = self._driver.enter if verb == "enter" else self._driver.exit
         try:
             await act(self._window)
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the rank's capture goes on

@@ -11,12 +11,12 @@ import asyncio
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from stepprof.errors import ConfigError
 from stepprof.log import logger
-from stepprof.remote.base import EngineFailure
+from stepprof.remote.base import EngineDriver, EngineFailure
 from stepprof.remote.http.client import Client
 from stepprof.remote.http.clock import clock
 from stepprof.remote.http.reply import Reply
@@ -25,7 +25,7 @@ from stepprof.remote.http.workers import Choice, Hosts, Neighbourhood
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Stopped
+    from stepprof.remote.base import Clock, EngineWindow, Stopped
 
 __all__ = ["Client", "HttpKind", "HttpServer", "Reply", "clock", "expand", "identify"]
 
@@ -75,43 +75,10 @@ class HttpKind:
             check_options(dict.fromkeys(options, "…"), known, "a server")  # what is misspelt may be a key
         hosts = Hosts.parse(own.pop("workers")) if "workers" in own else None
         stated = str(kind) if kind in KINDS else None
-        server = HttpServer(Client(url, **own), stated, None if name is None else str(name), options, hosts)
-        return cast("EngineDriver", server)
+        return HttpServer(Client(url, **own), stated, None if name is None else str(name), options, hosts)
 
 
-class ServerDriver(Protocol):
-    """The driver of one kind of server."""
-
-    kind: str
-    host: str | None
-
-    @property
-    def writes_to(self) -> Path | None:
-        """Return the folder that the running capture is written to."""
-
-    async def arm(self, window: EngineWindow) -> None:
-        """Do what `EngineDriver.arm` says."""
-
-    async def start(self, window: EngineWindow) -> None:
-        """Begin the capture."""
-
-    async def stop(self, window: EngineWindow) -> Stopped:
-        """End the capture."""
-
-    async def abort(self) -> None:
-        """Leave whatever state the server is in."""
-
-    async def clock(self) -> Clock | None:
-        """Compare its clock with ours."""
-
-    async def close(self, timeout: float, answer_seconds: float) -> None:
-        """Stop what is open and keep it as partial."""
-
-    def retire(self) -> None:
-        """Take no more part; leave what is open to the next driver."""
-
-
-class HttpServer:
+class HttpServer(EngineDriver):
     """A server, spoken to in the words of its kind.
 
     Args:
@@ -121,9 +88,6 @@ class HttpServer:
         options: for the driver of its kind.
         hosts: where workers of a router may be; None: on its host and in its network.
     """
-
-    loop: asyncio.AbstractEventLoop | None = None
-    inside = False
 
     def __init__(
         self,
@@ -136,7 +100,7 @@ class HttpServer:
         self._client = client
         self._stated = kind
         self._options = dict(options or {})
-        self._driver: ServerDriver | None = None
+        self._driver: EngineDriver | None = None
         self._hosts = hosts
         self._workers: dict[str, HttpServer] = {}
         self._refused: Mapping[str, str] = {}
@@ -150,21 +114,21 @@ class HttpServer:
         return f"<HttpServer {self.kind} {self.name}>"
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]
         """``vllm`` or ``sglang``; ``http`` until it has answered."""
         return self._stated or _known.get(self.key, "http")
 
     @property
-    def host(self) -> str | None:
+    def host(self) -> str | None:  # type: ignore[override]
         """Where it runs."""
         return self._client.host if self._driver is None else self._driver.host or self._client.host
 
     @property
     def workers(self) -> int | None:
         """How many ranks of its own the engine has, where it has said that."""
-        return getattr(self._driver, "workers", None)
+        return None if self._driver is None else self._driver.workers
 
-    async def expand(self) -> list[EngineDriver]:
+    async def expand(self) -> Sequence[EngineDriver]:
         """Itself, or the workers of a router as they are now. Raises nothing: what cannot be asked says so when it is armed.
 
         A server that hangs holds the others up for a moment only; what it answers later is known the next time.
@@ -173,7 +137,7 @@ class HttpServer:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.ensure_future(self._look())
             await asyncio.wait({self._asking}, timeout=EXPAND_SECONDS)
-        return cast("list[EngineDriver]", list(self._workers.values()) or [self])
+        return list(self._workers.values()) or [self]
 
     async def _look(self) -> None:
         """Who it is; of a router, who its workers are, and of which kind. They stay as they were where that cannot be told."""
@@ -270,7 +234,7 @@ class HttpServer:
             _known[self.key] = await identify(self._client)
         return self.kind
 
-    def _as(self, kind: str) -> ServerDriver:
+    def _as(self, kind: str) -> EngineDriver:
         """The driver of that kind. Raises EngineFailure where an option is of another kind."""
         if self._driver is None or self._driver.kind != kind:
             foreign = sorted(set(self._options) - set(_options_of(kind)))
@@ -279,7 +243,7 @@ class HttpServer:
                     f"{self.name} is a server of {kind}, which has no option {', '.join(foreign)}",
                     "unconfigured",
                 )
-            self._driver = cast("ServerDriver", _class_of(kind)(self._client, **self._options))
+            self._driver = cast("EngineDriver", _class_of(kind)(self._client, **self._options))
         return self._driver
 
 

@@ -19,7 +19,7 @@ from stepprof.errors import ConfigError
 from stepprof.host import process_identity
 from stepprof.instrument.context import cell
 from stepprof.log import logger
-from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
+from stepprof.remote.base import Clock, EngineDriver, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.lease import new_lease
 from stepprof.remote.loop import in_thread
 from stepprof.remote.ray import calls
@@ -59,13 +59,15 @@ agents = Agents()
 _clocks = Clocks()
 
 
-class ActorDriver:
+class ActorDriver(EngineDriver):
     """One actor: its engine, or its own session as a rank."""
 
+    inside: bool = False
+    rank: int | None
+    workers: int | None = None
+    waiting: str | None = None
+
     def __init__(self, handle: Any, kind: str, options: Mapping[str, Any]) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.inside = False
-        self.host: str | None = None
         self.kind = "ray" if kind == "engine" else kind
         actor_id = handle._actor_id.hex()
         # an engine and a rank in one actor are two: who drives the one does not drive the other
@@ -73,9 +75,6 @@ class ActorDriver:
         self.name = options.get("name") or f"{_class_name(handle)}:{actor_id[:8]}"
         rank = _whole("rank", options.get("rank"))
         self.rank = None if kind == "engine" else rank
-        self.workers: int | None = None
-        self.waiting: str | None = None
-        """Why a call has no answer yet, as far as that can be known."""
         self.stop_seconds = CLOSE_SECONDS
         """How long its role waits for the answer to a stop."""
         self._handle = handle
@@ -355,6 +354,8 @@ class ActorDriver:
 
 class SpansDriver(ActorDriver):
     """An actor with nothing to capture: its regions carry the step that runs here."""
+
+    listens = True
 
     async def prepare(self) -> None:
         """Have the session made ahead of the first step, so that nothing of that is missed. Never raises."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from stepprof.remote.base import Clock, Stopped
+from stepprof.remote.base import Clock, EngineDriver, Stopped
 from stepprof.remote.sglang.capture import SglangCapture
 from stepprof.remote.sglang.link import ObjectLink
 from stepprof.remote.sglang.server import SglangServer
@@ -20,7 +20,7 @@ from stepprof.remote.sglang.server import SglangServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepprof.remote.base import EngineDriver, EngineWindow
+    from stepprof.remote.base import EngineWindow
 
 __all__ = ["SglangEngine", "SglangKind", "SglangServer"]
 
@@ -47,10 +47,10 @@ class SglangKind:
         name = options.pop("name", None)
         options = {key: value for key, value in options.items() if key not in ("kind", "find")}
         check_options(options, (), "an SGLang engine")
-        return cast("EngineDriver", SglangEngine(target, None if name is None else str(name)))
+        return SglangEngine(target, None if name is None else str(name))
 
 
-class SglangEngine:
+class SglangEngine(EngineDriver):
     """Speaks to an engine object of this process.
 
     Args:
@@ -59,15 +59,13 @@ class SglangEngine:
     """
 
     kind = "sglang"
-    inside = False
-    """Its schedulers are processes of their own, always."""
     runs_loop = True
     """Its calls run the event loop that it lives on where no other thread does: they need the engine's thread to wait."""
 
     def __init__(self, engine: object, name: str | None = None) -> None:
         self.name = name or type(engine).__name__
         self.key = f"object:{id(engine)}"
-        self.host: str | None = socket.gethostname()
+        self.host = socket.gethostname()
         self._link = ObjectLink(engine, self.name)
         self._capture = SglangCapture(self._link, self.name)
         self._attached_on = _running_loop()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.redaction import quoted
-from stepprof.remote.base import Clock, EngineFailure, Stopped
+from stepprof.remote.base import Clock, EngineDriver, EngineFailure, Stopped
 from stepprof.remote.core.engine_files import user_of_server, writers
 from stepprof.remote.core.owner_slots import FileSlot, beside_runs, digest
 from stepprof.remote.loop import in_thread
@@ -22,8 +22,6 @@ from stepprof.remote.sglang.capture import SglangCapture
 from stepprof.remote.sglang.request import Facts
 
 if TYPE_CHECKING:
-    import asyncio
-
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.core.owner_slots import Slot
     from stepprof.remote.http.client import Client
@@ -39,7 +37,7 @@ _REQUESTS = ("ProfileReqInput", "ProfileReq")
 """What the body of a start is called: before 0.5.15, and since."""
 
 
-class SglangServer:
+class SglangServer(EngineDriver):
     """Speaks to a server.
 
     Args:
@@ -47,15 +45,13 @@ class SglangServer:
     """
 
     kind = "sglang"
-    inside = False
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._capture = SglangCapture(_ServerLink(client), client.name)
         self.name = client.name
         self.key = client.key
-        self.host: str | None = client.host
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self.host = client.host
 
     @property
     def workers(self) -> int | None:

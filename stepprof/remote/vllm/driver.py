@@ -11,10 +11,10 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.log import logger
-from stepprof.remote.base import Clock, EngineFailure, Stopped
+from stepprof.remote.base import Clock, EngineDriver, EngineFailure, Stopped
 from stepprof.remote.core.engine_backends import by_nsys, refuse_backends
 from stepprof.remote.core.owner_slots import MemorySlot
 from stepprof.remote.core.ownership import Hold
@@ -28,7 +28,7 @@ from stepprof.remote.vllm.folder import Session, TraceFolder, new_prefix
 from stepprof.remote.vllm.server import VllmServer
 
 if TYPE_CHECKING:
-    from stepprof.remote.base import EngineDriver, EngineWindow, Health
+    from stepprof.remote.base import EngineWindow, Health
     from stepprof.remote.core.owner_slots import Finisher, Held
 
 __all__ = ["VllmEngine", "VllmKind", "VllmServer", "engine_args", "environment", "serve_args"]
@@ -60,10 +60,10 @@ class VllmKind:
         name = options.pop("name", None)
         options = {key: value for key, value in options.items() if key not in ("kind", "find")}
         check_options(options, (), "a vLLM engine")
-        return cast("EngineDriver", VllmEngine(target, None if name is None else str(name)))
+        return VllmEngine(target, None if name is None else str(name))
 
 
-class VllmEngine:
+class VllmEngine(EngineDriver):
     """Speaks to an engine object of this process.
 
     Args:
@@ -72,6 +72,7 @@ class VllmEngine:
     """
 
     kind = "vllm"
+    workers: int
 
     def __init__(self, engine: object, name: str | None = None) -> None:
         self.name = name or type(engine).__name__
@@ -83,10 +84,9 @@ class VllmEngine:
         self._told: set[str] = set()
         self.key = f"object:{id(engine)}"
         self._hold = Hold(f"the vLLM engine ({self.name})", MemorySlot(self.key))
-        self.host: str | None = socket.gethostname()
+        self.host = socket.gethostname()
         processes = self._object.processes()
         self.workers = processes.width * max(processes.groups, 1)
-        """How many ranks of its own it has."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
-from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.base import EngineDriver, EngineFailure, Stopped
 from stepprof.remote.core.engine_backends import by_nsys, refuse_backends
 from stepprof.remote.core.engine_files import check_named_folder, user_of_server, writers
 from stepprof.remote.core.owner_slots import beside_runs
@@ -29,8 +29,6 @@ from stepprof.remote.vllm.files import Workers, bring
 from stepprof.remote.vllm.folder import Session, TraceFolder, new_prefix
 
 if TYPE_CHECKING:
-    import asyncio
-
     from stepprof.remote.base import Clock, EngineWindow
     from stepprof.remote.core.owner_slots import Finisher, Held
     from stepprof.remote.http.client import Client
@@ -66,7 +64,7 @@ _FRONT_END = (
 )
 
 
-class VllmServer:
+class VllmServer(EngineDriver):
     """Speaks to a server.
 
     Args:
@@ -74,7 +72,6 @@ class VllmServer:
     """
 
     kind = "vllm"
-    inside = False
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -88,8 +85,7 @@ class VllmServer:
         self._told: set[str] = set()
         self.name = client.name
         self.key = client.key
-        self.host: str | None = client.host
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self.host = client.host
         self._hold = Hold(f"the server {self.name}")
 
     async def arm(self, window: EngineWindow) -> None:

@@ -35,7 +35,7 @@ socket.gethostname = lambda: f"node-{rank}"
 
 import stepprof
 import stepprof.host.process_identity
-from stepprof.remote.base import Clock, Stopped
+from stepprof.remote.base import Clock, EngineDriver, Stopped
 from stepprof.remote.ray.clock import ping_pong
 from stepprof.run.model import Artifact
 
@@ -50,8 +50,8 @@ class Peer:
         self.connection = connection
 
 
-class PeerDriver:
-    kind, name, key, host, loop, inside = "peer", "peer", "peer", "node-1", None, False
+class PeerDriver(EngineDriver):
+    kind, name, key, host = "peer", "peer", "peer", "node-1"
 
     def __init__(self, peer):
         self.peer = peer

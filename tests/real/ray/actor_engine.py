@@ -11,7 +11,7 @@ import os
 import time
 
 from stepprof.remote.artifacts import adopt
-from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.base import EngineDriver, EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
 
 
@@ -95,11 +95,9 @@ class SimulatedKind:
         return SimulatedDriver(target)
 
 
-class SimulatedDriver:
+class SimulatedDriver(EngineDriver):
     kind = "simulated"
     name = "simulated"
-    host = None
-    loop = None
 
     def __init__(self, engine):
         self.engine = engine
@@ -143,6 +141,3 @@ class SimulatedDriver:
     async def abort(self):
         self.engine.aborts += 1
         self.engine.recording = None
-
-    async def clock(self):
-        return None

@@ -17,7 +17,7 @@ from simulated import told
 import stepprof
 from stepprof.config.options.engine import EngineOptions
 from stepprof.errors import ConfigError
-from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
+from stepprof.remote.base import Clock, EngineDriver, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.http import kind as http
 from stepprof.remote.http import workers
 from stepprof.remote.http.kind import Client, HttpKind, HttpServer, clock, expand, identify
@@ -63,11 +63,9 @@ def window(tmp_path):
     return EngineWindow(Window(2, "rollout"), 0, tmp_path, "rollout/replica-0", EngineOptions())
 
 
-class Recorder:
+class Recorder(EngineDriver):
     """Stands for the driver of a kind: it asks its server, by the routes that both kinds have."""
 
-    loop = None
-    inside = False
     workers = 4
 
     def __init__(self, client, depth=1):

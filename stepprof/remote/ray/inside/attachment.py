@@ -182,7 +182,8 @@ class Guest:
                 stopped only then, on behalf of the next attachment.
         """
         attachment, window = self.attachment, self._recording
-        if window is not None and self.plain and not waits and getattr(self._engine, "runs_loop", False):
+        runs_loop = self._engine is not None and self._engine.runs_loop
+        if window is not None and self.plain and not waits and runs_loop:
             return  # a stop would run the engine's event loop in the way of the actor's own call
         if window is not None:
             self._end_forgotten(window)
@@ -281,7 +282,7 @@ class Guest:
             visible=self._visible,
             kind=None if engine is None else engine.kind,
             name=None if engine is None else engine.name,
-            workers=getattr(engine, "workers", None),
+            workers=None if engine is None else engine.workers,
             rank=None if self._follower is None else self._follower.rank,
         )
 
@@ -304,9 +305,8 @@ class Guest:
 
     def retire(self) -> None:
         """Leave an engine to the next attachment, which ends what is still open."""
-        retire = getattr(self._engine, "retire", None)
-        if retire is not None:
-            retire()
+        if self._engine is not None:
+            self._engine.retire()
 
     def _end_forgotten(self, window: EngineWindow) -> None:
         logger.warning("no stop came", step=window.window.step, role=window.window.role, pid=os.getpid())
