@@ -17,11 +17,12 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stepprof.instrument.attributes import LONGEST_NAME
-from stepprof.instrument.context import SIMPLE, WAKE_AT, Scope, cell, holding, scope
+from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
+from stepprof.instrument.scope import SIMPLE, WAKE_AT, Scope, holding, newest, scope
 
 if TYPE_CHECKING:
-    from stepprof.recording.span_files import Recorder
+    from stepprof.instrument.span_recorder import Recorder
 
 __all__ = ["Region", "bind", "counter", "mark", "region"]
 
@@ -173,7 +174,7 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
                 break
     if len(name) > LONGEST_NAME:
         name = recorder.cut(name)
-    span = (name, "region", start, end, thread, task, where or cell.scope, attributes, failed)
+    span = (name, "region", start, end, thread, task, where or newest.window, attributes, failed)
     if recorder.keep:
         pending = recorder.pending
         pending.append(span)
@@ -249,7 +250,7 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
         self._thread = recorder.thread.id
         self._task = recorder.task_id()
         self._outer = outer = holding(scope.get(), self._thread, self._task)
-        around = outer or cell.scope
+        around = outer or newest.window
         attributes = self._attributes
         if not SIMPLE.issuperset(map(type, attributes.values())):
             self._attributes = attributes = recorder.plain(attributes)  # spans refer to this object

@@ -13,15 +13,13 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepprof.instrument.context import WAKE_AT, Scope, cell, holding, last_open, scope
+from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
+from stepprof.instrument.scope import WAKE_AT, Scope, holding, last_open, newest, scope
 from stepprof.instrument.state import State
 
 if TYPE_CHECKING:
-    from stepprof.recording.early_start import Ahead
-    from stepprof.recording.session import Session
-    from stepprof.recording.window_handle import Ticket
-    from stepprof.remote.core.window_group import Bracket
+    from stepprof.instrument.ports import EarlyStart, OpenWindow, Session, WindowEngines
 
 UNSEEN = 1
 """In the place of a start time: neither selected nor, with ``spans = false``, recorded at all."""
@@ -40,10 +38,10 @@ class StepWindow(Scope):
     _version: int | str | None
     _key: object
     """Under which the session remembers it when it was opened by `start`."""
-    _after: tuple[Ticket | None, float] | None
+    _after: tuple[OpenWindow | None, float] | None
     """What is to do at the exit: the ticket of a selected window, and the next selected step, for which to arm."""
 
-    def __enter__(self, _ahead: Ahead | None = None) -> StepWindow:
+    def __enter__(self, _ahead: EarlyStart | None = None) -> StepWindow:
         recorder = cell.recorder
         if recorder is None or recorder.is_compiling():
             return self
@@ -80,8 +78,8 @@ class StepWindow(Scope):
                     outer = holding(outer, thread, task)
             self._outer = outer
             self._bound = None if outer is None else outer._bound
-            self._before = cell.scope
-            cell.scope = self
+            self._before = newest.window
+            newest.window = self
             scope.set(self)
             self._start = start = perf_counter_ns()
             if after is not None and after[0] is not None:
@@ -89,8 +87,8 @@ class StepWindow(Scope):
             return self
         except BaseException as interrupt:  # a window whose enter raises gets no exit
             self._start = 0
-            if cell.scope is self:
-                cell.scope = self._before
+            if newest.window is self:
+                newest.window = self._before
             self._abandon(self._after, interrupt)
             raise
 
@@ -113,8 +111,8 @@ class StepWindow(Scope):
             before = self._before
             if before is not None:
                 self._before = before = last_open(before)
-            if cell.scope is self:
-                cell.scope = before
+            if newest.window is self:
+                newest.window = before
             recorder = cell.recorder
             if recorder is None:
                 return
@@ -146,13 +144,13 @@ class StepWindow(Scope):
             raise
 
     @staticmethod
-    def _abandon(after: tuple[Ticket | None, float] | None, interrupt: BaseException) -> None:
+    def _abandon(after: tuple[OpenWindow | None, float] | None, interrupt: BaseException) -> None:
         """An interrupt came in the middle of the enter or exit: what the window holds must not stay open for ever."""
         session = cell.session
         if session is not None and after is not None and after[0] is not None:
             session.abandon(after[0], interrupt)
 
-    def _leave(self, after: tuple[Ticket | None, float], error: BaseException | None) -> None:
+    def _leave(self, after: tuple[OpenWindow | None, float], error: BaseException | None) -> None:
         """The end of a window that is selected, or that comes right before one that is."""
         session = cell.session
         step = self.number
@@ -299,7 +297,7 @@ def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
         return error
 
 
-def _engines_to_await(ticket: Ticket | None) -> Bracket | None:
+def _engines_to_await(ticket: OpenWindow | None) -> WindowEngines | None:
     """Return the engines that a coroutine awaits after its window; None: none, or another library's event loop, where the exit itself waits."""
     recorder = cell.recorder
     if ticket is None or ticket.bracket is None or recorder is None or recorder.running_loop() is None:
@@ -308,7 +306,7 @@ def _engines_to_await(ticket: Ticket | None) -> Bracket | None:
     return ticket.bracket
 
 
-def _session() -> Session | None:
+def _session() -> Session[Any, Any] | None:
     """The session, unless Dynamo looks on."""
     recorder = cell.recorder
     return None if recorder is None or recorder.is_compiling() else cell.session
@@ -324,7 +322,7 @@ def tick() -> None:
     # in this order: a guard on the hook would recompile a model at each recorded step
     if recorder is None or recorder.is_compiling() or recorder.hook is None or session is None:
         return
-    session.local.tick()
+    session.tick()
 
 
 def state() -> State:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepprof.backends.base import Backend, Mark
+    from stepprof.instrument.scope import Span
     from stepprof.recording.export.job import ExportResult
-    from stepprof.recording.span_files import Span
     from stepprof.recording.window_handle import Ticket
 
 __all__ = ["MAX_ANNOTATIONS", "Ending", "LocalCapture"]

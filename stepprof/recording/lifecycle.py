@@ -20,9 +20,8 @@ from stepprof.config.config import Config, load
 from stepprof.config.loaders import KEY_OF_VARIABLE
 from stepprof.errors import ConfigError
 from stepprof.host.rank import find_identity
-from stepprof.instrument.context import cell
 from stepprof.log import logger
-from stepprof.recording.session import Session
+from stepprof.recording.session import Session, current_session
 from stepprof.run.job_store import JobStore
 from stepprof.run.layout import open_run
 
@@ -60,7 +59,7 @@ def init(
         os.environ.get(name) for name in ("STEPPROF_CONFIG", *KEY_OF_VARIABLE)
     )
     with _starting:
-        session = cell.session
+        session = current_session()
         if session is not None:
             if session.lent:
                 logger.info("init left to the process that this one follows", run_id=session.run_id)
@@ -96,7 +95,7 @@ def shutdown(timeout: float | None = None) -> None:
 
     >>> shutdown()
     """
-    session = cell.session
+    session = current_session()
     if session is not None:
         session.shutdown(timeout)
 

@@ -24,9 +24,9 @@ from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
+    from stepprof.instrument.span_recorder import Recorder
     from stepprof.recording.background_worker import Background
     from stepprof.recording.export.executor import Exporter
-    from stepprof.recording.span_files import Recorder
 
 __all__ = ["LocalTarget"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
     from stepprof.config.options.otel import OtelOptions
-    from stepprof.recording.span_files import Span
+    from stepprof.instrument.scope import Span
 
 __all__ = ["Sender", "Translator", "missing"]
 

@@ -19,8 +19,8 @@ from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
+    from stepprof.instrument.scope import Span
     from stepprof.recording.capture_controller import Capturer, Later
-    from stepprof.recording.span_files import Span
 
 __all__ = ["RegionHook", "RegionWatch"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,12 +17,13 @@ from stepprof.config.config import Config, Policy
 from stepprof.errors import ConfigError, StepprofError
 from stepprof.host.rank import Identity
 from stepprof.instrument.context import cell
+from stepprof.instrument.span_recorder import Recorder
 from stepprof.instrument.state import State
 from stepprof.log import logger
 from stepprof.recording import exit_handlers
 from stepprof.recording.background_worker import Background
 from stepprof.recording.control.live_status import Live
-from stepprof.recording.early_start import Ahead
+from stepprof.recording.engine_ports import EngineHost, EngineRegistry, Join, waiting
 from stepprof.recording.export.executor import Exporter
 from stepprof.recording.leftover_files import remove_leftovers
 from stepprof.recording.local_target import LocalTarget
@@ -31,9 +31,9 @@ from stepprof.recording.misuse import Refusals
 from stepprof.recording.oom_snapshots import OutOfMemory
 from stepprof.recording.rank_discovery import Joining
 from stepprof.recording.selector import Selector
-from stepprof.recording.span_files import Recorder, SpanFile
+from stepprof.recording.span_files import SpanFile
 from stepprof.recording.span_processors import readers_of
-from stepprof.recording.window_handle import LeftOpen, Ticket
+from stepprof.recording.window_handle import Ahead, LeftOpen, Ticket
 from stepprof.run.entry_times import Timing
 from stepprof.run.layout import RunDir
 from stepprof.run.manifest_writer import Origin, describe_error
@@ -43,11 +43,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepprof.recording.post_step.leader import After
-    from stepprof.remote.attach import Engine
-    from stepprof.remote.core.registry import Fleet
     from stepprof.run.job_store import JobStore
 
-__all__ = ["EXPORT_SECONDS", "Session"]
+__all__ = ["EXPORT_SECONDS", "Session", "current_session"]
 
 EXPORT_SECONDS = 120.0
 """How long the end of a run waits for its export jobs, unless `shutdown` is told otherwise."""
@@ -78,7 +76,7 @@ class Session:
         if run is None:
             return
         self.last_step: int | None = None
-        self.fleet: Fleet | None = None
+        self.fleet: EngineRegistry | None = None
         """What is attached in this process; None: nothing was."""
         self.selector = Selector(config, identity, self._rank_found, self._attached)
         self.quiet = self.selector.quiet
@@ -102,6 +100,7 @@ class Session:
         self.local = LocalTarget(
             origin, self.recorder, self.exporter, self.background, strict=config.strict, changed=self.publish
         )
+        self._engine_host = EngineHost(origin, self.selector, self.background.post, self.publish)
         self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
         self.after = _after(config, run, origin)
         """What comes after a recording; None: nothing was asked for."""
@@ -143,30 +142,23 @@ class Session:
         self.publish()
         exit_handlers.watch(self)
         cell.recorder = self.recorder
-        early = sys.modules.get("stepprof.remote.attach")
-        while early is not None and early.waiting:
-            self.attach(early.waiting.pop(0))
+        while waiting:
+            self.attach(waiting.pop(next(iter(waiting))))
 
     # -- what is attached
 
-    def attach(self, engine: Engine) -> None:
-        """From the next arm or window on, it takes part. Raises ConfigError where the configuration asks for ranks that it does not have."""
-        from stepprof.remote.core.late_attach import tell_if_inside
+    def attach(self, join: Join) -> None:
+        """Add an engine: from the next arm or window on it takes part.
 
-        if self.fleet is None:
-            from stepprof.remote.core.registry import Fleet
+        Args:
+            join: adds it to the registry of engines.
 
-            self.fleet = Fleet(self._origin, self.background.post, self.publish)
-        engine.join(self.fleet, self.selector.policy(engine.role))
-        self.fleet.add(engine)
-        tell_if_inside(engine, self.selector)
+        Raises:
+            ConfigError: the configuration asks for ranks that the engine does not have.
+        """
+        self.fleet = join(self._engine_host, self.fleet)
         self.quiet.clear()
         self.publish()
-
-    def detach(self, engine: Engine) -> None:
-        """What it records is stopped; it takes no more part."""
-        if self.fleet is not None:
-            self.fleet.remove(engine)
 
     def _attached(self, role: str | None) -> bool:
         return self.fleet is not None and self.fleet.follows(role)
@@ -295,6 +287,10 @@ class Session:
             self.local.exit(ticket, error)
             if bracket is not None and not ticket.awaits_engines:
                 bracket.wait_stopped()
+
+    def tick(self) -> None:
+        """Apply caps and requests that only this thread can apply."""
+        self.local.tick()
 
     def approach(self, step: int, role: str | None) -> None:
         """The step before a selected one is over in this role: arm for it."""
@@ -439,3 +435,9 @@ def _after(config: Config, run: RunDir, origin: Origin) -> After | None:
     from stepprof.recording.post_step.leader import After
 
     return After(config, run, origin)
+
+
+def current_session() -> Session | None:
+    """Return the session of this process; None: there is none."""
+    session = cell.session
+    return session if isinstance(session, Session) else None

@@ -14,8 +14,8 @@ from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
+    from stepprof.instrument.scope import Span
     from stepprof.recording.session import Session
-    from stepprof.recording.span_files import Span
 
 __all__ = ["Reader", "Readers", "readers_of"]
 

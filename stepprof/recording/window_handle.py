@@ -18,11 +18,11 @@ from stepprof.run.reasons import ReasonCode
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.recording.capture import LocalCapture
-    from stepprof.remote.core.window_group import Bracket
+    from stepprof.recording.engine_ports import WindowEngines
     from stepprof.run.manifest_writer import Origin
     from stepprof.run.model import Outcome, Window
 
-__all__ = ["LeftOpen", "Ticket", "tell"]
+__all__ = ["Ahead", "LeftOpen", "Ticket", "tell"]
 
 
 class LeftOpen(StateError):
@@ -43,7 +43,7 @@ class Ticket:
     captured: int = 0
     closed: bool = False
     refused: bool = False
-    bracket: Bracket | None = None
+    bracket: WindowEngines | None = None
     """The engines that follow the window."""
     awaits_engines: bool = False
     """A coroutine leaves the window, and awaits their stops itself."""
@@ -76,6 +76,29 @@ class Ticket:
         elif self.record["status"] == "joined":
             self.record.update(status="partial", reason_code=ReasonCode.ENDED_EARLY, error=str(error))
         self.fragment.save()
+
+
+@dataclass(slots=True)
+class Ahead:
+    """Handed from the waiting to the enter of one window."""
+
+    waited_seconds: float = 0.0
+    """For another thread's hand-over."""
+    window: Window | None = None
+    """The window, where it was made already: its engines have been started under it."""
+    bracket: WindowEngines | None = None
+    """Its engines, until a window takes them over."""
+
+    def take(self) -> WindowEngines | None:
+        """The engines: from now on the window's."""
+        bracket, self.bracket = self.bracket, None
+        return bracket
+
+    def give_up(self, reason: str) -> None:
+        """No window takes them over: they are stopped."""
+        bracket = self.take()
+        if bracket is not None:
+            bracket.send_stops(None, partial=reason)
 
 
 def tell(

@@ -13,7 +13,7 @@ from spanning import only, spans_of
 
 import stepprof
 from stepprof import profile_step, region, state, tick
-from stepprof.instrument.context import cell
+from stepprof.instrument.scope import newest
 
 
 class Role(str, enum.Enum):
@@ -397,7 +397,7 @@ class TestConcurrency:
         spans = spans_of(session, "r")
         assert len(spans) == 1600
         assert len({(s["thread"], s["step"]) for s in spans}) == 8
-        assert cell.scope is None
+        assert newest.window is None
 
     @pytest.mark.usefixtures("faulty")
     def test_coroutines_of_a_recorded_step(self, start) -> None:

@@ -15,10 +15,12 @@ from spanning import lines_of, spans_of
 
 import stepprof
 from stepprof import counter, mark, region
+from stepprof.instrument import span_recorder as spans_module
 from stepprof.instrument.attributes import plain
-from stepprof.instrument.context import DEEPEST, Scope, cell, holding, is_compiling, last_open
-from stepprof.recording import span_files as spans_module
-from stepprof.recording.span_files import MAX_PENDING, Recorder, SpanFile
+from stepprof.instrument.context import cell
+from stepprof.instrument.scope import DEEPEST, Scope, holding, last_open
+from stepprof.instrument.span_recorder import MAX_PENDING, Recorder, is_compiling
+from stepprof.recording.span_files import SpanFile
 
 
 def fill(recorder, count, name="r"):
@@ -304,7 +306,7 @@ class TestClockAndThreads:
         done = run_script(
             """
             import stepprof, sys, types
-            from stepprof.instrument.context import is_compiling
+            from stepprof.instrument.span_recorder import is_compiling
             session = stepprof.init({"output_dir": "runs", "backend": "null"}, rank=0, world_size=1)
             assert not session.recorder.is_compiling() and not is_compiling()
             torch = types.ModuleType("torch")

@@ -36,7 +36,7 @@ from stepprof import profile_step
 from stepprof.backends.base import Busy
 from stepprof.config.config import Config
 from stepprof.errors import BackendError
-from stepprof.recording.early_start import Ahead
+from stepprof.recording.window_handle import Ahead
 from stepprof.state_machine import STATES
 
 PAGE = Path(__file__).parents[2] / "docs" / "states.md"

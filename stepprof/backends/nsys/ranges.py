@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
-from stepprof.instrument.context import cell, scope
+from stepprof.instrument.context import cell
+from stepprof.instrument.scope import newest, scope
 from stepprof.run.model import WHOLE_STEP, Window
 
 __all__ = ["DOMAIN", "MAX_NAMES", "Ranges", "colour", "may_leave"]
@@ -135,7 +136,7 @@ def _role() -> str | None:
     """The role that holds here; what `Recorder.where` says, written out for the usual case."""
     where = scope.get()
     if where is None:
-        where = cell.scope
+        where = newest.window
     elif not where._start:
         recorder = cell.recorder
         where = None if recorder is None else recorder.where()

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from stepprof.instrument.context import cell, last_open, open_windows
+from stepprof.instrument.context import open_windows
+from stepprof.instrument.scope import last_open, newest
 from stepprof.recording.control.request_inbox import OVERLAP, Control
 from stepprof.recording.control.status_publisher import Publisher
 
 if TYPE_CHECKING:
+    from stepprof.instrument.scope import Span
     from stepprof.recording.session import Session
-    from stepprof.recording.span_files import Span
     from stepprof.run.layout import RunDir
     from stepprof.run.requests import Request
 
@@ -155,7 +156,7 @@ class Live:
     def _progress(self) -> dict[str, Any]:
         """What is told with the next version: where the loop is."""
         step = self._begun()
-        window = last_open(cell.scope)
+        window = last_open(newest.window)
         return {
             "step": step,
             "step_since_unix_ns": self.pace.since_unix_ns(step),

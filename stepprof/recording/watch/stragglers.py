@@ -18,8 +18,9 @@ from stepprof.run.reachable_steps import reachable_step
 from stepprof.run.status import LIVE, read_statuses
 
 if TYPE_CHECKING:
+    from stepprof.instrument.scope import Span
+    from stepprof.instrument.span_recorder import Recorder
     from stepprof.recording.control.auto_capture import AutoCaptures
-    from stepprof.recording.span_files import Recorder, Span
 
 __all__ = ["Lag", "LagFinder", "lags"]
 

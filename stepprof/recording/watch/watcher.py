@@ -19,8 +19,9 @@ from stepprof.recording.watch.baseline import Floor, History, Unusual, median_of
 
 if TYPE_CHECKING:
     from stepprof.config.options.watch import WatchOptions
+    from stepprof.instrument.scope import Span
+    from stepprof.instrument.span_recorder import Recorder
     from stepprof.recording.control.auto_capture import AutoCaptures
-    from stepprof.recording.span_files import Recorder, Span
 
 __all__ = ["Finding", "Watcher"]
 

@@ -12,7 +12,7 @@ from stepprof.log import logger
 
 if TYPE_CHECKING:
     from stepprof.recording.selector import Selector
-    from stepprof.remote.attach import Engine
+    from stepprof.remote.engine import Engine
 
 __all__ = ["tell_if_inside"]
 

@@ -20,10 +20,10 @@ from stepprof.run.model import Window
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
-    from stepprof.remote.attach import Engine
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.core.engine_target import EngineTarget, HealthChange
     from stepprof.remote.core.manifest_entries import Entries
+    from stepprof.remote.engine import Engine
 
 __all__ = ["Fleet"]
 

@@ -21,6 +21,7 @@ from stepprof.remote.http.client import Client
 from stepprof.remote.http.clock import clock
 from stepprof.remote.http.reply import Reply
 from stepprof.remote.http.workers import Choice, Hosts, Neighbourhood
+from stepprof.remote.kinds import check_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,8 +59,6 @@ class HttpKind:
 
     def connect(self, target: object, **options: object) -> EngineDriver:
         """A driver for it. Raises ConfigError for an address that cannot be one, and for unknown options; asks the server nothing."""
-        from stepprof.remote.attach import check_options
-
         url = str(target).strip()
         if _HOST_AND_PORT.fullmatch(url):
             url = f"http://{url}"

@@ -19,6 +19,7 @@ from stepprof.errors import ConfigError
 from stepprof.host import process_identity
 from stepprof.instrument.context import cell
 from stepprof.log import logger
+from stepprof.recording.session import current_session
 from stepprof.remote.base import Clock, EngineDriver, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.lease import new_lease
 from stepprof.remote.loop import in_thread
@@ -274,7 +275,7 @@ class ActorDriver(EngineDriver):
         return direct
 
     def _attachment(self, run: Path, window: EngineWindow | None, marker: str) -> Attachment:
-        session = cell.session
+        session = current_session()
         if session is None:
             raise EngineFailure("there is no session in this process", "unconfigured")
         policy = session.config.policy(None if window is None else window.window.role)

@@ -17,6 +17,7 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.recording import exit_handlers
 from stepprof.remote.base import EngineDriver
+from stepprof.remote.kinds import check_options
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.ray.driver import CLOSE_SECONDS, ActorDriver, SpansDriver, agents, drivers
 
@@ -63,8 +64,6 @@ class RayKind:
         Raises:
             ConfigError: an option is unknown or wrong.
         """
-        from stepprof.remote.attach import check_options
-
         if f"{type(target).__module__}.{type(target).__qualname__}" == _CLIENT:
             raise ConfigError(
                 "attach: the handle is one of Ray Client, over which a function cannot be run in an actor; run the driver of the job inside "

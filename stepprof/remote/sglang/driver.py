@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepprof.remote.base import Clock, EngineDriver, Stopped
+from stepprof.remote.kinds import check_options
 from stepprof.remote.sglang.capture import SglangCapture
 from stepprof.remote.sglang.link import ObjectLink
 from stepprof.remote.sglang.server import SglangServer
@@ -42,8 +43,6 @@ class SglangKind:
 
     def connect(self, target: object, **options: object) -> EngineDriver:
         """A driver for it. Nothing is asked of the engine yet."""
-        from stepprof.remote.attach import check_options
-
         name = options.pop("name", None)
         options = {key: value for key, value in options.items() if key not in ("kind", "find")}
         check_options(options, (), "an SGLang engine")

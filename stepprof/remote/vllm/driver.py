@@ -18,6 +18,7 @@ from stepprof.remote.base import Clock, EngineDriver, EngineFailure, Stopped
 from stepprof.remote.core.engine_backends import by_nsys, refuse_backends
 from stepprof.remote.core.owner_slots import MemorySlot
 from stepprof.remote.core.ownership import Hold
+from stepprof.remote.kinds import check_options
 from stepprof.remote.loop import in_thread, on_loop
 from stepprof.remote.nsys.engine import NsysPart, this_process
 from stepprof.remote.vllm.arguments import Settings, engine_args, environment, serve_args
@@ -55,8 +56,6 @@ class VllmKind:
 
     def connect(self, target: object, **options: object) -> EngineDriver:
         """A driver for it. Nothing is asked of the engine yet."""
-        from stepprof.remote.attach import check_options
-
         name = options.pop("name", None)
         options = {key: value for key, value in options.items() if key not in ("kind", "find")}
         check_options(options, (), "a vLLM engine")

@@ -13,7 +13,7 @@ from driving import fragments, kill, until, workers_path
 
 import stepprof
 from stepprof.host.process_identity import writer_identity
-from stepprof.instrument.context import cell
+from stepprof.instrument.scope import newest
 from stepprof.run.status import read_statuses
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -39,7 +39,7 @@ class Reward:
 
     def step(self):
         """The one that goes on, as far as this process has heard."""
-        return None if cell.scope is None else cell.scope.number
+        return None if newest.window is None else newest.window.number
 
 
 @pytest.fixture
@@ -312,6 +312,7 @@ class TestFromAnAsyncActor:
 SCRIPT = """
 import stepprof
 from stepprof.instrument.context import cell
+from stepprof.instrument.scope import newest
 from stepprof.run.status import read_statuses
 import os, sys, time
 session = stepprof.init({{"output_dir": "runs", "steps": [2], "ranks": "all", "backend": "{backend}", "engine_start_timeout_seconds": 60}}, run_id="job")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from stepprof.instrument.context import Scope
+from stepprof.instrument.scope import Scope
 from stepprof.recording.control.live_status import Pace
 from stepprof.recording.control.status_publisher import BEAT_SECONDS, Publisher
 from stepprof.run.layout import RunDir

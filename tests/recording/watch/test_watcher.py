@@ -13,10 +13,10 @@ from stepprof.config.config import Config
 from stepprof.config.options.watch import WatchOptions
 from stepprof.errors import ConfigError
 from stepprof.host.rank import Identity
-from stepprof.instrument.context import Scope
+from stepprof.instrument.scope import Scope
+from stepprof.instrument.span_recorder import Recorder
 from stepprof.recording.control.auto_capture import AutoCaptures
 from stepprof.recording.selector import Selector
-from stepprof.recording.span_files import Recorder
 from stepprof.recording.span_processors import Readers
 from stepprof.recording.watch import watcher
 from stepprof.recording.watch.watcher import MAX_HISTORIES, Watcher

@@ -222,7 +222,7 @@ class Guest:
         find = only_engine(actor) if attachment.find is None else attachment.find
         target = locate(actor, find)
         if self._engine is None or not (target is self._target or same_url(target, self._target)):
-            from stepprof.remote.attach import recognise
+            from stepprof.remote.kinds import recognise
 
             try:
                 self._engine = recognise(target, **attachment.options)

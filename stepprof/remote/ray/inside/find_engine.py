@@ -49,7 +49,7 @@ def _missing(path: str, owner: object, name: str, error: Exception) -> str:
 
 def only_engine(actor: object) -> str:
     """The one attribute of the actor that is an engine; anything else has to be said."""
-    from stepprof.remote.attach import recognise
+    from stepprof.remote.kinds import recognise
 
     found: list[str] = []
     for name, value in getattr(actor, "__dict__", {}).items():

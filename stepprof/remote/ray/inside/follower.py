@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.backends import make_backend
 from stepprof.errors import ConfigError, StepprofError
-from stepprof.instrument.context import cell
 from stepprof.instrument.step import StepWindow, profile_step
 from stepprof.recording.lifecycle import init
-from stepprof.recording.window_handle import LeftOpen
+from stepprof.recording.session import Session, current_session
+from stepprof.recording.window_handle import LeftOpen, Ticket
 from stepprof.remote.base import EngineFailure
 from stepprof.run.requests import Request
 
 if TYPE_CHECKING:
-    from stepprof.recording.session import Session
-    from stepprof.recording.window_handle import Ticket
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.ray.inside.messages import Attachment
 
@@ -157,7 +155,7 @@ class Follower:
             self._announced.__exit__(None, None, None)
             self._announced = None
         session = self._session
-        if session is None or cell.session is not session:
+        if session is None or current_session() is not session:
             return
         with _making:
             ours = _users.get(session) == {self}
@@ -177,7 +175,7 @@ class Follower:
             ours = session in _users and not users
             if ours:
                 _users.pop(session)
-        if ours and cell.session is session:
+        if ours and current_session() is session:
             session.shutdown(timeout)
         else:
             session.exporter.wait(timeout)
@@ -188,7 +186,7 @@ class Follower:
     def _ensure(self, attachment: Attachment, run: Path) -> Session:
         """The session of this process, made if there is none."""
         with _making:
-            session = cell.session
+            session = current_session()
             if session is None:
                 config = {key: value for key, value in attachment.config.items() if key not in _OF_THE_DRIVER}
                 config["output_dir"] = str(run.parent)
@@ -255,7 +253,7 @@ class Follower:
 
     def _here(self) -> Session:
         session = self._session
-        if session is None or cell.session is not session:
+        if session is None or current_session() is not session:
             raise EngineFailure("the actor's session has ended", "unconfigured")
         return session
 
@@ -280,7 +278,8 @@ def _key(window: EngineWindow) -> Key:
 
 
 def _ticket(entered: StepWindow) -> Ticket | None:
-    return entered._after[0] if entered._after else None
+    ticket = entered._after[0] if entered._after else None
+    return ticket if isinstance(ticket, Ticket) else None
 
 
 def _fragment_path(ticket: Ticket | None) -> str | None:

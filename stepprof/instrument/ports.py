@@ -1,0 +1,121 @@
+"""What `profile_step` needs of the session that records: the session, an open window, an early start, the engines of a window.
+
+`stepprof.recording` and `stepprof.remote` implement these protocols. Nothing that the training loop calls imports them, not even
+for types.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from stepprof.instrument.span_recorder import Recorder
+
+__all__ = ["EarlyStart", "OpenWindow", "Session", "WindowEngines"]
+
+
+class WindowEngines(Protocol):
+    """The engines that follow one window."""
+
+    async def stopped(self) -> None:
+        """Wait until they have answered to their stops, without blocking the event loop."""
+
+
+class OpenWindow(Protocol):
+    """A selected window between its entry and its exit."""
+
+    awaits_engines: bool
+    """Whether a coroutine leaves the window and awaits the engines itself."""
+
+    @property
+    def bracket(self) -> WindowEngines | None:
+        """Return the engines that follow it; None: none do."""
+
+    def begin(self, now_ns: int) -> None:
+        """Note that its body begins, on this thread."""
+
+    def end(self, now_ns: int, *, moved: bool = False) -> None:
+        """Note that its body has ended; ``moved``: perhaps on another thread than it began."""
+
+
+class EarlyStart(Protocol):
+    """What a coroutine has done before it enters a selected window."""
+
+    def give_up(self, reason: str) -> None:
+        """Stop the engines that were started, unless a window has taken them over."""
+
+
+class Refusals(Protocol):
+    """Misuse of windows: logged, and raised only if the session is strict."""
+
+    def refuse(self, what: str, reason: str) -> None:
+        """Report an illegal call."""
+
+    def refuse_window(self, step: object, role: object, *, already_open: bool) -> None:
+        """Report a window that cannot be entered."""
+
+    def step_number(self, step: object, last: int | None) -> int | None:
+        """Return a step as a plain integer, or None for what is none."""
+
+    def left_open(self, window: Any, role: str | None, task: int | None) -> tuple[Any, BaseException] | None:
+        """Return the window of this role that was not stopped, with the error to stop it with."""
+
+    def forget_left_open(self, window: Any) -> None:
+        """Note that a window was stopped."""
+
+
+OpenT = TypeVar("OpenT", bound=OpenWindow)
+EarlyT = TypeVar("EarlyT", bound=EarlyStart)
+
+
+class Session(Protocol[OpenT, EarlyT]):
+    """The session of this process, as `profile_step`, `tick` and `trigger` see it."""
+
+    last_step: int | None
+    calm: bool
+    """Whether nothing is armed or recorded, so that a window that is not selected has nothing to look at."""
+
+    @property
+    def quiet(self) -> Mapping[str | None, tuple[float, float]]:
+        """Return for each role a range of steps of which none is selected."""
+
+    @property
+    def path(self) -> Path | None:
+        """Return the run directory."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """Return the recorder of spans."""
+
+    @property
+    def refusals(self) -> Refusals:
+        """Return what reports misuse."""
+
+    def is_quiet(self, step: object, role: object) -> bool:
+        """Return whether a window surely has nothing to wait for."""
+
+    def next_selected(self, step: int, role: str | None) -> float:
+        """Return the next selected step after this one."""
+
+    async def come_in(self, step: object, role: object, version: int | str | None) -> EarlyT | None:
+        """Do what a coroutine waits for before it enters a selected window."""
+
+    def enter(
+        self, step: int, role: str | None, version: int | str | None, ahead: EarlyT | None
+    ) -> OpenT | None:
+        """Enter a window that may be selected; return it if it is."""
+
+    def exit(self, ticket: OpenT, error: BaseException | None) -> None:
+        """Exit a selected window."""
+
+    def abandon(self, ticket: OpenT, interrupt: BaseException) -> None:
+        """End a selected window whose entry or exit was interrupted."""
+
+    def approach(self, step: int, role: str | None) -> None:
+        """Prepare for a selected step, at the end of the step before it."""
+
+    def tick(self) -> None:
+        """Apply caps and requests that only this thread can apply."""

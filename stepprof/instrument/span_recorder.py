@@ -1,0 +1,175 @@
+"""The recorder of spans: keeps what ``region`` and ``profile_step`` measure in memory.
+
+A span is a plain tuple appended to a deque: appending is atomic in CPython, so that no lock is taken where the training loop
+runs. A background thread writes the deque to files (``stepprof.recording.span_files``). The deque is bounded: where that thread
+cannot keep up (a dead disk) the oldest spans are dropped and counted, and the count is logged and written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns
+from typing import Protocol
+
+from stepprof.instrument.attributes import LONGEST_NAME, plain, short_name
+from stepprof.instrument.scope import SIMPLE, WAKE_AT, Scope, Span, holding, newest, scope
+
+__all__ = ["MAX_PENDING", "Hook", "Recorder", "is_compiling"]
+
+MAX_PENDING = 262_144
+"""Spans held in memory at most: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
+
+
+class Hook(Protocol):
+    """What looks at regions while a selected window is open: puts them into the capture, applies caps, counts a schedule."""
+
+    def enter(self, name: str, lane: bool) -> object:
+        """A region begins; ``lane``: it may be suspended, so that it is not put on the thread's stack."""
+        ...
+
+    def exit(self, token: object, span: Span) -> None:
+        """A region ends, with what `enter` returned; or a window, a mark, a counter."""
+        ...
+
+
+class _Thread(threading.local):
+    """The operating system's thread id, asked once per thread: the system call costs more than a span."""
+
+    def __init__(self) -> None:
+        self.id = threading.get_native_id()
+
+
+def _nothing_late(token: object) -> None:
+    """No capture, so that nothing of one is left open."""
+
+
+class Recorder:
+    """Spans of this process, from any thread or task, while a session is on.
+
+    ``hook`` is None but while a selected window is open; ``late`` is given what it answered to a region that ends after that. ``keep`` False (``spans = false``) records nothing for the files. What
+    started before it ``began`` is not of its session.
+    """
+
+    __slots__ = (
+        "_dropped",
+        "began",
+        "current_task",
+        "first_cut",
+        "hook",
+        "is_compiling",
+        "keep",
+        "late",
+        "pending",
+        "running_loop",
+        "thread",
+        "wake",
+    )
+
+    def __init__(self, *, keep: bool = True, wake: Callable[[], None] = lambda: None) -> None:
+        self.began = perf_counter_ns()
+        self.pending: deque[Span] = deque()
+        self.keep = keep
+        self.hook: Hook | None = None
+        self.late: Callable[[object], object] = _nothing_late
+        self.wake = wake
+        self.thread = _Thread()
+        self.running_loop = asyncio._get_running_loop
+        self.current_task = asyncio.current_task
+        self.is_compiling: Callable[[], bool] = self._ask_torch
+        self._dropped = itertools.count()
+        self.first_cut: str | None = None
+        self.look_for_torch()
+
+    def look_for_torch(self) -> None:
+        """Take torch's own check as soon as torch is there: a third of the price of looking it up at each region."""
+        compiler = getattr(sys.modules.get("torch"), "compiler", None)
+        # both fold to True under Dynamo; the first is a bare `return False` otherwise
+        for name in ("is_dynamo_compiling", "is_compiling"):
+            if hasattr(compiler, name):
+                self.is_compiling = getattr(compiler, name)
+                return
+
+    def _ask_torch(self) -> bool:
+        """Whether Dynamo is tracing this call, as long as torch was not there yet. Dynamo itself sees no more than the first True."""
+        if "torch" not in sys.modules:
+            return False
+        if is_compiling():
+            return True
+        self.look_for_torch()
+        return False
+
+    @staticmethod
+    def plain(attributes: Mapping[str, object]) -> dict[str, object]:
+        """Attributes as they are kept until they are written: nothing of the training loop's is held."""
+        return {str.__str__(name): plain(value) for name, value in attributes.items()}
+
+    def cut(self, name: str) -> str:
+        """Return a name that is too long at a bounded length; the writer logs the first one."""
+        name = short_name(name)
+        if self.first_cut is None:
+            self.first_cut = name
+        return name
+
+    def task_id(self) -> int | None:
+        """What the current asyncio task is called in spans, or None outside of one."""
+        loop = self.running_loop()
+        return None if loop is None else id(self.current_task(loop))
+
+    def where(self) -> Scope | None:
+        """The scope that a span which ended here and now would be in."""
+        return holding(scope.get(), self.thread.id, self.task_id()) or newest.window
+
+    def relieve(self) -> None:
+        """Many spans wait: wake the writer, and past the bound drop the oldest."""
+        self.wake()
+        if len(self.pending) > MAX_PENDING:
+            try:
+                self.pending.popleft()
+            except IndexError:
+                return
+            next(self._dropped)
+
+    def instant(self, name: str, kind: str, attributes: Mapping[str, object]) -> None:
+        """Record a point in time, and put it into the running capture."""
+        now = perf_counter_ns()
+        for value in attributes.values():
+            if value.__class__ not in SIMPLE:
+                attributes = self.plain(attributes)
+                break
+        if name.__class__ is not str:
+            name = str(plain(name))
+        if len(name) > LONGEST_NAME:
+            name = self.cut(name)
+        thread = self.thread.id
+        loop = self.running_loop()
+        task = None if loop is None else id(self.current_task(loop))
+        where = scope.get()
+        if where is not None and not where._start:
+            where = holding(where, thread, task)
+        span: Span = (name, kind, now, now, thread, task, where or newest.window, attributes, False)
+        if self.keep:
+            self.pending.append(span)
+            if len(self.pending) > WAKE_AT:
+                self.relieve()
+        hook = self.hook
+        if hook is not None:
+            hook.exit(None, span)
+
+    def take_dropped(self) -> int:
+        """How many spans were dropped since the last call."""
+        dropped = next(self._dropped)
+        self._dropped = itertools.count()
+        return dropped
+
+
+def is_compiling() -> bool:
+    """Whether Dynamo is tracing this call. It constant-folds to True there, without stepprof ever importing torch."""
+    # while torch is still being imported on another thread it has no such function
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    asked = getattr(compiler, "is_compiling", None)
+    return asked is not None and asked()

@@ -1,0 +1,102 @@
+"""What a session needs of the engines attached to it: their registry, and the engines that follow one window.
+
+`stepprof.remote` implements these protocols: the session drives engines without importing what speaks to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
+    from stepprof.config.config import Policy
+    from stepprof.recording.selector import Selector
+    from stepprof.run.manifest_writer import Origin
+    from stepprof.run.model import Window
+
+__all__ = ["EngineHost", "EngineRegistry", "Join", "WindowEngines", "waiting"]
+
+
+class WindowEngines(Protocol):
+    """The engines that follow one window."""
+
+    async def started(self) -> None:
+        """Wait until their starts are answered, without blocking the event loop."""
+
+    async def stopped(self) -> None:
+        """Wait until their stops are answered, without blocking the event loop."""
+
+    def send_stops(
+        self,
+        body_error: BaseException | None,
+        *,
+        partial: str | None = None,
+        blocked: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Send their stops; ``partial``: the reason why the window is partial; ``blocked``: the loop that the caller blocks."""
+
+    def wait_stopped(self) -> None:
+        """Block until their stops are answered."""
+
+
+class EngineRegistry(Protocol):
+    """The engines that are attached in this process."""
+
+    @property
+    def calm(self) -> bool:
+        """Return whether a window that is not selected has nothing to tell them."""
+
+    def follows(self, role: str | None) -> bool:
+        """Return whether windows of this role reach an engine."""
+
+    def arm(self, step: int, role: str | None, policy: Policy) -> None:
+        """Prepare them for a step that is about to come."""
+
+    def pass_by(self, step: int, role: str | None) -> concurrent.futures.Future[None] | None:
+        """Note that a window is entered; return what is done once the listeners know, if there are any."""
+
+    def enter(
+        self, window: Window, policy: Policy, loop: asyncio.AbstractEventLoop | None, *, strict: bool
+    ) -> WindowEngines:
+        """Start those that follow a window, and block until they have answered."""
+
+    def begin(self, window: Window, policy: Policy) -> WindowEngines:
+        """Send the starts of those that follow a window."""
+
+    def statuses(self) -> dict[str, str]:
+        """Return the state of each, or its health if that is not ok."""
+
+    def awaited(self) -> tuple[str, ...]:
+        """Return what is pending in their windows."""
+
+    def describe(self) -> dict[str, dict[str, object]]:
+        """Return what each is, where and how: JSON-able."""
+
+    def send_stops(self, reason: str, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Stop at the end what records."""
+
+    def close(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Wait for the answers, and forget what is armed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHost:
+    """What a session offers to the engines attached to it."""
+
+    origin: Origin
+    selector: Selector
+    post: Callable[[Callable[[], object]], None]
+    """Runs a job on the background thread."""
+    changed: Callable[[], None]
+    """Called after each change that ``stepprof.state`` shows."""
+
+
+Join = Callable[[EngineHost, "EngineRegistry | None"], EngineRegistry]
+"""Adds an engine to the registry of a session, which it creates if there is none. Raises ConfigError."""
+
+waiting: dict[object, Join] = {}
+"""What was attached before there was a session: the next session takes it over."""

@@ -1,0 +1,99 @@
+"""Find the kind of engine that a target is, and connect a driver to it.
+
+What a target is, is told by the names of its type: a library is never imported to ask. Only what the user wrote wrongly raises.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stepprof.errors import ConfigError
+from stepprof.remote.base import EngineDriver, EngineKind
+
+__all__ = ["check_options", "connect_all", "is_known", "recognise"]
+
+GROUP = "stepprof.engines"
+
+BUILT_IN = {
+    "http": "stepprof.remote.http.kind:HttpKind",
+    "ray": "stepprof.remote.ray.kind:RayKind",
+    "vllm": "stepprof.remote.vllm.driver:VllmKind",
+    "sglang": "stepprof.remote.sglang.driver:SglangKind",
+}
+
+
+def connect_all(target: object, options: Mapping[str, object]) -> list[EngineDriver]:
+    """A driver for each target of a list. Raises ConfigError where nobody knows one."""
+    if isinstance(target, (list, tuple, set, frozenset)):
+        return [driver for each in target for driver in connect_all(each, options)]
+    if options.get("kind") == "both":
+        return [recognise(target, **{**options, "kind": each}) for each in ("engine", "rank")]
+    return [recognise(target, **options)]
+
+
+def recognise(target: object, **options: object) -> EngineDriver:
+    """A driver for a target, by the kinds of the package and those of other packages.
+
+    Raises:
+        ConfigError: no kind of engine recognises the target, or its plug-in breaks the contract.
+    """
+    for kind in _kinds():
+        if kind.recognises(target):
+            return _checked(kind.connect(target, **options), kind)
+    what = type(target)
+    raise ConfigError(
+        f"attach({what.__module__}.{what.__qualname__}): not an engine that anybody knows; expected a vLLM or SGLang engine, a URL, a "
+        f"Ray actor's handle, a list of those, or a callable that returns them. Other packages add kinds in the entry-point group {GROUP}"
+    )
+
+
+def _checked(driver: object, kind: EngineKind) -> EngineDriver:
+    """A driver of another package may break the contract. Raises ConfigError."""
+    made = f"{type(kind).__module__}.{type(kind).__qualname__}.connect() returned {type(driver).__qualname__}"
+    if not isinstance(driver, EngineDriver):
+        raise ConfigError(f"{made}: must derive from stepprof.remote.base.EngineDriver")
+    missing = [name for name in ("kind", "name", "key") if not hasattr(driver, name)]
+    if missing:
+        raise ConfigError(f"{made}: must set {', '.join(missing)}")
+    return driver
+
+
+def check_options(given: Mapping[str, object], known: Iterable[str], what: str) -> None:
+    """Refuse an option that a kind of engine does not know. Raises ConfigError with the nearest one."""
+    names = list(known)
+    for key, value in given.items():
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; it knows: {', '.join(names) or 'none'}"
+            raise ConfigError.at(key, value, f"{what} has no such option{hint}")
+
+
+def is_known(target: object) -> bool:
+    """Whether a callable is a target itself: an actor's handle or an engine may be callable too."""
+    return any(kind.recognises(target) for kind in _kinds())
+
+
+def _kinds() -> tuple[EngineKind, ...]:
+    """Those of other packages first: who brings one for an engine of ours knows it better."""
+    return _installed(tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=1)
+def _installed(path: tuple[str, ...]) -> tuple[EngineKind, ...]:
+    """What can be imported from this path. Looked for once: it takes some milliseconds, and who the engines are is asked at every arm."""
+    from importlib.metadata import entry_points
+
+    theirs = [_made(point.load()) for point in entry_points(group=GROUP)]
+    ours = [where.partition(":") for where in BUILT_IN.values()]
+    return (*theirs, *(_made(getattr(importlib.import_module(module), name)) for module, _, name in ours))
+
+
+def _made(kind: Any) -> EngineKind:
+    """Entry points may name the class or an object of it."""
+    made: EngineKind = kind() if isinstance(kind, type) else kind
+    return made
