@@ -9,8 +9,8 @@ import pytest
 
 import stepprof
 from stepprof.errors import ConfigError
-from stepprof.remote.attach import _installed
 from stepprof.remote.base import EngineDriver, EngineWindow, Stopped
+from stepprof.remote.kinds import _installed
 
 PLUGIN = """
 from stepprof.remote.base import EngineDriver
