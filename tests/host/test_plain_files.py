@@ -182,6 +182,7 @@ OTHERS = {
     "doctor/torch_child.py": "a trace of its own in a temporary folder",
     "doctor/torch.py": "source of this package",
     "analysis/report/page.py": "source of this package",
+    "backends/nsys/reports.py": "a new file, to copy a report into",
     "backends/npu/clock.py": "what this process's profiler wrote",
     "analysis/timeline/npu_database.py": "SQLite opens the file itself, after open_plain has",
     # methods of that name

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from stepprof.backends.nsys.open_files import is_being_written
 from stepprof.backends.nsys.process import SUFFIX, Launch
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.host.atomic_files import publish
+from stepprof.host.plain_files import open_plain
 from stepprof.run.model import Artifact, Capture
 
 __all__ = ["RangeCount", "Report", "ReportLost", "ranges"]
@@ -193,8 +195,10 @@ class Report(Export):
         if path is None or path.suffix != SUFFIX:
             return None
         try:
-            status = path.stat()
+            status = path.lstat()
         except OSError:
+            return None
+        if not stat.S_ISREG(status.st_mode):  # in a folder that others can write a link may lead anywhere
             return None
         fresh = status.st_mtime >= self._began - 2.0  # a file system may keep whole seconds
         return (status.st_size, status.st_mtime_ns) if status.st_size and fresh else None
@@ -279,7 +283,8 @@ class Report(Export):
         taken = path.with_name(f".{path.name}.{os.getpid()}.taken")
         path.rename(taken)
         try:
-            shutil.copyfile(taken, hidden)
+            with open_plain(taken) as source, hidden.open("xb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
         except BaseException:
             hidden.unlink(missing_ok=True)
             taken.rename(path)

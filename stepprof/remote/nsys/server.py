@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from stepprof.backends.nsys.process import Launch, launch_of, under_nsys
 from stepprof.backends.nsys.reports import RangeCount
 from stepprof.host.atomic_files import write_atomically
+from stepprof.host.plain_files import read_plain
 from stepprof.host.process_identity import process_start
 from stepprof.log import logger
+from stepprof.remote.core.engine_files import ROOT
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys.engine import Started, this_process
 
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.http.client import Client
 
-__all__ = ["NsysServer", "listener"]
+__all__ = ["KeptCount", "NsysServer", "environment_of", "listener"]
 
 LISTENS = "0A"
 SESSION = "NSYS_PROFILING_SESSION_ID"
 """Of which session a process is: one that this process has started is of its own."""
+_DIGITS = 18
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
@@ -41,10 +44,10 @@ class KeptCount(RangeCount):
 
     def _count(self) -> None:
         try:
-            text = self._path.read_text()
+            text = read_plain(self._path, _DIGITS)
             self.begun = max(self.begun, int(text)) if text.isdigit() else self.begun
         except OSError:
-            pass  # the first one
+            pass  # the first one, or no such file
         self.begun += 1
         self._keep()
 
@@ -79,7 +82,7 @@ class NsysServer:
             if self._pid is None or process_start(self._pid) != self._since:
                 self._pid = listener(self._client.address.port)
                 self._since = None if self._pid is None else process_start(self._pid)
-            environ = None if self._pid is None else _environ(self._pid)
+            environ = None if self._pid is None else environment_of(self._pid)
             if self._pid is not None and environ is not None:
                 return self._of_process(window, self._pid, environ)
         if window.trace_dir is None:
@@ -139,9 +142,13 @@ def _sockets(process: Path) -> list[str]:
     return found
 
 
-def _environ(pid: int) -> dict[str, str] | None:
+def environment_of(pid: int) -> dict[str, str] | None:
+    """Return the environment of a process of this user or of root; None: it cannot be read, or another user chose what it says."""
+    process = Path(f"/proc/{pid}")
     try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+        if process.stat().st_uid not in (os.geteuid(), ROOT):
+            return None
+        text = (process / "environ").read_bytes().decode(errors="replace")
     except OSError:
         return None
     return dict(part.partition("=")[::2] for part in text.split("\0") if "=" in part)

@@ -206,8 +206,7 @@ def take_over(stopped: Stopped, source: Path, folder: Path) -> Stopped:
     """From the shared folder that the user named to the run's."""
     for artifact in stopped.artifacts:
         final = folder / artifact.path
-        final.parent.mkdir(parents=True, exist_ok=True)
-        tmp = final.with_name(f".{final.name}.tmp")
+        tmp = _new_file(final)
         with open_plain(source / artifact.path) as file, tmp.open("wb") as copy:
             shutil.copyfileobj(file, copy, PIECE_BYTES)
         tmp.replace(final)

@@ -414,6 +414,16 @@ class TestReport:
         assert raised.value.outcome == "lost"
         assert path.read_bytes() == content
 
+    @pytest.mark.parametrize("trap", ["pipe", "link"])
+    def test_what_is_no_file(self, place, trap):
+        """Neither a pipe nor what a link leads to is brought: another user may have left it there."""
+        path, private = place / "nsys" / f"r_{os.getpid()}.1.nsys-rep", place / "private"
+        private.write_text("mine")
+        os.mkfifo(path) if trap == "pipe" else path.symlink_to(private)
+        with pytest.raises(ReportLost, match="was empty"):
+            report(place, seconds=0.5)()
+        assert list((place / "step" / "actor").iterdir()) == []
+
     def test_an_old_one(self, place):
         """Left by a process that had our id before us."""
         path = written(place)

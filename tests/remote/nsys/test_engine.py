@@ -10,10 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 from nsys.tools import HERE, build
+from stranger import needs_root, server_of_stranger
 
 from stepprof.backends.nsys import launch, nsys_command
 from stepprof.backends.nsys.reports import RangeCount
 from stepprof.cli.main import main
+from stepprof.remote.nsys.server import KeptCount, environment_of, listener
 
 ENGINE = "rollout/replica-0/engine.nsys-rep"
 
@@ -337,6 +339,33 @@ assert engine.calls == [], engine.calls
         jobs.record(BEFORE=OBJECT)
         assert jobs.statuses() == {2: "lost", 4: "lost"}
         assert "the engine was not started under nsys" in jobs.entries()[2]["error"]
+
+
+class TestKeptCount:
+    @pytest.mark.parametrize("content", [b"", b"\xff", "²".encode(), b"-1", b"7" * 5000, b"1e3", b"0x7"])
+    def test_a_file_that_says_no_number(self, tmp_path, content):
+        """Counting begins anew, and the next number is kept."""
+        (tmp_path / "kept").write_bytes(content)
+        assert KeptCount(tmp_path / "kept").begin((2, "a")) == 1
+        assert KeptCount(tmp_path / "kept").begin((2, "a")) == 2
+
+    @pytest.mark.parametrize("trap", ["pipe", "link"])
+    def test_what_is_no_file(self, tmp_path, trap):
+        """It is neither waited for nor followed."""
+        (tmp_path / "seven").write_text("7")
+        os.mkfifo(tmp_path / "kept") if trap == "pipe" else (tmp_path / "kept").symlink_to("seven")
+        assert KeptCount(tmp_path / "kept").begin((2, "a")) == 1
+        assert (tmp_path / "seven").read_text() == "7"
+
+
+@needs_root
+def test_the_environment_of_another_users_server():
+    """It says nothing: it could name any folder of the driver's user."""
+    with server_of_stranger({}) as port:
+        pid = listener(port)
+        assert pid is not None
+        assert environment_of(pid) is None
+    assert environment_of(os.getpid())
 
 
 class TestRangeCount:
