@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepprof.errors import BackendError
 from stepprof.instrument.attributes import plain
@@ -23,7 +23,7 @@ from stepprof.run.manifest_writer import (
     Origin,
     as_entries,
     describe_error,
-    window_record,
+    window_entry,
 )
 from stepprof.run.model import Annotation, Capture, Outcome
 from stepprof.run.reasons import ReasonCode
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
     from stepprof.recording.export.job import ExportResult
     from stepprof.recording.window_handle import Ticket
+    from stepprof.run.schema import WindowEntry
 
 __all__ = ["MAX_ANNOTATIONS", "Ending", "LocalCapture"]
 
@@ -106,16 +107,16 @@ class LocalCapture:
         self._stopped_after = self.record
         """The entry right after whose end it was stopped."""
         if region:
-            self.record["region"] = region
+            self.record.region = region
         self.values: Capture | None = None
 
-    def _tell(self, ticket: Ticket, status: Outcome, timing: Timing) -> dict[str, Any]:
+    def _tell(self, ticket: Ticket, status: Outcome, timing: Timing) -> WindowEntry:
         """An entry for a window in the fragment of its step."""
         window = ticket.window
         fragment = self._fragments.get(window.step)
         if fragment is None:
             fragment = self._fragments[window.step] = Fragment(self._origin, window, self._post)
-        record = window_record(
+        record = window_entry(
             self._origin,
             window,
             timing,
@@ -201,12 +202,12 @@ class LocalCapture:
         record = self._tell(ticket, "joined", ticket.timing)
         record.update(reason_code=None, error=None)
         if self.values is not None:
-            record["capture"] = {"step": self.window.step, "stem": self.values.stem}
+            record.capture = {"step": self.window.step, "stem": self.values.stem}
 
     def begin(self) -> None:
         """The region that opened it begins, on this thread."""
         self.timing.begin(time.perf_counter_ns())
-        self.record.update(self.timing.keys(self._origin.anchor))
+        self.record.update(**self.timing.keys(self._origin.anchor))
 
     def leave(self, ticket: Ticket) -> None:
         """A window goes out; whether the capture ends with it is not decided here."""
@@ -255,7 +256,7 @@ class LocalCapture:
 
     def _end_region(self, end_ns: int) -> None:
         if self.timing.end(end_ns):
-            self.record.update(self.timing.keys(self._origin.anchor))
+            self.record.update(**self.timing.keys(self._origin.anchor))
 
     def end(self, ending: Ending, left: list[Ticket]) -> None:
         """The hand-over is done. ``left`` are the windows that were open when it began."""
@@ -300,21 +301,19 @@ class LocalCapture:
         self._post(lambda: self.exported(result))
 
     def _conclude(self, result: ExportResult) -> bool:
-        self.record["export_seconds"] = round(result.seconds, 6)
+        self.record.export_seconds = round(result.seconds, 6)
         if not self.exported_beside:
             self.add_stall(result.stall_seconds)
-        self.record["artifacts"] = as_entries(result.artifacts)
+        self.record.artifacts = as_entries(result.artifacts)
         if result.error is not None and result.outcome != "partial":
             self._fail(ReasonCode.EXPORT_FAILED, f"export: {result.error}", result.outcome)
             return False
-        self.record["pending"] = False
-        if self._ending is not None:
-            ending = self._ending
-            self.record.update(status=ending.status, reason_code=ending.code, error=ending.error)
+        ending = self._ending or Ending("partial", ReasonCode.ENDED_EARLY, self.record.error)
+        status, code, error = ending.status, ending.code, ending.error
         if result.error is not None:
-            reasons = (self.record["error"], f"export: {result.error}")
-            code = self.record["reason_code"] or ReasonCode.EXPORT_FAILED
-            self.record.update(status="partial", reason_code=code, error="; ".join(filter(None, reasons)))
+            status, code = "partial", code or ReasonCode.EXPORT_FAILED
+            error = "; ".join(filter(None, [error, f"export: {result.error}"]))
+        self.record.update(status=status, pending=False, reason_code=code, error=error)
         return True
 
     def exported_in_child(self, result: ExportResult) -> None:
@@ -326,7 +325,7 @@ class LocalCapture:
     def add_stall(self, seconds: float) -> None:
         """Count what its stop, or its export in place, held the training thread."""
         record = self._stopped_after
-        record["stall_seconds"] = round(record["stall_seconds"] + seconds, 6)
+        record.stall_seconds = round((record.stall_seconds or 0.0) + seconds, 6)
 
     def save(self, *, now: bool = False) -> None:
         """Have every fragment written: soon, or on this thread."""

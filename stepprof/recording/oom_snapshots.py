@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.log import logger
 from stepprof.run.entry_times import Timing
-from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_record
+from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_entry
 from stepprof.run.model import Capture, Window
 from stepprof.run.reasons import ReasonCode
 
@@ -127,7 +127,7 @@ class OutOfMemory:
         )
         fragment = Fragment(self._origin, window, self._post)
         # without a world: that one rank ran out of memory does not make the others' windows missing
-        record = window_record(
+        record = window_entry(
             self._origin,
             window,
             timing,
@@ -164,7 +164,7 @@ class OutOfMemory:
                 **event,
             )
         finally:
-            record["stall_seconds"] = round((time.perf_counter_ns() - timing.entered_ns) / 1e9, 6)
+            record.stall_seconds = round((time.perf_counter_ns() - timing.entered_ns) / 1e9, 6)
             fragment.write()
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepprof.errors import StateError
 from stepprof.run.entry_times import Timing
-from stepprof.run.manifest_writer import Fragment, describe_error, window_record
+from stepprof.run.manifest_writer import Fragment, describe_error, window_entry
 from stepprof.run.reasons import ReasonCode
+from stepprof.run.schema import WindowEntry
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
@@ -37,7 +38,7 @@ class Ticket:
     policy: Policy
     timing: Timing
     capture: LocalCapture | None = None
-    record: dict[str, Any] | None = None
+    record: WindowEntry | None = None
     fragment: Fragment | None = None
     entries: int = 0
     captured: int = 0
@@ -65,15 +66,15 @@ class Ticket:
         if (
             capture is None or capture.region is None or capture.opener is not self
         ):  # else it is the region's entry
-            self.record.update(self.timing.keys(fragment.origin.anchor))
+            self.record.update(**self.timing.keys(fragment.origin.anchor))
 
     def tell_error(self, error: BaseException) -> None:
         """Note the exception that left the body, beside the outcome; a window that was left open is partial."""
         if self.record is None or self.fragment is None:
             return
         if not isinstance(error, LeftOpen):
-            self.record["body_error"] = describe_error(error)
-        elif self.record["status"] == "joined":
+            self.record.body_error = describe_error(error)
+        elif self.record.status == "joined":
             self.record.update(status="partial", reason_code=ReasonCode.ENDED_EARLY, error=str(error))
         self.fragment.save()
 
@@ -113,7 +114,7 @@ def tell(
     """Write into the manifest of its step why a window was not captured, in a fragment of its own."""
     fragment = Fragment(origin, ticket.window, post)
     backend = "+".join(ticket.policy.backend)
-    record = window_record(
+    record = window_entry(
         origin, ticket.window, ticket.timing, status=status, reason_code=code, backend=backend, error=reason
     )
     fragment.windows.append(record)

@@ -22,6 +22,7 @@ from stepprof.run.conflicts import rival_in
 from stepprof.run.entry_times import Timing
 from stepprof.run.layout import Claim, RunDir, writer_identity
 from stepprof.run.model import Artifact, Outcome, Window
+from stepprof.run.schema import CaptureEntry, EngineEntry, Entry, UploadEntry, WindowEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ __all__ = [
     "as_entries",
     "describe_error",
     "living_fragment",
-    "window_record",
+    "window_entry",
 ]
 
 _RAY_TASK = "ray.exceptions.RayTaskError"
@@ -82,33 +83,24 @@ class Origin:
         }
 
 
-def window_record(
+def window_entry(
     origin: Origin, window: Window, timing: Timing, *, status: Outcome, **fields: Any
-) -> dict[str, Any]:
-    """A window's entry in the manifest, with the times as they are known by now."""
-    record: dict[str, Any] = {
-        "role": window.role,
-        "occurrence": window.occurrence,
-        "visit": window.visit,
+) -> WindowEntry:
+    """Return a window's entry in the manifest, with the times as they are known by now."""
+    values: dict[str, Any] = {
         "rank": origin.rank,
         "world_size": origin.world_size,
         "host": origin.host,
         "pid": origin.pid,
         "thread": threading.get_native_id(),
-        "backend": None,
-        "status": status,
         "pending": status == "lost",
-        "reason_code": None,
-        "error": None,
-        "body_error": None,
-        **timing.keys(origin.anchor),
         "stall_seconds": 0.0,
-        "export_seconds": None,
-        "capped_by": None,
-        "artifacts": [],
-        "capture": None,
+        **timing.keys(origin.anchor),
+        **fields,
     }
-    return {**record, **fields}
+    return WindowEntry(
+        role=window.role, occurrence=window.occurrence, visit=window.visit, status=status, **values
+    )
 
 
 def describe_error(error: BaseException) -> str:
@@ -160,10 +152,10 @@ class Fragment:
         self._lock = threading.Lock()
         self._waiting = False
         self.claim: Claim | None = None
-        self.windows: list[dict[str, Any]] = []
-        self.engines: list[dict[str, Any]] = []
+        self.windows: list[WindowEntry] = []
+        self.engines: list[EngineEntry] = []
         self.clocks: list[dict[str, Any]] = []
-        self.uploads: list[dict[str, Any]] = []
+        self.uploads: list[UploadEntry] = []
         self.rival: dict[str, Any] | None = None
         """A living process of another job that has written as this rank."""
         _fragments.add(self)
@@ -171,8 +163,7 @@ class Fragment:
     @property
     def awaited(self) -> bool:
         """Whether it has not said its last word yet: something is recorded or exported."""
-        entries = [*self.windows, *self.engines]
-        return any(entry["pending"] for entry in entries)
+        return any(entry.pending for entry in self._captures())
 
     def word(self) -> str:
         """What it says of windows and engines: to see whether a later version says something else."""
@@ -180,7 +171,10 @@ class Fragment:
 
     def artifact_paths(self) -> list[str]:
         """The artifacts that it names, by their paths below the step's folder."""
-        return [each["path"] for entry in [*self.windows, *self.engines] for each in entry["artifacts"]]
+        return [each["path"] for entry in self._captures() for each in entry.artifacts]
+
+    def _captures(self) -> list[CaptureEntry]:
+        return [*self.windows, *self.engines]
 
     def write_ahead(self) -> Claim:
         """Claim the name, with what is known so far. Raises OSError."""
@@ -275,8 +269,9 @@ _QUOTING = ("error", "body_error", "name", "url")
 """What may quote a text from outside."""
 
 
-def _shown(entry: dict[str, Any]) -> dict[str, Any]:
-    return {**entry, **{key: redacted(entry[key]) for key in _QUOTING if entry.get(key)}}
+def _shown(entry: Entry) -> dict[str, Any]:
+    content = entry.to_dict()
+    return {**content, **{key: redacted(content[key]) for key in _QUOTING if content.get(key)}}
 
 
 _fragments: weakref.WeakSet[Fragment] = weakref.WeakSet()

@@ -12,9 +12,10 @@ from stepprof.config.config import Config
 from stepprof.recording.window_handle import Ticket, tell
 from stepprof.redaction import hide
 from stepprof.run.entry_times import Timing
-from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_record
+from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_entry
 from stepprof.run.model import Artifact, Window
 from stepprof.run.reasons import ReasonCode
+from stepprof.run.schema import EngineEntry, UploadEntry, WindowEntry
 
 WINDOW = Window(step=2, role="actor", occurrence=1, version=7)
 
@@ -38,7 +39,7 @@ class TestFragment:
     def test_it_is_written_ahead(self, origin) -> None:
         """With what is known so far: this is what holds if the process dies."""
         fragment = Fragment(origin, WINDOW, at_once)
-        fragment.windows.append(window_record(origin, WINDOW, Timing(0), status="lost", error="lost"))
+        fragment.windows.append(window_entry(origin, WINDOW, Timing(0), status="lost", error="lost"))
         claim = fragment.write_ahead()
         assert fragment.write_ahead() is claim
         content = read(fragment)
@@ -53,15 +54,9 @@ class TestFragment:
         """Whatever wrote it into the entry: what may quote text from outside is masked when the fragment is written."""
         hide("canary-0123")
         fragment = Fragment(origin, WINDOW, at_once)
-        for entries in (fragment.windows, fragment.engines, fragment.uploads):
-            entries.append(
-                {
-                    "error": "no canary-0123\n",
-                    "url": "s3://me:secret@b/a",
-                    "status": "failed",
-                    "artifacts": [],
-                }
-            )
+        fragment.windows.append(WindowEntry(error="no canary-0123\n"))
+        fragment.engines.append(EngineEntry(body_error="no canary-0123"))
+        fragment.uploads.append(UploadEntry(url="s3://me:secret@b/a", error="no canary-0123"))
         fragment.write()
         text = json.dumps(read(fragment))
         assert "canary" not in text
@@ -71,10 +66,10 @@ class TestFragment:
     def test_the_last_version_stands(self, origin) -> None:
         """In one file, which is replaced as a whole."""
         fragment = Fragment(origin, WINDOW, at_once)
-        record = window_record(origin, WINDOW, Timing(0), status="lost")
+        record = window_entry(origin, WINDOW, Timing(0), status="lost")
         fragment.windows.append(record)
         fragment.save()
-        record["status"] = "complete"
+        record.update(status="complete")
         fragment.save()
         assert [w["status"] for w in read(fragment)["windows"]] == ["complete"]
         assert len(list(fragment.claim.fragment.parent.iterdir())) == 1

@@ -23,6 +23,7 @@ from stepprof.recording.post_step.completeness import OUTCOMES, Step
 from stepprof.redaction import redacted
 from stepprof.run.folders import make_folder
 from stepprof.run.layout import AFTER, MANIFEST, ON_COMPLETE, step_folder
+from stepprof.run.schema import CompletionEntry
 
 __all__ = ["Completer"]
 
@@ -113,29 +114,21 @@ class Completer:
         """Be the one that runs it, and run it; where no time is left, it is left to another process, or to a job that goes on in the run."""
         if self._stop.is_set():
             return None
-        entry: dict[str, Any] = {
-            "command": list(self._argv),
-            "status": "lost",
-            "error": LOST,
-            "exit_status": None,
-            "start_unix_ns": time.time_ns(),
-            "seconds": None,
-            "output": "",
-        }
-        content = {**self._header, **where, "completions": [entry]}
+        entry = CompletionEntry(command=list(self._argv), error=LOST, start_unix_ns=time.time_ns())
+        content = {**self._header, **where}
         try:
-            if not write_exclusively(path, _dump(content)):
+            if not write_exclusively(path, _dump(content, entry)):
                 return None
         except OSError as error:
             self._note(f"not run: {error}", where)
             return None
-        entry.update(self._perform(facts, steps))
-        if entry["status"] == "complete":
-            logger.info("on_complete", **where, seconds=entry["seconds"])
+        entry.update(**self._perform(facts, steps))
+        if entry.status == "complete":
+            logger.info("on_complete", **where, seconds=entry.seconds)
         else:
-            self._note(str(entry["error"]), where, output=entry["output"][-500:])
+            self._note(str(entry.error), where, output=entry.output[-500:])
         try:
-            write_atomically(path, _dump(content))
+            write_atomically(path, _dump(content, entry))
         except OSError as error:
             self._note(f"the outcome cannot be written: {error}", where)
         return path
@@ -173,5 +166,5 @@ class Completer:
         logger.warning("on_complete failed", **where, reason=reason, **fields)
 
 
-def _dump(content: Mapping[str, object]) -> bytes:
-    return json.dumps(content, indent=1).encode()
+def _dump(content: Mapping[str, object], entry: CompletionEntry) -> bytes:
+    return json.dumps({**content, "completions": [entry.to_dict()]}, indent=1).encode()

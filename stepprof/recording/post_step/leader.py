@@ -27,6 +27,7 @@ from stepprof.recording.post_step.upload.uploads import Uploader, missing
 from stepprof.run.folders import make_folder
 from stepprof.run.layout import AFTER, MANIFEST, PRUNED, step_folder
 from stepprof.run.manifest_writer import Origin, describe_error
+from stepprof.run.schema import UploadEntry
 
 if TYPE_CHECKING:
     from stepprof.config.config import Config
@@ -100,17 +101,7 @@ class After:
         """What cannot be uploaded here says so in its manifest."""
         paths = fragment.artifact_paths()
         if not fragment.awaited and len(fragment.uploads) != len(paths):
-            fragment.uploads = [
-                {
-                    "path": path,
-                    "url": None,
-                    "status": "failed",
-                    "tries": 0,
-                    "reason_code": None,
-                    "error": self._refused,
-                }
-                for path in paths
-            ]
+            fragment.uploads = [UploadEntry(path=path, tries=0, error=self._refused) for path in paths]
             fragment.save()
 
     def _look(self) -> None:
@@ -248,9 +239,9 @@ class Keeper:
             entry = prune(self._path, step, reason, self._header)
             step.artifacts = {}
             self._share(self._path / step_folder(step.number) / MANIFEST / PRUNED)
-            logger.info("pruned", step=step.number, bytes=entry["bytes"], files=entry["files"], reason=reason)
-            if entry["kept"]:
-                logger.warning("not all pruned", step=step.number, kept=entry["kept"][:5])
+            logger.info("pruned", step=step.number, bytes=entry.bytes, files=entry.files, reason=reason)
+            if entry.kept:
+                logger.warning("not all pruned", step=step.number, kept=entry.kept[:5])
 
     def _exists(self, step: Step, path: str) -> bool:
         return os.path.lexists(self._path / step_folder(step.number) / path)

@@ -13,11 +13,11 @@ import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from stepprof.host.atomic_files import write_atomically, write_exclusively
 from stepprof.recording.post_step.completeness import Step
 from stepprof.run.layout import MANIFEST, PRUNED, step_folder
+from stepprof.run.schema import PrunedEntry
 
 __all__ = ["choose", "prune"]
 
@@ -44,7 +44,7 @@ def choose(steps: Sequence[Step], keep_steps: int | None, keep_bytes: int | None
     return chosen
 
 
-def prune(run: Path, step: Step, reason: str, header: Mapping[str, object]) -> dict[str, Any]:
+def prune(run: Path, step: Step, reason: str, header: Mapping[str, object]) -> PrunedEntry:
     """Delete the artifacts of a step; says what is gone.
 
     Args:
@@ -57,23 +57,24 @@ def prune(run: Path, step: Step, reason: str, header: Mapping[str, object]) -> d
         OSError: the note cannot be written; nothing is deleted then.
     """
     note = run / step_folder(step.number) / MANIFEST / PRUNED
-    entry: dict[str, Any] = {
-        "unix_ns": time.time_ns(),
-        "reason": reason,
-        "files": len(step.artifacts),
-        "bytes": step.bytes,
-        "not_uploaded": step.not_uploaded,
-        "kept": [],
-        "paths": sorted(step.artifacts),
-    }
-    content = {**header, "step": step.number, "pruned": [entry]}
-    data = json.dumps(content, indent=1).encode()
-    if not write_exclusively(note, data):
-        write_atomically(note, data)
-    kept = _delete(run, step.number, step.artifacts)
-    if kept:
-        entry["kept"] = kept
-        write_atomically(note, json.dumps(content, indent=1).encode())
+    entry = PrunedEntry(
+        unix_ns=time.time_ns(),
+        reason=reason,
+        files=len(step.artifacts),
+        bytes=step.bytes,
+        not_uploaded=step.not_uploaded,
+        paths=sorted(step.artifacts),
+    )
+
+    def content() -> bytes:
+        told = {**header, "step": step.number, "pruned": [entry.to_dict()]}
+        return json.dumps(told, indent=1).encode()
+
+    if not write_exclusively(note, content()):
+        write_atomically(note, content())
+    entry.kept = _delete(run, step.number, step.artifacts)
+    if entry.kept:
+        write_atomically(note, content())
     return entry
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepprof.remote.core.event import Gate
 from stepprof.run.reasons import ReasonCode
@@ -16,6 +16,7 @@ from stepprof.run.reasons import ReasonCode
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.run.model import Outcome
+    from stepprof.run.schema import EngineEntry
 
 __all__ = ["Recording"]
 
@@ -29,7 +30,7 @@ class Recording:
         step: whose windows it ends with.
     """
 
-    def __init__(self, entry: dict[str, Any], save: Callable[[], object], step: int) -> None:
+    def __init__(self, entry: EngineEntry, save: Callable[[], object], step: int) -> None:
         self.entry = entry
         self.save = save
         """Has the entry written, soon."""
@@ -62,7 +63,7 @@ class Recording:
         """A bound is over: nobody waits for it any longer, and what still comes is worked off."""
         self.task: asyncio.Task[None] | None = None
         self._open = 1
-        self._joined: list[tuple[dict[str, Any], Callable[[], object]]] = []
+        self._joined: list[tuple[EngineEntry, Callable[[], object]]] = []
 
     @property
     def answered(self) -> bool:
@@ -97,7 +98,7 @@ class Recording:
         self.stop.set()
         self.started.open()
 
-    def join(self, step: int, entry: dict[str, Any], save: Callable[[], object]) -> None:
+    def join(self, step: int, entry: EngineEntry, save: Callable[[], object]) -> None:
         """Another window came in while it runs; one of the same step keeps it open. `save` has its entry written."""
         self._joined.append((entry, save))
         self._open += step == self.step
@@ -118,7 +119,7 @@ class Recording:
     def fail(self, status: Outcome, error: str, code: ReasonCode, health: str) -> None:
         """It came to nothing; every window that relied on it says so."""
         for entry in (self.entry, *(entry for entry, _ in self._joined)):
-            entry["health"] = health
+            entry.health = health
         self.disown(status, error, code)
 
     def disown(self, status: Outcome, error: str, code: ReasonCode) -> None:
@@ -129,7 +130,7 @@ class Recording:
                 pending=False,
                 reason_code=code,
                 error=error,
-                stop_seconds=self.entry["stop_seconds"],
+                stop_seconds=self.entry.stop_seconds,
             )
             save()
         self.tell(status, error, code)

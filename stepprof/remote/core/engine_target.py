@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
@@ -27,12 +27,13 @@ from stepprof.run.reasons import ReasonCode
 from stepprof.state_machine import TargetMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable
     from pathlib import Path
 
     from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Health, Stopped
     from stepprof.remote.core.engine_capture import Recording
     from stepprof.run.model import Outcome, Window
+    from stepprof.run.schema import EngineEntry
 
 __all__ = ["EngineTarget", "HealthChange"]
 
@@ -229,7 +230,7 @@ class EngineTarget:
             return
         if recording.stop.is_set():
             self.disarm("the window ended before the engine was ready")
-            if recording.entry["status"] != "failed":
+            if recording.entry.status != "failed":
                 recording.tell(
                     "skipped",
                     "the window ended before the engine was ready; nothing was sent to it",
@@ -263,20 +264,25 @@ class EngineTarget:
         if capped_by is not None:
             logger.warning("cap hit", target=self.label, capped_by=capped_by)
         self._commit("stop", window, reason=capped_by)
-        recording.entry["end_unix_ns"] = recording.ended_ns or time.time_ns()
+        recording.entry.end_unix_ns = recording.ended_ns or time.time_ns()
         recording.save()  # that its window has closed is known whatever becomes of the stop
         began = time.perf_counter()
         try:
             stopped = await self.driver.stop(window)
         finally:
-            recording.entry["stop_seconds"] = round(time.perf_counter() - began, 6)
+            recording.entry.stop_seconds = round(time.perf_counter() - began, 6)
         await self._compare_clocks()
         entry = recording.entry
         partial = recording.late or stopped.partial or self._shortfall(window, entry, stopped)
-        entry.update(health="ok", host=self.driver.host, boot_id=self.boot_id)
-        entry["capped_by"] = capped_by or stopped.capped_by
-        entry["write_seconds"] = write_seconds(stopped.artifacts, self.clock)
-        entry["overrun_seconds"] = overrun = overrun_seconds(entry, stopped.artifacts, self.clock)
+        overrun = overrun_seconds(entry.end_unix_ns, stopped.artifacts, self.clock)
+        entry.update(
+            health="ok",
+            host=self.driver.host,
+            boot_id=self.boot_id,
+            capped_by=capped_by or stopped.capped_by,
+            write_seconds=write_seconds(stopped.artifacts, self.clock),
+            overrun_seconds=overrun,
+        )
         if (overrun or 0.0) > LATE_SECONDS:
             logger.warning("engine.stopped_late", target=self.label, step=recording.step, seconds=overrun)
         if stopped.later is not None:
@@ -290,14 +296,15 @@ class EngineTarget:
         self._note(None)
         self._commit("done", window)
 
-    def _shortfall(self, window: EngineWindow, entry: Mapping[str, Any], stopped: Stopped) -> str | None:
+    def _shortfall(self, window: EngineWindow, entry: EngineEntry, stopped: Stopped) -> str | None:
         """Return what the traces lack of the window, by the times that they state."""
         options = window.options
         if self.is_rank or options.by_stage:
             return None
-        begun = None if options.delay_iterations else entry["start_unix_ns"]
-        capped = stopped.capped_by is not None
-        ended = entry["start_unix_ns" if capped else "end_unix_ns"]
+        begun = None if options.delay_iterations else entry.start_unix_ns
+        ended = entry.end_unix_ns if stopped.capped_by is None else entry.start_unix_ns
+        if ended is None:
+            return None
         return shortfall(stopped.artifacts, begun, ended, self.clock)
 
     async def _start_failed(self, recording: Recording, error: BaseException) -> None:
@@ -351,7 +358,7 @@ class EngineTarget:
 
     def give_up_stop(self, recording: Recording, seconds: float) -> None:
         """Nobody waits for the stop any longer; its files are kept when they come."""
-        if recording.finished.is_open or recording.entry["status"] in ("failed", "skipped"):
+        if recording.finished.is_open or recording.entry.status in ("failed", "skipped"):
             return
         recording.given_up = True
         logger.warning("engine stop unanswered", target=self.label, name=self.driver.name, seconds=seconds)
@@ -359,8 +366,8 @@ class EngineTarget:
 
     def _tell_unanswered(self, recording: Recording) -> None:
         """Note for how long a stop has not been answered; a capture that has an outcome keeps it."""
-        end = recording.entry["end_unix_ns"]
-        if end is None or recording.entry["status"] != "lost":
+        end = recording.entry.end_unix_ns
+        if end is None or recording.entry.status != "lost":
             return
         waited = (time.time_ns() - end) / 1e9
         what = "its window has closed, and its stop has not been answered"
@@ -410,8 +417,8 @@ class EngineTarget:
     async def _name_files(self, recording: Recording, window: EngineWindow) -> None:
         """Have the entry of a capture that failed name the files that it left, or the place that they come to."""
         entry, where = recording.entry, self._where()
-        if entry["status"] in ("failed", "lost"):
-            entry["error"] = await naming(str(entry["error"]), window, where)
+        if entry.status in ("failed", "lost"):
+            entry.error = await naming(str(entry.error), window, where)
             recording.save()
 
     def _fail(self, recording: Recording, error: BaseException) -> None:
@@ -419,8 +426,8 @@ class EngineTarget:
         entry = recording.entry
         gone = self.health == "dead" or (isinstance(error, EngineFailure) and error.lost)
         lost = self.machine.state == "flushing" and gone
-        if entry["end_unix_ns"] is None and recording.sent:
-            entry["end_unix_ns"] = time.time_ns()
+        if entry.end_unix_ns is None and recording.sent:
+            entry.end_unix_ns = time.time_ns()
         status: Outcome = "lost" if lost else "failed"
         recording.fail(status, describe_error(error), ReasonCode.ENGINE_FAILED, self.health)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stepprof.host.atomic_files import publish, write_atomically, write_temporary
 from stepprof.host.plain_files import read_table
@@ -17,6 +17,7 @@ from stepprof.run.layout import MANIFEST
 from stepprof.run.manifest_writer import as_entries, living_fragment
 from stepprof.run.model import Artifact
 from stepprof.run.reasons import ReasonCode
+from stepprof.run.schema import EngineEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,16 +92,19 @@ def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: M
     if not _is_same(content.get("writer") or {}, owner):
         return False
     fragment = living_fragment(path)
-    entries = content["engines"] if fragment is None else fragment.engines
+    if fragment is not None:
+        entries = fragment.engines
+    else:
+        entries = [EngineEntry.from_dict(each)[0] for each in content["engines"]]
     entry = next((each for each in entries if _is_of(each, window)), None)
     if entry is None:
         return False
-    if not told["artifacts"] and entry["status"] != "lost":
+    if not told["artifacts"] and entry.status != "lost":
         return True  # what it says is all that is known
-    if entry["end_unix_ns"] is None:
-        entry["end_unix_ns"] = time.time_ns()
-    entry.update({**told, "artifacts": [*entry["artifacts"], *told["artifacts"]]})
+    end = entry.end_unix_ns or time.time_ns()
+    entry.update(**{**told, "end_unix_ns": end, "artifacts": [*entry.artifacts, *told["artifacts"]]})
     if fragment is None:
+        content["engines"] = [each.to_dict() for each in entries]
         write_atomically(path, json.dumps(content, indent=1).encode())
     else:
         fragment.write()
@@ -110,24 +114,14 @@ def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: M
 def _write_new(window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str, object]) -> None:
     """Write a fragment for a process that died before it wrote its own."""
     what = window.window
-    entry = {
-        "role": what.role,
-        "occurrence": what.occurrence,
-        "visit": what.visit,
-        "replica": window.replica,
-        "kind": window.metadata.get("engine"),
-        "name": None,
-        "host": None,
-        "boot_id": None,
-        "body_error": None,
-        "start_unix_ns": None,
-        "end_unix_ns": None,
-        "start_seconds": None,
-        "stop_seconds": None,
-        "capped_by": None,
-        "capture": None,
+    entry = EngineEntry(
+        role=what.role,
+        occurrence=what.occurrence,
+        visit=what.visit,
+        replica=window.replica,
+        kind=cast("str | None", window.metadata.get("engine")),
         **told,
-    }
+    )
     content = {
         "schema_version": 1,
         "run_id": window.metadata.get("run_id"),
@@ -135,7 +129,7 @@ def _write_new(window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str
         "version": what.version,
         "writer": {key: value for key, value in owner.items() if key != "run_id"},
         "windows": [],
-        "engines": [entry],
+        "engines": [entry.to_dict()],
         "clocks": [],
     }
     final = window.folder / MANIFEST / f"{what.name}-engines-rank-left.json"
@@ -143,13 +137,13 @@ def _write_new(window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str
     publish(write_temporary(final, json.dumps(content, indent=1, default=str).encode()), final)
 
 
-def _is_of(entry: Mapping[str, Any], window: EngineWindow) -> bool:
+def _is_of(entry: EngineEntry, window: EngineWindow) -> bool:
     what = window.window
-    return (entry["role"], entry["occurrence"], entry["replica"]) == (
+    return (entry.role, entry.occurrence, entry.replica) == (
         what.role,
         what.occurrence,
         window.replica,
-    ) and entry["status"] not in ("complete", "joined")
+    ) and entry.status not in ("complete", "joined")
 
 
 def _is_same(writer: Mapping[str, object], owner: Mapping[str, object]) -> bool:

@@ -15,8 +15,9 @@ from stepprof.log import logger
 from stepprof.remote.base import EngineWindow
 from stepprof.run.layout import MANIFEST
 from stepprof.run.manifest_writer import Fragment, Origin
-from stepprof.run.model import WHOLE_STEP, Window
+from stepprof.run.model import WHOLE_STEP, Outcome, Window
 from stepprof.run.reasons import ReasonCode
+from stepprof.run.schema import EngineEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,34 +57,28 @@ class Entries:
         self._origin = origin
         self._window = window
         self._unsaved = unsaved
-        self._blank: dict[str, Any] = {
-            "role": window.role,
-            "occurrence": window.occurrence,
-            "visit": window.visit,
-            "replica": None,
-            "kind": None,
-            "name": None,
-            "host": None,
-            "boot_id": None,
-            "status": "lost",
-            "pending": True,
-            "reason_code": ReasonCode.RECORDING,
-            "health": "unreachable",
-            "error": LOST,
-            "body_error": None,
-            "start_unix_ns": None,
-            "end_unix_ns": None,
-            "start_seconds": None,
-            "stop_seconds": None,
-            "overrun_seconds": None,
-            "write_seconds": None,
-            "capped_by": None,
-        }
         self.fragment = Fragment(origin, window, post, engines=True)
 
-    def add(self, target: EngineTarget | None, **fields: Any) -> dict[str, Any]:
-        """The entry of an engine: written ahead as lost, unless ``fields`` know better. None: who it is is not known."""
-        entry = {**self._blank, "artifacts": [], "capture": None}
+    def add(
+        self,
+        target: EngineTarget | None,
+        *,
+        status: Outcome = "lost",
+        code: ReasonCode | None = ReasonCode.RECORDING,
+        error: str | None = LOST,
+    ) -> EngineEntry:
+        """Add the entry of an engine, written ahead as lost unless its outcome is known. None: which engine is not known."""
+        window = self._window
+        entry = EngineEntry(
+            role=window.role,
+            occurrence=window.occurrence,
+            visit=window.visit,
+            status=status,
+            pending=status == "lost",
+            reason_code=code,
+            error=error,
+            health="unreachable",
+        )
         if target is not None:
             driver = target.driver
             entry.update(
@@ -95,15 +90,13 @@ class Entries:
                 boot_id=target.boot_id,
                 health=target.health,
             )
-        entry.update(fields)
-        entry["pending"] = entry["status"] == "lost"
         self.fragment.engines.append(entry)
         return entry
 
     def tell_body_error(self, text: str) -> None:
         """The body raised: beside every outcome."""
         for entry in self.fragment.engines:
-            entry["body_error"] = text
+            entry.body_error = text
 
     def write_soon(self, targets: Iterable[EngineTarget] = ()) -> None:
         """Have it written off this thread, with the clocks as they are known now; a window that reached nobody leaves nothing."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepprof.log import logger
 from stepprof.remote.core.blocked_loop import NOT_STARTED, lives_on
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepprof.remote.core.engine_target import EngineTarget
     from stepprof.remote.core.registry import Fleet
     from stepprof.run.model import Window
+    from stepprof.run.schema import EngineEntry
 
 __all__ = ["Members"]
 
@@ -54,7 +55,7 @@ class Members:
         self.entries = Entries(fleet.origin, window, fleet.post, fleet.unsaved)
         self.recordings: list[tuple[EngineTarget, Recording]] = []
         """Those that record for this window."""
-        self.joins: list[tuple[EngineTarget, Recording, dict[str, Any]]] = []
+        self.joins: list[tuple[EngineTarget, Recording, EngineEntry]] = []
         """Those that record already, with this window's entry."""
         self.inner: list[Inner] = []
         """The ranks among those, which enter this window too."""
@@ -80,9 +81,7 @@ class Members:
                     continue
                 logger.warning("engines not known", role=role, reason=problem)
                 if not engine.targets:  # else those that were known stand, and tell for themselves
-                    self.entries.add(
-                        None, status="failed", reason_code=ReasonCode.ENGINES_UNKNOWN, error=problem
-                    )
+                    self.entries.add(None, status="failed", code=ReasonCode.ENGINES_UNKNOWN, error=problem)
         return self._fleet.selected(role, self._policy)
 
     async def places(self, targets: list[EngineTarget], *, reserve: bool = False) -> list[EngineWindow]:
@@ -110,7 +109,7 @@ class Members:
         """Whether it may be started at all; if not, the manifest says why."""
         if target.driver.inside:
             reason = "its worker is this very process: its work is in this process's own capture"
-            self.entries.add(target, status="joined", reason_code=ReasonCode.SAME_PROCESS, error=reason)
+            self.entries.add(target, status="joined", code=ReasonCode.SAME_PROCESS, error=reason)
             return False
         return True
 
@@ -133,7 +132,7 @@ class Members:
                 self.entries.add(
                     target,
                     status="joined",
-                    reason_code=ReasonCode.DRIVEN_ELSEWHERE,
+                    code=ReasonCode.DRIVEN_ELSEWHERE,
                     error=f"driven by another process ({who})",
                 )
         return mine
@@ -155,12 +154,12 @@ class Members:
             self._join(target, recording)
         elif blocked:
             self._fleet.own_loop.warn_not_started(target)
-            self.entries.add(target, status="skipped", reason_code=ReasonCode.NOT_READY, error=NOT_STARTED)
+            self.entries.add(target, status="skipped", code=ReasonCode.NOT_READY, error=NOT_STARTED)
         elif recording is None:
             return True
         else:
             why = f"still {target.machine.state}: {recording.unanswered}"
-            self.entries.add(target, status="skipped", reason_code=ReasonCode.BUSY, error=why)
+            self.entries.add(target, status="skipped", code=ReasonCode.BUSY, error=why)
         return False
 
     @staticmethod
@@ -177,9 +176,8 @@ class Members:
         place = None
         if capture is not None and not target.is_rank:  # a rank's own manifest says where the window is
             place = {"step": capture.window.step, "stem": capture.stem}
-        entry = self.entries.add(
-            target, status="joined", reason_code=None, error=None, start_unix_ns=time.time_ns(), capture=place
-        )
+        entry = self.entries.add(target, status="joined", code=None, error=None)
+        entry.update(start_unix_ns=time.time_ns(), capture=place)
         recording.join(self._window.step, entry, self.entries.save_later)
         self.joins.append((target, recording, entry))
         if capture is not None and is_inner(self._window, capture.window):

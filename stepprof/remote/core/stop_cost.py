@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from stepprof.run.model import Artifact
 
@@ -18,19 +18,19 @@ _ONE_CLOCK = ("local", "same-host")
 
 
 def overrun_seconds(
-    entry: Mapping[str, Any], artifacts: Iterable[Artifact], clock: Clock | None
+    sent_unix_ns: int | None, artifacts: Iterable[Artifact], clock: Clock | None
 ) -> float | None:
     """Return how long an engine recorded on after its stop had been sent; None: it did not, or its traces or its clock do not tell.
 
     Args:
-        entry: of the engine in the manifest.
+        sent_unix_ns: when its stop was sent; None: it was not.
         artifacts: what the stop brought.
         clock: the engine's against this process's.
     """
     ends = [artifact.ended_ns for artifact in artifacts if artifact.ended_ns is not None]
-    if clock is None or not ends or entry["end_unix_ns"] is None:
+    if clock is None or not ends or sent_unix_ns is None:
         return None
-    beyond = max(ends) - clock.offset_ns - entry["end_unix_ns"]
+    beyond = max(ends) - clock.offset_ns - sent_unix_ns
     return round(beyond / 1e9, 6) if beyond > clock.error_ns else None
 
 

@@ -195,7 +195,7 @@ class Bracket:
         await exit_all(self._members.inner, bound)  # before the outer window's stop is sent
         ending = list(self._members.recordings)
         for target, recording, entry in self._members.joins:
-            entry["end_unix_ns"] = time.time_ns()
+            entry.end_unix_ns = time.time_ns()
             if recording.stop.is_set():
                 entry.update(
                     status="partial",
@@ -261,6 +261,6 @@ class Bracket:
         except BaseException as error:  # noqa: BLE001 - told in the log and in the manifest; CancelledError may come from a user's callable
             logger.warning("engines not recorded", role=self._window.role, reason=describe_error(error))
             self._members.entries.add(
-                None, status="failed", reason_code=ReasonCode.ENGINES_UNKNOWN, error=describe_error(error)
+                None, status="failed", code=ReasonCode.ENGINES_UNKNOWN, error=describe_error(error)
             )
             self._members.entries.write_soon()

@@ -36,7 +36,8 @@ from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
     from stepprof.recording.session import Session
-    from stepprof.run.model import Window
+    from stepprof.run.schema import WindowEntry
+from stepprof.run.model import Window
 
 __all__ = ["CLOSE_SECONDS", "ActorDriver", "SpansDriver", "agents", "drivers"]
 
@@ -327,26 +328,18 @@ class ActorDriver(EngineDriver):
         task.add_done_callback(self._bringing.discard)
 
     async def _bring_rank(self, facts: Facts, fragment: Path, window: EngineWindow) -> None:
-        record: dict[str, Any] = {
-            "role": window.window.role,
-            "occurrence": window.window.occurrence,
-            "visit": window.window.visit,
-            "rank": facts.rank,
-            "host": facts.host,
-            "pid": facts.pid,
-            "status": "lost",
-            "pending": False,
-            "reason_code": None,
-            "error": None,
-            "body_error": None,
-            "backend": None,
-            "artifacts": [],
-        }
-        lost = lost_fragment(window.folder.name, window.window.step, window.window.version, [record])
+        of = window.window
+        entry = WindowEntry(
+            role=of.role,
+            occurrence=of.occurrence,
+            visit=of.visit,
+            rank=facts.rank,
+            host=facts.host,
+            pid=facts.pid,
+        )
+        lost = lost_fragment(window.folder.name, of.step, of.version, [entry.to_dict()])
         try:
-            await self._carrier(facts).rank_files(
-                fragment, window.folder, step_folder(window.window.step), lost
-            )
+            await self._carrier(facts).rank_files(fragment, window.folder, step_folder(of.step), lost)
         except OSError as error:
             logger.warning(
                 "rank's files not brought", name=self.name, host=facts.host, reason=describe_error(error)

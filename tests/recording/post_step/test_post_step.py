@@ -42,6 +42,7 @@ from stepprof.run.manifest import read_step
 from stepprof.run.manifest_writer import Fragment, Origin
 from stepprof.run.model import Window
 from stepprof.run.requests import Request
+from stepprof.run.schema import WindowEntry
 
 MISTAKES = [
     ({"on_complete": ""}, 'on_complete = "": expected a command'),
@@ -360,7 +361,7 @@ class TestPruning:
         (folder / "rollout/replica-0/deep/x").write_text("1")
         step = Step(2, artifacts={"actor/rank-0.trace.json.gz": 5, "rollout/replica-0": 1, "actor/gone": 1})
         entry = prune(run.path, step, "keep_steps = 1", HEADER)
-        assert entry["kept"] == []
+        assert entry.kept == []
         left = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
         assert left == ["actor", "actor/notes.txt", "manifest", f"manifest/{claim.fragment.name}", "manifest/pruned.json", "notes.txt"]  # fmt: skip
         assert verify_run(run.path).problems == []
@@ -388,7 +389,7 @@ class TestPruning:
             if link == "actor/inside":
                 artifacts = {"actor": 8}
             entry = prune(run.path, Step(2, artifacts=artifacts), "x", HEADER)
-            assert bool(entry["kept"]) == (link == "actor")
+            assert bool(entry.kept) == (link == "actor")
         assert [file.read_text() for file in precious] == ["precious"] * 2
 
     def test_nothing_goes_without_a_note(self, tmp_path) -> None:
@@ -414,7 +415,7 @@ class TestPruning:
 
         monkeypatch.setattr(os, "unlink", refuse)
         entry = prune(run.path, Step(2, artifacts={"actor/rank-0.trace.json.gz": 5}), "x", HEADER)
-        assert entry["kept"] == ["actor/rank-0.trace.json.gz: Permission denied"]
+        assert entry.kept == ["actor/rank-0.trace.json.gz: Permission denied"]
         assert "  not deleted: actor/rank-0.trace.json.gz: Permission denied" in after_notes(
             read_step(run.path, 2)
         )
@@ -603,20 +604,18 @@ class TestUploader:
         claim = fragment.write_ahead()
         (claim.folder / "actor/x.json").write_text("[]")
         artifacts = [{"path": "actor/x.json", "kind": None, "bytes": 2, "events": None}]
-        fragment.windows.append(
-            {"status": "lost", "pending": True, "artifacts": artifacts, "body_error": None}
-        )
+        fragment.windows.append(WindowEntry(pending=True, artifacts=artifacts))
         fragment.write()
         assert uploader.pending == 1  # the run's own description: nothing of a capture that is not over
         fragment.windows[0].update(status="complete", pending=False)
         fragment.write()
         copy = tmp_path / "up" / "r" / "step-000002" / "manifest" / "actor-rank-0.json"
         _until(copy.exists)
-        fragment.windows[0]["body_error"] = "late"
+        fragment.windows[0].body_error = "late"
         fragment.write()
         _until(lambda: "late" in copy.read_text())
         uploader.close(20, [])
-        assert (uploader.failures, fragment.uploads[0]["status"], uploader.pending) == (0, "uploaded", 0)
+        assert (uploader.failures, fragment.uploads[0].status, uploader.pending) == (0, "uploaded", 0)
 
     def test_the_reason_of_a_store_gives_no_key_away(self, tmp_path) -> None:
         """The reason goes into the manifest: keys that it repeats are masked, also where the text is long, and it is one line."""

@@ -27,6 +27,7 @@ from stepprof.remote.core.ownership import Hold
 from stepprof.run.layout import RunDir
 from stepprof.run.manifest_writer import Fragment, Origin
 from stepprof.run.model import Artifact, Window
+from stepprof.run.schema import EngineEntry
 
 HOUR = 3600.0
 ELSEWHERE = {**writer_identity(), "host": "another-host"}
@@ -382,15 +383,7 @@ def fragment(window: EngineWindow) -> Fragment:
     """Return a fragment of this process with the window's engine, written ahead as lost."""
     run = RunDir(window.folder.parent, "run")
     made = Fragment(Origin(run, 0, 1), Window(2, "rollout"), lambda act: act(), engines=True)
-    entry = {
-        "role": "rollout",
-        "occurrence": 1,
-        "replica": 0,
-        "status": "lost",
-        "error": "lost",
-        "artifacts": [],
-    }
-    made.engines.append({**entry, "end_unix_ns": None})
+    made.engines.append(EngineEntry(role="rollout", replica=0, pending=True, error="lost"))
     made.write_ahead()
     return made
 
@@ -399,7 +392,7 @@ class TestKeeping:
     def test_of_this_process(self, window: EngineWindow, fragment: Fragment) -> None:
         """The entry in memory changes with the file: what is written next does not undo it."""
         keep(window, Stopped([Artifact("a", "trace", 1)]), "why", fragment.origin.writer)
-        assert fragment.engines[0]["status"] == "partial"
+        assert fragment.engines[0].status == "partial"
         fragment.write()
         (entry,) = entries(window)
         assert (entry["status"], entry["error"], len(entry["artifacts"])) == ("partial", "why", 1)
@@ -421,10 +414,10 @@ class TestKeeping:
         """A failed entry keeps its reason where no file came; files are added to those that are there."""
         fragment.engines[0].update(status="failed", error="the stop failed")
         keep(window, Stopped(), "why", fragment.origin.writer)
-        assert fragment.engines[0]["error"] == "the stop failed"
+        assert fragment.engines[0].error == "the stop failed"
         for name in "ab":
             keep(window, Stopped([Artifact(name, "trace", 1)]), "why", fragment.origin.writer)
-        assert [each["path"] for each in fragment.engines[0]["artifacts"]] == ["a", "b"]
+        assert [each["path"] for each in fragment.engines[0].artifacts] == ["a", "b"]
 
     def test_without_a_fragment(self, window: EngineWindow) -> None:
         """A process that died at once has written none: it gets one, in its name."""

@@ -33,12 +33,11 @@ class TestOverrun:
     )
     def test_how_long_it_recorded_on(self, ends, clock, seconds):
         """From the sending of the stop to the end of the longest recording, on one clock; nothing is claimed within its error."""
-        entry = {"end_unix_ns": 10 * SECOND}
-        assert overrun_seconds(entry, map(trace, ends), clock) == seconds
+        assert overrun_seconds(10 * SECOND, map(trace, ends), clock) == seconds
 
     def test_without_an_end(self):
         """A start that failed has none."""
-        assert overrun_seconds({"end_unix_ns": None}, [trace(5)], HERE) is None
+        assert overrun_seconds(None, [trace(5)], HERE) is None
 
 
 class TestWriting:

@@ -21,6 +21,7 @@ from stepprof.redaction import redacted
 from stepprof.run.layout import RUN_FILE, RunDir
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
+from stepprof.run.schema import UploadEntry
 
 if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Fragment
@@ -58,7 +59,7 @@ class _Due:
     """A fragment, and what has been uploaded of it."""
 
     fragment: Fragment
-    outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    outcomes: dict[str, UploadEntry] = field(default_factory=dict)
     """By the path of an artifact below the step's folder."""
     sent: bool = False
     """A version of the fragment itself is there."""
@@ -68,7 +69,7 @@ class _Due:
     @property
     def well(self) -> bool:
         """Whether nothing of it failed."""
-        return self.sent and all(each["status"] == "uploaded" for each in self.outcomes.values())
+        return self.sent and all(each.status == "uploaded" for each in self.outcomes.values())
 
 
 class Uploader:
@@ -137,7 +138,7 @@ class Uploader:
             for key, due in self._known.items():
                 if not due.well:
                     due.outcomes = {
-                        path: each for path, each in due.outcomes.items() if each["status"] == "uploaded"
+                        path: each for path, each in due.outcomes.items() if each.status == "uploaded"
                     }
                     self._queue.setdefault(key, due)
             self._plain += [(file, True) for file in files]
@@ -207,16 +208,16 @@ class Uploader:
         folder = fragment.claim.folder
         word = fragment.word()
         for path in fragment.artifact_paths():
-            if due.outcomes.get(path, {}).get("status") != "uploaded":
+            known = due.outcomes.get(path)
+            if known is None or known.status != "uploaded":
                 outcome = program.upload(folder / path, f"{folder.name}/{path}", deadline)
-                due.outcomes[path] = outcome = {"path": path, "url": f"{self.url}/{folder.name}/{path}", **outcome}  # fmt: skip
-                self._tell(outcome)
+                due.outcomes[path] = self._tell(path, f"{folder.name}/{path}", outcome)
         fragment.uploads = list(due.outcomes.values())
         fragment.write()
         name = fragment.claim.fragment.relative_to(self._run.path).as_posix()
         outcome = program.upload(fragment.claim.fragment, name, deadline, replace=due.sent)
         due.sent = due.sent or outcome["status"] == "uploaded"
-        self._tell({"path": name, "url": f"{self.url}/{name}", **outcome}, level="debug")
+        self._tell(name, name, outcome, level="debug")
         due.told = word
 
     def _upload_plain(self, program: Program, path: Path, replace: bool) -> None:
@@ -226,14 +227,17 @@ class Uploader:
         outcome = program.upload(path, name, self._bound(), replace=replace)
         # of nodes that share no disk each has one: the first stays
         if name != RUN_FILE or outcome["reason_code"] != ReasonCode.NAME_TAKEN:
-            self._tell({"path": name, "url": f"{self.url}/{name}", **outcome}, level="debug")
+            self._tell(name, name, outcome, level="debug")
 
-    def _tell(self, outcome: Mapping[str, Any], level: str = "info") -> None:
-        if outcome["status"] == "uploaded":
+    def _tell(self, path: str, name: str, outcome: Mapping[str, Any], level: str = "info") -> UploadEntry:
+        """Log an outcome; returns it as it is written. The path is below the step's folder, the name below the run's."""
+        entry = UploadEntry(path=path, url=f"{self.url}/{name}", **outcome)
+        if entry.status == "uploaded":
             say = logger.info if level == "info" else logger.debug
-            say("uploaded", url=outcome["url"], bytes=outcome["bytes"], seconds=outcome["seconds"])
+            say("uploaded", url=entry.url, bytes=entry.bytes, seconds=entry.seconds)
         else:
-            self._fail(f"{outcome['url'].removeprefix(self.url + '/')}: {outcome['error']}")
+            self._fail(f"{name}: {entry.error}")
+        return entry
 
     def _fail(self, reason: str) -> None:
         self.failures += 1

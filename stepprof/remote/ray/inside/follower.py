@@ -94,8 +94,8 @@ class Follower:
         problem = None
         if ticket is None:
             problem = _not_selected(session, window)
-        elif ticket.record is not None and ticket.record["status"] in ("failed", "skipped"):
-            problem = str(ticket.record["error"])
+        elif ticket.record is not None and ticket.record.status in ("failed", "skipped"):
+            problem = str(ticket.record.error)
         if problem is not None:
             self._close(key)
             busy = session.local.capturer.health == "busy"
@@ -125,9 +125,9 @@ class Follower:
         record = None if ticket is None else ticket.record
         if record is None:
             return None, None
-        if record["status"] == "failed":
-            raise EngineFailure(str(record["error"]), "unknown")
-        return _fragment_path(ticket), record["capped_by"]
+        if record.status == "failed":
+            raise EngineFailure(str(record.error), "unknown")
+        return _fragment_path(ticket), record.capped_by
 
     def abort(self, reason: str) -> None:
         """Nothing of ours stays open; what was recorded is kept as partial."""
