@@ -7,9 +7,8 @@ anew since, either is replaced. Nothing in a file is trusted to be of the type i
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from stepprof.formatting import ranges
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
 from stepprof.run.layout import STATUS
+from stepprof.run.process_status import ProcessStatus
 
 __all__ = ["LIVE", "missed_requests", "read_statuses"]
 
@@ -27,8 +27,6 @@ LIVE = "live"
 
 MISSED_BEATS = 3
 """So many signs of life may be missing before a process is called stale."""
-
-_Check = Callable[[object], bool]
 
 
 def read_statuses(run: Path) -> list[dict[str, Any]]:
@@ -88,10 +86,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None  # its process has just come to know its rank
     except (OSError, ValueError):
         pass  # reported as damaged
-    given = content if isinstance(content, Mapping) else {}
-    known = {key: given.get(key) if check(given.get(key)) else None for key, check in _FIELDS.items()}
-    known["requests"] = _requests(given.get("requests"))
-    known["engines"] = _engines(given.get("engines"))
+    known = ProcessStatus.from_dict(content if isinstance(content, Mapping) else {}).to_dict()
     age = None if known["published_unix_ns"] is None else _age(known["published_unix_ns"], changed_ns)
     return {**known, "condition": _condition(known, age), "age_seconds": age, "uid": uid, "file": path.name}
 
@@ -129,88 +124,3 @@ def _find_replaced(statuses: Sequence[dict[str, Any]]) -> None:
         told = status["published_unix_ns"]
         if first > told or latest.get(status["rank"], 0) > told:
             status["condition"] = "replaced"
-
-
-def _engines(value: object) -> dict[str, dict[str, str | None]]:
-    engines = value if isinstance(value, Mapping) else {}
-    return {
-        str(label): {
-            key: engine.get(key) if isinstance(engine.get(key), str) else None
-            for key in ("kind", "name", "host", "state", "health")
-        }
-        for label, engine in engines.items()
-        if isinstance(engine, Mapping)
-    }
-
-
-def _requests(value: object) -> dict[str, dict[str, str | None]]:
-    requests = value if isinstance(value, Mapping) else {}
-    return {
-        str(name): {
-            key: seen.get(key) if isinstance(seen.get(key), str) else None
-            for key in ("outcome", "reason", "missed", "steps", "role")
-        }
-        for name, seen in requests.items()
-        if isinstance(seen, Mapping)
-    }
-
-
-def _text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _seconds(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and 0 <= value < 1e12
-    )
-
-
-def _rank(value: object) -> bool:
-    return _count(value) or (isinstance(value, str) and bool(value))
-
-
-def _texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _counts(value: object) -> bool:
-    return isinstance(value, list) and all(_count(item) for item in value)
-
-
-_FIELDS: dict[str, _Check] = {
-    "run_id": _text,
-    "rank": _rank,
-    "world_size": _count,
-    "host": _text,
-    "pid": _count,
-    "writer": lambda value: isinstance(value, Mapping),
-    "started_unix_ns": _count,
-    "published_unix_ns": _count,
-    "beat_seconds": _seconds,
-    "ended": lambda value: isinstance(value, bool),
-    "state": _text,
-    "state_since_unix_ns": _count,
-    "recording_step": _count,
-    "recording_role": _text,
-    "backend": _text,
-    "health": _text,
-    "last_error": _text,
-    "pending_exports": _texts,
-    "pending_uploads": _count,
-    "recorded_steps": _counts,
-    "recorded_bytes": _count,
-    "roles": _texts,
-    "step": _count,
-    "step_since_unix_ns": _count,
-    "step_seconds": _seconds,
-    "pace_seconds": _seconds,
-    "stride": lambda value: _count(value) and value != 0,
-    "role": _text,
-}

@@ -19,6 +19,7 @@ from stepprof.host.atomic_files import write_atomically, write_exclusively
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
 from stepprof.log import logger
+from stepprof.run.process_status import ProcessStatus
 
 if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Origin
@@ -85,24 +86,23 @@ class Publisher:
 
     def _write(self, told: dict[str, Any], progress: dict[str, Any], *, ended: bool) -> None:
         origin = self._origin
-        content = {
-            "schema_version": 1,
-            "run_id": origin.run.run_id,
-            "rank": origin.rank,
-            "world_size": origin.world_size,
-            "host": origin.host,
-            "pid": origin.pid,
-            "writer": origin.writer,
-            "started_unix_ns": self._started_ns,
-            "published_unix_ns": time.time_ns(),
-            "beat_seconds": BEAT_SECONDS,
-            "ended": ended,
+        content = ProcessStatus(
+            run_id=origin.run.run_id,
+            rank=origin.rank,
+            world_size=origin.world_size,
+            host=origin.host,
+            pid=origin.pid,
+            writer=origin.writer,
+            started_unix_ns=self._started_ns,
+            published_unix_ns=time.time_ns(),
+            beat_seconds=BEAT_SECONDS,
+            ended=ended,
             **told,
             **progress,
-        }
+        )
         self._written = time.monotonic()
         try:
-            data = json.dumps(content, default=str).encode()
+            data = json.dumps({"schema_version": 1, **content.to_dict()}, default=str).encode()
             if self._path is None or self._of != origin.rank:
                 self._leave()
                 self._path, self._of = self._claim(data), origin.rank
