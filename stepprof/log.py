@@ -1,37 +1,58 @@
-"""The logger. Where the application has configured structlog it speaks through that, else through the standard logger ``stepprof``.
+"""The logger: structlog where the application has configured it, else the standard logger ``stepprof``.
 
 A library must neither call ``structlog.configure`` nor print: unconfigured structlog writes debug lines to stdout, into the
-middle of a progress bar. The choice is made anew at each line, since applications configure their logging late; lines are rare
-(transitions of recorded steps, failures), never per region.
+middle of a progress bar. Where neither is configured, the standard library writes warnings to stderr, as one sentence each.
+The destination is chosen at each call, since applications configure their logging late. Lines are rare: transitions of recorded
+steps and failures, never one per region.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 import structlog
 
+from stepprof.log_events import EVENTS
 from stepprof.redaction import redacted
 
-__all__ = ["logger"]
+__all__ = ["bind_session", "bound", "logger"]
 
 
 _standard = logging.getLogger("stepprof")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+_session: dict[str, object] = {}
+_capture: ContextVar[Mapping[str, object]] = ContextVar("stepprof_log_fields", default={})  # noqa: B039 - never changed in place
+_UNSPOKEN = ("event", "reason", "run_id", "host", "exception")
+"""Fields that a sentence does not repeat in its brackets."""
+
+
+def bind_session(**fields: object) -> None:
+    """Give each later line of this process these fields, in place of those of the session before."""
+    global _session
+    _session = fields
+
+
+@contextlib.contextmanager
+def bound(**fields: object) -> Iterator[None]:
+    """Give the lines of this context, and of tasks that start in it, these fields; those that are None are left out."""
+    token = _capture.set({**_capture.get(), **fields})
+    try:
+        yield
+    finally:
+        _capture.reset(token)
 
 
 class _Logger:
-    """Chooses the destination at each call."""
+    """Chooses the destination at each call. Each event stands in `stepprof.log_events.EVENTS`."""
 
     def __init__(self) -> None:
         self._standard = structlog.wrap_logger(
             _standard,
-            processors=[
-                structlog.stdlib.filter_by_level,
-                structlog.processors.format_exc_info,
-                structlog.processors.KeyValueRenderer(key_order=["event"], repr_native_str=False),
-            ],
+            processors=[structlog.stdlib.filter_by_level, structlog.processors.format_exc_info, _render],
             wrapper_class=structlog.stdlib.BoundLogger,
             cache_logger_on_first_use=True,
         )
@@ -41,15 +62,15 @@ class _Logger:
 
     @staticmethod
     def tells(level: str) -> bool:
-        """Whether a line of this level may go anywhere: a thousand engines change their state four times in a window."""
+        """Return whether a line of this level is kept: a thousand engines change their state four times in a window."""
         return structlog.is_configured() or _standard.isEnabledFor(_LEVELS[level])
 
     def _say(self, level: str, event: str, fields: dict[str, object]) -> None:
         if not self.tells(level):
             return
         try:  # noqa: SIM105 - contextlib would be one more frame below a signal handler
-            getattr(self._target(), level)(event, **{key: redacted(value) for key, value in fields.items()})
-        except Exception:  # noqa: BLE001, S110 - the application's own processor or stream refuses the line: there is nowhere to tell it, and it must not end a training loop
+            getattr(self._target(), level)(event, **_attributed(fields))
+        except Exception:  # noqa: BLE001, S110 - the application's own processor or stream refuses the line: there is nowhere to report it, and it must not end a training loop
             pass
 
     def debug(self, event: str, **fields: object) -> None:
@@ -60,6 +81,44 @@ class _Logger:
 
     def warning(self, event: str, **fields: object) -> None:
         self._say("warning", event, fields)
+
+
+def _attributed(fields: dict[str, object]) -> dict[str, object]:
+    ambient = {key: value for key, value in {**_session, **_capture.get()}.items() if value is not None}
+    return {
+        key: redacted(value)
+        for key, value in {**fields, **{k: v for k, v in ambient.items() if k not in fields}}.items()
+    }
+
+
+def _render(_: object, __: str, line: MutableMapping[str, Any]) -> str:
+    """Return a line as ``key=value`` for the application's handlers, or as a sentence where there are none."""
+    return _as_fields(_, __, line) if _standard.hasHandlers() else sentence(line)
+
+
+_as_fields = structlog.processors.KeyValueRenderer(key_order=["event"], repr_native_str=False)
+
+
+class _Named(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return f"({key} unknown)"
+
+
+def sentence(line: Mapping[str, Any]) -> str:
+    """Return a line as a sentence.
+
+    >>> sentence({"event": "engine.not_started", "target": "rollout/0", "reason": "busy", "step": 2})
+    'stepprof: rollout/0 was not started: busy (step=2)'
+    """
+    said = EVENTS[line["event"]].sentence
+    text = said.format_map(_Named(line))
+    if line.get("reason"):
+        text += f": {line['reason']}"
+    rest = [
+        f"{k}={v}" for k, v in line.items() if k not in _UNSPOKEN and v is not None and f"{{{k}}}" not in said
+    ]
+    text += f" ({', '.join(rest)})" if rest else ""
+    return "\n".join(filter(None, (f"stepprof: {text}", line.get("exception"))))
 
 
 logger = _Logger()

@@ -65,7 +65,7 @@ _MACHINE = _Machine(
 
 
 def _log(fields: dict[str, object]) -> None:
-    logger.info("transition", **fields)
+    logger.info("state.changed", **fields)
 
 
 class TargetMachine:

@@ -235,7 +235,7 @@ def _let_go(part: Backend) -> None:
     try:
         part.abort()
     except Exception as error:  # noqa: BLE001 - against its contract; the others have to be left, too
-        logger.warning("abort failed", backend=part.name, reason=_told(part.name, error))
+        logger.warning("abort.failed", backend=part.name, reason=_told(part.name, error))
 
 
 def _told(name: str, error: Exception) -> str:

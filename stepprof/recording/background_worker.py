@@ -118,7 +118,7 @@ class Background:
             work()
         except Exception as error:  # noqa: BLE001 - one chore that fails must not end the others
             logger.warning(
-                "background work failed", work=getattr(work, "__qualname__", repr(work)), reason=repr(error)
+                "background.failed", work=getattr(work, "__qualname__", repr(work)), reason=repr(error)
             )
 
     def stop(self, timeout: float) -> None:

@@ -47,7 +47,7 @@ def _quietly(act: Callable[[], object]) -> None:
     try:
         act()
     except Exception as error:  # noqa: BLE001 - a range without a beginning or an end must not cost the capture
-        logger.warning("region not marked in the capture", reason=describe_error(error))
+        logger.warning("region.not_marked", reason=describe_error(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class LocalCapture:
             return self.backend.bytes_so_far() or 0
         except Exception as error:  # noqa: BLE001 - asked five times a second: told once
             self._sized = False
-            logger.warning("size unknown", backend=self.backend.name, reason=describe_error(error))
+            logger.warning("capture.size_unknown", backend=self.backend.name, reason=describe_error(error))
             return 0
 
     @property

@@ -100,13 +100,13 @@ class Capturer:
         self._unavailable[key] = reason
         self.health = "unconfigured"
         self.last_error = redacted(f"{'+'.join(policy.backend)} cannot record here: {reason}")
-        logger.warning("backend unavailable", backend="+".join(policy.backend), reason=reason)
+        logger.warning("backend.unavailable", backend="+".join(policy.backend), reason=reason)
 
     def note(self, reason: str, window: Window | None = None) -> None:
         """Something was not recorded: the log and ``state()`` say so."""
         self.last_error = redacted(reason)
         where = {} if window is None else {"step": window.step, "role": window.role}
-        logger.warning("not recorded", **where, rank=self.origin.rank, reason=reason)
+        logger.warning("window.not_recorded", **where, rank=self.origin.rank, reason=reason)
         self.changed()
 
     @property
@@ -156,7 +156,7 @@ class Capturer:
             try:
                 backend.abort()
             except Exception as error:  # noqa: BLE001 - against its contract; the machine must not stay where it is for that
-                logger.warning("abort failed", backend=backend.name, reason=describe_error(error))
+                logger.warning("abort.failed", backend=backend.name, reason=describe_error(error))
         if self.machine.state != "idle":
             self._commit("abort", self.step, self.role, reason=reason)
         self.backend = None
@@ -257,7 +257,7 @@ class Capturer:
         if capture.request is None:
             capture.request = ending
             logger.warning(
-                "stop posted",
+                "capture.stop_posted",
                 step=capture.window.step,
                 role=capture.window.role,
                 rank=self.origin.rank,
@@ -315,7 +315,9 @@ class Capturer:
             reason = _cap_reached(capture)
             if reason is None:
                 return
-            logger.warning("cap hit", step=capture.window.step, role=capture.window.role, capped_by=reason)
+            logger.warning(
+                "capture.capped", step=capture.window.step, role=capture.window.role, reason=reason
+            )
             capture.request = Ending("complete", capped_by=reason)
         self.apply_here()
 

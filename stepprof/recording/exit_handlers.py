@@ -171,7 +171,7 @@ def _end(session: Session) -> None:
     _put_off = False
     deadline = _start_watchdog()
     try:
-        logger.warning("SIGTERM while recording", budget_seconds=SIGTERM_SECONDS)
+        logger.warning("signal.received", budget_seconds=SIGTERM_SECONDS)
         session.shutdown(max(deadline - time.monotonic() - _LAST_WORD_SECONDS, 0.5), reason="SIGTERM")
     finally:
         if _watchdog:
@@ -200,7 +200,7 @@ def _start_watchdog() -> float:
             _watchdog, pipe = fork.fork_for(watch_over, mask)
             os.close(pipe)
         except (OSError, RuntimeError) as error:  # then a launcher's SIGKILL is the bound
-            logger.warning("no watchdog", reason=str(error))
+            logger.warning("signal.watchdog_failed", reason=str(error))
     return deadline
 
 

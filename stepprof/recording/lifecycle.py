@@ -62,7 +62,7 @@ def init(
         session = current_session()
         if session is not None:
             if session.lent:
-                logger.info("init left to the process that this one follows", run_id=session.run_id)
+                logger.info("init.deferred", run_id=session.run_id)
             elif session.config != settled:
                 raise ConfigError(_difference(session.config, settled))
             return session
@@ -74,7 +74,7 @@ def init(
         policies = (settled.policy(role) for role in (None, *settled.roles))
         check_plugins(dict.fromkeys(name for policy in policies for name in policy.backend))
         for warning in settled.warnings():
-            logger.warning("heavy configuration", reason=warning)
+            logger.warning("config.expensive", reason=warning)
         store = JobStore(next(_opened))
         run = open_run(
             Path(settled.output_dir),

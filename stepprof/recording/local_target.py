@@ -79,7 +79,7 @@ class LocalTarget:
         machine = self.capturer.machine
         if not self._take(0):
             logger.debug(
-                "arm refused",
+                "arm.refused",
                 step=step,
                 role=role,
                 reason=f"another thread acts on the target ({machine.state})",
@@ -89,7 +89,7 @@ class LocalTarget:
             self.capturer.settle()
             if self.capturer.capture is not None:
                 logger.debug(
-                    "arm refused", step=step, role=role, reason=f"recording, held by {machine.holder}"
+                    "arm.refused", step=step, role=role, reason=f"recording, held by {machine.holder}"
                 )
             elif machine.state in ("idle", "armed") and self.capturer.probe(policy) is None:
                 self.capturer.arm(step, role, policy)
@@ -162,7 +162,7 @@ class LocalTarget:
         """A selected window goes out; the last of the opener's step takes the capture with it."""
         if ticket.closed:
             reason = "this window is closed already"
-            logger.warning("stop refused", step=ticket.window.step, role=ticket.window.role, reason=reason)
+            logger.warning("stop.refused", step=ticket.window.step, role=ticket.window.role, reason=reason)
             return
         later: Later | None = None
         failure: BaseException | None = None

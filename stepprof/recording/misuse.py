@@ -38,7 +38,7 @@ class Refusals:
 
     def refuse(self, what: str, reason: str) -> None:
         """Something illegal was asked for: told, and raised only if ``strict``."""
-        logger.warning("refused", what=what, rank=self._rank(), reason=reason)
+        logger.warning("call.refused", what=what, rank=self._rank(), reason=reason)
         if self._strict:
             raise StateError(f"{what}: {reason}")
 

@@ -59,7 +59,7 @@ class OutOfMemory:
         asking = [options for policy in policies if (options := _asked(selector, policy))]
         if not asking:
             if selector.identity.records and any(map(_in_vain, policies)):
-                logger.warning("on_oom has no effect", reason='no role\'s backend names "memory"')
+                logger.warning("memory.on_oom_ignored", reason='no role\'s backend names "memory"')
             return
         try:
             from stepprof.backends.memory.api import MemoryApi
@@ -74,7 +74,7 @@ class OutOfMemory:
             if longest.on_oom_entries:
                 api.when_in_use(lambda: self._stand(longest))
         except Exception as error:  # noqa: BLE001 - a torch that has no observers is no reason not to train
-            logger.warning("no snapshot on out-of-memory", reason=describe_error(error))
+            logger.warning("memory.snapshot_failed", reason=describe_error(error))
 
     def end(self) -> None:
         """Nobody wants snapshots any more."""
@@ -87,7 +87,7 @@ class OutOfMemory:
             try:
                 history.stand_down(self._api)
             except Exception as error:  # noqa: BLE001 - the run is over
-                logger.warning("memory history not switched off", error=repr(error))
+                logger.warning("memory.history_left_on", reason=repr(error))
 
     def _stand(self, options: MemoryOptions) -> None:
         """Keep a history outside windows."""
@@ -111,7 +111,7 @@ class OutOfMemory:
             event = {"device": device, "asked_bytes": asked, "total_bytes": total, "free_bytes": free}
             self._write(self._api, Window(step, role, visit=self._selector.visits.current(step, role)), event)
         except Exception as error:  # noqa: BLE001 - the user's OutOfMemoryError goes on, whatever becomes of the snapshot
-            logger.warning("no snapshot on out-of-memory", reason=describe_error(error))
+            logger.warning("memory.snapshot_failed", reason=describe_error(error))
         finally:
             self._busy.release()
 
@@ -156,7 +156,7 @@ class OutOfMemory:
         else:
             record.update(status="complete", pending=False, artifacts=as_entries(artifacts))
             logger.warning(
-                "out of memory",
+                "memory.exhausted",
                 step=window.step,
                 role=window.role,
                 rank=self._origin.rank,

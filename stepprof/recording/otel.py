@@ -201,7 +201,7 @@ class Sender:
         self._thread.join(min(timeout, self._timeout))
         left = self.dropped + self._under_way + len(self._queue)
         if left:
-            logger.warning("spans were not sent", spans=left, sent=self.sent)
+            logger.warning("otel.dropped", spans=left, sent=self.sent)
 
     def _run(self) -> None:
         from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
@@ -245,7 +245,7 @@ class Sender:
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         if not self._failed:
             self._failed = True
-            logger.warning("spans cannot be sent", reason=reason, spans=len(batch))
+            logger.warning("otel.failed", reason=reason, spans=len(batch))
         return False
 
 

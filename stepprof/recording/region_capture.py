@@ -223,4 +223,4 @@ class RegionHook:
     def _tell_once(self, error: Exception) -> None:
         if not self._mark_failed:
             self._mark_failed = True
-            logger.warning("region not marked in the capture", reason=describe_error(error))
+            logger.warning("region.not_marked", reason=describe_error(error))

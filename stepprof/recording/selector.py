@@ -231,13 +231,13 @@ class Selector:
             if not identity.final:
                 return
             self.identity = identity
-        logger.info("rank known", rank=identity.rank, world_size=identity.world_size, source=identity.source)
+        logger.info("rank.known", rank=identity.rank, world_size=identity.world_size, source=identity.source)
         self._found()
         if identity.world_size is not None:
             try:
                 self._config.check_world(identity.world_size)
             except ConfigError as error:  # too late to refuse it: the ranks that there are record
-                logger.warning("ranks that do not exist", reason=str(error))
+                logger.warning("rank.nonexistent", reason=str(error))
 
 
 def _next_after(policy: Policy, step: int) -> int:

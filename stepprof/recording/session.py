@@ -19,7 +19,7 @@ from stepprof.host.rank import Identity
 from stepprof.instrument.context import cell
 from stepprof.instrument.span_recorder import Recorder
 from stepprof.instrument.state import State
-from stepprof.log import logger
+from stepprof.log import bind_session, bound, logger
 from stepprof.recording import exit_handlers
 from stepprof.recording.background_worker import Background
 from stepprof.recording.control.live_status import Live
@@ -139,6 +139,7 @@ class Session:
         if self.after is not None:
             self.after.start()
         cell.session = self
+        self._bind_log()
         self.publish()
         exit_handlers.watch(self)
         cell.recorder = self.recorder
@@ -209,16 +210,17 @@ class Session:
         else:
             window = self.selector.window(step, role, version)
             if self.fleet is not None and self.fleet.follows(role):
-                bracket = self.fleet.enter(
-                    window, policy, self.recorder.running_loop(), strict=self.config.strict
-                )
+                with bound(**window.fields):
+                    loop = self.recorder.running_loop()
+                    bracket = self.fleet.enter(window, policy, loop, strict=self.config.strict)
         waited = 0.0 if ahead is None else ahead.waited_seconds
         ticket = Ticket(window, policy, Timing(time.perf_counter_ns(), waited), bracket=bracket)
         tickets.append(ticket)
         if self.selector.selects_rank(policy):
             try:
-                bound = max(policy.engine_stop_timeout_seconds - waited, 0.0)
-                self.local.enter(ticket, wait_seconds=bound)
+                seconds = max(policy.engine_stop_timeout_seconds - waited, 0.0)
+                with bound(**window.fields):
+                    self.local.enter(ticket, wait_seconds=seconds)
             except BaseException as interrupt:
                 tickets.clear()
                 self.abandon(ticket, interrupt)
@@ -247,12 +249,13 @@ class Session:
                 await asyncio.wait([asyncio.wrap_future(told)], timeout=ANNOUNCE_SECONDS)
             if fleet is not None and fleet.follows(role):
                 ahead.window = self.selector.window(number, role, version)
-                ahead.bracket = fleet.begin(ahead.window, policy)
+                with bound(**ahead.window.fields):
+                    ahead.bracket = fleet.begin(ahead.window, policy)
                 await ahead.bracket.started()
                 self.publish()
             began = time.perf_counter()
-            bound = policy.engine_stop_timeout_seconds
-            while self.local.capturer.turn.taken and time.perf_counter() - began < bound:
+            most = policy.engine_stop_timeout_seconds
+            while self.local.capturer.turn.taken and time.perf_counter() - began < most:
                 await asyncio.sleep(0.005)
             ahead.waited_seconds = time.perf_counter() - began
         except BaseException:
@@ -274,6 +277,10 @@ class Session:
         self._guard(lambda: self._exit(ticket, error))
 
     def _exit(self, ticket: Ticket, error: BaseException | None) -> None:
+        with bound(**ticket.window.fields):
+            self._exit_attributed(ticket, error)
+
+    def _exit_attributed(self, ticket: Ticket, error: BaseException | None) -> None:
         bracket = ticket.bracket
         try:
             if bracket is not None:
@@ -310,8 +317,10 @@ class Session:
             # whatever it is, it is ours: the training loop has nothing to do with it
             if self.config.strict:
                 raise
-            event = "not recorded" if isinstance(error, StepprofError) else "internal error"
-            logger.warning(event, exc_info=True)
+            if isinstance(error, StepprofError):
+                logger.warning("window.not_recorded", reason=str(error))
+            else:
+                logger.warning("internal.error", reason=describe_error(error), exc_info=True)
         finally:
             if not self._closed:
                 exit_handlers.after_act()
@@ -329,10 +338,15 @@ class Session:
         identity = self.selector.identity
         rank, world_size = identity.rank, identity.world_size
         self._origin.rank, self._origin.world_size = rank, world_size
+        if cell.session is self:
+            self._bind_log()
         self.local.capturer.machine.target = f"rank-{rank}"
         self._spans.restate(rank=rank, world_size=world_size)
         self.background.post(lambda: self._run.restate(rank=rank, world_size=world_size))
         self.publish()
+
+    def _bind_log(self) -> None:
+        bind_session(run_id=self.run_id, rank=self.rank, host=self._origin.host)
 
     def _place(self) -> tuple[int, str | None]:
         """The step and role of this thread, or of the window that came in last."""
@@ -391,26 +405,26 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        bound = EXPORT_SECONDS if timeout is None else timeout
-        deadline = time.monotonic() + bound
+        limit = EXPORT_SECONDS if timeout is None else timeout
+        deadline = time.monotonic() + limit
         fleet = self.fleet
         if fleet is not None:
             fleet.send_stops(reason, self.recorder.running_loop())
-        self._guard(lambda: self.local.ask_owner(reason, min(bound / 2, OWNER_SECONDS)))
+        self._guard(lambda: self.local.ask_owner(reason, min(limit / 2, OWNER_SECONDS)))
         if cell.session is self:
             cell.clear()
         self._guard(self.out_of_memory.end)
         self.local.over = True
-        self._guard(lambda: self.local.abort(reason, max(bound, 0.1)))
+        self._guard(lambda: self.local.abort(reason, max(limit, 0.1)))
         self._guard(self.local.capturer.exports.submit_all)
         if fleet is not None:
             fleet.close(reason, max(deadline - time.monotonic(), 0.0), self.recorder.running_loop())
         if not self.exporter.finish(max(deadline - time.monotonic(), 0.0)):
-            logger.warning("exports unfinished", exports=self.exporter.pending(), seconds=bound)
+            logger.warning("export.unfinished", exports=self.exporter.pending(), seconds=limit)
         for role, steps in self.selector.never_came():
-            logger.warning("selected steps never came", steps=str(steps), role=role, rank=self.rank)
+            logger.warning("step.not_reached", steps=str(steps), role=role, rank=self.rank)
         for mistake in self.selector.matched_nothing():
-            logger.warning("ranks that do not exist", reason=mistake)
+            logger.warning("rank.nonexistent", reason=mistake)
         self.background.stop(max(deadline - time.monotonic(), 1.0))
         self._spans.drain(self.recorder)
         self._spans.close()
@@ -426,6 +440,8 @@ class Session:
         if self.rank == 0 and path is not None:  # one process of the run: each would list the files of all
             self._guard(lambda: remove_leftovers(path, LEFTOVER_SECONDS))
         exit_handlers.unwatch(self)
+        if cell.session is None:
+            bind_session()
 
 
 def _after(config: Config, run: RunDir, origin: Origin) -> After | None:

@@ -83,7 +83,7 @@ class SpanFile:
         if dropped:
             self._lose(dropped)
             logger.warning(
-                "spans dropped", spans=dropped, reason="more regions than the writer can keep up with"
+                "spans.dropped", spans=dropped, reason="more regions than the writer can keep up with"
             )
         if self._untold and not self._failed:
             now = perf_counter_ns()
@@ -101,7 +101,7 @@ class SpanFile:
                 observer(batch)
             except Exception as error:  # noqa: BLE001 - what looks on must not keep spans from being written
                 self.observers.remove(observer)
-                logger.warning("spans no longer observed", observer=repr(observer), reason=repr(error))
+                logger.warning("spans.observer_failed", observer=repr(observer), reason=repr(error))
 
     def _lose(self, spans: int) -> None:
         self.lost += spans
@@ -116,7 +116,7 @@ class SpanFile:
         except OSError as error:
             self._lose(len(batch))
             if not self._failed:
-                logger.warning("spans cannot be written", reason=str(error), spans=len(batch))
+                logger.warning("spans.not_written", reason=str(error), spans=len(batch))
             self._failed = True
             self.close()
             return 0

@@ -62,7 +62,7 @@ class Readers:
                 act(reader)
             except Exception as error:  # noqa: BLE001 - whatever it is, the spans and the other readers have nothing to do with it
                 self._readers.remove(reader)
-                logger.warning(f"{reader.name} ended", reason=describe_error(error))
+                logger.warning("reader.failed", reader=reader.name, reason=describe_error(error))
 
 
 def readers_of(session: Session) -> Readers:
@@ -95,5 +95,5 @@ def readers_of(session: Session) -> Readers:
         except Exception as error:  # noqa: BLE001 - the exporter reads variables of its own, and refuses some in its own way
             problem = describe_error(error)
         if problem is not None:
-            logger.warning("spans are not sent", reason=problem)
+            logger.warning("otel.disabled", reason=problem)
     return Readers(readers)

@@ -220,7 +220,7 @@ def adopt(
     try:
         source.unlink()
     except OSError as error:
-        logger.info("engine's own copy stays", path=str(source), reason=str(error))
+        logger.info("engine.copy_kept", path=str(source), reason=str(error))
     path = placed.relative_to(window.folder).as_posix()
     return Artifact(
         path,

@@ -36,7 +36,7 @@ class RemoteLoop:
             try:
                 self._loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - a SystemExit of a driver ends the loop's run; the other engines need it
-                logger.warning("remote loop interrupted", reason=repr(error))
+                logger.warning("remote.interrupted", reason=repr(error))
             else:
                 return
 

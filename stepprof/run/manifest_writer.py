@@ -210,7 +210,7 @@ class Fragment:
                 rank=origin.rank,
                 other_pid=self.rival.get("pid"),
                 other_host=self.rival.get("host"),
-                advice="another job records under this run id: give each job a STEPPROF_RUN_ID of its own",
+                reason="another job records under this run id: give each job a STEPPROF_RUN_ID of its own",
             )
 
     def save(self) -> None:
@@ -234,7 +234,7 @@ class Fragment:
                     self.claim.write(self._content())
         except OSError as error:
             logger.warning(
-                "manifest not written", step=self._window.step, role=self._window.role, reason=str(error)
+                "manifest.not_written", step=self._window.step, role=self._window.role, reason=str(error)
             )
         if self.origin.told is not None:
             self.origin.told(self)

@@ -41,6 +41,15 @@ class Window:
         """
         return self.role or WHOLE_STEP
 
+    @property
+    def fields(self) -> dict[str, object]:
+        """Return what attributes a log line to the window.
+
+        >>> Window(step=2, role="actor").fields
+        {'step': 2, 'role': 'actor', 'occurrence': 1}
+        """
+        return {"step": self.step, "role": self.role, "occurrence": self.occurrence}
+
 
 @dataclass(frozen=True, slots=True)
 class Artifact:

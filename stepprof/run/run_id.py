@@ -169,7 +169,7 @@ def _ray_job(environ: Mapping[str, str]) -> str | None:
             logger,
         )  # here alone: readers of a run share this module and need no structlog
 
-        logger.warning("ray does not name its job", reason=f"{type(error).__name__}: {error}")
+        logger.warning("run.job_unnamed", reason=f"{type(error).__name__}: {error}")
         return None
 
 

@@ -126,7 +126,7 @@ class TestJob:
         monkeypatch.chdir(tmp_path)
         attacked(lambda run: self.plant(run / "after" / "keeper.json", self.living()))
         assert (tmp_path / "ran").read_text() == "x"
-        assert any("keeper.passed_over" in line for line in log())
+        assert any("leader.ignored" in line for line in log())
 
     def test_a_command_that_is_said_to_have_run(self, attacked, log, tmp_path, monkeypatch):
         """It runs all the same."""
@@ -134,7 +134,7 @@ class TestJob:
         place = "step-000002/manifest/on-complete.json"
         run = attacked(lambda run: self.plant(run / place, json.dumps({"completions": []})))
         assert (tmp_path / "ran").read_text() == "x"
-        assert any("on_complete.passed_over" in line for line in log())
+        assert any("on_complete.ignored" in line for line in log())
         assert (run / "step-000002/manifest/on-complete.2.json").is_file()
 
     def test_a_rank_that_is_never_through(self, attacked, log, tmp_path, monkeypatch):
@@ -150,4 +150,4 @@ class TestJob:
 
         attacked(attack)
         assert (tmp_path / "ran").read_text() == "x"
-        assert any("status.passed_over" in line for line in log())
+        assert any("status.ignored" in line for line in log())

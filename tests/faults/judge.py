@@ -17,11 +17,11 @@ ANNOUNCE_SECONDS = 0.2
 STATUSES = {"complete", "joined", "partial", "skipped", "failed", "lost"}
 BOOKKEEPING = ("run.json", "spans/", "status/", "requests/", "after/")
 NEVER = (
-    "internal error",
-    "background work failed",
-    "engines not recorded",
-    "manifest not written",
-    "remote loop interrupted",
+    "internal.error",
+    "background.failed",
+    "engine.not_recorded",
+    "manifest.not_written",
+    "remote.interrupted",
 )
 
 
@@ -224,7 +224,7 @@ def _log(facts: Facts) -> Iterator[str]:
     )
     for line in facts.lines:
         event = line["event"]
-        if event == "remote loop interrupted" and exits:
+        if event == "remote.interrupted" and exits:
             continue
         if event in NEVER or (event == "asyncio" and not exits):
             yield f"logged: {line}"

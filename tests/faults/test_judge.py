@@ -120,8 +120,8 @@ FALSE: dict[str, tuple[Callable[[Facts], object], str]] = {
     ),
     "a call that hangs": (lambda facts: _set(_call(facts, "clock"), answered=None), "never answered"),
     "an error of stepprof's own": (
-        lambda facts: facts.lines.append({"event": "internal error"}),
-        "internal error",
+        lambda facts: facts.lines.append({"event": "internal.error"}),
+        "internal.error",
     ),
 }
 

@@ -219,4 +219,4 @@ def ended(session) -> list[dict]:
 
 def transitions(lines) -> list[tuple[str, str]]:
     """(from, to) of each transition that was logged."""
-    return [(line["from"], line["to"]) for line in lines if line["event"] == "transition"]
+    return [(line["from"], line["to"]) for line in lines if line["event"] == "state.changed"]

@@ -606,7 +606,7 @@ class TestInACapture:
         assert caught.value is error
         assert ran == [0, 1]
         assert len(spans_of(session, "r")) == 3
-        assert sum(line["event"] == "region not marked in the capture" for line in log) == 1
+        assert sum(line["event"] == "region.not_marked" for line in log) == 1
 
     def test_what_may_be_suspended_is_no_range(self, start) -> None:
         """Blocks in coroutines and generators would break the nesting of a thread's stack: they are annotations, with their real length."""

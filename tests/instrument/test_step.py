@@ -153,7 +153,7 @@ class TestSteps:
                 ran.append(1)
         assert ran == [1, 1, 1]
         assert spans_of(session) == []
-        assert [told in line["reason"] for line in log if line["event"] == "refused"] == [True]
+        assert [told in line["reason"] for line in log if line["event"] == "call.refused"] == [True]
 
     @pytest.mark.parametrize("role", ["../x", 3, ["a"], ".hidden", "step", ""])
     def test_what_is_no_role(self, start, log, role) -> None:
@@ -171,7 +171,7 @@ class TestSteps:
         asyncio.run(main())
         assert ran == [1, 2]
         stepprof.shutdown()
-        assert any(line["event"] == "refused" and "role" in line["reason"] for line in log)
+        assert any(line["event"] == "call.refused" and "role" in line["reason"] for line in log)
         assert list(session.path.glob("step-*")) == []
 
     @pytest.mark.usefixtures("faulty")
@@ -191,7 +191,7 @@ class TestRefusals:
         window.start()
         window.stop()
         assert len(spans_of(session)) == 1
-        assert [line["reason"] for line in log if line["event"] == "refused"] == [
+        assert [line["reason"] for line in log if line["event"] == "call.refused"] == [
             "this window of step 3 is already open"
         ]
 
@@ -202,7 +202,7 @@ class TestRefusals:
         window.start().stop()
         window.stop()
         assert len(spans_of(session)) == 1
-        assert [line["reason"] for line in log if line["event"] == "refused"] == [
+        assert [line["reason"] for line in log if line["event"] == "call.refused"] == [
             "this window is not open"
         ] * 2
 

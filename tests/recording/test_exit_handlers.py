@@ -225,7 +225,7 @@ class TestSignals:
             """,
         )
         assert ran.returncode == -signal.SIGTERM
-        assert ran.stderr.index("loss 0.5") < ran.stderr.index("SIGTERM while recording")
+        assert ran.stderr.index("loss 0.5") < ran.stderr.index("signal.received")
         assert (warm.window()["status"], warm.window()["error"]) == ("partial", "SIGTERM")
 
     @pytest.mark.parametrize("ended", [False, True])
@@ -306,7 +306,7 @@ class TestSignals:
         ran = warm.run(
             """
             stepprof.init()
-            When("SIGTERM while recording", lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(300)))
+            When("signal.received", lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(300)))
             with profile_step(2, role="actor"):
                 work()
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -205,7 +205,7 @@ class TestWindows:
         window.stop()
         profile_step(2).stop()
         assert control.calls == calls
-        assert [(line["what"], line["reason"]) for line in log if line["event"] == "refused"] == [
+        assert [(line["what"], line["reason"]) for line in log if line["event"] == "call.refused"] == [
             ("start", "this window of step 2 is already open"),
             ("stop", "this window is not open"),
             ("stop", "this window is not open"),
@@ -220,7 +220,7 @@ class TestWindows:
         session.exit(ticket, None)
         assert stepprof.state().status == "recording"
         second.stop()
-        assert [line["reason"] for line in log if line["event"] == "stop refused"] == [
+        assert [line["reason"] for line in log if line["event"] == "stop.refused"] == [
             "this window is closed already"
         ]
 
@@ -471,7 +471,7 @@ class TestArming:
         loop([3])
         assert stepprof.state().status == "idle"
         assert control.calls == ["arm", "abort"]
-        assert [line for line in log if line["event"] == "transition"][-1]["reason"] == "step 2 never came"
+        assert [line for line in log if line["event"] == "state.changed"][-1]["reason"] == "step 2 never came"
 
     def test_the_end_of_the_run_lets_go(self, start) -> None:
         """Of what was armed for a step that never came."""
@@ -505,7 +505,7 @@ class TestArming:
         start(steps="2-3", join_steps=False)
         with profile_step(2, role="actor"):
             loop([2], ["reward"])
-        lines = [line for line in log if line["event"] == "arm refused"]
+        lines = [line for line in log if line["event"] == "arm.refused"]
         assert [line["reason"] for line in lines] == ["recording, held by actor/0 of step 2"]
 
     def test_an_interrupt_while_arming(self, start) -> None:
@@ -525,7 +525,7 @@ class TestFailures:
         control.unavailable = "no driver"
         session = start(steps="2-3")
         loop([1, 2, 3])
-        assert len([line for line in log if line["event"] == "backend unavailable"]) == 1
+        assert len([line for line in log if line["event"] == "backend.unavailable"]) == 1
         assert [(w["status"], w["error"]) for w in ended(session)] == [
             ("failed", "faulty cannot record here: no driver")
         ] * 2
@@ -613,7 +613,7 @@ class TestFailures:
         control.fail("stop")
         control.fail("abort", RuntimeError("worse"))
         loop([2, 3])
-        assert [line["reason"] for line in log if line["event"] == "abort failed"] == ["RuntimeError: worse"]
+        assert [line["reason"] for line in log if line["event"] == "abort.failed"] == ["RuntimeError: worse"]
         assert [w["status"] for w in ended(session)] == ["failed", "complete"]
 
     def test_an_export_mode_that_raises(self, start) -> None:
@@ -718,7 +718,7 @@ class TestCaps:
         with profile_step(2):
             for _ in range(3):
                 session.background.round()
-        assert len([line for line in log if line["event"] == "size unknown"]) == 1
+        assert len([line for line in log if line["event"] == "capture.size_unknown"]) == 1
 
 
 @pytest.mark.usefixtures("faulty")
@@ -733,7 +733,7 @@ class TestThreadBound:
         with stepprof.region("next"):
             pass
         assert stepprof.state().status == "idle"
-        (reason,) = [line["reason"] for line in log if line["event"] == "stop posted"]
+        (reason,) = [line["reason"] for line in log if line["event"] == "capture.stop_posted"]
         assert f"belongs to thread {threading.get_ident()}" in reason
         assert [w["status"] for w in ended(session)] == ["complete"]
 
@@ -752,7 +752,7 @@ class TestThreadBound:
 
         in_thread(others)
         assert stepprof.state().status == "recording"
-        assert len([line for line in log if line["event"] == "stop posted"]) == 1
+        assert len([line for line in log if line["event"] == "capture.stop_posted"]) == 1
 
     def test_the_end_of_the_run_on_another_thread(self, start) -> None:
         """The owner has gone: the capture is given up, and the manifest says why."""
@@ -919,9 +919,14 @@ class TestStateAndLog:
         """With from, to, target, step, role, rank, backend and the seconds in the state before; a reason where there is one."""
         start(steps="2", rank=3, world_size=4, ranks="3")
         loop([1, 2], ["actor"])
-        lines = [line for line in log if line["event"] == "transition"]
+        lines = [line for line in log if line["event"] == "state.changed"]
         shown = [
-            {k: v for k, v in line.items() if k not in ("seconds", "event", "log_level")} for line in lines
+            {
+                k: v
+                for k, v in line.items()
+                if k not in ("seconds", "event", "log_level", "run_id", "host", "occurrence")
+            }
+            for line in lines
         ]
         same = {"target": "rank-3", "step": 2, "role": "actor", "rank": 3, "backend": "faulty"}
         states = ["idle", "armed", "recording", "flushing", "idle"]
@@ -933,7 +938,7 @@ class TestStateAndLog:
         start(steps="2")
         control.fail("stop")
         loop([2], ["actor"])
-        line = [line for line in log if line["event"] == "transition"][-1]
+        line = [line for line in log if line["event"] == "state.changed"][-1]
         assert (line["from"], line["to"]) == ("flushing", "idle")
         assert (line["step"], line["role"], line["backend"], line["reason"]) == (
             2,

@@ -165,8 +165,8 @@ class TestCollector:
                 record(tmp_path, refusing.url)
         finally:
             refusing.close()
-        events = [line["event"] for line in logs if "spans" in line["event"]]
-        assert events == ["spans cannot be sent", "spans were not sent"]
+        events = [line["event"] for line in logs if line["event"].startswith("otel.")]
+        assert events == ["otel.failed", "otel.dropped"]
 
     def test_one_that_hangs(self, tmp_path, collector) -> None:
         """The end waits for no longer than it was told."""
@@ -175,7 +175,7 @@ class TestCollector:
         with capture_logs() as logs:
             record(tmp_path, collector.url, timeout_seconds=0.5)
         assert time.monotonic() - began < 20
-        assert "spans were not sent" in [line["event"] for line in logs]
+        assert "otel.dropped" in [line["event"] for line in logs]
 
     def test_one_that_is_not_there(self, run_script) -> None:
         """A real loop ends in time, with its own result and one line of ours."""
@@ -197,7 +197,7 @@ class TestCollector:
                 """
             ).check()
         assert ran.stdout.split() == ["done", "True"]
-        assert ran.stderr.count("spans cannot be sent") == 1
+        assert ran.stderr.count("otel.failed") == 1
 
 
 class TestSender:
@@ -255,7 +255,7 @@ class TestSender:
             while not sender.dropped and time.monotonic() < deadline:
                 time.sleep(0.01)
             sender.close(5)
-        assert [line["event"] for line in logs] == ["spans cannot be sent", "spans were not sent"]
+        assert [line["event"] for line in logs] == ["otel.failed", "otel.dropped"]
         assert (logs[0]["reason"], logs[1]["spans"]) == ("RuntimeError: boom", 1500)
 
     def test_windows_are_forgotten(self) -> None:
@@ -273,7 +273,7 @@ class TestConfigured:
         monkeypatch.setattr(otel, "_MODULES", ("opentelemetry.sdk.no_such", "no_such.module"))
         with capture_logs() as logs:
             record(tmp_path, None)
-        (line,) = [line for line in logs if line["event"] == "spans are not sent"]
+        (line,) = [line for line in logs if line["event"] == "otel.disabled"]
         assert "pip install 'stepprof[otel]'" in line["reason"]
         monkeypatch.setattr(otel, "_MODULES", ("no_such.module",))
         assert "no_such.module" in otel.missing()
@@ -283,7 +283,7 @@ class TestConfigured:
         monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", "no_such")
         with capture_logs() as logs:
             record(tmp_path, None)
-        assert "spans are not sent" in [line["event"] for line in logs]
+        assert "otel.disabled" in [line["event"] for line in logs]
 
     @pytest.mark.parametrize("endpoint", ["localhost:4318", "http://user:secret@host/v1", 4318, "file:///x"])
     def test_no_url(self, endpoint) -> None:

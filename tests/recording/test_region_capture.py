@@ -318,7 +318,7 @@ class TestWhatIsInTheCapture:
         control.fail("mark", RuntimeError("no"), RuntimeError("no"))
         with profile_step(2):
             assert len(mini_batches(3)) == 3
-        assert len([line for line in log if line["event"] == "region not marked in the capture"]) == 1
+        assert len([line for line in log if line["event"] == "region.not_marked"]) == 1
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_without_spans(self, start) -> None:

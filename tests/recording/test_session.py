@@ -118,7 +118,7 @@ class TestInit:
                 "backend": "torch",
             }
         )
-        assert [line["reason"] for line in log if line["event"] == "heavy configuration"]
+        assert [line["reason"] for line in log if line["event"] == "config.expensive"]
 
     def test_ranks_beyond_the_world_are_refused(self, init) -> None:
         """Where the world is known."""
@@ -132,7 +132,7 @@ class TestInit:
         with profile_step(2):
             pass
         stepprof.shutdown()
-        told = [line["reason"] for line in log if line["event"] == "ranks that do not exist"]
+        told = [line["reason"] for line in log if line["event"] == "rank.nonexistent"]
         assert len(told) == 2
         assert "there is no rank 8 in a world of 1" in told[0]
         assert told[1].startswith("roles.ref: ")
@@ -178,7 +178,7 @@ class TestRank:
         assert session.quiet[None][0] < 1 < session.quiet[None][1]
         assert ended(session) == []
         assert sorted(path.name for path in session.path.iterdir()) == ["run.json", "spans", "status"]
-        assert [line for line in log if line["event"] == "selected steps never came"] == []
+        assert [line for line in log if line["event"] == "step.not_reached"] == []
 
     @pytest.mark.torch
     def test_torch_distributed_comes_up_later(self, run_script, warm) -> None:
@@ -210,7 +210,7 @@ class TestRank:
         ran = warm.run(script, "0")
         assert "1 []" in ran.stdout, ran.stderr
         ran = warm.run(script, "0-7")
-        assert "ranks that do not exist" in ran.stderr
+        assert "rank.nonexistent" in ran.stderr
         assert "there is no rank 2 in a world of 2" in ran.stderr
 
 
@@ -237,7 +237,7 @@ class TestSteps:
         """It is told once, and the body runs."""
         start(steps="all")
         loop([step, step])
-        assert [line["reason"] for line in log if line["event"] == "refused"] == [reason]
+        assert [line["reason"] for line in log if line["event"] == "call.refused"] == [reason]
         assert control.calls == []
 
     def test_wrong_steps_do_not_fill_the_log(self, start, log) -> None:
@@ -272,7 +272,13 @@ class TestSteps:
         asyncio.run(asynchronous())
         assert ran == ["with", "async with"]
         assert (
-            len({line["reason"] for line in log if line["event"] == "refused" and line["what"] == "window"})
+            len(
+                {
+                    line["reason"]
+                    for line in log
+                    if line["event"] == "call.refused" and line["what"] == "window"
+                }
+            )
             == 1
         )
         assert ended(session) == []
@@ -293,7 +299,7 @@ class TestSteps:
         start(steps="2, 5-7, every 100", roles={"ref": {"enabled": False}})
         loop([1, 2, 3, 4, 5])
         stepprof.shutdown()
-        lines = [line for line in log if line["event"] == "selected steps never came"]
+        lines = [line for line in log if line["event"] == "step.not_reached"]
         assert [(line["steps"], line["role"], line["rank"]) for line in lines] == [("6-7", None, 0)]
 
     def test_a_step_that_never_came_in_a_role(self, start, log) -> None:
@@ -302,7 +308,7 @@ class TestSteps:
         loop([2], role="ref")
         loop([2], role="actor")
         stepprof.shutdown()
-        lines = [line for line in log if line["event"] == "selected steps never came"]
+        lines = [line for line in log if line["event"] == "step.not_reached"]
         assert [(line["steps"], line["role"]) for line in lines] == [("3", "actor")]
 
     def test_an_endless_range_that_never_came(self, start, log) -> None:
@@ -310,9 +316,7 @@ class TestSteps:
         start(steps="2-999999999999")
         loop([2])
         stepprof.shutdown()
-        assert [line["steps"] for line in log if line["event"] == "selected steps never came"] == [
-            "3-999999999999"
-        ]
+        assert [line["steps"] for line in log if line["event"] == "step.not_reached"] == ["3-999999999999"]
 
     def test_occurrences_are_counted_across_threads(self, start) -> None:
         """Each number is given once."""
@@ -355,7 +359,7 @@ class TestSteps:
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=distributed, compiler=compiler))
         loop([1, 2, 3])
         asyncio.run(self.asynchronously(2))
-        assert [line["event"] for line in log if line["log_level"] == "warning"] == ["internal error"] * 2
+        assert [line["event"] for line in log if line["log_level"] == "warning"] == ["internal.error"] * 2
         monkeypatch.delitem(sys.modules, "torch")
         stepprof.shutdown()
         start(steps="2", strict=True, run_id="strict")

@@ -163,7 +163,7 @@ class TestLosses:
             mark("m")
             counter("c", 1)
         stepprof.shutdown()
-        [line] = [line for line in log if line["event"] == "spans dropped"]
+        [line] = [line for line in log if line["event"] == "spans.dropped"]
         assert line["spans"] == 7_000
         assert "more regions than the writer can keep up with" in line["reason"]
 
@@ -180,7 +180,7 @@ class TestLosses:
             assert file.drain(recorder) == 0
         assert file.lost == 30
         assert Path("/dev/full").exists()
-        assert [line["event"] for line in log] == ["spans cannot be written"]
+        assert [line["event"] for line in log] == ["spans.not_written"]
         assert os.strerror(errno.ENOSPC) in log[0]["reason"]
 
     def test_a_disk_that_gets_room_again(self, folder) -> None:
@@ -260,7 +260,7 @@ class TestLosses:
             mark("m")
             session.background.round()
         stepprof.shutdown()
-        assert sum(line["event"] == "spans cannot be written" for line in log) == 1
+        assert sum(line["event"] == "spans.not_written" for line in log) == 1
 
     def test_bad_attributes_never_cost_the_others(self, start) -> None:
         """A value that changes while it is written is bounded and kept somehow; its neighbours are all there."""

@@ -163,9 +163,10 @@ class Sequences(RuleBasedStateMachine):
         self._on(where, act)
         lines = self.log[before:]
         assert transitions(lines) == expected, events
-        assert sum(line["event"] in ("refused", "arm refused", "stop posted") for line in lines) == refused, (
-            events
-        )
+        assert (
+            sum(line["event"] in ("call.refused", "arm.refused", "capture.stop_posted") for line in lines)
+            == refused
+        ), events
         if not expected and not any("fails" in event for event in events):
             assert control.calls[calls:] == []
         return outcomes
@@ -488,7 +489,7 @@ class Sequences(RuleBasedStateMachine):
     @invariant()
     def the_backend_is_called_in_a_legal_order(self) -> None:
         assert control.violations == []
-        assert not any(line["event"] == "internal error" for line in self.log)
+        assert not any(line["event"] == "internal.error" for line in self.log)
 
     @invariant()
     def nothing_grows(self) -> None:

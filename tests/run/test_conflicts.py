@@ -88,7 +88,7 @@ class TestTwoJobs:
             each.enter()
             each.go_on()
         logs = [one.end(), other.end()]
-        assert sorted(log.count("run.shared") for log in logs) in ([0, 1], [1, 1])
+        assert sorted(log.count("two jobs write into one run") for log in logs) in ([0, 1], [1, 1])
         run = tmp_path / "runs" / "shared"
         parts = split(read_step(run, 2))
         assert sorted(part["windows"][0]["pid"] for part in parts) == sorted(
@@ -107,7 +107,7 @@ class TestTwoJobs:
                 again.enter()
                 again.go_on()
             logs.append(again.end())
-        assert "run.shared" not in "".join(logs)
+        assert "two jobs write into one run" not in "".join(logs)
         manifest = read_step(tmp_path / "runs" / "shared", 2)
         assert len(split(manifest)) == 2
         assert sentences(manifest["windows"]) == []

@@ -85,7 +85,7 @@ class TestFragment:
         origin.run.path.write_text("in the way")
         Fragment(origin, WINDOW, at_once).save()
         (line,) = log
-        assert (line["event"], line["step"], line["role"]) == ("manifest not written", 2, "actor")
+        assert (line["event"], line["step"], line["role"]) == ("manifest.not_written", 2, "actor")
 
 
 class TestTell:

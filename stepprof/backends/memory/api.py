@@ -140,7 +140,7 @@ class MemoryApi:
             try:
                 act()
             except Exception as error:  # noqa: BLE001 - as above
-                logger.warning("not watching for out-of-memory", reason=f"{type(error).__name__}: {error}")
+                logger.warning("memory.oom_unwatched", reason=f"{type(error).__name__}: {error}")
 
         self.torch.cuda._lazy_call(safely)
 

@@ -120,7 +120,7 @@ class MemoryBackend(Backend):
         try:
             history.end(self, self._api)
         except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch thinks of it
-            logger.warning("memory history not switched off", error=repr(error))
+            logger.warning("memory.history_left_on", reason=repr(error))
 
     def export_mode(self) -> str:
         """A thread, for a process that uses CUDA is not forked; the writing lets go of the interpreter for each block of the file."""

@@ -180,7 +180,7 @@ class NpuApi:
     def _warn(self, reason: str) -> None:
         if reason not in self._warned:
             self._warned.add(reason)
-            logger.warning("npu option without effect", reason=reason)
+            logger.warning("npu.option_ignored", reason=reason)
 
     def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call a public function of torch_npu's, and raise what it swallows.
@@ -243,7 +243,7 @@ def _first_line(error: BaseException) -> str:
 
 def _log(heard: Overheard, name: str) -> None:
     for line in [*heard.warnings, *heard.notes]:
-        logger.debug("torch_npu says", call=name, text=line)
+        logger.debug("npu.message", call=name, text=line)
 
 
 _asked = threading.Lock()

@@ -160,7 +160,7 @@ class NpuBackend(Backend):
             ):  # only that thread could end it: so the slot and the device stay taken
                 self._stranded = True
                 logger.warning(
-                    "npu_abort_refused", owner=self._thread.name, thread=threading.current_thread().name
+                    "npu.abort_refused", owner=self._thread.name, thread=threading.current_thread().name
                 )
                 return
             session.abandon()

@@ -56,9 +56,7 @@ class NpuExport(Export):
         if problem is not None:
             raise ExportError("; CANN said ".join([problem, *self._complaints]), self._artifact(folder))
         if self._complaints:
-            logger.warning(
-                "npu recorded, and CANN complained", folder=folder.name, reason="; ".join(self._complaints)
-            )
+            logger.warning("npu.complained", folder=folder.name, reason="; ".join(self._complaints))
         if self._options.analyse:
             self._analyse(folder)
         return self._artifact(folder)

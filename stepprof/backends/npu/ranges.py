@@ -71,7 +71,7 @@ def without_it(act: Callable[[], object]) -> None:
     try:
         act()
     except Exception as error:  # noqa: BLE001 - whatever mstx thinks of it
-        logger.warning("a range is not in the capture", reason=f"{type(error).__name__}: {error}")
+        logger.warning("npu.range_failed", reason=f"{type(error).__name__}: {error}")
 
 
 def _message(name: str) -> str:

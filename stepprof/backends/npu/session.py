@@ -113,7 +113,7 @@ class NpuSession:
             elif self._phase == "warm":
                 self._api.call(self.profile.stop)
         except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch_npu thinks of it
-            logger.debug("npu session not ended in order", reason=str(error))
+            logger.debug("npu.close_failed", reason=str(error))
             self._end_by_force()
         finally:
             self.let_go()
@@ -157,7 +157,7 @@ class NpuSession:
             try:
                 self._api.call(getattr(interface, name))
             except Exception as error:  # noqa: BLE001 - as much as can be ended is ended
-                logger.debug("npu session not ended in order", call=name, reason=str(error))
+                logger.debug("npu.close_failed", call=name, reason=str(error))
 
 
 def tree_bytes(folder: Path) -> int:

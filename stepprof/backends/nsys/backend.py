@@ -102,7 +102,7 @@ class NsysBackend(Backend):
         if self._recording and self._pid == os.getpid():
             failure = self._end()
             if failure is not None:
-                logger.warning("nsys range left open", reason=failure)
+                logger.warning("nsys.range_left_open", reason=failure)
         elif self._brackets and self._pid == os.getpid() and self._number > ranges.ended:
             self._stop_range()
         self._recording, self._window = False, None
@@ -135,7 +135,7 @@ class NsysBackend(Backend):
             if window is not None:
                 window.__exit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - nsys's own range has to end all the same
-            logger.warning("the window's range was not ended", reason=repr(error))
+            logger.warning("nsys.range_not_ended", reason=repr(error))
         try:
             return self._stop_range() if self._brackets else None
         finally:
@@ -154,15 +154,17 @@ class NsysBackend(Backend):
         attached = under_nsys(os.environ)
         if not self._ranges.look():
             reason = self._ranges.missing()
-            if reason is not None and attached:
-                _tell_once("regions will not be marked for nsys", reason)
+            if reason is not None and attached and _is_new(reason):
+                logger.warning("nsys.regions_unmarked", reason=reason)
         if not attached:
-            _tell_once("not under nsys", NOT_STARTED)
+            if _is_new(NOT_STARTED):
+                logger.warning("nsys.not_launched", reason=NOT_STARTED)
         else:
             warn_of_secrets(self._options, launch_of(self._options, os.environ), os.environ)
 
 
-def _tell_once(event: str, reason: str) -> None:
-    if event not in _told:
-        _told.add(event)
-        logger.warning(event, reason=reason)
+def _is_new(reason: str) -> bool:
+    """Return whether this process has not logged the reason yet."""
+    is_new = reason not in _told
+    _told.add(reason)
+    return is_new

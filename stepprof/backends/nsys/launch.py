@@ -252,7 +252,7 @@ def profile_help(nsys: str) -> str:
     """What ``nsys profile --help`` says on this machine; empty where there is no nsys."""
     found = shutil.which(nsys)
     if found is None:
-        logger.warning("nsys not found", nsys=nsys, reason="options are chosen that every version knows")
+        logger.warning("nsys.not_found", nsys=nsys, reason="options are chosen that every version knows")
         return ""
     try:
         done = subprocess.run(  # noqa: S603 - the nsys of PATH, with fixed arguments
@@ -264,7 +264,7 @@ def profile_help(nsys: str) -> str:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("nsys does not tell its options", nsys=found, reason=str(error))
+        logger.warning("nsys.options_unknown", nsys=found, reason=str(error))
         return ""
     return done.stdout + done.stderr
 

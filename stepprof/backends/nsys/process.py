@@ -155,5 +155,5 @@ def _ray_folder() -> Path | None:
         node = ray._private.worker.global_worker.node
         return Path(node.get_logs_dir_path()) / "nsight"
     except Exception as error:  # noqa: BLE001 - Ray's internals, of whatever version
-        logger.warning("Ray's folder for nsys's reports not found", reason=f"{type(error).__name__}: {error}")
+        logger.warning("nsys.ray_folder_missing", reason=f"{type(error).__name__}: {error}")
         return None

@@ -35,7 +35,7 @@ def warn_of_secrets(options: NsysOptions, launch: Launch, environ: Mapping[str, 
         return
     _told.add(names)
     logger.warning(
-        "nsys reports hold the environment",
+        "nsys.environment_exposed",
         reason=f"{', '.join(names)} would be in them; take the variables away, or start nsys with --discard-environment=true "
         "where it has that option, as nsys_command and ray_runtime_env do",
     )

@@ -150,7 +150,7 @@ class TorchBackend(Backend):
         if self.thread_bound and threading.current_thread() is not self._thread:
             if self._thread.is_alive():
                 logger.warning(
-                    "torch_abort_refused", owner=self._thread.name, thread=threading.current_thread().name
+                    "torch.abort_refused", owner=self._thread.name, thread=threading.current_thread().name
                 )
                 _stranded[:] = [self]
                 return
@@ -163,7 +163,7 @@ class TorchBackend(Backend):
         try:
             self._stop(api)
         except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch thinks of it
-            logger.warning("torch_abort_failed", error=repr(error))
+            logger.warning("torch.abort_failed", reason=repr(error))
         self._let_go()
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
@@ -240,7 +240,7 @@ class TorchBackend(Backend):
         if not self._told_of_device and api.starts_device():
             self._told_of_device = True
             logger.warning(
-                "torch's profiler starts CUDA in this process",
+                "torch.cuda_started",
                 reason="it counts the devices, so that a child that is forked from now on cannot use one: start such children "
                 "with spawn, or before the first recorded step",
             )
@@ -282,7 +282,7 @@ class TorchBackend(Backend):
 
     def _abandon(self) -> None:
         logger.warning(
-            "torch_capture_abandoned", reason="another torch profiler interfered, or its thread is gone"
+            "torch.capture_abandoned", reason="another torch profiler interfered, or its thread is gone"
         )
         self._let_go()
 

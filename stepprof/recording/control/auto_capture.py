@@ -185,7 +185,7 @@ class AutoCaptures:
             return
         if self._tries >= TRIES:
             logger.warning(
-                "not recorded", step=asked.step, role=asked.role, reason="the step had begun already"
+                "window.not_recorded", step=asked.step, role=asked.role, reason="the step had begun already"
             )
             return
         self._tries += 1
@@ -198,7 +198,7 @@ class AutoCaptures:
             self._claim = (path, content)
             self._ask(again)
         except (OSError, ConfigError) as error:
-            logger.warning("not recorded", step=again.step, role=again.role, reason=str(error))
+            logger.warning("window.not_recorded", step=again.step, role=again.role, reason=str(error))
 
 
 def _dump(content: Mapping[str, Any]) -> bytes:

@@ -195,12 +195,12 @@ class Control:
         if path.suffix != WITHDRAWN:
             self._settle(path.stem[:100], _Seen("refused", reason), is_logged=is_logged)
         elif is_logged:
-            logger.warning("withdrawal refused", request=path.stem[:100], reason=reason)
+            logger.warning("request.withdrawal_refused", request=path.stem[:100], reason=reason)
 
     def _log_refusals(self) -> None:
         """Log how many more files were refused, in one line."""
         more, self._refusals_logged = self._refused - self._refusals_logged, self._refused
-        logger.warning("more requests refused", files=more, in_all=self._refused, folder=str(self._folder))
+        logger.warning("request.more_refused", files=more, in_all=self._refused, folder=str(self._folder))
 
     def _user(self, path: Path) -> int | None:
         """Whose a request must be: where one is of another user than this process, files may have other owners here than elsewhere."""
@@ -299,13 +299,17 @@ class Control:
         if seen.request is not None:
             fields |= {"steps": str(seen.request.steps), "role": seen.request.role, "by": seen.request.by}
         known = {key: value for key, value in fields.items() if value is not None}
-        say = logger.warning if seen.outcome in ("missed", "refused") or seen.missed else logger.info
-        say(f"request {seen.outcome}", **known)
+        if seen.outcome == "refused":
+            logger.warning("request.refused", **known)
+        elif seen.outcome == "missed" or seen.missed:
+            logger.warning("request.missed", **known)
+        else:
+            logger.info("request.changed", outcome=seen.outcome, **known)
 
     def _fail(self, reason: str) -> None:
         if self._failed != reason:
             self._failed = reason
-            logger.warning("requests cannot be read", folder=str(self._folder), reason=reason)
+            logger.warning("request.unreadable", folder=str(self._folder), reason=reason)
 
 
 def _still_to_come(request: Request, past: int | None) -> tuple[Request | None, str | None]:

@@ -110,7 +110,7 @@ class Publisher:
                 write_atomically(self._path, data)
         except OSError as error:
             if not self._failed:
-                logger.warning("status cannot be written", reason=str(error))
+                logger.warning("status.not_written", reason=str(error))
             self._failed = True
             self._path = None
             return

@@ -145,7 +145,7 @@ class Exporter:
 
     def _run_in_place(self, job: ExportJob, reason: object) -> None:
         job.note = f"exported in place: {reason}"
-        logger.warning("export_in_place", label=job.label, reason=str(reason))
+        logger.warning("export.in_place", label=job.label, reason=str(reason))
         self._run(job)
 
     # in a child
@@ -197,7 +197,7 @@ class Exporter:
             self._run_in_place(job, failure)
         else:
             job.note = f"exported in a thread: {failure}"
-            logger.warning("export_in_thread", label=job.label, reason=str(failure))
+            logger.warning("export.in_thread", label=job.label, reason=str(failure))
             self._run(job, stalls=False)
 
     def _watch(self) -> None:
@@ -282,7 +282,7 @@ class Exporter:
         try:
             job.on_done(result)
         except Exception as failure:  # noqa: BLE001 - the watcher serves other jobs too
-            logger.warning("export_callback_failed", label=job.label, error=repr(failure))
+            logger.warning("export.callback_failed", label=job.label, reason=repr(failure))
         finally:
             # not the condition's own enter and exit: they are Python, and an interrupt between them would leave it locked
             with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stepprof.log import logger
+from stepprof.log import bound, logger
 from stepprof.recording.background_worker import is_background
 from stepprof.run.manifest_writer import describe_error
 
@@ -96,6 +96,10 @@ class Exports:
         self._changed()
 
     def _ended(self, capture: LocalCapture, result: ExportResult) -> None:
+        with bound(**capture.window.fields):
+            self._note_result(capture, result)
+
+    def _note_result(self, capture: LocalCapture, result: ExportResult) -> None:
         window = capture.window
         self._owed.pop(capture, None)
         self._running.pop(capture, None)
@@ -111,7 +115,7 @@ class Exports:
             self.recorded = tuple(sorted(self._recorded))
             self.recorded_bytes += sum(artifact.bytes for artifact in result.artifacts)
             logger.info(
-                "exported",
+                "export.finished",
                 step=window.step,
                 role=window.role,
                 rank=self._rank,
@@ -132,5 +136,5 @@ def _mode(capture: LocalCapture) -> str:
     try:
         return capture.backend.export_mode()
     except Exception as error:  # noqa: BLE001 - the capture is there: exporting it in place is always possible
-        logger.warning("export in place", backend=capture.backend.name, reason=describe_error(error))
+        logger.warning("export.in_place", backend=capture.backend.name, reason=describe_error(error))
         return "inline"

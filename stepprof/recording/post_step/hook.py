@@ -94,7 +94,7 @@ class Completer:
         number = 1
         while is_foreign(found := suffixed(path, number)):
             logger.warning(
-                "on_complete.passed_over", path=str(found), reason="it is not a file of this job's user"
+                "on_complete.ignored", path=str(found), reason="it is not a file of this job's user"
             )
             number += 1
         return found
@@ -124,7 +124,7 @@ class Completer:
             return None
         entry.update(**self._perform(facts, steps))
         if entry.status == "complete":
-            logger.info("on_complete", **where, seconds=entry.seconds)
+            logger.info("on_complete.finished", **where, seconds=entry.seconds)
         else:
             self._note(str(entry.error), where, output=entry.output[-500:])
         try:
@@ -163,7 +163,7 @@ class Completer:
 
     def _note(self, reason: str, where: Mapping[str, object], **fields: object) -> None:
         self.last_error = redacted(f"on_complete: {reason}")
-        logger.warning("on_complete failed", **where, reason=reason, **fields)
+        logger.warning("on_complete.failed", **where, reason=reason, **fields)
 
 
 def _dump(content: Mapping[str, object], entry: CompletionEntry) -> bytes:

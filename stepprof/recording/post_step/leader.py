@@ -67,7 +67,7 @@ class After:
             if self._refused is None:
                 self.uploader = Uploader(run, config.upload, config.upload_timeout_seconds)
             else:
-                logger.warning("nothing is uploaded", reason=self._refused)
+                logger.warning("upload.refused", reason=self._refused)
         self.keeper: Keeper | None = None
         if config.on_complete is not None or _prunes(config):
             self.keeper = Keeper(config, run, origin, self._stop, self.uploader)
@@ -116,7 +116,7 @@ class After:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
-            logger.warning("after a recording", reason=describe_error(error))
+            logger.warning("post_step.failed", reason=describe_error(error))
 
     # -- the end
 
@@ -177,7 +177,7 @@ class Keeper:
             )
             problem = self.completer.missing()
             if problem is not None:
-                logger.warning("on_complete will fail", reason=problem)
+                logger.warning("on_complete.will_fail", reason=problem)
 
     @property
     def pause_seconds(self) -> float:
@@ -193,7 +193,7 @@ class Keeper:
             self._failed = False
         except OSError as error:
             if not self._failed:
-                logger.warning("after a recording", reason=f"the run directory cannot be used: {error}")
+                logger.warning("post_step.failed", reason=f"the run directory cannot be used: {error}")
             self._failed = True
 
     def _attend(self, *, final: bool) -> None:
@@ -239,9 +239,11 @@ class Keeper:
             entry = prune(self._path, step, reason, self._header)
             step.artifacts = {}
             self._share(self._path / step_folder(step.number) / MANIFEST / PRUNED)
-            logger.info("pruned", step=step.number, bytes=entry.bytes, files=entry.files, reason=reason)
+            logger.info(
+                "retention.pruned", step=step.number, bytes=entry.bytes, files=entry.files, reason=reason
+            )
             if entry.kept:
-                logger.warning("not all pruned", step=step.number, kept=entry.kept[:5])
+                logger.warning("retention.incomplete", step=step.number, kept=entry.kept[:5])
 
     def _exists(self, step: Step, path: str) -> bool:
         return os.path.lexists(self._path / step_folder(step.number) / path)
@@ -302,7 +304,7 @@ class Keeper:
         """Log it once: its writer may want to keep `keep_steps` from running."""
         if path not in self._passed_over:
             self._passed_over.add(path)
-            logger.warning("keeper.passed_over", path=str(path), reason="it is not a file of this job's user")
+            logger.warning("leader.ignored", path=str(path), reason="it is not a file of this job's user")
 
     def _sign(self, path: Path, *, over: bool) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -115,7 +115,7 @@ class LagFinder:
         step = reachable_step([status for status in statuses if status["rank"] == worst.rank])
         outcome = self._captures.record_elsewhere("rank lags", facts, worst.rank, step)
         self._recorder.instant("rank lags", "mark", {"rank": worst.rank, **facts, "capture": outcome})
-        logger.warning("rank lags", rank=worst.rank, **facts, capture=outcome)
+        logger.warning("watch.rank_lags", lagging_rank=worst.rank, **facts, capture=outcome)
 
     def close(self, timeout: float) -> None:
         """Nothing is left to do."""

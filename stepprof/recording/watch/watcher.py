@@ -226,7 +226,7 @@ class Watcher:
         attributes = {**facts, "capture": outcome}
         mark: Span = (finding.what, "mark", span[3], span[3], span[4], span[5], span[6], attributes, False)
         self._recorder.pending.append(mark)
-        logger.warning(finding.what, **attributes, rank=self._rank())
+        logger.warning("watch.alert", what=finding.what, **attributes, rank=self._rank())
 
     def _next_step(self, role: str | None) -> int:
         """The next step of a role; without a window of the whole step it is that of whichever role went last."""

@@ -43,17 +43,19 @@ class OwnLoop:
 
     def warn_not_started(self, target: EngineTarget) -> None:
         """Log that an engine was not started."""
-        self._warn("engine not started", [target], NOT_STARTED)
+        if self._is_new(NOT_STARTED):
+            logger.warning("engine.not_started", target=target.label, reason=NOT_STARTED)
 
     def warn_stopped_late(self, targets: Iterable[EngineTarget]) -> None:
         """Log that the stops of engines could not be waited for."""
-        self._warn("engine stopped late", targets, STOPPED_LATE)
-
-    def _warn(self, event: str, targets: Iterable[EngineTarget], reason: str) -> None:
         labels = ", ".join(target.label for target in targets)
-        if labels and event not in self._told:
-            self._told.add(event)
-            logger.warning(event, target=labels, reason=reason)
+        if labels and self._is_new(STOPPED_LATE):
+            logger.warning("engine.stop_not_awaited", target=labels, reason=STOPPED_LATE)
+
+    def _is_new(self, reason: str) -> bool:
+        is_new = reason not in self._told
+        self._told.add(reason)
+        return is_new
 
 
 def lives_on(target: EngineTarget, loop: asyncio.AbstractEventLoop | None) -> bool:

@@ -39,7 +39,7 @@ async def close(driver: EngineDriver, label: str, *, answer_seconds: float, time
         reason = describe_error(error)
     else:
         return
-    logger.warning("engine not closed", target=label, name=driver.name, reason=reason)
+    logger.warning("engine.not_closed", target=label, name=driver.name, reason=reason)
 
 
 async def _call(act: Callable[[float, float], Awaitable[object]], timeout: float, answers: float) -> object:

@@ -188,7 +188,7 @@ class EngineTarget:
         try:
             clock = await self.driver.clock()
         except BaseException as error:  # noqa: BLE001 - without it the timeline is less exact, the capture is not
-            logger.info("clock not compared", target=self.label, reason=describe_error(error))
+            logger.info("engine.clock_unknown", target=self.label, reason=describe_error(error))
             return
         if clock is not None and (self.clock is None or clock.error_ns <= self.clock.error_ns):
             self.clock = clock
@@ -262,7 +262,7 @@ class EngineTarget:
     async def _stop(self, recording: Recording, window: EngineWindow) -> None:
         capped_by = recording.capped_by
         if capped_by is not None:
-            logger.warning("cap hit", target=self.label, capped_by=capped_by)
+            logger.warning("capture.capped", target=self.label, reason=capped_by)
         self._commit("stop", window, reason=capped_by)
         recording.entry.end_unix_ns = recording.ended_ns or time.time_ns()
         recording.save()  # that its window has closed is known whatever becomes of the stop
@@ -324,7 +324,7 @@ class EngineTarget:
                 self._fail(recording, error)
                 return
             logger.warning(
-                "compensating stop failed",
+                "engine.cleanup_failed",
                 target=self.label,
                 name=self.driver.name,
                 reason=describe_error(error),
@@ -361,7 +361,7 @@ class EngineTarget:
         if recording.finished.is_open or recording.entry.status in ("failed", "skipped"):
             return
         recording.given_up = True
-        logger.warning("engine stop unanswered", target=self.label, name=self.driver.name, seconds=seconds)
+        logger.warning("engine.stop_unanswered", target=self.label, name=self.driver.name, seconds=seconds)
         self._tell_unanswered(recording)
 
     def _tell_unanswered(self, recording: Recording) -> None:

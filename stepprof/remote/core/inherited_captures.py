@@ -52,7 +52,7 @@ def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str
                 return
         _write_new(window, told, owner)
     except (OSError, ValueError) as error:
-        logger.warning("manifest.failed", folder=str(window.folder), files=[a.path for a in stopped.artifacts], reason=str(error))  # fmt: skip
+        logger.warning("manifest.not_written", folder=str(window.folder), files=[a.path for a in stopped.artifacts], reason=str(error))  # fmt: skip
 
 
 def kept_there(window: EngineWindow) -> tuple[Artifact, ...]:

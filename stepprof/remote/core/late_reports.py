@@ -61,7 +61,7 @@ class Awaiting:
         except ExportError as error:
             reason = await naming(str(error), recording.window)
             recording.disown(error.outcome, reason, ReasonCode.EXPORT_FAILED)
-            logger.warning("engine's report", target=self._label, step=recording.step, reason=str(error))
+            logger.warning("engine.report_failed", target=self._label, step=recording.step, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - a plug-in may raise anything; the manifest says it
             if self._over:  # cancelled: what was written ahead holds
                 return

@@ -178,7 +178,7 @@ class Entries:
                     window.step, window.role or WHOLE_STEP, target.driver.key, window.occurrence
                 )
             except OSError as error:  # then everybody drives it, and all but one are refused by the engine
-                logger.warning("engine not claimed", target=target.label, reason=str(error))
+                logger.warning("engine.claim_failed", target=target.label, reason=str(error))
                 continue
             if holder is not None:
                 found[id(target)] = holder
@@ -198,7 +198,7 @@ def remove_folder(window: EngineWindow) -> None:
             above.rmdir()
             _remove_step(step, above)
     except OSError as error:
-        logger.debug("folder stays", path=str(window.output), reason=str(error))
+        logger.debug("folder.kept", path=str(window.output), reason=str(error))
 
 
 def _remove_step(step: Path, above: Path) -> None:

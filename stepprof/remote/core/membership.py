@@ -79,7 +79,7 @@ class Members:
                     problem = f"{engine.name}: {describe_error(error)}"
                 else:
                     continue
-                logger.warning("engines not known", role=role, reason=problem)
+                logger.warning("engine.unknown", role=role, reason=problem)
                 if not engine.targets:  # else those that were known stand, and tell for themselves
                     self.entries.add(None, status="failed", code=ReasonCode.ENGINES_UNKNOWN, error=problem)
         return self._fleet.selected(role, self._policy)

@@ -232,7 +232,7 @@ class Fleet:
         try:
             await bracket.arm()
         except Exception as error:  # noqa: BLE001 - the window itself tries again, and tells
-            logger.debug("arm refused", reason=describe_error(error))
+            logger.debug("arm.refused", reason=describe_error(error))
 
     def pass_by(self, step: int, role: str | None) -> concurrent.futures.Future[None] | None:
         """A window comes in: who listens is told; engines that were armed for a step before it are armed no more.
@@ -376,26 +376,38 @@ async def _announce(listeners: list[Callable[..., Any]], step: int, role: str | 
     results = await asyncio.gather(*(tell(step, role) for tell in listeners), return_exceptions=True)
     for result in results:
         if isinstance(result, Exception):
-            logger.debug("step not announced", step=step, reason=describe_error(result))
+            logger.debug("step.not_announced", step=step, reason=describe_error(result))
 
 
 def _tell_transitions(lines: list[dict[str, object]]) -> None:
     for line in lines:
-        logger.info("transition", **line)
+        logger.info("state.changed", **line)
 
 
 def _tell(changes: list[HealthChange]) -> None:
     """One line for each of a few engines, one line for many."""
     first = changes[0]
-    say, event = (
-        (logger.info, "engine healthy") if first.after == "ok" else (logger.warning, "engine unhealthy")
-    )
     if len(changes) > TOLD:
         labels = ", ".join(change.label for change in changes[:TOLD])
-        say(event, count=len(changes), targets=f"{labels}, …", health=first.after, reason=first.reason)
-        return
-    for change in changes:
-        say(event, target=change.label, name=change.name, before=change.before, health=change.after, reason=change.reason)  # fmt: skip
+        lines = [
+            {"count": len(changes), "target": f"{labels}, …", "health": first.after, "reason": first.reason}
+        ]
+    else:
+        lines = [
+            {
+                "target": each.label,
+                "name": each.name,
+                "before": each.before,
+                "health": each.after,
+                "reason": each.reason,
+            }
+            for each in changes
+        ]
+    for line in lines:
+        if first.after == "ok":
+            logger.info("engine.healthy", **line)
+        else:
+            logger.warning("engine.unhealthy", **line)
 
 
 async def _leave(

@@ -46,7 +46,8 @@ class Inner:
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the rank's capture goes on
             step, role = self._window.window.step, self._window.window.role
             logger.warning(
-                f"inner.not_{verb}ed",
+                "actor.role_failed",
+                verb=verb,
                 name=self._driver.name,
                 step=step,
                 role=role,

@@ -132,7 +132,7 @@ class Bracket:
         )
         for target, window, result in zip(free, windows, results, strict=True):
             if isinstance(result, BaseException):
-                logger.debug("arm refused", target=target.label, reason=str(result))
+                logger.debug("arm.refused", target=target.label, reason=str(result))
             if not target.uses(window):
                 self._fleet.unused(target, window)
 
@@ -259,7 +259,7 @@ class Bracket:
         try:
             await work
         except BaseException as error:  # noqa: BLE001 - told in the log and in the manifest; CancelledError may come from a user's callable
-            logger.warning("engines not recorded", role=self._window.role, reason=describe_error(error))
+            logger.warning("engine.not_recorded", role=self._window.role, reason=describe_error(error))
             self._members.entries.add(
                 None, status="failed", code=ReasonCode.ENGINES_UNKNOWN, error=describe_error(error)
             )

@@ -144,7 +144,7 @@ class HttpServer(EngineDriver):
             kind = await self._identified()
             choice = await self._chosen() if kind == ROUTER else Choice()
         except EngineFailure as error:
-            logger.debug("server not asked", name=self.name, reason=str(error))
+            logger.debug("engine.query_failed", name=self.name, reason=str(error))
             return
         before = self._workers
         self._workers = {
@@ -165,7 +165,7 @@ class HttpServer(EngineDriver):
         try:
             await self._identified()
         except EngineFailure as error:
-            logger.debug("server not asked", name=self.name, reason=str(error))
+            logger.debug("engine.query_failed", name=self.name, reason=str(error))
 
     def _tell_refused(self, refused: Mapping[str, str]) -> None:
         """Log each worker that is not followed once, and no more than a few."""

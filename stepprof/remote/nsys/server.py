@@ -60,7 +60,7 @@ class KeptCount(RangeCount):
         try:
             write_atomically(self._path, str(self.begun).encode())
         except OSError as error:
-            logger.debug("ranges not counted", path=str(self._path), reason=str(error))
+            logger.debug("nsys.ranges_uncounted", path=str(self._path), reason=str(error))
 
 
 class NsysServer:

@@ -256,7 +256,7 @@ class Agents:
         except Exception as error:  # noqa: BLE001 - every one that is still waited for is told
             self._forget(node)
             reason = _first_line(error)
-            logger.warning("agent lost", node=node, reason=reason)
+            logger.warning("agent.lost", node=node, reason=reason)
             for (_, _, (_, name, _, owes_stop), _), answer in zip(calls, answers, strict=True):
                 if not answer.done():
                     failure = EngineFailure(

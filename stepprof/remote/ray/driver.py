@@ -118,7 +118,7 @@ class ActorDriver(EngineDriver):
         try:
             self._fragment = await self._ask("start", window)
         except Unknown:
-            logger.info("actor restarted", name=self.name, step=window.window.step)
+            logger.info("actor.restarted", name=self.name, step=window.window.step)
             await self.arm(window)
             self._fragment = await self._ask("start", window)
 
@@ -218,7 +218,7 @@ class ActorDriver(EngineDriver):
             reason = describe_error(closing.exception() or EOFError())
         else:
             return
-        logger.warning("actor not closed", name=self.name, host=facts.host, reason=reason)
+        logger.warning("actor.not_closed", name=self.name, actor_host=facts.host, reason=reason)
 
     async def _close(self, facts: Facts | None, timeout: float, answer_seconds: float) -> None:
         spans = await self._ask("leave", timeout, answer_seconds=answer_seconds)
@@ -229,7 +229,7 @@ class ActorDriver(EngineDriver):
         for path in map(Path, spans):
             problem = await self._carrier(facts).plain_file(path, self._run / "spans" / path.name)
             if problem is not None:
-                logger.warning("spans left", name=self.name, host=facts.host, reason=problem)
+                logger.warning("spans.not_collected", name=self.name, actor_host=facts.host, reason=problem)
         agents.forget(facts.node_id, self._token)
 
     # -- the way there
@@ -342,7 +342,10 @@ class ActorDriver(EngineDriver):
             await self._carrier(facts).rank_files(fragment, window.folder, step_folder(of.step), lost)
         except OSError as error:
             logger.warning(
-                "rank's files not brought", name=self.name, host=facts.host, reason=describe_error(error)
+                "actor.files_not_collected",
+                name=self.name,
+                actor_host=facts.host,
+                reason=describe_error(error),
             )
 
 
@@ -356,7 +359,7 @@ class SpansDriver(ActorDriver):
         try:
             await self._tell("join")
         except (EngineFailure, OSError) as error:
-            logger.warning("no spans from an actor", name=self.name, reason=describe_error(error))
+            logger.warning("actor.spans_missing", name=self.name, reason=describe_error(error))
 
     async def announce(self, step: int, role: str | None) -> None:
         """This step runs now."""

@@ -293,7 +293,7 @@ class SglangCapture:
             self._sent = _Sent(sent.window, Request.clearing(facts, scratch), scratch, doubtful=True)
             await self._send_stop(self._sent)
         except EngineFailure as error:
-            logger.warning("armed stage stays", name=facts.name, reason=str(error))
+            logger.warning("sglang.stage_left", name=facts.name, reason=str(error))
         finally:
             await in_thread(lambda: shutil.rmtree(scratch, ignore_errors=True))
 

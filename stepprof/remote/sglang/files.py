@@ -258,7 +258,7 @@ def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) 
     try:
         parts = cut(path)
     except EngineFailure as error:
-        logger.warning("trace not cut", path=str(path), reason=str(error))
+        logger.warning("trace.not_split", path=str(path), reason=str(error))
         return [whole]
     if not parts:
         return [whole]
@@ -317,4 +317,4 @@ def discard(folder: Path, users: frozenset[int] | None = None) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            logger.info("trace stays", path=str(path), reason=str(error))
+            logger.info("trace.kept", path=str(path), reason=str(error))

@@ -278,7 +278,7 @@ def _check(facts: Facts, fields: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _warn_of_shapes(name: str, version: str) -> None:
-    logger.warning("shapes not recorded", name=name, reason=f"SGLang {version} cannot")
+    logger.warning("engine.limited", name=name, reason=f"SGLang {version} cannot")
 
 
 @functools.cache
@@ -286,7 +286,7 @@ def _warn_of_spinning(name: str, with_stack: bool) -> None:
     """Once for each engine: its windows are many."""
     cost = "a gigabyte of its memory each second, since stacks are on" if with_stack else "some 5 MB a second"
     logger.warning(
-        "idle engine records its spinning",
+        "engine.idle_polling",
         name=name,
         reason=f"SGLang's scheduler polls without a pause while it has nothing to do, and a capture keeps every poll: {cost}",
         cure="start the engine with sleep_on_idle=True (--sleep-on-idle)",

@@ -320,7 +320,7 @@ class VllmEngine(EngineDriver):
         try:
             return bool(await self._unless_dead(self._send("is_sleeping", {})))
         except Exception as error:  # noqa: BLE001 - a hint for a message
-            logger.debug("engine not asked whether it sleeps", name=self.name, reason=str(error))
+            logger.debug("engine.query_failed", name=self.name, reason=str(error))
             return False
 
     def _refuse_dead(self) -> None:
@@ -331,19 +331,19 @@ class VllmEngine(EngineDriver):
         """Take vLLM's front-end profiler away: it starts on one thread and stops on another, and torch ends the process for that."""
         if self._object.leave_front_end_out():
             self._tell(
-                "front-end profiler of vLLM left out",
-                "it can crash the process that calls it; build the engine with ignore_frontend=True, as engine_args does",
+                "vLLM's front-end profiler is left out, since it can crash the process that calls it; build the engine with "
+                "ignore_frontend=True, as engine_args does"
             )
 
     def _tell_what_it_cannot(self, window: EngineWindow, settings: Settings) -> None:
         """What was asked for, and was decided otherwise when the engine was built. One line each."""
         for line in differences(window, settings, self._object.start_parameters):
-            self._tell("engine records as it was built", line)
+            self._tell(line)
 
-    def _tell(self, event: str, reason: str) -> None:
+    def _tell(self, reason: str) -> None:
         if reason not in self._told:
             self._told.add(reason)
-            logger.warning(event, name=self.name, reason=reason)
+            logger.warning("engine.limited", name=self.name, reason=reason)
 
 
 def _as_failure(error: Exception, method: str, name: str) -> EngineFailure:

@@ -235,7 +235,7 @@ def _claim(link: Path, owner: str, alive: Callable[[], bool], *, shared: bool) -
             os.close(descriptor)
             raise EngineFailure(_shared(link), "unconfigured") from None
         except OSError as error:  # a file system without locks: the rule is the user's to keep
-            logger.debug("folder not locked", path=str(link.parent), reason=str(error))
+            logger.debug("folder.not_locked", path=str(link.parent), reason=str(error))
         _claims[link] = (descriptor, owner, alive)
 
 

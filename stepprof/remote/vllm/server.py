@@ -105,7 +105,7 @@ class VllmServer(EngineDriver):
         self._refuse_other_profiler(window)
         start_arguments(window, self._settings, self._known, self._prefix)
         for line in differences(window, self._settings, self._known):
-            self._tell("engine records as it was built", line)
+            self._tell(line)
         self._place = await self._find_place(window)
         if self._hold.held is None:
             self._hold.slot = beside_runs(window, self.key) if self._place is None else self._place.slot
@@ -117,7 +117,7 @@ class VllmServer(EngineDriver):
             return None
         folder = self._folder(window)
         if folder is None:
-            self._tell("engine's traces stay where they are", self._elsewhere())
+            self._tell(self._elsewhere())
             return None
         user = await in_thread(user_of_server, self._client.address.port) if self._client.same_host else None
         if window.trace_dir is None:
@@ -125,7 +125,7 @@ class VllmServer(EngineDriver):
         place = TraceFolder(folder, self.key, lambda: True, shared=True, users=writers(user))
         await in_thread(place.prepare)
         if self._settings.profiler is None and place.link is None:
-            self._tell("front-end profiler of vLLM not seen", _FRONT_END)
+            self._tell(_FRONT_END)
         return place
 
     async def start(self, window: EngineWindow) -> None:
@@ -357,10 +357,10 @@ class VllmServer(EngineDriver):
             "it can be seen from here"
         )
 
-    def _tell(self, event: str, reason: str) -> None:
+    def _tell(self, reason: str) -> None:
         if reason not in self._told:
             self._told.add(reason)
-            logger.warning(event, name=self.name, reason=reason)
+            logger.warning("engine.limited", name=self.name, reason=reason)
 
 
 def _believed(told: Mapping[str, Any]) -> dict[str, Any]:

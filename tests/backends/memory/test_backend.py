@@ -86,7 +86,7 @@ class TestWithoutCuda:
         assert ran == [1, 2]
         assert (window["backend"], window["status"]) == ("torch+memory", "failed")
         assert "torch+memory cannot record here: memory: this torch" in window["error"]
-        assert [line["event"] for line in log].count("backend unavailable") == 1
+        assert [line["event"] for line in log].count("backend.unavailable") == 1
 
     def test_a_build_for_cuda_without_a_device(
         self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch
@@ -365,7 +365,7 @@ class TestOutOfMemory:
         assert [segment["requested_size"] for segment in table["segments"]] == [1000 * MIB]
         told = json.loads((run.path / "step-000007" / summary["path"]).read_text())
         assert told["devices"][0]["num_ooms"] == 1
-        (line,) = (line for line in log if line["event"] == "out of memory")
+        (line,) = (line for line in log if line["event"] == "memory.exhausted")
         assert (line["step"], line["role"], line["snapshot"]) == (7, "actor", snapshot["path"])
         assert cuda.calls == ["snapshot"], "no history runs outside a window"
 
@@ -397,7 +397,7 @@ class TestOutOfMemory:
         """It would do nothing, which nobody means."""
         session(backend="torch", memory={"on_oom": True})
         assert cuda.observers == []
-        assert "on_oom has no effect" in {line["event"] for line in log}
+        assert "memory.on_oom_ignored" in {line["event"] for line in log}
 
     def test_attached_once_and_asked_nothing_after_the_end(self, cuda: Allocator, session) -> None:
         """torch cannot take an observer back: one for the process, which is silent between sessions."""
@@ -461,7 +461,7 @@ class TestOutOfMemory:
         (window,) = ended(run)
         assert window["status"] == "failed"
         assert "none could be taken: ZeroDivisionError" in window["error"]
-        assert "no snapshot on out-of-memory" in {line["event"] for line in log}
+        assert "memory.snapshot_failed" in {line["event"] for line in log}
 
     def test_a_torch_without_observers(self, cuda: Allocator, session, log, monkeypatch) -> None:
         """It is told once, and windows record as ever."""
@@ -471,7 +471,7 @@ class TestOutOfMemory:
             cuda.alloc(MIB)
         (window,) = ended(run)
         assert window["status"] == "complete"
-        assert "no snapshot on out-of-memory" in {line["event"] for line in log}
+        assert "memory.snapshot_failed" in {line["event"] for line in log}
 
 
 class TestOptions:

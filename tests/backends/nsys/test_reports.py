@@ -287,7 +287,7 @@ class TestWholeJob:
         assert "meanwhile {'lost'}" in job.told
         assert job.statuses(windows) == {"lost": 4}
         assert "was not started under nsys" in windows[0]["error"]
-        assert job.told.count("not under nsys") == 1
+        assert job.told.count("this process does not run under nsys") == 1
 
     @pytest.mark.parametrize(
         ("call", "status", "reason"),

@@ -168,7 +168,7 @@ class TestTrigger:
         job.start(0, first=request.step + 100)
         job.wait_until(lambda _: job.outcomes(request.name) == {0: "not here"})
         printed = job.end()[0]
-        assert "request missed" not in printed
+        assert "request.missed" not in printed
         assert f"this process began at step {request.step + 100}" in printed
         capsys.readouterr()
         assert main(["show", str(job.run), "--step", str(request.step)]) == 0
@@ -222,7 +222,7 @@ class TestTrigger:
         printed = job.end()[0]
         assert job.recorded(first.step) == {0}
         assert job.recorded(begun) == set()
-        assert f"event=request missed request={past.name}" in printed
+        assert f"event=request.missed request={past.name}" in printed
 
     def test_what_some_ranks_missed_is_told_of_the_step(
         self, job: Job, capsys: pytest.CaptureFixture[str]
@@ -318,8 +318,8 @@ class TestRunDirectoryGoes:
             (job.run / name).write_text("in the way")
         time.sleep(2.5)
         printed = job.end()[0]
-        assert printed.count("event=status cannot be written") == 1
-        assert printed.count("event=requests cannot be read") == 1
+        assert printed.count("event=status.not_written") == 1
+        assert printed.count("event=request.unreadable") == 1
 
 
 class TestStatus:

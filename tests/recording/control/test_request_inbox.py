@@ -279,7 +279,7 @@ class TestRefusing:
             expected = {before.name: "accepted", after.name: "accepted"}
             assert session.look() == expected
             assert session.look() == expected
-        refused = [line["reason"] for line in logs if line["event"] == "withdrawal refused"]
+        refused = [line["reason"] for line in logs if line["event"] == "request.withdrawal_refused"]
         assert len(refused) == 2
         assert all("made by user 12345" in reason for reason in refused)
 
@@ -324,10 +324,12 @@ class TestManyFilesOfOthers:
             session.control._read_at = (0, 0.0)
             session.look()
             session.control.close()
-        refused = [line for line in logs if line["event"] in ("request refused", "withdrawal refused")]
+        refused = [
+            line for line in logs if line["event"] in ("request.refused", "request.withdrawal_refused")
+        ]
         assert len(refused) == 8
         counted = [
-            (line["files"], line["in_all"]) for line in logs if line["event"] == "more requests refused"
+            (line["files"], line["in_all"]) for line in logs if line["event"] == "request.more_refused"
         ]
         assert counted == [(3992, 4000), (1, 4001)]
 
@@ -339,4 +341,4 @@ class TestManyFilesOfOthers:
         with capture_logs() as logs:
             session.look()
             session.control.close()
-        assert [line["event"] for line in logs] == ["request refused"] * 3
+        assert [line["event"] for line in logs] == ["request.refused"] * 3

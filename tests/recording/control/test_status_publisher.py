@@ -139,7 +139,7 @@ class TestFailing:
             told.after(6)
             told.after(2)
             told.after(6)
-        assert [entry["event"] for entry in logs] == ["status cannot be written"]
+        assert [entry["event"] for entry in logs] == ["status.not_written"]
         tmp_path.mkdir()
         told.condition["state"] = "armed"
         assert told.after(6)["rank-0.json"]["state"] == "armed"

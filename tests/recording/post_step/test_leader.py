@@ -68,7 +68,7 @@ class Job:
         filing.install(folder / "packages")
         (folder / "counts").mkdir()
         self.env = {
-            "PYTHONPATH": str(folder / "packages"),
+            "PYTHONPATH": os.pathsep.join((str(folder / "packages"), *sys.path)),
             "FLAKY_COUNTS": str(folder / "counts"),
             "FILING_MODE": "thread",
         }
@@ -189,9 +189,9 @@ class TestCommand:
             (entry,) = manifest["completions"]
             assert entry["status"] == "failed"
             assert entry["error"].startswith(error)
-        assert job.printed[0].count("on_complete failed") == 2
+        assert job.printed[0].count("on_complete.failed") == 2
         if command[0] == "./no-such-command":
-            assert "on_complete will fail" in job.printed[0]
+            assert "on_complete.will_fail" in job.printed[0]
         if "oh no" in command[-1]:
             assert manifests[2]["completions"][0]["output"] == "oh no\n"
 
@@ -347,7 +347,7 @@ class TestUpload:
         job.env |= {"FLAKY": "hang=1000", "FLAKY_ON": "actor"}
         manifests = job.go(config={"upload": f"flaky://{job.folder}/up", "strict": True}, timeout=1.5)
         assert job.shutdown_seconds() < 6
-        assert "uploads unfinished" in job.printed[0]
+        assert "upload.unfinished" in job.printed[0]
         assert all(each["status"] != "uploaded" for step in (2, 4) for each in manifests[step]["uploads"])
         assert verify_run(job.run).ok
 
@@ -378,7 +378,7 @@ class TestUpload:
             "u.find_spec = lambda name, *rest: None if name == 's3fs' else find(name, *rest)\n"
         )
         manifests = job.go(config={"upload": "s3://bucket/x", "on_complete": NOTE})
-        assert job.printed[0].count("nothing is uploaded") == 1
+        assert job.printed[0].count("upload.refused") == 1
         assert "pip install s3fs" in job.printed[0]
         assert [each["status"] for each in manifests[2]["uploads"]] == ["failed"]
         assert "s3fs is not installed" in manifests[2]["uploads"][0]["error"]

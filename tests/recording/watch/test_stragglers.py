@@ -82,8 +82,8 @@ class TestFinder:
         run = tmp_path / "run"
         self.publish(run, r0=50, r1=50, r2=50, r3=40)
         (line,) = self.look(finder)
-        assert (line["event"], line["rank"], line["step"], line["seconds_behind"]) == (
-            "rank lags",
+        assert (line["event"], line["lagging_rank"], line["step"], line["seconds_behind"]) == (
+            "watch.rank_lags",
             3,
             40,
             100.0,

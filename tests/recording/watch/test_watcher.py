@@ -197,7 +197,7 @@ class TestWatcher:
             )
             watched.window(step, 9.0 if slow else 2.0)
         (line,) = watched.look()
-        assert (line["event"], line["step"], line["role"], line["region"]) == (
+        assert (line["what"], line["step"], line["role"], line["region"]) == (
             "slow region",
             11,
             "actor",
@@ -231,10 +231,10 @@ class TestWatcher:
         assert len(watched.look()) == 1
         watched.steps(12, 20)
         watched.window(21, 5.0)
-        assert [line for line in watched.look() if line["event"] == "slow step"] == []
+        assert [line for line in watched.look() if line["event"] == "watch.alert"] == []
         watched.steps(22, 40)
         watched.window(41, 5.0)
-        assert [line["step"] for line in watched.look() if line["event"] == "slow step"] == [41]
+        assert [line["step"] for line in watched.look() if line["event"] == "watch.alert"] == [41]
 
     def test_recorded_steps_are_no_part(self, loop) -> None:
         """Neither they nor the one after, whose export may still run."""
@@ -263,14 +263,14 @@ class TestWatcher:
             watched.window(step, 10.0, "actor", [("log", times)])
         assert watched.look() == []
         watched.window(12, 30.0, "actor", [("update", 1.0)])
-        assert [line["event"] for line in watched.look()] == ["slow step"]
+        assert [line["event"] for line in watched.look()] == ["watch.alert"]
 
     def test_without_regions(self, loop) -> None:
         """An empty list leaves the windows."""
         watched = loop(regions=[])
         watched.steps(1, 10, 1.0, role="actor", regions=[("a", 0.2)])
         watched.window(11, 9.0, "actor", [("a", 8.0)])
-        assert [(line["event"], line.get("region")) for line in watched.look()] == [("slow step", None)]
+        assert [(line["event"], line.get("region")) for line in watched.look()] == [("watch.alert", None)]
 
     def test_names_made_up_at_each_step(self, loop) -> None:
         """They are as many as steps; what is kept of them is bounded."""
@@ -394,7 +394,7 @@ class TestBudget:
         (watched.captures._run / "watch").rmdir()
         with capture_logs() as logs:
             self.passed(watched, 12, came=False)
-        assert [line["event"] for line in logs] == ["not recorded"]
+        assert [line["event"] for line in logs] == ["window.not_recorded"]
         assert self.slow(watched, 40) == "step 42"
 
     def test_what_cannot_record_takes_nothing(self, loop) -> None:
@@ -456,7 +456,7 @@ class TestReaders:
             readers.take([1, 2])
             readers.look()
             readers.close(1)
-        assert [(line["event"], line["reason"]) for line in logs] == [("bad ended", "RuntimeError: boom")]
+        assert [(line["reader"], line["reason"]) for line in logs] == [("bad", "RuntimeError: boom")]
         assert good.seen == 4
 
 

@@ -198,7 +198,7 @@ class TestOnThisLoop:
         for step in (2, 3):
             entries = await settled(session, step, 3)
             assert [entry.status for entry in entries] == ["skipped", "complete", "skipped"]
-        warnings = [line for line in log if line["event"] == "engine not started"]
+        warnings = [line for line in log if line["event"] == "engine.not_started"]
         assert len(warnings) == 1
         assert "async with" in warnings[0]["reason"]
 
@@ -237,7 +237,7 @@ class TestOnThisLoop:
             assert entry.status == "partial"
             assert "astop" in entry.error
             assert len(entry.artifacts) == 1
-        assert [line["event"] for line in log].count("engine stopped late") == 1
+        assert [line["event"] for line in log].count("engine.stop_not_awaited") == 1
 
     async def test_an_unanswered_stop_is_reported_at_its_bound(self, recording, engine):
         """Also where the window did not wait for it."""
@@ -263,7 +263,7 @@ class TestOnThisLoop:
         stepprof.shutdown()
         assert time.monotonic() - began < 30  # it waits for 120 s at most
         assert one.asked("stop") == 0
-        assert [line["event"] for line in log].count("engine stopped late") == 1
+        assert [line["event"] for line in log].count("engine.stop_not_awaited") == 1
         [entry] = await settled(session)
         assert (entry.status, len(entry.artifacts)) == ("partial", 1)
 

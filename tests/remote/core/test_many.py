@@ -76,7 +76,7 @@ class TestMany:
         with stepprof.profile_step(2, role="judge"):
             pass
         stepprof.shutdown()
-        lines = [line for line in log if line["event"] == "transition" and line.get("role") == "judge"]
+        lines = [line for line in log if line["event"] == "state.changed" and line.get("role") == "judge"]
         lines = [line for line in lines if "replica" in line]
         for replica in range(MANY):
             own = [line for line in lines if line["replica"] == replica]

@@ -431,7 +431,7 @@ class TestKeeping:
         """One line names the files."""
         (window.folder / "manifest").write_text("in the way")
         keep(window, Stopped([Artifact("a", "trace", 1)]), "why", ended_writer())
-        (line,) = [line for line in log if line["event"] == "manifest.failed"]
+        (line,) = [line for line in log if line["event"] == "manifest.not_written"]
         assert line["files"] == ["a"]
 
     def test_what_is_there(self, window: EngineWindow) -> None:

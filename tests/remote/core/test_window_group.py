@@ -353,7 +353,7 @@ class TestTrouble:
         assert settled(session, 4)[0].status == "complete"
         stepprof.shutdown()  # what is gathered is told by then
         told_of = [line["event"] for line in log if line.get("name") == "mine"]
-        assert told_of == ["engine unhealthy", "engine healthy"]
+        assert told_of == ["engine.unhealthy", "engine.healthy"]
 
     def test_many_that_fall_ill_together_are_one_line(self, recording, engine, log):
         """A thousand engines behind a dead switch do not fill the log."""
@@ -364,7 +364,7 @@ class TestTrouble:
         assert {entry.status for entry in settled(session, count=20)} == {"failed"}
         deadline = time.monotonic() + 5
         while (
-            not (lines := [line for line in log if line["event"] == "engine unhealthy"])
+            not (lines := [line for line in log if line["event"] == "engine.unhealthy"])
             and time.monotonic() < deadline
         ):
             time.sleep(0.01)
@@ -407,7 +407,7 @@ class TestTrouble:
         with stepprof.profile_step(2, role="rollout"):
             pass
         assert "connection reset" in settled(session)[0].error
-        assert any(line["event"] == "compensating stop failed" for line in log)
+        assert any(line["event"] == "engine.cleanup_failed" for line in log)
 
     def test_why_an_engine_has_not_answered_is_told_where_its_driver_knows(self, recording, engine):
         """Say, an actor that is inside a method."""
@@ -435,9 +435,9 @@ class TestTrouble:
         stepprof.detach(attached)
         assert closed.wait(5)
         deadline = time.monotonic() + 5
-        while not any(line["event"] == "engine not closed" for line in log) and time.monotonic() < deadline:
+        while not any(line["event"] == "engine.not_closed" for line in log) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert any(line["event"] == "engine not closed" for line in log)
+        assert any(line["event"] == "engine.not_closed" for line in log)
 
     def test_the_manifest_is_written_ahead_as_lost(self, recording, engine):
         """Who looks while the engine records, or after the process was killed, sees it."""
@@ -456,7 +456,7 @@ class TestTrouble:
         with stepprof.profile_step(2, role="rollout"):
             pass
         assert one.asked("start") == 0
-        assert any(line["event"] == "engines not recorded" for line in log)
+        assert any(line["event"] == "engine.not_recorded" for line in log)
 
     def test_shutdown_stops_what_records(self, recording, engine):
         """The run ends inside the window: what there is, is partial."""

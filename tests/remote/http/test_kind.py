@@ -561,7 +561,7 @@ class TestSession:
         with serving({**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}) as server:
             recorded(server.url)
             stepprof.shutdown()
-        assert not [line for line in log if line["event"] == "engine not closed"]
+        assert not [line for line in log if line["event"] == "engine.not_closed"]
 
     def test_a_server_that_nobody_knows(self, recorded):
         """It is left alone, and the manifest says how to state what it is."""

@@ -184,7 +184,7 @@ class TestServer:
         """Where nsys cannot leave it out: the names are told once, and never what they hold."""
         with jobs.server(old=True, secret="hf_secret") as url:
             jobs.record(URL=url)
-        assert jobs.told.count("nsys reports hold the environment") == 1
+        assert jobs.told.count("nsys reports contain the environment") == 1
         assert "HF_TOKEN" in jobs.told
         assert "hf_secret" not in jobs.told
 

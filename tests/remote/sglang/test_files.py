@@ -311,7 +311,7 @@ class TestStages:
         write(window.output / "x-TP-0.trace.json.gz")
         brought = bring(window.output, window, Facts("engine"), Request({}, cut=True))
         assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
-        assert [line["event"] for line in log] == ["trace not cut"]
+        assert [line["event"] for line in log] == ["trace.not_split"]
 
     @pytest.mark.parametrize("ts", ["hunter2", [], {"a": 1}, 10**400])
     def test_a_reason_shows_nothing_of_the_trace(self, tmp_path: Path, ts: object) -> None:

@@ -331,7 +331,7 @@ class TestRequests:
             EngineOptions(record_shapes=True, with_stack=True), facts("0.4.6", OLDEST, answers=False)
         )
         assert set(made.fields) == {"output_dir", "activities"}
-        assert [line["event"] for line in log] == ["shapes not recorded"]
+        assert [line["event"] for line in log] == ["engine.limited"]
 
     def test_idle_spinning_is_told_of_once(self, log: Any) -> None:
         """With its cure; an engine that sleeps gives no cause."""
@@ -341,7 +341,7 @@ class TestRequests:
         for _ in range(3):
             request(EngineOptions(), facts(sleep_on_idle=False))
         (line,) = log
-        assert line["event"] == "idle engine records its spinning"
+        assert line["event"] == "engine.idle_polling"
         assert "sleep_on_idle=True" in line["cure"]
 
     def test_workers_of_parallel_engines(self) -> None:

@@ -152,9 +152,7 @@ class Uploader:
         if self._thread.is_alive():
             self._thread.join(subprocesses.DEATH_SECONDS)
         if unfinished and self.pending:
-            logger.warning(
-                "uploads unfinished", uploads=self.pending, url=self.url, seconds=round(timeout, 1)
-            )
+            logger.warning("upload.unfinished", uploads=self.pending, url=self.url, seconds=round(timeout, 1))
 
     # -- the thread
 
@@ -217,7 +215,7 @@ class Uploader:
         name = fragment.claim.fragment.relative_to(self._run.path).as_posix()
         outcome = program.upload(fragment.claim.fragment, name, deadline, replace=due.sent)
         due.sent = due.sent or outcome["status"] == "uploaded"
-        self._tell(name, name, outcome, level="debug")
+        self._tell(name, name, outcome, is_artifact=False)
         due.told = word
 
     def _upload_plain(self, program: Program, path: Path, replace: bool) -> None:
@@ -227,14 +225,19 @@ class Uploader:
         outcome = program.upload(path, name, self._bound(), replace=replace)
         # of nodes that share no disk each has one: the first stays
         if name != RUN_FILE or outcome["reason_code"] != ReasonCode.NAME_TAKEN:
-            self._tell(name, name, outcome, level="debug")
+            self._tell(name, name, outcome, is_artifact=False)
 
-    def _tell(self, path: str, name: str, outcome: Mapping[str, Any], level: str = "info") -> UploadEntry:
+    def _tell(
+        self, path: str, name: str, outcome: Mapping[str, Any], *, is_artifact: bool = True
+    ) -> UploadEntry:
         """Log an outcome; returns it as it is written. The path is below the step's folder, the name below the run's."""
         entry = UploadEntry(path=path, url=f"{self.url}/{name}", **outcome)
         if entry.status == "uploaded":
-            say = logger.info if level == "info" else logger.debug
-            say("uploaded", url=entry.url, bytes=entry.bytes, seconds=entry.seconds)
+            sent = {"url": entry.url, "bytes": entry.bytes, "seconds": entry.seconds}
+            if is_artifact:
+                logger.info("upload.finished", **sent)
+            else:
+                logger.debug("upload.file_finished", **sent)
         else:
             self._fail(f"{name}: {entry.error}")
         return entry
@@ -242,4 +245,4 @@ class Uploader:
     def _fail(self, reason: str) -> None:
         self.failures += 1
         self.last_error = redacted(f"upload: {reason}")
-        logger.warning("not uploaded", url=self.url, reason=reason)
+        logger.warning("upload.failed", url=self.url, reason=reason)

@@ -309,13 +309,15 @@ class Guest:
             self._engine.retire()
 
     def _end_forgotten(self, window: EngineWindow) -> None:
-        logger.warning("no stop came", step=window.window.step, role=window.window.role, pid=os.getpid())
+        logger.warning(
+            "capture.stop_missing", step=window.window.step, role=window.window.role, pid=os.getpid()
+        )
         with self.turn:
             try:
                 report = self.stop(window)
                 keep(self._local(window), report.stopped, NO_STOP, window.owner)
             except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the result is not awaited
-                logger.warning("not stopped", step=window.window.step, reason=describe_error(error))
+                logger.warning("capture.stop_failed", step=window.window.step, reason=describe_error(error))
 
 
 guests: dict[str, Guest] = {}

@@ -1,0 +1,79 @@
+"""The table of log events, the calls of the logger, and the page that shows the table."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import stepprof
+from stepprof.log_events import BOUND, EVENTS
+
+PACKAGE = Path(stepprof.__file__).parent
+
+
+class Call(NamedTuple):
+    """A call of the logger."""
+
+    where: str
+    level: str
+    event: str | None
+    fields: set[str]
+
+
+def calls() -> Iterator[Call]:
+    """Return each call of the logger in the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                of, level = ast.unparse(node.func.value), node.func.attr
+                if of == "logger" and level in ("debug", "info", "warning"):
+                    event = getattr(node.args[0], "value", None) if node.args else None
+                    names = {keyword.arg for keyword in node.keywords if keyword.arg}
+                    yield Call(f"{path.relative_to(PACKAGE)}:{node.lineno}", level, event, names)
+
+
+CALLS = list(calls())
+
+
+class TestTable:
+    @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.where)
+    def test_a_call_names_an_event_at_its_level_with_its_fields(self, call):
+        """The event is a literal, so that it can be searched for."""
+        assert call.event in EVENTS, call
+        event = EVENTS[call.event]
+        assert call.level == event.level, call
+        assert call.fields <= {*event.fields.split(), *BOUND}, call
+
+    def test_every_event_is_used(self):
+        """None is left over."""
+        assert {call.event for call in CALLS} == set(EVENTS)
+
+    @pytest.mark.parametrize("name", EVENTS)
+    def test_an_event(self, name):
+        """Its name is `area.verb`, and its sentence names fields that it has."""
+        event = EVENTS[name]
+        assert re.fullmatch(r"[a-z_]+\.[a-z_]+", name)
+        named = {field for _, field, _, _ in string.Formatter().parse(event.sentence) if field}
+        assert named <= {*event.fields.split(), *BOUND}
+        assert not event.sentence.endswith(".")
+
+    def test_no_module_keeps_the_logger_under_another_name(self):
+        """A call that the walk does not see would not be checked."""
+        for path in PACKAGE.rglob("*.py"):
+            text = path.read_text()
+            assert not re.search(r"logger as |= logger\b|logger\.(debug|info|warning)\b(?!\()", text), path
+
+
+class TestPage:
+    def test_it_is_current(self):
+        """After a change of the table: python docs/make_events.py."""
+        made = runpy.run_path(str(PACKAGE.parent / "docs" / "make_events.py"))
+        page = made["PAGE"].read_text()
+        assert page == made["updated"](page)
