@@ -51,12 +51,12 @@ def _compared(notes: Notes, machine: Machine, placed: Sequence[tuple[SourceInfo,
     truth = notes.truth
     measured = {truth.machines[0].boot: (0, 0)}
     measured |= {truth.machines[other].boot: (offset, error) for _, other, offset, error in truth.comparisons}
-    if not placed and machine.boot in measured:  # nothing else is known than what the manifest says
-        return Place(machine.offset - measured[machine.boot][0], measured[machine.boot][1], "one")
     for source, other, island in placed:
         if source.error_ns is not None and {machine.boot, other.boot} <= measured.keys():
             (here, wrong), (there, wrong_too) = measured[machine.boot], measured[other.boot]
             return Place(machine.offset - (source.offset_ns + here - there), wrong + wrong_too, island)
+    if machine.boot in measured:  # nothing else is known of these than what the manifest says
+        return Place(machine.offset - measured[machine.boot][0], measured[machine.boot][1], "one")
     return Place(machine.offset, 0, machine.boot)
 
 

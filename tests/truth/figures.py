@@ -38,10 +38,13 @@ class Phase:
 
 
 def step_bounds(known: Iterable[Known]) -> Stretch | None:
-    """From the first window to the last; of one whose end nothing says, as far as it or a span is known."""
+    """From the first window to the last; of one whose end nothing says, as far as it or a span is known. Begins alone have no length."""
     edges = [(start, end) for each in known for _, start, end in (*each.windows, *each.parts)]
     edges += [stretch for each in known if each.spans for stretch in each.stretches(each.regions)]
-    return (min(start for start, _ in edges), max(end for _, end in edges)) if edges else None
+    if not edges:
+        return None
+    first = min(start for start, _ in edges)
+    return first, max(end for _, end in edges) if any(start < end for start, end in edges) else first
 
 
 def phases(known: Sequence[Known]) -> dict[tuple[str, str | None], Phase]:

@@ -126,6 +126,14 @@ FOUND = {
     "calls of a rank alone place no clocks": Shape(
         ranks=2, machines=2, compared="some", phases=("ref", "actor"), groups="halves", rounds=1
     ),
+    "hosts of which only lost windows are known have no length": Shape(
+        ranks=3,
+        machines=3,
+        compared="some",
+        rounds=1,
+        fates=((0, "lost"), (2, "lost")),
+        spans=False,
+    ),
     "a thread that leaves late has not waited for one that came just before": Shape(
         seed=252209314, ranks=12, kinds=("broadcast",), rounds=4, jitter=True
     ),

@@ -170,12 +170,15 @@ def _on(time: TimeOf, part: _Part, several: bool) -> TimeOf:
 def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
     """The step: from the first window to the last, spans of the step included; without any, whatever was traced."""
     edges = [(window.start, window.end) for process in processes for window in process.windows]
-    edges += [(since, since) for process in processes for _, since in process.open_ended()]
+    begun = [since for process in processes for _, since in process.open_ended()]
     spans = [digest for process in processes for digest in process.digests if digest.origin.kind == "spans"]
     everything = [digest for process in processes for digest in process.digests]
-    for digest in spans if edges or spans else everything:
+    for digest in spans if edges or begun or spans else everything:
         if digest.start is not None and digest.end is not None:
             edges.append((digest.start, digest.end))
+    if begun and not edges:  # of windows without an end nothing says how long the step took
+        return min(begun), min(begun)
+    edges += [(since, since) for since in begun]
     if not edges:
         edges = [(digest.start or 0, digest.end or 0) for digest in everything if digest.start is not None]
     return min((start for start, _ in edges), default=0), max((end for _, end in edges), default=0)
