@@ -20,7 +20,7 @@ def diagram() -> str:
     """Return the machine as a mermaid diagram."""
     machine = GraphMachine(
         states=list(STATES),
-        transitions=[list(transition) for transition in TRANSITIONS],
+        transitions=list(TRANSITIONS),
         initial="idle",
         auto_transitions=False,
         graph_engine="mermaid",

@@ -1,41 +1,59 @@
-"""The four states and the turn, without any backend."""
+"""The four states of a target, without any backend or engine."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 
 import pytest
 
-from stepprof.errors import StateError
-from stepprof.state_machine import STATES, TRANSITIONS, TargetMachine, Turn
+from stepprof.errors import BackendError, StateError
+from stepprof.state_machine import STATES, TRANSITIONS, EngineTargetMachine, TargetMachine
+
+HOLDER = "actor/0 of step 2"
+ROUND = ("arm", "start", "stop")
 
 
-def elsewhere(act):
-    """What it returns on another thread."""
-    result = []
-    thread = threading.Thread(target=lambda: result.append(act()))
-    thread.start()
-    thread.join(10)
-    return result[0]
+def destinations(trigger: str, state: str) -> list[str]:
+    """Where the table says that a trigger leads to from a state."""
+    return [
+        each["dest"]
+        for each in TRANSITIONS
+        if each["trigger"] == trigger and state in _sources(each["source"])
+    ]
 
 
-def in_state(state) -> TargetMachine:
-    """A machine that has come to this state."""
+def _sources(source: str | list[str]) -> list[str]:
+    return [source] if isinstance(source, str) else source
+
+
+def in_state(state: str) -> TargetMachine:
+    """A machine of the local target in this state."""
     machine = TargetMachine("rank-0")
-    for trigger in ("arm", "start", "stop")[: STATES.index(state)]:
-        machine.commit(trigger, "actor/0 of step 2")
+    for trigger in ROUND[: STATES.index(state)]:
+        getattr(machine, trigger)(holder=HOLDER)
     return machine
+
+
+def engine_in_state(state: str, lines: list) -> EngineTargetMachine:
+    """A machine of an engine in this state."""
+    machine = EngineTargetMachine("rollout/0", lines.append)
+    for trigger in ROUND[: STATES.index(state)]:
+        machine.commit(trigger)
+    return machine
+
+
+def pairs(*more: str) -> list[tuple[str, str]]:
+    triggers = dict.fromkeys([each["trigger"] for each in TRANSITIONS] + list(more))
+    return [(state, trigger) for state in STATES for trigger in triggers]
 
 
 class TestTargetMachine:
     def test_a_round(self, log) -> None:
         """idle, armed, recording, flushing and back: one line each."""
         machine = TargetMachine("rank-0")
-        for trigger in ("arm", "start", "stop", "done"):
-            machine.check(trigger)
-            machine.commit(trigger, "actor/0 of step 2", step=2, role="actor", reason=None)
+        for trigger in (*ROUND, "done"):
+            assert getattr(machine, trigger)(holder=HOLDER, step=2, role="actor", reason=None)
         assert [(line["from"], line["to"]) for line in log] == [
             ("idle", "armed"),
             ("armed", "recording"),
@@ -45,105 +63,94 @@ class TestTargetMachine:
         assert {line["target"] for line in log} == {"rank-0"}
         assert all(line["seconds"] >= 0 and line["step"] == 2 and "reason" not in line for line in log)
 
-    @pytest.mark.parametrize("state", STATES)
-    @pytest.mark.parametrize("trigger", ["arm", "start", "stop", "done", "abort", "nonsense"])
+    @pytest.mark.parametrize(("state", "trigger"), pairs())
     def test_every_trigger_in_every_state(self, state, trigger, log) -> None:
-        """What is not a transition is refused, says who holds the target, and changes nothing."""
+        """An illegal trigger is refused, names the state and the holder, and changes nothing."""
         machine = in_state(state)
         before = len(log)
-        targets = [new for name, old, new in TRANSITIONS if (name, old) == (trigger, state)]
-        if targets:
-            machine.check(trigger)
-            machine.commit(trigger, "actor/0 of step 2")
-            assert [machine.state] == targets
+        expected = destinations(trigger, state)
+        assert getattr(machine, f"may_{trigger}")() == bool(expected)
+        if expected:
+            assert getattr(machine, trigger)(holder=HOLDER)
+            assert [machine.state] == expected
             return
-        holder = "nobody" if state == "idle" else "actor/0 of step 2"
+        holder = "nobody" if state == "idle" else HOLDER
         message = rf"rank-0: cannot {trigger} while {state} \(held by {holder}\)"
         with pytest.raises(StateError, match=message):
-            machine.check(trigger)
-        with pytest.raises(StateError, match=message):
-            machine.commit(trigger, "somebody else")
+            getattr(machine, trigger)(holder="another window")
         assert machine.state == state
         assert len(log) == before
 
-    def test_an_idle_machine_is_held_by_nobody(self) -> None:
-        """However it came there."""
+    @pytest.mark.parametrize(("state", "trigger"), [("idle", "arm"), ("armed", "start")])
+    @pytest.mark.parametrize("error", [BackendError("no"), KeyboardInterrupt()])
+    def test_the_act_precedes_the_change(self, state, trigger, error, log) -> None:
+        """If it raises, the state is as before, nothing is logged, and the caller gets the error itself."""
+        machine = in_state(state)
+        before, seen = len(log), []
+
+        def fail() -> None:
+            seen.append(machine.state)
+            raise error
+
+        with pytest.raises(type(error)) as raised:
+            getattr(machine, trigger)(holder=HOLDER, act=fail)
+        assert raised.value is error
+        assert (seen, machine.state, len(log)) == ([state], state, before)
+        getattr(machine, trigger)(holder=HOLDER, act=lambda: seen.append(machine.state))
+        assert seen == [state, state]
+
+    def test_stop_on_another_thread_than_its_owner(self, log) -> None:
+        """Nothing changes, and `stop` returns False; the owner can still stop it."""
+        machine = in_state("recording")
+        machine.owner = threading.get_ident()
+        before, answers = len(log), []
+        thread = threading.Thread(
+            target=lambda: answers.extend((machine.may_stop(), machine.stop(holder=HOLDER)))
+        )
+        thread.start()
+        thread.join(10)
+        assert answers == [False, False]
+        assert (machine.state, len(log)) == ("recording", before)
+        assert machine.may_stop()
+        assert machine.stop(holder=HOLDER)
+
+    def test_an_idle_machine_has_no_holder(self) -> None:
+        """From whatever state it became idle."""
         for state in STATES[1:]:
             machine = in_state(state)
-            assert machine.holder == "actor/0 of step 2"
-            machine.commit("abort", "actor/0 of step 2")
+            assert machine.holder == HOLDER
+            machine.abort(holder=HOLDER)
             assert machine.holder == "nobody"
 
     def test_the_librarys_own_lines_stay_out_of_the_log(self, caplog) -> None:
-        """Each transition has its one line; those of other machines of the application are not touched."""
+        """Each transition has one line; the lines of other machines of the application are not touched."""
         with caplog.at_level(logging.DEBUG, logger="transitions"):
-            TargetMachine("rank-0").commit("arm", "x")
+            TargetMachine("rank-0").arm(holder="x")
             logging.getLogger("transitions.core").info("%sExecuted", "theirs: ")
         assert [
             record.getMessage() for record in caplog.records if record.name.startswith("transitions")
         ] == ["theirs: Executed"]
 
 
-class TestTurn:
-    def test_another_thread_waits(self) -> None:
-        """Within its bound; without one it is not delayed at all."""
-        turn = Turn()
-        assert turn.take(0)
-        assert not elsewhere(lambda: turn.take(0))
-        assert not elsewhere(lambda: turn.take(0.05))
-        assert elsewhere(lambda: turn.taken)
-        turn.give()
-        assert not elsewhere(lambda: turn.taken)
+class TestEngineTargetMachine:
+    @pytest.mark.parametrize(("state", "trigger"), pairs("nonsense"))
+    def test_the_same_table(self, state, trigger, log) -> None:
+        """An engine has the transitions of the local target; an illegal trigger changes nothing."""
+        machine = engine_in_state(state, [])
+        expected = destinations(trigger, state)
+        if expected:
+            machine.commit(trigger)
+            assert [machine.state] == expected
+            return
+        with pytest.raises(StateError, match=f"rollout/0: cannot {trigger} while {state}"):
+            machine.commit(trigger)
+        assert machine.state == state
 
-    def test_it_is_handed_over(self) -> None:
-        """Whoever waits gets it when it is given back."""
-        turn = Turn()
-        turn.take(0)
-        threading.Timer(0.05, lambda: None).start()
-        taken = []
-
-        def wait():
-            taken.append(turn.take(10))
-            turn.give()
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        turn.give()
-        thread.join(10)
-        assert taken == [True]
-
-    def test_coming_back_into_ones_own_act_is_refused(self) -> None:
-        """Instead of a deadlock: and the act keeps its turn."""
-        turn = Turn()
-        turn.take(0)
-        for timeout in (0, 1):
-            with pytest.raises(StateError, match="already acting on the target"):
-                turn.take(timeout)
-        assert not elsewhere(lambda: turn.take(0))
-        turn.give()
-        assert turn.take(0)
-
-    def test_what_an_interrupt_left_behind(self) -> None:
-        """A turn whose act is over in any way but by giving it back is free for whoever comes next."""
-        turn = Turn()
-
-        def interrupted():
-            turn.take(0)
-            raise KeyboardInterrupt
-
-        for next_one in (lambda: turn.take(0), lambda: elsewhere(lambda: turn.take(0))):
-            with pytest.raises(KeyboardInterrupt):
-                interrupted()
-            assert not turn.taken
-            assert next_one()
-
-    def test_the_act_is_another_functions(self) -> None:
-        """One that takes the turn for its caller says so."""
-        turn = Turn()
-
-        def take():
-            return turn.take(0, by=sys._getframe(1))
-
-        assert take()
-        assert elsewhere(lambda: turn.taken)
-        assert not elsewhere(lambda: turn.take(0.01))
+    def test_its_lines_are_written_by_its_owner(self, log) -> None:
+        """One for each transition, with the fields that have a value."""
+        lines: list[dict] = []
+        machine = engine_in_state("recording", lines)
+        machine.commit("abort", step=2, reason=None)
+        assert [(line["from"], line["to"]) for line in lines][-1] == ("recording", "idle")
+        assert lines[-1]["step"] == 2
+        assert "reason" not in lines[-1]

@@ -144,11 +144,6 @@ class LocalCapture:
         """Whether a window of this step belongs to the run of steps so far, or goes on with it."""
         return step in self.seen or step - 1 in self.seen
 
-    @property
-    def mine(self) -> bool:
-        """Whether the calling thread may stop it."""
-        return not self.backend.thread_bound or self.thread == threading.get_ident()
-
     def bytes_so_far(self) -> int:
         """How large the artifact would be by now; 0 where that is not known."""
         if not self._sized:

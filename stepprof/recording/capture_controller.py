@@ -1,6 +1,6 @@
 """Making captures in this process: the machine, the backends, and what goes wrong with them.
 
-Every change of state happens on the target's turn, as check, act, commit. What a backend throws leaves the machine idle, the
+The thread that changes the state has exclusive access to the target; the backend's calls are callbacks of the transitions. What a backend throws leaves the machine idle, the
 reason in the manifest and in the log, and the training loop untouched. When to capture is `stepprof.recording.local_target`'s to say.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,14 @@ from stepprof.host.memory import available_and_total
 from stepprof.log import logger
 from stepprof.recording.background_worker import is_background
 from stepprof.recording.capture import Ending, LocalCapture
+from stepprof.recording.exclusive_access import ExclusiveAccess
 from stepprof.recording.export.tracker import Exports
 from stepprof.recording.window_handle import Ticket, tell
 from stepprof.redaction import redacted
 from stepprof.run.manifest_writer import Origin, describe_error
 from stepprof.run.model import WHOLE_STEP
 from stepprof.run.reasons import ReasonCode
-from stepprof.state_machine import TargetMachine, Turn
+from stepprof.state_machine import TargetMachine
 
 if TYPE_CHECKING:
     from stepprof.backends.base import Backend
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Capturer"]
 
 Later = Callable[[], None]
-"""What is done after the turn: handing an export to its job."""
+"""Submits an export, once the access has been released."""
 
 
 class Capturer:
@@ -54,7 +56,7 @@ class Capturer:
     ) -> None:
         self.origin = origin
         self.machine = TargetMachine(f"rank-{origin.rank}")
-        self.turn = Turn()
+        self.access = ExclusiveAccess()
         self.capture: LocalCapture | None = None
         self.step: int | None = None
         self.role: str | None = None
@@ -119,7 +121,7 @@ class Capturer:
         self._spent = {ticket for ticket in self._spent if not ticket.closed}
         return any(ticket.window.step == step for ticket in self._spent)
 
-    # -- on this thread's turn
+    # -- by the thread that has access
 
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
         """Be armed for this step and policy, whatever was before. Raises what the backend raises, and is idle then."""
@@ -136,17 +138,17 @@ class Capturer:
                 self._expect(step, role)
                 return
             self.to_idle(f"armed anew for step {step}")
-        self.machine.check("arm")
+        if not self.machine.may_arm():
+            raise self.machine.refused("arm")
         self.backend = backend
         began_ns = perf_counter_ns()
         try:
-            backend.arm()
+            self._change(self.machine.arm, step, role, act=backend.arm)
         except BaseException as error:  # KeyboardInterrupt too must not leave it half prepared
             self.to_idle(describe_error(error))
             raise
         self._armed_key = (step, _key(policy))
         self._armed_ns = (began_ns, perf_counter_ns())
-        self._commit("arm", step, role)
         self.changed()
 
     def to_idle(self, reason: str) -> None:
@@ -158,7 +160,7 @@ class Capturer:
             except Exception as error:  # noqa: BLE001 - against its contract; the machine must not stay where it is for that
                 logger.warning("abort.failed", backend=backend.name, reason=describe_error(error))
         if self.machine.state != "idle":
-            self._commit("abort", self.step, self.role, reason=reason)
+            self._change(self.machine.abort, self.step, self.role, reason=reason)
         self.backend = None
         self.changed()
 
@@ -185,9 +187,8 @@ class Capturer:
             try:
                 values = capture.values or capture.claim()
                 self.arm(window.step, window.role, policy)
-                self.machine.check("start")
-                backend.start(values)
-                self._commit("start", window.step, window.role)
+                self.machine.owner = capture.thread if backend.thread_bound else None
+                self._change(self.machine.start, window.step, window.role, act=partial(backend.start, values))
                 capture.started = time.monotonic()
                 break
             except (
@@ -218,10 +219,10 @@ class Capturer:
         return None
 
     def finish(self, capture: LocalCapture, ending: Ending) -> tuple[Later | None, BaseException | None]:
-        """End the running capture: the hand-over now. Returns what submits its export after the turn, and what went wrong."""
+        """End the running capture: the hand-over now. Returns what submits its export once the access has been released, and what went wrong."""
         began = time.perf_counter()
         window = capture.window
-        if not capture.mine:
+        if not self.machine.on_owning_thread():
             self._post_stop(capture, ending)
             return None, None
         try:
@@ -229,12 +230,12 @@ class Capturer:
             left = capture.cut(perf_counter_ns())
             if capture.region is None:
                 self._spent.update(ticket for ticket in left if capture.owns(ticket.window.step))
-            self._commit("stop", window.step, window.role, reason=ending.capped_by or ending.error)
+            self._change(self.machine.stop, window.step, window.role, reason=ending.capped_by or ending.error)
             self.changed()
             capture.leave_marks()
             self.exports.owe(capture, capture.backend.stop(capture.place, capture.annotate()))
             capture.end(ending, left)
-            self._commit("done", window.step, window.role)
+            self._change(self.machine.done, window.step, window.role)
             self.backend = None
         except BaseException as error:
             self.exports.forget(capture)
@@ -285,13 +286,13 @@ class Capturer:
     def apply_here(self) -> None:
         """At a region, a tick or the edge of a window: end the capture where that was asked for, and this thread may."""
         capture = self.capture
-        if capture is not None and capture.request is not None and capture.mine:
+        if capture is not None and capture.request is not None and self.machine.on_owning_thread():
             self.cut(capture, capture.request)
 
     def cut(self, capture: LocalCapture, ending: Ending, *, wait_seconds: float = 0.0) -> None:
-        """End the capture from wherever this is called, if the turn can be had soon; else the request waits for its owner."""
+        """End the capture from wherever this is called, if the access can be had soon; else the request waits for its owner."""
         try:
-            if not self.turn.take(wait_seconds):
+            if not self.access.acquire(wait_seconds):
                 capture.request = capture.request or ending
                 return
         except StateError:
@@ -302,7 +303,7 @@ class Capturer:
             if capture is self.capture:
                 later, _ = self.finish(capture, capture.request or ending)
         finally:
-            self.turn.give()
+            self.access.release()
         if later is not None:
             later()
 
@@ -326,10 +327,19 @@ class Capturer:
         """Whether there is something that a sudden end would lose: a capture, or one that is not yet with the export."""
         return self.machine.state in ("recording", "flushing") or self.exports.owed
 
-    def _commit(self, trigger: str, step: int | None, role: str | None, *, reason: str | None = None) -> None:
-        self.machine.commit(
-            trigger,
-            self._holder(step, role),
+    def _change(
+        self,
+        trigger: Callable[..., bool],
+        step: int | None,
+        role: str | None,
+        *,
+        act: Callable[[], object] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Change the state; `act` is the backend's part of the change."""
+        trigger(
+            act=act,
+            holder=self._holder(step, role),
             step=step,
             role=role,
             rank=self.origin.rank,

@@ -96,7 +96,7 @@ class LocalTarget:
         except Exception as error:  # noqa: BLE001 - entering tries once again, and tells
             self.capturer.note(f"arm for step {step}: {describe_error(error)}")
         finally:
-            self.capturer.turn.give()
+            self.capturer.access.release()
 
     def enter(self, ticket: Ticket, *, wait_seconds: float) -> None:
         """A selected window comes in.
@@ -105,12 +105,12 @@ class LocalTarget:
             ticket: what it holds from now on.
             wait_seconds: how long to wait for a hand-over on another thread; past it the window is skipped.
         """
-        turn = self.capturer.turn
+        access = self.capturer.access
         try:
-            taken = turn.take(0)
+            taken = access.acquire(0)
             if not taken:
                 began = time.perf_counter()
-                taken = turn.take(wait_seconds)
+                taken = access.acquire(wait_seconds)
                 ticket.timing.waited(time.perf_counter() - began)
         except StateError as error:
             self._skip(ticket, ReasonCode.BUSY, str(error))
@@ -127,11 +127,11 @@ class LocalTarget:
             self.capturer.settle()
             failure = self._admit(ticket)
         finally:
-            self.capturer.turn.give()
+            self.capturer.access.release()
         self._raise_if_strict(failure)
 
     def _admit(self, ticket: Ticket) -> BaseException | None:
-        """What becomes of a selected window, on this thread's turn."""
+        """What becomes of a selected window, by the thread that has access."""
         capture, window, policy = self.capturer.capture, ticket.window, ticket.policy
         if self.over:
             self._skip(ticket, ReasonCode.CAPTURE_ENDED, "the run ended while the window came in")
@@ -231,7 +231,7 @@ class LocalTarget:
                 capture.request = capture.request or ending
         finally:
             if taken:
-                self.capturer.turn.give()
+                self.capturer.access.release()
         return None, None
 
     def _leave_watch(self, ticket: Ticket) -> tuple[Later | None, BaseException | None]:
@@ -241,7 +241,7 @@ class LocalTarget:
             return self.watch.remove(ticket, "its window ended", may_stop=taken)
         finally:
             if taken:
-                self.capturer.turn.give()
+                self.capturer.access.release()
 
     @staticmethod
     def _ends_with(capture: LocalCapture, ticket: Ticket) -> bool:
@@ -271,7 +271,7 @@ class LocalTarget:
                 if self.capturer.machine.state == "armed":
                     self.capturer.to_idle(f"step {armed} never came")
             finally:
-                self.capturer.turn.give()
+                self.capturer.access.release()
 
     # -- caps, requests, the end
 
@@ -282,7 +282,7 @@ class LocalTarget:
     def ask_owner(self, reason: str, timeout: float) -> None:
         """Before the end: a capture that only its own thread can stop is asked to end there, at the next region, tick or window."""
         capture = self.capturer.capture
-        if capture is None or capture.mine:
+        if capture is None or self.capturer.machine.on_owning_thread():
             return
         capture.request = capture.request or Ending("partial", ReasonCode.ENDED_EARLY, reason)
         deadline = time.monotonic() + timeout
@@ -305,7 +305,7 @@ class LocalTarget:
             capture = self.capturer.capture
             if capture is None:
                 self.capturer.to_idle(reason)
-            elif not capture.mine:
+            elif not self.capturer.machine.on_owning_thread():
                 self.capturer.give_up(capture, f"{reason}, on another thread than the one that recorded")
             else:
                 ending = (
@@ -313,13 +313,13 @@ class LocalTarget:
                 )
                 later, _ = self.capturer.finish(capture, capture.request or ending)
         finally:
-            self.capturer.turn.give()
+            self.capturer.access.release()
         if later is not None:
             later()
 
     def _take(self, timeout: float) -> bool:
         try:
-            return self.capturer.turn.take(timeout, by=sys._getframe(1))
+            return self.capturer.access.acquire(timeout, by=sys._getframe(1))
         except StateError:
             return False
 

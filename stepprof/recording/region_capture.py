@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RegionHook", "RegionWatch"]
 
-TURN_SECONDS = 1.0
-"""How long a region waits for the turn before it goes on without a capture."""
+ACCESS_SECONDS = 1.0
+"""How long a region waits for access before it goes on without a capture."""
 
 
 class RegionWatch:
@@ -44,7 +44,7 @@ class RegionWatch:
     def remove(
         self, ticket: Ticket, reason: str, *, may_stop: bool
     ) -> tuple[Later | None, BaseException | None]:
-        """It goes out; a capture that a region of it left running ends, now where it may stop (on this thread's turn)."""
+        """It goes out; a capture that a region of it left running ends, now where it may stop (by the thread that has access)."""
         self.tickets.remove(ticket)
         capturer = self._capturer
         capture = capturer.capture
@@ -99,7 +99,7 @@ class RegionWatch:
         capturer = self._capturer
         capture = capturer.capture
         if last and capture is not None and capture.opener is ticket and capture.region is not None:
-            capturer.cut(capture, Ending("complete"), wait_seconds=TURN_SECONDS)
+            capturer.cut(capture, Ending("complete"), wait_seconds=ACCESS_SECONDS)
 
     def _of(self, name: str) -> Ticket | None:
         """The window that this region counts for: the one it is in, by its context."""
@@ -116,7 +116,7 @@ class RegionWatch:
         if ticket.refused:  # told once; a loop of a thousand mini-batches is not told a thousand times
             return False
         try:
-            if not self._capturer.turn.take(TURN_SECONDS):
+            if not self._capturer.access.acquire(ACCESS_SECONDS):
                 return False
         except StateError:
             return False
@@ -127,15 +127,15 @@ class RegionWatch:
             ticket.refused = failed
             return not failed
         finally:
-            self._capturer.turn.give()
+            self._capturer.access.release()
 
     def _arm_now(self, ticket: Ticket) -> None:
         try:
-            if self._capturer.turn.take(0):
+            if self._capturer.access.acquire(0):
                 try:
                     self._arm(ticket)
                 finally:
-                    self._capturer.turn.give()
+                    self._capturer.access.release()
         except StateError:
             return
 

@@ -255,7 +255,7 @@ class Session:
                 self.publish()
             began = time.perf_counter()
             most = policy.engine_stop_timeout_seconds
-            while self.local.capturer.turn.taken and time.perf_counter() - began < most:
+            while self.local.capturer.access.held_elsewhere and time.perf_counter() - began < most:
                 await asyncio.sleep(0.005)
             ahead.waited_seconds = time.perf_counter() - began
         except BaseException:

@@ -438,10 +438,10 @@ class TestWaitingForAHandOver:
         release = threading.Event()
 
         def hold():
-            session.local.capturer.turn.take(1)
+            session.local.capturer.access.acquire(1)
             held.set()
             release.wait(5)
-            session.local.capturer.turn.give()
+            session.local.capturer.access.release()
 
         thread = threading.Thread(target=hold)
         thread.start()

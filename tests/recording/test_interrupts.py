@@ -109,7 +109,7 @@ def test_wherever_it_comes(tmp_path, more) -> None:
         "session.py:enter",
         "local_target.py:exit",
         "capture_controller.py:finish",
-        "state_machine.py:give",
+        "exclusive_access.py:release",
     } <= set(places)
     for place, step in zip(places * 2, steps[::2] + steps[1::2], strict=True):
         told = {entry["role"]: entry["status"] for entry in read_step(session.path, step)["windows"]}

@@ -24,7 +24,7 @@ from stepprof.remote.core.manifest_entries import LOST, RANKS
 from stepprof.remote.core.stop_cost import LATE_SECONDS, overrun_seconds, write_seconds
 from stepprof.run.manifest_writer import as_entries, describe_error
 from stepprof.run.reasons import ReasonCode
-from stepprof.state_machine import TargetMachine
+from stepprof.state_machine import EngineTargetMachine
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -91,7 +91,7 @@ class EngineTarget:
         self.workers: frozenset[int] | None = None
         """Which of its own ranks are asked for; None: all."""
         self.label = f"{role}/{replica}"
-        self.machine = TargetMachine(self.label, fleet.tell_transition)
+        self.machine = EngineTargetMachine(self.label, fleet.tell_transition)
         self.health: Health = "ok"
         self.clock: Clock | None = None
         self.recording: Recording | None = None
@@ -472,7 +472,6 @@ class EngineTarget:
         step = None if window is None else window.window.step
         self.machine.commit(
             trigger,
-            f"{self.label} of step {step}",
             step=step,
             role=self.role,
             replica=self.replica,

@@ -1,0 +1,83 @@
+"""Exclusive access to the local target: one thread at a time changes its state and calls its backend.
+
+The thread has access from the check to the end of the change. Another thread waits, with a timeout. A signal handler or finalizer that
+interrupts the thread in between is refused instead of deadlocked.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import FrameType
+
+from stepprof.errors import StateError
+
+__all__ = ["ExclusiveAccess"]
+
+
+class ExclusiveAccess:
+    """Lets one thread act on the target at a time.
+
+    The access belongs to the function that acquired it, for as long as that function runs. If an interrupt (Ctrl-C, `ray.cancel`) kept it from
+    being released, the next caller finds that the function is on no stack any more, and takes it over. Acquiring and releasing are one operation of a
+    dict each, which no interrupt can divide.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[int, FrameType]] = {}
+        # reentrant, since a signal handler may come in between
+        self._looking = threading.RLock()
+
+    def acquire(self, timeout: float, *, by: FrameType | None = None) -> bool:
+        """Wait for the access, ``timeout`` seconds at most (0: do not wait). Raises StateError if this thread has it already.
+
+        Args:
+            timeout: how long to wait, in seconds.
+            by: the frame of the function that acts and releases it; None: the caller's.
+        """
+        mine = (threading.get_ident(), by or sys._getframe(1))
+        deadline = time.monotonic() + timeout
+        pause = 0.0001
+        while self._held.setdefault("access", mine) is not mine:
+            holder = self._holder()
+            if holder is None:
+                continue
+            if holder[0] == mine[0]:
+                raise StateError(
+                    "this thread is already acting on the target: a handler that interrupts it can only post a request"
+                )
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, 0.002)
+        return True
+
+    def release(self) -> None:
+        """End the access."""
+        self._held.pop("access", None)
+
+    def _holder(self) -> tuple[int, FrameType] | None:
+        """Return the thread and the function that have access. A function that is on no stack any more loses it."""
+        holder = self._held.get("access")
+        if holder is None or _runs(*holder):
+            return holder
+        with self._looking:
+            if self._held.get("access") is holder:
+                del self._held["access"]
+        return None
+
+    @property
+    def held_elsewhere(self) -> bool:
+        """Whether another thread acts on the target now."""
+        holder = self._holder()
+        return holder is not None and holder[0] != threading.get_ident()
+
+
+def _runs(thread: int, frame: FrameType) -> bool:
+    """Whether this frame is on the stack of that thread."""
+    top = sys._current_frames().get(thread)
+    while top is not None and top is not frame:
+        top = top.f_back
+    return top is not None
