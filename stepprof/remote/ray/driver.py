@@ -33,11 +33,11 @@ from stepprof.remote.ray.inside.messages import Answer, Attachment, Facts, Insid
 from stepprof.remote.ray.late_files import ActorsLater
 from stepprof.run.layout import step_folder
 from stepprof.run.manifest_writer import describe_error
+from stepprof.run.schema import WindowEntry
 
 if TYPE_CHECKING:
     from stepprof.recording.session import Session
-    from stepprof.run.schema import WindowEntry
-from stepprof.run.model import Window
+    from stepprof.run.model import Window
 
 __all__ = ["CLOSE_SECONDS", "ActorDriver", "SpansDriver", "agents", "drivers"]
 
