@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stepprof.config.plugins import BUILT_IN, backend_names
 from stepprof.doctor import memory
-from stepprof.doctor.machine import Finding
+from stepprof.doctor.finding import Finding
 
 __all__ = ["BackendLine", "backend_lines"]
 

@@ -12,40 +12,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from stepprof.doctor import finding
+from stepprof.doctor.finding import Finding
+from stepprof.doctor.nsys import nsys_findings
 from stepprof.formatting import size
 from stepprof.host.atomic_files import place
 from stepprof.host.memory import available_and_total
 
-__all__ = ["Finding", "Level", "machine_findings"]
+__all__ = ["machine_findings"]
 
-Level = Literal["ok", "warning", "problem"]
 _GIB = 2**30
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - measured and named; nothing is made there
 _FAST_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at. `remedy` is empty where nothing is to be done.
-
-    `applies` is False where nothing is wrong, and what was looked at is not there to be used.
-    """
-
-    name: str
-    level: Level
-    detail: str
-    remedy: str = ""
-    applies: bool = True
-
-
 def machine_findings(output_dir: Path, environ: Mapping[str, str]) -> list[Finding]:
     """Everything but torch."""
-    from stepprof.doctor.nsys import nsys_findings
-
     probes: tuple[Callable[[], Iterator[Finding]], ...] = (
         _python,
         lambda: nsys_findings(environ),
@@ -55,7 +39,7 @@ def machine_findings(output_dir: Path, environ: Mapping[str, str]) -> list[Findi
         _memory,
         _clock,
     )
-    return [finding for probe in probes for finding in probe()]
+    return [found for probe in probes for found in probe()]
 
 
 def _python() -> Iterator[Finding]:
@@ -75,7 +59,7 @@ def _python() -> Iterator[Finding]:
 
 def _permissions() -> Iterator[Finding]:
     """Who may look at a training process and at the GPU's counters."""
-    driver = _read("/proc/driver/nvidia/params")
+    driver = finding.read("/proc/driver/nvidia/params")
     if re.search(r"RmProfilingAdminOnly:\s*1", driver) and os.geteuid() != 0:
         yield Finding(
             "gpu counters",
@@ -83,7 +67,7 @@ def _permissions() -> Iterator[Finding]:
             "the NVIDIA driver gives performance counters to administrators only; kernels are recorded all the same",
             "NVreg_RestrictProfilingToAdminUsers=0 for the driver's module, or CAP_SYS_ADMIN, where counters are wanted",
         )
-    scope = _read("/proc/sys/kernel/yama/ptrace_scope").strip()
+    scope = finding.read("/proc/sys/kernel/yama/ptrace_scope").strip()
     if scope == "3":
         yield Finding(
             "ptrace",
@@ -172,7 +156,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _clock() -> Iterator[Finding]:
-    source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource").strip()
+    source = finding.read("/sys/devices/system/clocksource/clocksource0/current_clocksource").strip()
     cost = min(_reading_ns() for _ in range(20))  # other programs are in the way of some
     text = f"a reading takes {cost:.0f} ns" + (f" (clock source {source})" if source else "")
     if cost > 500 or (source and source not in _FAST_CLOCKS):
@@ -197,15 +181,8 @@ def _reading_ns(count: int = 1_000) -> float:
 def _filesystem(path: Path) -> str:
     """The kind of file system that holds a path; empty where the system does not tell."""
     best = ("", "")
-    for line in _read("/proc/mounts").splitlines():
+    for line in finding.read("/proc/mounts").splitlines():
         _, mount, kind, *_ = line.split()
         if path.is_relative_to(mount) and len(mount) >= len(best[0]):
             best = (mount, kind)
     return best[1]
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

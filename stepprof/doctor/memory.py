@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepprof.doctor.machine import Finding
+from stepprof.doctor.finding import Finding
 
 __all__ = ["memory_findings"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 
-from stepprof.doctor.machine import Finding
+from stepprof.doctor.finding import Finding
 from stepprof.errors import BackendError
 from stepprof.host.device_lease import lease_folder
 

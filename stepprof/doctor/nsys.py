@@ -18,8 +18,8 @@ from stepprof.backends.nsys.launch import discards_environment, profile_help, wr
 from stepprof.backends.nsys.process import launch_of, under_nsys
 from stepprof.backends.nsys.secrets import secrets
 from stepprof.config.options.nsys import NsysOptions
-from stepprof.doctor import machine
-from stepprof.doctor.machine import Finding
+from stepprof.doctor import finding
+from stepprof.doctor.finding import Finding
 
 __all__ = ["nsys_findings"]
 
@@ -94,7 +94,7 @@ def _nsys(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     yield Finding("nsys", "ok", f"{text[0]} ({found})")
     yield from _reports(found, environ)
-    paranoid = machine._read("/proc/sys/kernel/perf_event_paranoid").strip()
+    paranoid = finding.read("/proc/sys/kernel/perf_event_paranoid").strip()
     if paranoid.lstrip("-").isdigit() and int(paranoid) > 2:
         yield Finding(
             "nsys sampling",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.doctor import torch_child
-from stepprof.doctor.machine import Finding
+from stepprof.doctor.finding import Finding
 from stepprof.doctor.memory import memory_findings
 
 __all__ = ["torch_findings"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepprof.config.post_step_validators import upload_url
-from stepprof.doctor.machine import Finding
+from stepprof.doctor.finding import Finding
 from stepprof.recording.post_step.upload.program import Program
 from stepprof.recording.post_step.upload.uploads import missing
 

@@ -27,7 +27,7 @@ from stepprof.log import logger
 from stepprof.recording.export import fork
 
 if TYPE_CHECKING:
-    from stepprof.recording.session import Session
+    from stepprof.recording.session_port import RunningSession
 
 __all__ = ["SIGTERM_SECONDS", "after_act", "guard", "unwatch", "watch"]
 
@@ -43,7 +43,7 @@ _EXAMPLES = f"{_PACKAGE}.examples"
 """Where an installation has the examples: training loops as users write them, whose frames hold no lock."""
 
 _fork_watched = False
-_session: Session | None = None
+_session: RunningSession | None = None
 _deadline: float | None = None
 _came_back = False
 _put_off = False
@@ -51,7 +51,7 @@ _watchdog: int | None = None
 _masks: dict[int, set[int]] = {}
 
 
-def watch(session: Session) -> None:
+def watch(session: RunningSession) -> None:
     """See to it that this session ends with its process."""
     global _session, _fork_watched
     _session = session
@@ -65,7 +65,7 @@ def watch(session: Session) -> None:
         multiprocessing.Finalize(None, _at_exit, exitpriority=100)
 
 
-def unwatch(session: Session) -> None:
+def unwatch(session: RunningSession) -> None:
     """The session has ended in an orderly way."""
     global _session
     if _session is session:
@@ -120,7 +120,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         _end(session)
 
 
-def _interrupted(frame: FrameType | None, session: Session) -> str | None:
+def _interrupted(frame: FrameType | None, session: RunningSession) -> str | None:
     """Return what the main thread was interrupted in, from the frames on its stack.
 
     ``act``: an act of the session, which calls `after_act` at its end. ``fork``: one that is forking, during which no second
@@ -165,7 +165,7 @@ def _send_again() -> None:  # pragma: no cover - a raw thread, which coverage do
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
-def _end(session: Session) -> None:
+def _end(session: RunningSession) -> None:
     """Hand over and export within the budget, then die as the process would have without us."""
     global _put_off
     _put_off = False

@@ -170,7 +170,7 @@ class LocalTarget:
             ticket.closed = True
             if ticket in self.watch.tickets:
                 later, failure = self._leave_watch(ticket)
-            elif ticket.capture is not None:
+            elif isinstance(ticket.capture, LocalCapture):
                 later, failure = self._leave(ticket.capture, ticket, error)
             elif ticket.fragment is not None:  # it was not captured: what is new are its times
                 ticket.fragment.save()

@@ -15,7 +15,7 @@ from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
-    from stepprof.recording.session import Session
+    from stepprof.recording.session_port import RunningSession
 
 __all__ = ["Reader", "Readers", "readers_of"]
 
@@ -65,7 +65,7 @@ class Readers:
                 logger.warning("reader.failed", reader=reader.name, reason=describe_error(error))
 
 
-def readers_of(session: Session) -> Readers:
+def readers_of(session: RunningSession) -> Readers:
     """The readers that the session's configuration asks for."""
     readers: list[Reader] = []
     watch, otel = session.config.watch, session.config.otel

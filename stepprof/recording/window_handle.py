@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stepprof.errors import StateError
 from stepprof.run.entry_times import Timing
@@ -18,7 +18,6 @@ from stepprof.run.schema import WindowEntry
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
-    from stepprof.recording.capture import LocalCapture
     from stepprof.recording.engine_ports import WindowEngines
     from stepprof.run.manifest_writer import Origin
     from stepprof.run.model import Outcome, Window
@@ -30,6 +29,18 @@ class LeftOpen(StateError):
     """Why a window ends that nobody has stopped: the next ``start()`` of its role came."""
 
 
+class JoinedCapture(Protocol):
+    """The capture that a window opened or joined."""
+
+    @property
+    def region(self) -> str | None:
+        """Return the region that is captured; None: the window is."""
+
+    @property
+    def opener(self) -> Ticket:
+        """Return the window that opened it."""
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """What a selected window holds between its enter and its exit. Closing it twice does nothing."""
@@ -37,7 +48,7 @@ class Ticket:
     window: Window
     policy: Policy
     timing: Timing
-    capture: LocalCapture | None = None
+    capture: JoinedCapture | None = None
     record: WindowEntry | None = None
     fragment: Fragment | None = None
     entries: int = 0

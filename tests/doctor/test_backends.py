@@ -10,7 +10,7 @@ from stepprof.cli.commands import doctor
 from stepprof.cli.main import main
 from stepprof.doctor import torch_child
 from stepprof.doctor.backends import backend_lines
-from stepprof.doctor.machine import Finding
+from stepprof.doctor.finding import Finding
 from stepprof.doctor.memory import memory_findings
 
 

@@ -14,7 +14,7 @@ from stepprof.recording.control.status_publisher import Publisher
 
 if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
-    from stepprof.recording.session import Session
+    from stepprof.recording.session_port import RunningSession
     from stepprof.run.layout import RunDir
     from stepprof.run.requests import Request
 
@@ -111,7 +111,7 @@ class Live:
         run: where it records.
     """
 
-    def __init__(self, session: Session, run: RunDir) -> None:
+    def __init__(self, session: RunningSession, run: RunDir) -> None:
         self._session = session
         self._clock = time.time() - time.monotonic()
         self.pace = Pace()

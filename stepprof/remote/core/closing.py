@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from stepprof.log import logger
-from stepprof.remote.core.manifest_entries import RANKS
+from stepprof.remote.core.constants import RANKS
 from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.config.options.engine import EngineOptions
 from stepprof.log import logger
 from stepprof.remote.base import EngineWindow
+from stepprof.remote.core.constants import LOST
 from stepprof.run.layout import MANIFEST
 from stepprof.run.manifest_writer import Fragment, Origin
 from stepprof.run.model import WHOLE_STEP, Outcome, Window
@@ -26,15 +27,11 @@ if TYPE_CHECKING:
     from stepprof.remote.base import Clock
     from stepprof.remote.core.engine_target import EngineTarget
 
-__all__ = ["LOST", "RANKS", "SAVE_SECONDS", "Entries", "remove_folder"]
+__all__ = ["SAVE_SECONDS", "Entries", "remove_folder"]
 
-LOST = "the process ended before the engine's capture was handed over"
 
 SAVE_SECONDS = 0.02
 """How long answers of engines are gathered before they are written."""
-
-RANKS = ("rank", "spans")
-"""Kinds that are sessions of other processes: they write their own manifests and files."""
 
 
 class Entries:

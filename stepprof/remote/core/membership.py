@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepprof.log import logger
-from stepprof.remote.core.blocked_loop import NOT_STARTED, lives_on
+from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, lives_on
 from stepprof.remote.core.engine_capture import Recording
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.manifest_entries import Entries
@@ -24,11 +25,53 @@ if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.core.engine_target import EngineTarget
-    from stepprof.remote.core.registry import Fleet
+    from stepprof.remote.engine import Engine
+    from stepprof.run.manifest_writer import Origin
     from stepprof.run.model import Window
     from stepprof.run.schema import EngineEntry
 
-__all__ = ["Members"]
+__all__ = ["Fleet", "Members"]
+
+
+class Fleet(Protocol):
+    """The engines that are attached, as one window sees them."""
+
+    @property
+    def origin(self) -> Origin:
+        """Return who writes the manifests."""
+
+    @property
+    def engines(self) -> Sequence[Engine]:
+        """Return the attachments."""
+
+    @property
+    def post(self) -> Callable[[Callable[[], object]], None]:
+        """Return what runs a job on another thread than stepprof's loop."""
+
+    @property
+    def unsaved(self) -> set[Entries]:
+        """Return the entries that will be written in a moment."""
+
+    @property
+    def placing(self) -> asyncio.Lock:
+        """Return the lock that is held while the folders of a window are made."""
+
+    @property
+    def own_loop(self) -> OwnLoop:
+        """Return what logs the engines on the event loop of synchronous code."""
+
+    @property
+    def over(self) -> bool:
+        """Return whether the run has ended."""
+
+    def selected(self, role: str | None, policy: Policy) -> list[EngineTarget]:
+        """Return the targets that the configuration selects in a window of this role."""
+
+    def unused(self, target: EngineTarget, window: EngineWindow) -> None:
+        """Remove the folder of a window that never used it."""
+
+    def forget(self, bracket: Any) -> None:
+        """Note that the last answer of a window has come."""
 
 
 class Members:

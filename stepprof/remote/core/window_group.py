@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.remote.core.engine_capture import Recording
     from stepprof.remote.core.engine_target import EngineTarget
-    from stepprof.remote.core.registry import Fleet
+    from stepprof.remote.core.membership import Fleet
     from stepprof.run.model import Window
 
 __all__ = ["Bracket"]

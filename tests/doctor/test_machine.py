@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from stepprof.cli.main import main
+from stepprof.doctor import finding as finding_module
 from stepprof.doctor import machine, torch_child
 from stepprof.doctor import torch as torchfindings
 from stepprof.doctor.machine import machine_findings
@@ -383,8 +384,8 @@ class TestMachineFindings:
     )
     def test_what_the_kernel_says(self, tmp_path, monkeypatch, path, text, name, level):
         """Settings of a machine that is not this one."""
-        read = machine._read
-        monkeypatch.setattr(machine, "_read", lambda asked: text if asked == path else read(asked))
+        read = finding_module.read
+        monkeypatch.setattr(finding_module, "read", lambda asked: text if asked == path else read(asked))
         monkeypatch.setattr(machine.os, "geteuid", lambda: 1000)
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "nsys").write_text("#!/bin/sh\necho 1\n")
@@ -395,7 +396,7 @@ class TestMachineFindings:
 
     def test_a_system_that_does_not_tell(self, tmp_path, monkeypatch):
         """Without /proc, /sys and /dev/shm nothing is claimed about them."""
-        monkeypatch.setattr(machine, "_read", lambda _: "")
+        monkeypatch.setattr(finding_module, "read", lambda _: "")
         monkeypatch.setattr(machine, "_SHARED_MEMORY", tmp_path / "none")
         found = self.found(tmp_path)
         assert found["clock"].level == "ok"

@@ -1,0 +1,45 @@
+"""What the parts of a session need of the session that they belong to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepprof.config.config import Config
+    from stepprof.instrument.span_recorder import Recorder
+    from stepprof.recording.engine_ports import EngineRegistry
+    from stepprof.recording.local_target import LocalTarget
+    from stepprof.recording.post_step.leader import After
+    from stepprof.recording.selector import Selector
+
+__all__ = ["RunningSession"]
+
+
+class RunningSession(Protocol):
+    """A session that records."""
+
+    config: Config
+    path: Path | None
+    run_id: str | None
+    lent: bool
+    last_step: int | None
+    fleet: EngineRegistry | None
+    after: After | None
+    local: LocalTarget
+    recorder: Recorder
+    selector: Selector
+
+    @property
+    def rank(self) -> int | str:
+        """Return the global rank of the process, or its name if it has none."""
+
+    def _guard(self, act: Any) -> Any:
+        """Run an act of the session; its frame shows that one is running."""
+
+    def disown(self) -> None:
+        """Take no further part: this is a forked child, and the session is its parent's."""
+
+    def shutdown(self, timeout: float | None = None, *, reason: str = ...) -> None:
+        """Close what is open, wait for the exports and write what is left."""

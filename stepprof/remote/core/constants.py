@@ -1,0 +1,11 @@
+"""What several modules know of the entries of engines."""
+
+from __future__ import annotations
+
+__all__ = ["LOST", "RANKS"]
+
+LOST = "the process ended before the engine's capture was handed over"
+"""The reason in an entry that is written before its engine starts."""
+
+RANKS = ("rank", "spans")
+"""Kinds that are sessions of other processes: they write their own manifests and files."""
