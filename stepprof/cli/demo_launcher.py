@@ -1,7 +1,9 @@
-"""How `stepprof demo` runs its loop: torchrun in a process group of its own, which is gone when this call is.
+"""Run the loop of `stepprof demo` under torchrun, and stop all its processes when this call ends.
 
-torchrun gives each rank a session of its own, so that a signal to the group reaches torchrun alone; it passes SIGTERM on to the ranks and kills after 30 seconds what is left of them. Therefore the
-way to end the ranks is to ask torchrun, and to kill only when torchrun itself does not answer.
+torchrun runs in its own process group and gives each rank a session of its own. A signal to the
+group therefore reaches only torchrun, which forwards SIGTERM and kills the remaining ranks after 30
+seconds. So the ranks are stopped through torchrun. They are killed directly only if torchrun does
+not respond.
 """
 
 from __future__ import annotations
@@ -27,23 +29,24 @@ from stepprof.redaction import quoted
 __all__ = ["launch"]
 
 NOISE = re.compile(r"^(USDT:.*)?$")
-"""What libraries write to stderr for their own developers: Kineto's probe lines, at each start and stop of a profiler.
+"""Lines that libraries write to stderr for their own developers: Kineto's probe lines.
 
-Kineto ends its lines in a write of their own, so that those of two ranks can leave an empty one.
+Kineto prints them at each start and stop of a profiler. It writes line ends separately, so the
+lines of two ranks can leave an empty one.
 """
 LONGEST_LINE = 1 << 16
-"""Characters that are read at once; the rest of a longer line is the next one."""
+"""Number of characters to read at once; a longer line is split."""
 STOP_SECONDS = 40.0
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def launch(script: Sequence[str], environ: Mapping[str, str], ranks: int) -> int:
-    """Run a script on this machine's processor in `ranks` processes that find each other.
+    """Run a script on the CPU in `ranks` processes that find each other.
 
     Args:
         script: the path of the script, and its arguments.
-        environ: its environment; what keeps libraries silent, offline and on few threads is added.
-        ranks: how many processes.
+        environ: its environment; settings for quiet, offline libraries with few threads are added.
+        ranks: the number of processes.
 
     Returns:
         the exit status of torchrun: 0 when all ranks ended well.
@@ -52,7 +55,7 @@ def launch(script: Sequence[str], environ: Mapping[str, str], ranks: int) -> int
     command += ["--nproc-per-node", str(ranks)]
     with TemporaryDirectory(
         prefix="stepprof-demo-"
-    ) as logs:  # torchrun never removes the one it makes for itself
+    ) as logs:  # torchrun never removes the one that it makes itself
         return _run([*command, "--log-dir", logs, *script], _environment(environ))
 
 
@@ -84,18 +87,19 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     defaults = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     if any(name == "lo" for _, name in socket.if_nameindex()):
-        defaults["GLOO_SOCKET_IFNAME"] = (
-            "lo"  # else gloo asks for the address of the host's name, which may have none
-        )
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo resolves the host's name, which may have no address
     fixed = {
         "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",  # the loop computes on the processor; the profiler need not wake up a device
+        "CUDA_VISIBLE_DEVICES": "",  # the loop runs on the CPU; the profiler need not initialise a device
     }
     return {**defaults, **environ, **fixed}
 
 
 def _relay(stream: IO[str] | None, stopping: threading.Event) -> None:
-    """Pass on what the ranks write to stderr, fit for a terminal; not torchrun's traceback when it is stopped, which fills a screen."""
+    """Forward the ranks' stderr, made safe for a terminal.
+
+    torchrun's traceback at a stop is omitted: it fills a screen.
+    """
     while stream is not None and (line := stream.readline(LONGEST_LINE)):
         if not (NOISE.match(line) or stopping.is_set()):
             say(quoted(line.rstrip("\n")), file=sys.stderr)
@@ -103,7 +107,7 @@ def _relay(stream: IO[str] | None, stopping: threading.Event) -> None:
 
 @contextmanager
 def _ending_signals_raise() -> Iterator[None]:
-    """Within, a signal that would end this process at once ends it by SystemExit, so that it can stop its children."""
+    """Turn signals that would end this process into SystemExit, so that it can stop its children."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -120,7 +124,7 @@ def _ending_signals_raise() -> Iterator[None]:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Ends torchrun and its ranks, which may take the time to write what they have recorded."""
+    """Stop torchrun and its ranks. They may take the time to write what they have recorded."""
     say("stopping the ranks …", file=sys.stderr)
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
@@ -138,7 +142,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Every process that `pid` has started, and those that they have; none where there is no /proc."""
+    """Return all descendants of `pid`; none on systems without /proc."""
     children: list[int] = []
     for file in Path("/proc", str(pid), "task").glob("*/children"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The engines of a step as text: beside the windows of the ranks, what each engine was asked for and what came of it, and whose clock is off by how much."""
+"""The engines of a step as text: the outcome of each capture, and the clock offsets of the hosts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _Column = tuple[str, str, Callable[[Sequence[_Entry]], "str | None"]]
 
 _LOCAL = ("local", "same-host")
 LATE_SECONDS = 1.0
-"""An engine that recorded on for longer after its window gets a note."""
-_LATE = "carried out its stop late and recorded what followed the window: merge and report leave that out"
+"""An engine that kept recording for longer than this after its window gets a note."""
+_LATE = "stopped late and recorded events after the window: merge and report omit them"
 CLOCKS = 3
-"""So many clocks are shown where there are more than a table has rows."""
+"""Number of clocks to show when there are more than a table has rows."""
 
 
 def engines_table(engines: Sequence[_Entry], *, show_all: bool = False) -> str:
-    """Return a row per engine with its outcome and what its calls took, or per group of engines that are alike; of the times of its capture those that are known."""
+    """Return a row per engine, or per group of similar engines: outcome and call durations.
+
+    The times of a capture are shown where known.
+    """
     groups = grouped(
         told_once(engines),
         lambda engine: tuple(engine[key] for key in ("role", "occurrence", "kind", "status", "health")),
@@ -70,7 +73,9 @@ _WHERE_KNOWN = ("late s", "write s")
 
 
 def engine_notes(engines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is to be said of engines beyond the table, once for all of which it is true."""
+    """Return notes on engines that the table does not show; each note names all engines it is true
+    of.
+    """
     said: dict[str, list[Mapping[str, Any]]] = {}
     for engine in told_once(engines):
         if engine["error"]:
@@ -91,7 +96,10 @@ def _which(engines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def clocks_table(clocks: Sequence[Mapping[str, Any]], *, show_all: bool = False) -> str:
-    """The clocks of other hosts against the one that compared them, of many the least certain; empty where all are of one host."""
+    """Return the clocks of other hosts relative to the comparing one; empty if all are of one host.
+
+    Of many clocks, only the least certain ones are returned.
+    """
     others = [clock for clock in clocks if clock["method"] not in _LOCAL]
     left_out = 0 if show_all else max(len(others) - FULL_ROWS, 0)
     if left_out:
@@ -103,7 +111,5 @@ def clocks_table(clocks: Sequence[Mapping[str, Any]], *, show_all: bool = False)
     ]
     shown = table(CLOCK_COLUMNS, rows, "lrrl") if rows else ""
     return (
-        f"{shown}\n({left_out} clocks with a smaller error are left out; --all shows them)"
-        if left_out
-        else shown
+        f"{shown}\n({left_out} clocks with a smaller error omitted; --all shows them)" if left_out else shown
     )

@@ -1,9 +1,10 @@
-"""`stepprof …`: the reading wing's command line.
+"""`stepprof …`: the command line.
 
-A command is a module of `stepprof.cli.commands` with `add(parser)` and `run(args) -> int`. Only the one that was asked for is imported, so that `stepprof ls` does not pay for what
-`stepprof demo` needs.
+A command is a module of `stepprof.cli.commands` with `add(parser)` and `run(args) -> int`. Only the
+requested command is imported, so `stepprof ls` does not load the imports of `stepprof demo`.
 
-Exit status: 0 all is well; 1 a problem was found, and printed; 2 the command could not be carried out (a wrong argument, no such run); 130 interrupted.
+Exit status: 0 success; 1 a problem was found and printed; 2 the command could not run (a wrong
+argument, no such run); 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,27 +28,31 @@ from stepprof.errors import StepprofError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
-    "demo": "train a small model with GRPO, record a step of it, and show what was recorded",
+    "demo": "train a small model with GRPO, record a step and show the result",
     "ls": "list the runs, or the steps of a run",
-    "show": "show a step: what was recorded, where it lies, what recording cost, time per region",
-    "status": "show what every rank and engine of a running job does",
+    "show": "show a step: what was recorded, the files, the recording overhead, time per region",
+    "status": "show the state of every rank and engine of a running job",
     "trigger": "ask a running job to record a step",
-    "spans": "show what windows and regions took in every step; write them as a timeline",
-    "check": "read artifacts to their ends, against manifests; fails where anything is missing or damaged",
+    "spans": "show the time of windows and regions in every step; write them as a timeline",
+    "check": "check every artifact against the manifests; fail if one is missing or damaged",
     "open": "show the timeline of a step in a browser",
-    "analyse": "have torch_npu make what it recorded on Ascend devices readable",
-    "merge": "write one timeline of all that was recorded of a step",
-    "report": "say where a step went: in the terminal, as JSON, as a page; compare two steps or runs",
-    "doctor": "say what can record on this machine, and what stands in the way",
+    "analyse": "run torch_npu's analysis of captures from Ascend devices",
+    "merge": "write one timeline of everything that was recorded in a step",
+    "report": "report where the time of a step went: terminal, JSON or HTML; compare two steps or runs",
+    "doctor": "check what can record on this machine, with a remedy for each problem",
 }
 COLLECT = (200_000, 50, 1000)
-"""When Python looks for cycles while a command runs. By default it walks all that was read of thousands of ranks again and again: `show` and `spans` took 1.15 times as long per rank of 4,096 as of 1,024, and
-take 1.07 and 1.03 times so (Python 3.11)."""
-EXIT_STATUS = "exit status: 0 all is well, 1 a problem was found, 2 the command could not be carried out"
+"""Threshold of the garbage collector while a command runs.
+
+The default walks the data of thousands of ranks again and again. Per rank, `show` and `spans` took
+1.15 times as long with 4,096 ranks as with 1,024. With this threshold they take 1.07 and 1.03 times
+as long (Python 3.11).
+"""
+EXIT_STATUS = "exit status: 0 success, 1 a problem was found, 2 the command could not run"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one command; returns the exit status.
+    """Run one command and return the exit status.
 
     >>> main(["ls", "--output-dir", "no-such-folder"])
     no runs in no-such-folder
@@ -73,7 +78,7 @@ def _carry_out(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         if not _reader_has_gone():
             raise
-        # `stepprof ls | head`: it has seen enough; the interpreter must not find the pipe again at exit
+        # `stepprof ls | head`: the reader has closed the pipe; the interpreter must not use it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -83,22 +88,22 @@ def _carry_out(args: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as every other error of the command line does."""
+    """Report an error in one line, like every other error of the command line."""
 
     def error(self, message: str) -> NoReturn:
         stop = "" if message.endswith("?") else ";"
-        say(f'{self.prog}: {message}{stop} "{self.prog} --help" says what it takes', file=sys.stderr)
+        say(f'{self.prog}: {message}{stop} "{self.prog} --help" shows its options', file=sys.stderr)
         self.exit(2)
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser = _Parser(
-        prog="stepprof", description="Record and read single steps of a training job.", epilog=EXIT_STATUS
+        prog="stepprof", description="Record and analyse single steps of a training job.", epilog=EXIT_STATUS
     )
     parser.add_argument("--version", action="version", version=f"stepprof {__version__}")
     if command is not None and command not in COMMANDS:
-        parser.error(f'"{command}": no command{_nearest(command, COMMANDS)}')
+        parser.error(f'"{command}": unknown command{_nearest(command, COMMANDS)}')
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, help_text in COMMANDS.items():
         added = subparsers.add_parser(name, help=help_text)
@@ -111,12 +116,12 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     if unknown:
         chosen = parser if args.command is None else subparsers.choices[args.command]
         options = re.findall(r"--[a-z][a-z-]+", chosen.format_help())
-        chosen.error(f'"{unknown[0]}": not known{_nearest(unknown[0].partition("=")[0], options)}')
+        chosen.error(f'"{unknown[0]}": unknown option{_nearest(unknown[0].partition("=")[0], options)}')
     return args
 
 
 def _reader_has_gone() -> bool:
-    """Whether the pipe that broke is the one that is written to: there are others, such as those to workers."""
+    """Return whether the broken pipe is stdout. There are other pipes, such as those to workers."""
     if not hasattr(select, "poll"):  # Windows
         return True
     poll = select.poll()

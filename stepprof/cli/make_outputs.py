@@ -1,4 +1,4 @@
-"""A timeline and a report of a recorded step where they belong, as the commands that need one make them."""
+"""Write the timeline and the report of a recorded step to their default places."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["make_report", "make_timeline"]
 
 
 def make_timeline(run: Path, step: int) -> Path:
-    """Merge a step into `timeline.pftrace` in its folder; returns the file.
+    """Merge a step into `timeline.pftrace` in its folder and return the file.
 
-    Raises:
-        ConfigError: the extra `report` is not installed, there is nothing to merge, or the file cannot be written.
+    Raise ConfigError if the extra `report` is not installed, there is nothing to merge, or the file
+    cannot be written.
     """
     require_extra()
     from stepprof.analysis.report.merge_placement import placed
@@ -38,10 +38,10 @@ def make_timeline(run: Path, step: int) -> Path:
 
 
 def make_report(run: Path, step: int) -> tuple[Report, list[Path]]:
-    """Report on a step in `report.html` and `report.json` in its folder; returns the report and the files.
+    """Write `report.html` and `report.json` of a step into its folder; return the report and the
+    files.
 
-    Raises:
-        ConfigError: the extra `report` is not installed, or a file cannot be written.
+    Raise ConfigError if the extra `report` is not installed or a file cannot be written.
     """
     require_extra()
     from stepprof.analysis.report.analyse import analyse

@@ -1,4 +1,4 @@
-"""What `stepprof show` tells of CUDA's allocator: the peaks of each process, and what held the most at the peak."""
+"""The memory tables of `stepprof show`: peaks per process, and the largest allocations at the peak."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ PLACE_COLUMNS = ("bytes", "blocks", "allocated by")
 SNAPSHOT = "memory-snapshot"
 SUMMARY = "memory-summary"
 HIGHEST = 5
-"""So many peaks are shown where there are more than a table has rows."""
+"""Number of peaks to show when there are more than a table has rows."""
 _SUMMARY_BYTES = 1 << 20
 _BACKSLASH = "\\"
 _Entry = Mapping[str, Any]
 
 
 def describe_memory(folder: Path, entries: Sequence[_Entry], most: int) -> dict[str, Any]:
-    """The same, JSON-able: `peaks` as the processes wrote them, and the `snapshots` that were read, each with its `top` places or its `finding`.
+    """Return the memory tables, JSON-able.
+
+    `peaks` is what the processes wrote. `snapshots` has those that were read, each with its `top`
+    places or its `finding`.
 
     Args:
         folder: the step's.
         entries: its windows and engines.
-        most: how many snapshots are read; `not_read` names the others.
+        most: the number of snapshots to read; `not_read` names the others.
     """
     paths = [artifact["path"] for _, artifact in _artifacts(entries, SNAPSHOT)]
     return {
@@ -48,7 +51,9 @@ def describe_memory(folder: Path, entries: Sequence[_Entry], most: int) -> dict[
 def memory_tables(
     folder: Path, entries: Sequence[_Entry], most: int, *, show_all: bool = False
 ) -> tuple[list[str], list[str]]:
-    """As text: tables, and notes on what could not be read. Of many peaks the highest, unless `show_all`."""
+    """Return tables and notes on files that could not be read. Only the highest of many peaks are
+    shown, unless `show_all`.
+    """
     tables: list[str] = []
     notes: list[str] = []
     peaks = _peaks(folder, entries, notes, show_all=show_all)
@@ -62,7 +67,7 @@ def memory_tables(
         tables += _top(snapshot, entry)
     if len(found) > most:
         notes.append(
-            f"{len(found) - most} more memory snapshots are not read; --snapshots {len(found)} reads all"
+            f"{len(found) - most} more memory snapshots not read; --snapshots {len(found)} reads all"
         )
     return tables, notes
 
@@ -75,7 +80,7 @@ def _artifacts(entries: Sequence[_Entry], kind: str) -> Iterator[tuple[_Entry, _
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """What a process wrote of its peaks; a `finding` where it cannot be read."""
+    """Return the peaks that a process wrote, or a `finding` if they cannot be read."""
     try:
         found = read_table(path, _SUMMARY_BYTES)
     except OSError as error:
@@ -112,9 +117,7 @@ def _peaks(folder: Path, entries: Sequence[_Entry], notes: list[str], *, show_al
         left_out = len(rows) - HIGHEST
         rows = sorted(rows, key=lambda each: -each[0])[:HIGHEST]
     shown = table(indented(PEAK_COLUMNS), [row for _, row in rows], "lrrrrrrr")
-    return (
-        f"{shown}\n  ({left_out} with less allocated are left out; --all shows them)" if left_out else shown
-    )
+    return f"{shown}\n  ({left_out} with less allocated omitted; --all shows them)" if left_out else shown
 
 
 def _top(snapshot: MemorySnapshot, entry: _Entry) -> Iterator[str]:
@@ -123,8 +126,12 @@ def _top(snapshot: MemorySnapshot, entry: _Entry) -> Iterator[str]:
         if not places:
             continue
         moment = _since(peak.peak_unix_us, entry)
-        at = "before the history begins" if moment is None else f"{moment} s after the window began"
-        title = f"{snapshot.path}, device {peak.device}: {size(peak.peak_bytes)} asked for and held at the peak, {at}"
+        at = (
+            "before the start of the history"
+            if moment is None
+            else f"{moment} s after the start of the window"
+        )
+        title = f"{snapshot.path}, device {peak.device}: {size(peak.peak_bytes)} requested and held at the peak, {at}"
         rows = [
             [
                 "  " + (size(place.bytes) or ""),
@@ -137,7 +144,7 @@ def _top(snapshot: MemorySnapshot, entry: _Entry) -> Iterator[str]:
 
 
 def _short(frame: str) -> str:
-    """A frame with the last two parts of its path."""
+    """Return a frame with the last two parts of its path."""
     where, _, name = frame.rpartition(" ")
     return f"{'/'.join(where.replace(_BACKSLASH, '/').split('/')[-2:])} {name}"
 
@@ -153,6 +160,6 @@ def _bytes(device: Mapping[str, Any], key: str) -> str | None:
 
 
 def _plain(device: Mapping[str, Any], key: str) -> int | None:
-    """A number that a process may have written; what is larger than any it has, is none."""
+    """Return a number that a process wrote, or None if it is larger than any valid one."""
     value = device.get(key)
     return value if type(value) is int and abs(value) < 1 << 63 else None

@@ -1,6 +1,8 @@
-"""How a command writes to the terminal: what it prints passes here, so that no name in a run moves the cursor, sets a title or forges a line.
+"""Terminal output of the commands.
 
-Names come from the user's program, and from any user who may write to the run. `print` is refused by the linter in this package.
+All output passes through here, so that no name in a run can move the cursor, set a title or forge a
+line. Names come from the user's program, and from any user who may write to the run. The linter
+forbids `print` in this package.
 """
 
 from __future__ import annotations
@@ -24,28 +26,30 @@ __all__ = ["any_encoding", "console", "say", "say_json", "say_text"]
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines; without any, an empty one.
+    """Print lines; without arguments, an empty one.
 
     Args:
-        lines: what they say; a line break or control character within one is shown as "?".
-        file: where to; None: stdout.
+        lines: their text; a line break or control character within one is shown as "?".
+        file: the output file; None: stdout.
     """
     say_text("\n".join(printable(str(line)) for line in lines), file=file)
 
 
 def say_text(text: str, *, file: TextIO | None = None) -> None:
-    """Print text that a command has laid out: its line breaks stay, other control characters are shown as "?"."""
+    """Print preformatted text. Line breaks are kept; other control characters are shown as "?"."""
     print("\n".join(map(printable, text.split("\n"))), file=file, flush=True)
 
 
 def say_json(text: str) -> None:
-    """Print JSON; characters that a terminal would act on are escaped, which leaves its meaning."""
+    """Print JSON. Characters that a terminal would interpret are escaped; the meaning is unchanged."""
     lines = text.rstrip("\n").split("\n")
     print("\n".join(line if line.isprintable() else _escaped(line) for line in lines))  # noqa: T201 - as above
 
 
 def console(**options: Any) -> Console:
-    """Return rich's console, where nothing that is printed holds control characters but those of rich itself."""
+    """Return rich's console. Control characters in printed text are replaced; only rich's own
+    remain.
+    """
     from rich.console import Console
     from rich.segment import Segment
 
@@ -57,14 +61,14 @@ def console(**options: Any) -> Console:
                 yield Segment(text if control else _plain_lines(text), style, control)
 
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # for the command line, which ends well where the reader has seen enough
+            raise BrokenPipeError  # `main` catches it and exits normally: the reader has closed the pipe
 
     return PlainConsole(highlight=False, markup=False, emoji=False, **options)
 
 
 @contextlib.contextmanager
 def any_encoding() -> Iterator[None]:
-    """Within, characters that the encoding of stdout or stderr lacks are written as escapes, and raise nothing."""
+    """Within the context, escape characters that the encoding of stdout or stderr cannot represent."""
     before = []
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

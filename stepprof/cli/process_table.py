@@ -1,4 +1,4 @@
-"""What `stepprof status` says of the processes of a run: a row for each, or for those that do the same, and notes."""
+"""The processes of a run as `stepprof status` shows them: rows, grouped if similar, and notes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ HEADERS = ["rank", "host", "condition", "state", "since", "step", "role", "step 
 ALIGN = "lllllrlrlrrr"
 PROBLEMS = frozenset({"crashed", "stale", "damaged"})
 MOST_ENGINES = 6
-"""So many rows of engines are shown where they share rows."""
+"""Number of engine rows to show when engines share rows."""
 LEAST_URGENT = 3
 
 
 def status_rows(
     processes: Sequence[Mapping[str, Any]], *, show_all: bool
 ) -> tuple[list[list[Any]], list[str]]:
-    """The cells of each row, and what the rows leave out."""
+    """Return the cells of each row, and a note on omitted rows."""
     count = sum(1 + len(status["engines"]) for status in processes)
     if show_all or count <= FULL_ROWS:
         alone = ([_row([status]), *_engine_rows([status], together=False)] for status in processes)
@@ -42,17 +42,17 @@ def status_rows(
     left_out = engines[MOST_ENGINES:]
     lines = [line for line in (groups.note("processes"),) if line is not None]
     if left_out:
-        lines.append(f"{counted(len(left_out), 'row')} of engines left out; --all shows each")
+        lines.append(f"{counted(len(left_out), 'row')} of engines omitted; --all shows each")
     return [*map(_row, groups.rows), *engines[:MOST_ENGINES]], lines
 
 
 def _behind(status: Mapping[str, Any], ahead: int) -> int | None:
-    """How many steps a process is behind the one that is farthest."""
+    """Return how many steps a process is behind the most advanced one."""
     return None if status["step"] is None or status["condition"] != LIVE else ahead - status["step"]
 
 
 def _row(row: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The cells of processes of which condition and state are the same."""
+    """Return the cells of processes that share condition and state."""
     first = row[0]
     over = first["condition"] != LIVE
     ages = [status["age_seconds"] if over else status["state_seconds"] for status in row]
@@ -74,7 +74,10 @@ def _row(row: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _engine_rows(processes: Sequence[Mapping[str, Any]], *, together: bool) -> list[list[Any]]:
-    """The cells of the engines of these processes: each, or those of a role that do the same together, and the unhealthy first."""
+    """Return the cells of these processes' engines, unhealthy ones first.
+
+    Engines of a role with the same state are grouped.
+    """
     found: dict[tuple[str, str | None, str | None], list[tuple[str, str | None]]] = {}
     for status in processes:
         for label, engine in status["engines"].items():
@@ -93,7 +96,7 @@ def _engine_rows(processes: Sequence[Mapping[str, Any]], *, together: bool) -> l
 
 
 def status_notes(content: Mapping[str, Any], *, show_all: bool) -> list[str]:
-    """The last errors and what became of requests, once for all processes of which it is true."""
+    """Return the last errors and the outcomes of requests, each with all processes it is true of."""
     said: dict[str, list[int | str]] = {}
     for status in content["processes"]:
         if status["last_error"]:
@@ -116,7 +119,7 @@ def status_notes(content: Mapping[str, Any], *, show_all: bool) -> list[str]:
 
 
 def _ago(seconds: float) -> str:
-    """How long something has lasted, for a reader.
+    """Return a duration for people.
 
     >>> _ago(3.2), _ago(75), _ago(7300)
     ('3 s', '1 min', '2 h')
@@ -128,7 +131,7 @@ def _ago(seconds: float) -> str:
 
 
 def urgency(status: Mapping[str, Any]) -> int:
-    """What is to be seen first where not all fits: what is not as it should be, then what records."""
+    """Return the sort key that puts unhealthy processes first, then recording ones."""
     if status["condition"] in PROBLEMS:
         return 0
     if status["last_error"] is not None:

@@ -1,4 +1,6 @@
-"""Rows of a table for thousands of ranks: those that are alike share one, and those that stand out keep their own."""
+"""Group the rows of a table for thousands of ranks: similar rows share one, outliers keep their
+own.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,17 @@ from stepprof.formatting import counted, number
 __all__ = ["FULL_ROWS", "RANGES", "Groups", "bounded", "grouped", "one_or_count", "spread"]
 
 FULL_ROWS = 20
-"""A table of at most so many rows is printed whole."""
+"""A table of at most this many rows is printed whole."""
 ALONE = 3
-"""A group of at most so many is not made: each has a row of its own."""
+"""A group of at most this many items is not formed: each keeps its own row."""
 OUTLIERS = 2
-"""So many of a group have a row of their own for each measure by which they stand out."""
+"""Number of outliers of a group that keep their own row, per measure."""
 FAR = 1.25
-"""So many times the median of its group is far from it."""
+"""A value this many times the median of its group is an outlier."""
 RANGES = 4
-"""So many ranges of ranks stand in a cell."""
+"""Maximum number of ranges of ranks in a cell."""
 NOTES = 12
-"""So many notes are printed whole; past that, a few of each kind."""
+"""This many notes are printed whole; beyond that, a few of each kind."""
 OF_A_KIND = 3
 
 T = TypeVar("T")
@@ -31,21 +33,22 @@ Measure = Callable[[T], "float | None"]
 
 @dataclass(frozen=True)
 class Groups(Generic[T]):
-    """What is shown in one row each, and what that leaves out."""
+    """The items of each row, and the number of omitted items."""
 
     rows: list[list[T]]
     items: int
     left_out: int = 0
 
     def note(self, things: str) -> str | None:
-        """Return the line below the table: how many rows stand for how many items; None where each item has its own.
+        """Return the line below the table with the number of rows and items; None if each item has
+        its own row.
 
         >>> Groups([[1, 2, 3, 4], [5]], items=7, left_out=2).note("windows")
-        '7 windows in 2 rows, 2 of them left out; --all shows each'
+        '7 windows in 2 rows, 2 of them omitted; --all shows each'
         """
         if len(self.rows) == self.items:
             return None
-        left = f", {number(self.left_out)} of them left out" if self.left_out else ""
+        left = f", {number(self.left_out)} of them omitted" if self.left_out else ""
         return f"{number(self.items)} {things} in {counted(len(self.rows), 'row')}{left}; --all shows each"
 
 
@@ -57,14 +60,14 @@ def grouped(
     show_all: bool = False,
     urgent: Callable[[T], bool] = lambda item: False,
 ) -> Groups[T]:
-    """Return items in groups: each alone where they are few, else those with one key together.
+    """Return items in groups: each alone if there are few, else grouped by key.
 
     Args:
         items: in the order in which they are shown.
-        key: what those in one row have in common.
-        measures: the larger, the worse: the worst of a group, where they are far from its median, keep rows of their own.
+        key: items with the same key share a row.
+        measures: larger is worse. The worst items of a group, if far from its median, keep their own rows.
         show_all: group nothing.
-        urgent: shown first where there are too many groups.
+        urgent: items to show first if there are too many groups.
     """
     found = list(items)
     if show_all or len(found) <= FULL_ROWS:
@@ -85,7 +88,7 @@ def grouped(
 
 
 def _outliers(group: Sequence[T], measures: Sequence[Measure[T]]) -> list[T]:
-    """The worst by each measure, each once."""
+    """Return the worst items by each measure, without duplicates."""
     found: dict[int, T] = {}
     for measure in measures:
         values = [(value, item) for item in group if (value := measure(item)) is not None]
@@ -98,7 +101,7 @@ def _outliers(group: Sequence[T], measures: Sequence[Measure[T]]) -> list[T]:
 
 
 def spread(values: Iterable[float | None], shown: Callable[[float], str]) -> str | None:
-    """Return the smallest and the largest of some values; one where they read the same, None where there is none.
+    """Return the smallest and the largest value; one if they read the same, None if there is none.
 
     >>> spread([1, None, 3], str), spread([2, 2], str), spread([None], str)
     ('1-3', '2', None)
@@ -111,7 +114,7 @@ def spread(values: Iterable[float | None], shown: Callable[[float], str]) -> str
 
 
 def one_or_count(values: Iterable[str | None], what: str) -> str | None:
-    """Return what all have in common, else how many there are.
+    """Return the value that all share, else how many there are.
 
     >>> one_or_count(["a", "a"], "host"), one_or_count(["a", "b", None], "host")
     ('a', '2 hosts')
@@ -121,7 +124,8 @@ def one_or_count(values: Iterable[str | None], what: str) -> str | None:
 
 
 def bounded(kinds: Sequence[Sequence[str]], *, show_all: bool = False) -> list[str]:
-    """Return notes of several kinds: all where they are few, else some of each kind and how many more there are.
+    """Return notes of several kinds: all if there are few, else some of each kind and the number of
+    others.
 
     >>> bounded([["a"] * 50, ["b"]])
     ['a', 'a', 'a', 'b', '… and 47 more notes: --all shows them']

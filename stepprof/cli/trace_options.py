@@ -1,4 +1,4 @@
-"""What the commands that read traces have in common: which sources are meant, how a clock is given by hand, how far the work is."""
+"""Arguments of the commands that read traces: sources, assumed clock offsets, progress."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _NEEDED = ("numpy", "msgspec", "rich", "isal")
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
-    """RUN…, --output-dir and --step."""
+    """Add RUN…, --output-dir and --step."""
     parser.add_argument(
         "runs",
         metavar="RUN",
         nargs="*",
-        help="a run id, the path of a run, of a step's folder, of a folder of traces or of a trace; several folders of one run, copied from nodes that share no disk, are read as one; by default the newest run",
+        help="a run id, the path of a run, of a step's folder, of a folder of traces or of a trace. Several folders of one run, copied from nodes without a shared disk, are read as one (default: the newest run)",
     )
     add_output_dir(parser)
     add_step(parser)
@@ -45,29 +45,32 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def add_work(parser: argparse.ArgumentParser) -> None:
-    """--assume-offset, --workers and --ray."""
+    """Add --assume-offset, --workers and --ray."""
     parser.add_argument(
         "--assume-offset",
         action="append",
         default=[],
         metavar="[NAME=]SECONDS",
-        help="what is added to the times of a source, named by its path, file, host or label; without a name: of every trace that does not say when its time 0 was",
+        help="seconds to add to the times of a source, named by its path, file, host or label; without a name: of every trace that states no start time",
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes at most; by default as many as processors"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="maximum number of processes (default: the number of processors)",
     )
     parser.add_argument(
         "--ray",
         nargs="?",
         const="auto",
         metavar="ADDRESS",
-        help="read each source in a task of this Ray cluster, on the node where it lies; without an ADDRESS $RAY_ADDRESS, else the cluster of this machine. --workers is then how many tasks a node has at once",
+        help="read each source in a Ray task on the node that holds it. ADDRESS defaults to $RAY_ADDRESS, else to the local cluster. --workers then limits the concurrent tasks per node",
     )
 
 
 @contextlib.contextmanager
 def chosen_cluster(args: argparse.Namespace) -> Iterator[Cluster | None]:
-    """The Ray cluster that --ray names; None without it. Raises ConfigError where none answers."""
+    """Return the Ray cluster that --ray names; None without it. Raise ConfigError if none answers."""
     if args.ray is None:
         yield None
         return
@@ -78,17 +81,17 @@ def chosen_cluster(args: argparse.Namespace) -> Iterator[Cluster | None]:
 
 
 def begin_reading(args: argparse.Namespace) -> dict[str, int]:
-    """What comes before anything is read: refuses what cannot be, and keeps what this process frees, which it will need again.
+    """Validate the options of reading traces, and keep freed memory in this process for reuse.
 
     Returns:
-        What --assume-offset says, in nanoseconds, by the name of the source.
+        The offsets of --assume-offset in nanoseconds, by the name of the source.
 
     Raises:
-        ConfigError: what reads traces is not installed, --workers is no number of processes, or --assume-offset no number of seconds.
+        ConfigError: the extra `report` is not installed, or an option is invalid.
     """
     require_extra()
     if args.workers is not None and args.workers < 1:
-        raise ConfigError(f"--workers = {args.workers}: no number of processes; the nearest: 1")
+        raise ConfigError(f"--workers = {args.workers}: must be >= 1")
     from stepprof.analysis.timeline.assumed_offsets import assumed_offsets
     from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
 
@@ -97,7 +100,7 @@ def begin_reading(args: argparse.Namespace) -> dict[str, int]:
 
 
 def require_extra() -> None:
-    """Raise ConfigError where what reads traces is not installed."""
+    """Raise ConfigError if the packages that read traces are not installed."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -106,13 +109,18 @@ def require_extra() -> None:
 
 
 def report_console() -> Console:
-    """Where a report is printed: names in it are text and nothing else, and what is no terminal is 120 columns wide."""
+    """Return the console for a report. Names are printed as plain text; without a terminal it is
+    120 columns wide.
+    """
     return console(width=None if sys.stdout.isatty() else 120)
 
 
 @contextlib.contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr where that is a terminal, moved by calls with (done, all); None where it is none, or rich is not installed."""
+    """Return a progress bar on stderr, moved by calls with (done, all).
+
+    Return None without a terminal or without rich.
+    """
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""The windows of a step as text: what each rank recorded, what it cost, and where it lies."""
+"""The windows of a step as text: what each rank recorded, the overhead and the files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 FILE_COLUMNS = ("artifact", "kind", "bytes")
 FILE_GROUP_COLUMNS = ("artifact", "kind", "files", "bytes in all")
 _ALWAYS = 5
-"""So many columns are there in any case: whose window it is, how it ended, how long it took."""
+"""Number of columns that are always shown: owner, outcome, duration."""
 _NOTHING = frozenset((None, duration(0)))
 _NUMBERS = re.compile(r"\d+")
 
@@ -34,7 +34,7 @@ _Column = tuple[str, str, Callable[[Sequence[_Entry]], "str | None"]]
 
 
 def windows_table(windows: Sequence[_Entry], *, show_all: bool = False) -> str:
-    """Return a row per window, or per group of windows that are alike; a column in which there is nothing is left out."""
+    """Return a row per window, or per group of similar windows. Empty columns are omitted."""
     groups = grouped(
         windows, _kind, (own_seconds,), show_all=show_all, urgent=lambda window: _problem(window) is not None
     )
@@ -51,13 +51,15 @@ def windows_table(windows: Sequence[_Entry], *, show_all: bool = False) -> str:
 
 
 def own_seconds(entry: _Entry) -> float | None:
-    """How long a window lasted, or what was recorded of it: nothing of what the recording did before and after."""
+    """Return the duration of a window, or of the recorded part, without the recording's own
+    overhead.
+    """
     start, end = entry["start_unix_ns"], entry["end_unix_ns"]
     return None if start is None or end is None else (end - start) / 1e9
 
 
 def artifacts_table(entries: Iterable[_Entry], *, show_all: bool = False) -> str:
-    """Return a row per file, or per group of files whose paths differ in numbers alone."""
+    """Return a row per file, or per group of files whose paths differ only in numbers."""
     artifacts = [artifact for entry in entries for artifact in entry["artifacts"]]
     if not artifacts:
         return ""
@@ -76,7 +78,7 @@ def artifacts_table(entries: Iterable[_Entry], *, show_all: bool = False) -> str
 
 
 def window_notes(windows: Sequence[_Entry]) -> list[str]:
-    """Return what is to be said of windows beyond their row, once for all ranks of which it is true."""
+    """Return notes on windows that the row does not show, each with all ranks it is true of."""
     ranks: dict[tuple[str, str], list[int | str]] = {}
     for window in windows:
         for text in _notes(window):
@@ -95,14 +97,14 @@ def _notes(window: _Entry) -> list[str]:
 
 
 def _problem(window: _Entry) -> str | None:
-    """What kept the window from being recorded whole."""
+    """Return why the window was not recorded completely."""
     if window["error"]:
         return f"{window['status']}: {window['error']}"
     return None if window["status"] in ("complete", "joined") else str(window["status"])
 
 
 def _kind(window: _Entry) -> tuple[object, ...]:
-    """What the windows of one row have in common."""
+    """Return the key that the windows of one row share."""
     keys = ("role", "occurrence", "region", "status", "backend", "capped_by")
     joined = _NUMBERS.sub("#", _capture(window) or "")
     return (*(window.get(key) for key in keys), joined, bool(window["body_error"]))
@@ -114,7 +116,7 @@ def _role(window: _Entry) -> str:
 
 
 def _capture(window: _Entry) -> str | None:
-    """The capture that a joined window is in: its artifacts' path below the run, without a suffix."""
+    """Return the capture that a joined window belongs to: the path of its artifacts without suffix."""
     capture = window["capture"]
     if not capture:
         return None
@@ -136,7 +138,7 @@ def _same_folder(one: str, other: str) -> bool:
 
 
 def _first(cell: Callable[[_Entry], str | None]) -> Callable[[Sequence[_Entry]], str | None]:
-    """A cell of which all windows of a row have the same, or the first of many."""
+    """Return the value that all windows of a row share, or the first of many."""
 
     def of(row: Sequence[_Entry]) -> str | None:
         found = {text for window in row if (text := cell(window)) is not None}
@@ -151,14 +153,14 @@ def _seconds(key: str) -> Callable[[Sequence[_Entry]], str | None]:
 
 
 def bytes_of(row: Sequence[_Entry]) -> str | None:
-    """What the artifacts of each entry of a row take."""
+    """Return the size of the artifacts of each entry of a row."""
     return spread(
         (sum(each["bytes"] for each in window["artifacts"]) for window in row if window["artifacts"]), size
     )
 
 
 def events_of(row: Sequence[_Entry]) -> str | None:
-    """How many events the artifacts of each entry of a row have."""
+    """Return the number of events in the artifacts of each entry of a row."""
     counts = []
     for window in row:
         known = [each["events"] for each in window["artifacts"] if isinstance(each["events"], int)]

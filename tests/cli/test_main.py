@@ -71,11 +71,11 @@ class TestMain:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["sow"], '"sow": no command; did you mean "show"?'),
-            (["xyz"], '"xyz": no command;'),
-            (["--sow"], '"--sow": not known;'),
-            (["show", "--stpe", "2"], '"--stpe": not known; did you mean "--step"?'),
-            (["show", "a", "b"], '"b": not known;'),
+            (["sow"], '"sow": unknown command; did you mean "show"?'),
+            (["xyz"], '"xyz": unknown command;'),
+            (["--sow"], '"--sow": unknown option;'),
+            (["show", "--stpe", "2"], '"--stpe": unknown option; did you mean "--step"?'),
+            (["show", "a", "b"], '"b": unknown option;'),
             (["show", "--step", "x"], "argument --step: invalid int value: 'x';"),
         ],
     )
@@ -86,7 +86,7 @@ class TestMain:
         assert ended.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line
-        assert line.endswith('--help" says what it takes')
+        assert line.endswith('--help" shows its options')
 
     def test_no_arguments_at_all(self, capsys):
         """Status 2, and all that there is."""
@@ -157,13 +157,13 @@ class TestRun:
         """Is refused by every command, with the runs that there are."""
         (tmp_path / "docs").mkdir()
         assert main([command, str(tmp_path / "docs")]) == 2
-        assert 'docs": nothing of a run lies there; the newest under' in capsys.readouterr().err
+        assert 'docs": is not a run; the newest under' in capsys.readouterr().err
 
     def test_a_run_as_the_folder_of_runs(self, a_run, capsys):
         """Is told how it is named."""
         for command in ("ls", "show", "report"):
             assert main([command, "--output-dir", str(a_run.path)]) == 2
-            assert "is a run itself; name it as RUN" in capsys.readouterr().err
+            assert "is a run, not a folder of runs; pass it as RUN" in capsys.readouterr().err
 
     def test_the_folder_of_a_step(self, a_run, capsys):
         """Means that step of its run."""
@@ -173,7 +173,7 @@ class TestRun:
         assert as_json(capsys, "show", folder)["manifest"]["step"] == 3
         assert as_json(capsys, "ls", folder)["run_id"] == "r"
         assert main(["show", folder, "--step", "4"]) == 2
-        assert 'step-000003" is step 3; leave one of them out' in capsys.readouterr().err
+        assert 'step-000003" is step 3; omit one of them' in capsys.readouterr().err
 
 
 @contextlib.contextmanager

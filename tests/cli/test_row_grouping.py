@@ -134,7 +134,7 @@ class TestShow:
     def test_the_clocks_of_many_hosts(self, shown) -> None:
         """The least certain, and how many are left out."""
         assert re.search(r"^node-999 +\+0\.001 +0\.001 ", shown, re.MULTILINE)
-        assert "(997 clocks with a smaller error are left out; --all shows them)" in shown
+        assert "(997 clocks with a smaller error omitted; --all shows them)" in shown
 
     def test_all(self, many, capsys) -> None:
         """With --all there is a row for each; for a program it is complete in any case."""
@@ -158,7 +158,7 @@ class TestShow:
         assert "… and 27 more notes: --all shows them" in text
         assert "region-99" in text
         assert "region-79 " not in text
-        assert "(80 regions that took less are left out; --all shows them)" in text
+        assert "(80 shorter regions omitted; --all shows them)" in text
 
 
 class TestColumns:
@@ -282,7 +282,7 @@ class TestGrouped:
         groups = grouped(range(100), lambda n: n, urgent=lambda n: n > 95)
         assert [row[0] for row in groups.rows[:5]] == [96, 97, 98, 99, 0]
         assert (
-            groups.note("things") == f"100 things in {FULL_ROWS} rows, 80 of them left out; --all shows each"
+            groups.note("things") == f"100 things in {FULL_ROWS} rows, 80 of them omitted; --all shows each"
         )
 
     def test_nothing_known_and_nothing_far(self) -> None:

@@ -258,7 +258,7 @@ class TestShow:
             if line.startswith("  actor/rank-0.memory.json  ") and "MiB" in line
         )
         assert " ".join(line.split()[1:]) == "0 150.0 MiB 420.0 MiB 1.500 420.0 MiB 440.0 MiB 0"
-        assert "actor/rank-0.memory.pickle, device 0: 420.0 MiB asked for and held at the peak" in out
+        assert "actor/rank-0.memory.pickle, device 0: 420.0 MiB requested and held at the peak" in out
         assert "300.0 MiB       2  train/forward.py:10 forward < train/step.py:11 step" in out
         assert "allocated before the history began, or without a stack" in out
         assert (
@@ -279,7 +279,7 @@ class TestShow:
         """What is left out is told."""
         assert main(["show", str(run.path), "--snapshots", "0"]) == 0
         out = capsys.readouterr().out
-        assert "2 more memory snapshots are not read; --snapshots 2 reads all" in out
+        assert "2 more memory snapshots not read; --snapshots 2 reads all" in out
         assert "held at the peak" not in out
 
     def test_a_number_beyond_all_measure(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,5 @@
-"""The commands of `stepprof …`, one module each: `add(parser)` says what it takes, `run(args)` does it and returns the exit status."""
+"""The commands of `stepprof …`, one module each.
+
+Each module has `add(parser)`, which declares the arguments, and `run(args)`, which runs the command
+and returns the exit status.
+"""

@@ -1,4 +1,4 @@
-"""`stepprof analyse`: what torch_npu recorded, made readable after the job, where torch_npu is installed."""
+"""`stepprof analyse`: run torch_npu's analysis after the job, on a machine that has torch_npu."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ __all__ = ["add", "run"]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `analyse` takes."""
-    parser.description = "Have torch_npu analyse what it recorded on Ascend devices, each capture in a process of its own; `merge` and `report` read the result. Needs torch_npu, and CANN's msprof for the device's part."
+    """Declare the arguments of `analyse`."""
+    parser.description = "Run torch_npu's analysis of captures from Ascend devices, each in a separate process; `merge` and `report` read the result. Needs torch_npu, and CANN's msprof for the device's part."
     parser.epilog = (
-        "exit status: 0 everything is analysed, 1 something could not be, 2 there is nothing of torch_npu's"
+        "exit status: 0 every capture is analysed, 1 an analysis failed, 2 the run has no torch_npu capture"
     )
     add_run(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="only this step; by default every step")
+    parser.add_argument("--step", type=int, metavar="N", help="only this step (default: all)")
     parser.add_argument(
         "--timeout",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="how long one capture may take (default 600)",
+        help="timeout of the analysis of one capture (default 600)",
     )
     parser.add_argument(
         "--workers",
         type=int,
         default=1,
         metavar="N",
-        help="how many captures are analysed at a time (default 1)",
+        help="number of concurrent analyses (default 1)",
     )
-    parser.add_argument("--again", action="store_true", help="also what has been analysed already")
+    parser.add_argument("--again", action="store_true", help="repeat captures that are already analysed")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse; 1 where something could not be, else 0."""
+    """Run the analysis. Return 1 if a capture could not be analysed, else 0."""
     path = chosen_run(args)
     if args.workers < 1:
-        raise ConfigError.at("--workers", args.workers, "too small; the nearest is 1")
+        raise ConfigError.at("--workers", args.workers, "must be >= 1")
     timeout = more_than(0, 600)(args.timeout, "--timeout")
     wanted = [find_step([path], args.step)] if args.step is not None else steps(path)
     found = [folder for step in wanted for folder in _recorded(path, step)]
     if not found:
         where = f"step {args.step}" if args.step is not None else "the run"
-        raise ConfigError(f"{where} of {path} has nothing that torch_npu recorded")
+        raise ConfigError(f"{where} of {path} has no torch_npu capture")
     todo = [folder for folder in found if args.again or not npu_folder.is_analysed(folder)]
     results: list[dict[str, object]] = []
     with ThreadPoolExecutor(min(args.workers, os.cpu_count() or 1)) as pool:
@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         print_json({"path": str(path), "analysed": results, "done_before": len(found) - len(todo)})
     else:
         before = (
-            f", {len(found) - len(todo)} were before (--again repeats them)" if len(found) > len(todo) else ""
+            f", {len(found) - len(todo)} were analysed before (--again repeats them)"
+            if len(found) > len(todo)
+            else ""
         )
         say(f"{len(todo) - failed} of {len(todo)} captures analysed{before}")
     return 1 if failed else 0
@@ -85,6 +87,6 @@ def _analyse(folder: Path, timeout: float) -> tuple[str | None, float]:
 
 
 def _recorded(path: Path, step: int) -> list[Path]:
-    """The folders of torch_npu's that a step's manifest names."""
+    """Return torch_npu's capture folders that a step's manifest names."""
     manifest = read_step(path, step)
     return npu_folder.recorded_folders(path / step_folder(step), [*manifest["windows"], *manifest["engines"]])

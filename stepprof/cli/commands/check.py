@@ -1,4 +1,7 @@
-"""`stepprof check`: artifacts against manifests. For the end of a job script, for CI, and for whoever has copied a run to another machine."""
+"""`stepprof check`: check artifacts against manifests.
+
+Use it at the end of a job script, in CI, and after copying a run to another machine.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,21 @@ __all__ = ["add", "run"]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `check` takes."""
-    parser.description = "Check a run: nothing that was selected is missing, and every artifact that a manifest names exists, has its size and can be read to its end. Traces are read as merge reads them; what merge would refuse or could not read is a problem here."
-    parser.epilog = "exit status: 0 everything is there and whole, 1 something is missing or damaged, 2 there is no such run"
+    """Declare the arguments of `check`."""
+    parser.description = "Check a run: every selected window is recorded, and every artifact in a manifest exists, has the recorded size and is readable. Traces are read the way merge reads them."
+    parser.epilog = "exit status: 0 complete, 1 something is missing or damaged, 2 no such run"
     add_run(parser)
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes at most; by default as many as processors"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="maximum number of processes (default: the number of processors)",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check one run: 1 where anything is missing or damaged, else 0."""
+    """Check one run. Return 1 if something is missing or damaged, else 0."""
     path = chosen_run(args)
     if args.workers is not None and args.workers < 1:
         raise ConfigError.at("--workers", args.workers, "must be >= 1")

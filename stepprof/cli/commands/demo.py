@@ -1,7 +1,8 @@
-"""`stepprof demo`: train a small model with GRPO on two ranks, record a step of it, and show what was recorded: tables, one timeline, one report.
+"""`stepprof demo`: train a small model with GRPO on two ranks, record a step, and show the result.
 
-The loop is examples/grpo.py, run as a user would run it: by torchrun, in processes of its own, with nothing but environment variables for a configuration. What is here launches it and reads what it
-left, so that whatever the demo can do, any loop can. Neither torch nor transformers is imported in this process.
+The loop is examples/grpo.py. It runs as a user would run it: with torchrun, in separate processes,
+configured by environment variables only. This module launches the loop and reads its run directory,
+so any training loop can do what the demo does. This process imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -39,38 +40,40 @@ __all__ = ["add", "run"]
 
 NEEDED = ("torch", "transformers")
 READING = ("numpy", "msgspec", "rich", "isal")
-"""What timeline and report need beside it; without them the demo still trains, records, and shows its tables."""
+"""Packages that timeline and report also need. Without them the demo trains, records and shows its
+tables.
+"""
 WORLD_SIZE = 2
 TRAIN_STEPS = 24
 SHOWN_STEPS = 3
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `demo` takes."""
-    parser.description = f"Train a small language model with GRPO on arithmetic, on {WORLD_SIZE} ranks of this machine and without a network; record a step, and show what was recorded."
-    parser.epilog = "exit status: 0 trained and recorded, 1 the loop failed or something selected is not recorded, 2 it could not be started, 130 interrupted"
+    """Declare the arguments of `demo`."""
+    parser.description = f"Train a small language model with GRPO on arithmetic, on {WORLD_SIZE} local ranks and without network access. Record a step and show the result."
+    parser.epilog = "exit status: 0 trained and recorded, 1 the loop failed or a selected step is not recorded, 2 the demo could not start, 130 interrupted"
     parser.add_argument(
-        "--steps", default="2", help='the steps to record: "2", "2,10-12", "every 10"; by default 2'
+        "--steps", default="2", help='the steps to record: "2", "2,10-12", "every 10" (default 2)'
     )
-    parser.add_argument("--ranks", default="all", help='the ranks to record: "0", "all"; by default all')
+    parser.add_argument("--ranks", default="all", help='the ranks to record: "0", "all" (default all)')
     parser.add_argument(
         "--train-steps",
         type=int,
         default=TRAIN_STEPS,
         metavar="N",
-        help=f"how many steps to train; by default {TRAIN_STEPS}",
+        help=f"number of training steps (default {TRAIN_STEPS})",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the weights, prompts and samples; by default 0"
+        "--seed", type=int, default=0, help="random seed of the weights, prompts and samples (default 0)"
     )
     add_output_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, record, show: 0 where everything that was selected is recorded, else 1."""
+    """Train, record, show. Return 0 if every selected step is recorded, else 1."""
     _refuse_without_libraries()
     if args.train_steps < 1:
-        raise ConfigError(f"--train-steps = {args.train_steps}: nothing would be trained; the nearest: 1")
+        raise ConfigError(f"--train-steps = {args.train_steps}: must be >= 1")
     Steps.parse(args.steps, "--steps")
     Ranks.parse(args.ranks, "--ranks").check(WORLD_SIZE, "--ranks")
     folder = output_dir(args).absolute()
@@ -93,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         status = launch(loop, environ, WORLD_SIZE)
     except (KeyboardInterrupt, SystemExit):
-        say(f"stopped; what there is of it: stepprof show {_shown(path)}", file=sys.stderr)
+        say(f"stopped; to see what was recorded: stepprof show {_shown(path)}", file=sys.stderr)
         raise
     say(f"{time.monotonic() - began:.0f} s, start and imports included", "")
     if status:
@@ -109,15 +112,15 @@ def _refuse_without_libraries() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"the demo trains a model with {' and '.join(NEEDED)}, and there is no {' and no '.join(missing)} here: pip install 'stepprof[demo]'"
+            f"the demo needs {' and '.join(NEEDED)}; not installed: {', '.join(missing)}; run pip install 'stepprof[demo]'"
         )
 
 
 def _selected_steps(config: Config, train_steps: int) -> list[int]:
-    """The steps that will be recorded. Raises ConfigError where some of them, or all, cannot be."""
+    """Return the steps that will be recorded. Raise ConfigError if one or all of them cannot be."""
     if config.off:
         raise ConfigError(
-            "nothing would be recorded: STEPPROF=0 is set, or no step is selected; unset it, or name a step with --steps"
+            "nothing would be recorded: STEPPROF=0 is set, or no step is selected; unset it, or select a step with --steps"
         )
     selection = config.policy(None).steps
     steps = [step for step in range(1, train_steps + 1) if step in selection]
@@ -126,13 +129,13 @@ def _selected_steps(config: Config, train_steps: int) -> list[int]:
         never = selection
     if not never.is_none:
         raise ConfigError(
-            f'steps = "{selection}": the demo trains steps 1 to {train_steps}, so that "{never}" would never come; name others, or train longer with --train-steps'
+            f'steps = "{selection}": the demo trains steps 1 to {train_steps}, and "{never}" is never reached; select other steps, or raise --train-steps'
         )
     return steps
 
 
 def _claim_run(folder: Path, environ: Mapping[str, str]) -> Path:
-    """A folder for this run that no other run has: demo-1, demo-2, …; or the one that $STEPPROF_RUN_ID asks for."""
+    """Return a new folder for this run: demo-1, demo-2, …, or the one named by $STEPPROF_RUN_ID."""
     given = safe_name(environ.get("STEPPROF_RUN_ID", ""))
     if given:
         return folder / given
@@ -151,7 +154,7 @@ def _claim_run(folder: Path, environ: Mapping[str, str]) -> Path:
 
 
 def _loop(environ: dict[str, str]) -> Path:
-    """Where grpo.py lies: in an installation inside the package, in a source tree beside it (and then its processes must be told where the package is)."""
+    """Return the path of grpo.py: inside an installed package, or next to the package in a source tree."""
     package = Path(stepprof.__file__).parent
     inside = package / "examples" / "grpo.py"
     if inside.is_file():
@@ -162,7 +165,7 @@ def _loop(environ: dict[str, str]) -> Path:
 
 
 def _problems(path: Path, steps: Sequence[int]) -> list[str]:
-    """What was selected and is not there, or is there and damaged."""
+    """Return the selected steps and artifacts that are missing or damaged."""
     recorded = recorded_steps(path)
     absent = [step for step in steps if step not in recorded]
     problems = [f"step {step} is not recorded" for step in absent]
@@ -172,7 +175,7 @@ def _problems(path: Path, steps: Sequence[int]) -> list[str]:
 
 
 def _report(path: Path, steps: Sequence[int]) -> None:
-    """The tables, what the loop has learnt, and what to do next."""
+    """Print the tables, the training progress and the next commands."""
     recorded = [step for step in steps if step in recorded_steps(path)]
     for step in recorded[:SHOWN_STEPS]:
         say_text(f"{render_step(path, step)}\n")
@@ -190,18 +193,18 @@ def _report(path: Path, steps: Sequence[int]) -> None:
     held = [_held_seconds(path, step) for step in recorded]
     if seconds and held:
         say(
-            f"recording held a rank up for {max(held):.2f} s in a step at most; a step takes {median(seconds):.2f} s (median on rank 0)"
+            f"recording delayed a rank by at most {max(held):.2f} s in a step; the median step on rank 0 takes {median(seconds):.2f} s"
         )
     if not recorded:
         return
     shown = f"{_shown(path)} --step {recorded[0]}"
     say("", "next:", *(f"  stepprof {command} {shown}" for command in ("show", "report", "open")))
     if not analysed:
-        say("  timeline and report need more than this environment has: pip install 'stepprof[report]'")
+        say("  timeline and report need more packages: pip install 'stepprof[report]'")
 
 
 def _analyse(path: Path, step: int) -> None:
-    """Merge the step into one timeline, and report on it: the headlines here, all of it in the page."""
+    """Merge the step into one timeline and report on it: headlines here, everything on the page."""
     from msgspec.structs import replace
 
     from stepprof.analysis.report.terminal import print_report
@@ -228,7 +231,7 @@ def _analyse(path: Path, step: int) -> None:
 
 
 def _held_seconds(path: Path, step: int) -> float:
-    """Return how long recording held up the rank that it held up longest."""
+    """Return the longest delay of a rank by recording, in seconds."""
     held: defaultdict[object, float] = defaultdict(float)
     for window in read_step(path, step)["windows"]:
         held[window["rank"]] += held_seconds(window)
@@ -236,6 +239,6 @@ def _held_seconds(path: Path, step: int) -> float:
 
 
 def _shown(path: Path) -> str:
-    """A path as a shell takes it, short where it lies below the current folder."""
+    """Return a path quoted for a shell, relative if it lies below the current folder."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

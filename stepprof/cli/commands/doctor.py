@@ -1,4 +1,4 @@
-"""`stepprof doctor`: what can record on this machine, what stands in the way, and what to do about each."""
+"""`stepprof doctor`: check what can record on this machine, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ __all__ = ["add", "run"]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `doctor` takes."""
-    parser.description = (
-        "Say what can record on this machine, what stands in the way, and what to do about each."
-    )
-    parser.epilog = "exit status: 0 nothing stands in the way (there may be warnings), 1 something does"
+    """Declare the arguments of `doctor`."""
+    parser.description = "Check what can record on this machine; list each problem with its remedy."
+    parser.epilog = "exit status: 0 no problems (warnings are possible), 1 at least one problem"
     parser.add_argument(
         "--timeout",
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="how long torch may take to be imported and tried (default 120)",
+        help="timeout for importing and trying torch (default 120)",
     )
     parser.add_argument(
         "--upload",
         metavar="URL",
-        help="also try whether something can be uploaded there: a small file is written, read and removed",
+        help="also test uploads to this URL: write, read and remove a small file",
     )
     add_output_dir(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at everything: 1 where there is a problem, else 0."""
+    """Run all checks. Return 1 if there is a problem, else 0."""
     findings = torch_findings(os.environ, args.timeout) + npu_findings(os.environ)
     findings += machine_findings(output_dir(args), os.environ)
     lines = backend_lines(findings)
@@ -69,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     say()
     words = {True: "records", False: "cannot", None: "unknown"}
     rows = [[line.name, words[line.records], line.reason] for line in lines]
-    say_text(table(["backend", "here", "what, or why not"], rows))
+    say_text(table(["backend", "here", "result or reason"], rows))
     say()
     say(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}")
     return 1 if problems else 0

@@ -1,4 +1,4 @@
-"""`stepprof ls`: the runs in the output folder. `stepprof ls RUN`: the steps of one."""
+"""`stepprof ls`: list the runs of the output folder. `stepprof ls RUN`: list the steps of a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STEP_COLUMNS = ("step", "version", "windows", "engines", "roles", "ranks", "arti
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `ls` takes."""
+    """Declare the arguments of `ls`."""
     parser.description = "List the runs, or the steps of a run."
     add_run(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List; always 0."""
+    """List runs or steps. Always return 0."""
     if args.run is not None:
         return _list_steps(chosen_run(args), as_json=args.json)
     folder = output_dir(args)
@@ -124,6 +124,6 @@ def _artifacts(summary: StepSummary) -> str:
 
 
 def _shown(items: Any) -> str | None:
-    """The first few of many."""
+    """Return the first few of many items."""
     texts = [str(item) for item in items]
     return ", ".join(texts if len(texts) <= 6 else [*texts[:3], "…", texts[-1], f"({len(texts)})"]) or None

@@ -1,10 +1,9 @@
-"""`stepprof merge`: one timeline of all that was recorded of a step."""
+"""`stepprof merge`: write one timeline of everything that was recorded in a step."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,61 +33,61 @@ _LARGEST = 1e9  # seconds, and microseconds: decades, and hours
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `merge` takes."""
-    parser.description = 'Write one timeline of all that was recorded of a step: ranks, engines, spans, on one clock. "stepprof open" shows it, and so does https://ui.perfetto.dev.'
+    """Declare the arguments of `merge`."""
+    parser.description = 'Write one timeline of a step: all ranks, engines and spans on one clock. View it with "stepprof open" or https://ui.perfetto.dev.'
     add_sources(parser)
     parser.add_argument(
         "--format",
         default="perfetto",
         metavar="FORMAT",
-        help="perfetto (the default): compact, with the arguments that people look at; json: complete, Chrome's JSON, compressed",
+        help="perfetto (default): compact, with the most useful arguments; json: complete, compressed Chrome JSON",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="by default timeline.pftrace or timeline.json.gz in the step's folder",
+        help="the file to write (default: timeline.pftrace or timeline.json.gz in the step's folder)",
     )
     parser.add_argument(
         "--per-replica",
         action="store_true",
-        help="one timeline per engine replica instead, of its workers alone, each in the folder of its replica",
+        help="write one timeline per engine replica, with its workers only, into the folder of the replica",
     )
-    parser.add_argument("--roles", metavar="ROLE,…", help="only these roles, and the spans")
-    parser.add_argument("--ranks", metavar="RANKS", help='only these ranks, like "0-3,8", and the engines')
+    parser.add_argument("--roles", metavar="ROLE,…", help="only these roles, plus the spans")
+    parser.add_argument(
+        "--ranks", metavar="RANKS", help='only these ranks, such as "0-3,8", plus the engines'
+    )
     parser.add_argument(
         "--min-us",
         type=float,
         metavar="US",
-        help="leave out slices that are shorter than this, in microseconds",
+        help="omit slices shorter than this, in microseconds",
     )
-    parser.add_argument(
-        "--no-cpu-ops", action="store_true", help="leave out operators and Python calls of the host"
-    )
+    parser.add_argument("--no-cpu-ops", action="store_true", help="omit host operators and Python calls")
     parser.add_argument(
         "--from",
         type=float,
         dest="from_seconds",
         metavar="S",
-        help="leave out what ends before this, in seconds since the step began",
+        help="omit events that end before this time, in seconds since the start of the step",
     )
     parser.add_argument(
         "--to",
         type=float,
         dest="to_seconds",
         metavar="S",
-        help="leave out what begins after this, in seconds since the step began",
+        help="omit events that start after this time, in seconds since the start of the step",
     )
     add_work(parser)
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print what was written as JSON (schema_version 1) instead of text",
+        help="print a summary as JSON (schema_version 1) instead of text",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge; 0, or 1 where nothing of a source came into the timeline."""
+    """Merge. Return 1 if a source contributed nothing to the timeline, else 0."""
     assume = begin_reading(args)
     format_ = _format(args.format)
     _check_range(args)
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             guess = size(sum(estimate(group, format_) for group in groups.values()))
             what = "the timeline" if len(groups) == 1 else f"{len(groups)} timelines"
             say(
-                f"{counted(len(inputs), 'source')}, {size(sum(each.bytes for each in inputs))}: {what} will have at most about {guess}"
+                f"{counted(len(inputs), 'source')}, {size(sum(each.bytes for each in inputs))}: {what} will have about {guess} or less"
             )
         timelines = []
         for output, inputs in groups.items():
@@ -147,13 +146,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _groups(args: argparse.Namespace, found: Found, name: Path) -> dict[Path, list[Input]]:
-    """The sources of each timeline, by the file that it becomes."""
+    """Return the sources of each timeline, keyed by its output file."""
     folder = found.folder or Path()
     if not args.per_replica:
         return {args.output or folder / name: found.inputs}
     if args.output is not None:
         raise ConfigError(
-            "--output: --per-replica writes one file for each replica, in its folder; leave one of the two out"
+            "--output: cannot be combined with --per-replica, which writes one file per replica into its folder"
         )
     groups: dict[Path, list[Input]] = {}
     for each in found.inputs:
@@ -173,7 +172,7 @@ def _format(text: str) -> Format:
             return known
     near = difflib.get_close_matches(text, FORMATS, 1, 0)
     raise ConfigError(
-        f'--format "{text}": no format; the nearest: {near[0] if near else next(iter(FORMATS))}'
+        f'--format "{text}": unknown format; did you mean "{near[0] if near else next(iter(FORMATS))}"?'
     )
 
 
@@ -184,13 +183,11 @@ def _check_range(args: argparse.Namespace) -> None:
         ("--min-us", args.min_us),
     ):
         if value is not None and not abs(value) < _LARGEST:
-            raise ConfigError(
-                f"{option} = {value}: no such time; the nearest: {0 if math.isnan(value) else math.copysign(_LARGEST, value):g}"
-            )
+            raise ConfigError(f"{option} = {value}: must be between {-_LARGEST:g} and {_LARGEST:g}")
     if args.min_us is not None and args.min_us < 0:
-        raise ConfigError(f"--min-us = {args.min_us:g}: no length; the nearest: 0")
+        raise ConfigError(f"--min-us = {args.min_us:g}: must be >= 0")
     if args.from_seconds is not None and args.to_seconds is not None and args.from_seconds >= args.to_seconds:
-        raise ConfigError(f"--from = {args.from_seconds:g}: not before --to = {args.to_seconds:g}")
+        raise ConfigError(f"--from = {args.from_seconds:g}: must be less than --to = {args.to_seconds:g}")
 
 
 def _filters(args: argparse.Namespace, begin: int) -> Filters:
@@ -208,7 +205,10 @@ def _filters(args: argparse.Namespace, begin: int) -> Filters:
 
 
 def _about(args: argparse.Namespace, found: Found) -> dict[str, object]:
-    """What a timeline in JSON says of the step, so that it can be reported on; of a part of the step no manifests, which tell of all of it."""
+    """Return what a JSON timeline states about the step, so that `report` can read it.
+
+    A timeline of a part of the step carries no manifests, because those describe the whole step.
+    """
     options = {"--from": args.from_seconds, "--to": args.to_seconds, "--min-us": args.min_us}
     filters = [f"{option} {value:g}" for option, value in options.items() if value is not None]
     filters += ["--no-cpu-ops"] if args.no_cpu_ops else []
@@ -268,7 +268,7 @@ def _described(found: Found, merged: Merged, warning: str | None) -> dict[str, A
 
 
 def _rendered(found: Found, merged: Merged, warning: str | None) -> list[str]:
-    """Return the lines that say what was written."""
+    """Return the lines that describe the written file."""
     events = sum(part.events for part in merged.parts)
     lines = [
         f"{counted(events, 'event')} of {counted(len(merged.parts), 'source')}, {size(merged.bytes)}",

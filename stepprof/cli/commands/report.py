@@ -1,4 +1,7 @@
-"""`stepprof report`: where a step went, in the terminal, as JSON, and as a page. `stepprof report A B`: what changed between two."""
+"""`stepprof report`: show where the time of a step went: in the terminal, as JSON, as a page.
+
+`stepprof report A B` shows what changed between two steps.
+"""
 
 from __future__ import annotations
 
@@ -29,32 +32,32 @@ __all__ = ["add", "run"]
 _THERE = "there"  # --html and --json without a file
 _COMPARISON = "comparison"
 Chosen = tuple[list[str], int | None]
-"""The paths of one run, and the step of it that is meant."""
+"""The paths of one run, and the selected step."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `report` takes."""
-    parser.description = "Say where a step went: print it, and write report.html and report.json into the step's folder. Two runs, or RUN:STEP twice, are compared: A before, B after."
+    """Declare the arguments of `report`."""
+    parser.description = "Report where the time of a step went: print a summary, and write report.html and report.json into the step's folder. With two runs, or two RUN:STEP, compare them: A before, B after."
     add_sources(parser)
     parser.add_argument(
         "--html",
         nargs="?",
         const=_THERE,
         metavar="FILE",
-        help="write the page there, and nothing that is not asked for; without a FILE into the step's folder",
+        help="write only the HTML page, to FILE (default: into the step's folder)",
     )
     parser.add_argument(
         "--json",
         nargs="?",
         const=_THERE,
         metavar="FILE",
-        help="write the JSON (schema_version 2) there, and nothing that is not asked for; without a FILE print it instead of text",
+        help="write only the JSON (schema_version 2), to FILE (default: print it instead of text)",
     )
     add_work(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report or compare; 0."""
+    """Report or compare. Return 0."""
     assume = begin_reading(args)
     html, json = _file(args.html, "--html", ".html"), _file(args.json, "--json", ".json")
     sides = _sides(args.runs, args.step, output_dir(args))
@@ -89,16 +92,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_filtered(founds: Sequence[Found]) -> None:
-    """Raise ConfigError for a timeline from which slices were left out: every figure of it would be wrong."""
+    """Raise ConfigError for a timeline that was merged with filters: its figures would be wrong."""
     for found in founds:
         for path, left_out in found.filtered:
             raise ConfigError(
-                f'"{path}": was merged with {left_out}, so that figures cannot be taken from it; report on the run, or merge it without'
+                f'"{path}": was merged with {left_out} and is not complete; report on the run, or merge again without'
             )
 
 
 def _give(content: Report | Comparison, folder: Path, stem: str, html: str | None, json: str | None) -> None:
-    """Print and write what is asked for; where nothing is: text, and both files of a report."""
+    """Print and write the requested outputs; by default text, plus both files of a report."""
     from stepprof.analysis.report.page import render
     from stepprof.analysis.report.store import dump, write
 
@@ -158,10 +161,14 @@ def _analysed(
 
 
 def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:
-    """The one step that is meant, or the two. Paths of one run and one step belong together: its parts from several nodes. Two runs with one id are two."""
+    """Return the requested step, or the two steps to compare.
+
+    Paths of one run and one step belong together: they are its parts from several nodes. Two runs
+    with the same id are two runs.
+    """
     if len(runs) == 2 and runs[0] == runs[1]:
         raise ConfigError(
-            f'RUN: "{runs[0]}" twice: compared with itself it differs in nothing; name two, or RUN:STEP with two steps'
+            f'RUN: "{runs[0]}" given twice: must be two different runs, or RUN:STEP with two different steps'
         )
     named: dict[tuple[str, int | None], list[tuple[str, Path]]] = {}
     for text in runs:
@@ -177,29 +184,32 @@ def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:
         names = ", ".join(
             f"{', '.join(paths)}{'' if number is None else f':{number}'}" for paths, number in sides
         )
-        raise ConfigError(f"RUN: {len(sides)} different ones ({names}); one is reported on, two are compared")
+        raise ConfigError(f"RUN: {len(sides)} runs given ({names}); must be one, or two to compare")
     return sides or [([], step)]
 
 
 def _parts(places: Sequence[Path]) -> Sequence[Sequence[Path]]:
-    """Directories with one id, by the run that they are parts of."""
+    """Return directories with one id, grouped by the run that they are parts of."""
     from stepprof.run.same_run import parts_of_one_run
 
     return parts_of_one_run(list(dict.fromkeys(places)))
 
 
 def _split(text: str, step: int | None) -> tuple[str, int | None]:
-    """`RUN:STEP` as its parts; what exists under the whole name is meant as it stands."""
+    """Split `RUN:STEP`. A path that exists under the whole name is not split."""
     path, colon, number = text.rpartition(":")
     if not colon or not path or not number.isdecimal() or Path(text).exists():
         return text, step
     if step is not None and step != int(number):
-        raise ConfigError(f'--step = {step}: "{text}" names another one; leave one of them out')
+        raise ConfigError(f'--step = {step}: "{text}" names another step; omit one of them')
     return path, int(number)
 
 
 def _run_of(path: str, folder: Path) -> tuple[str, Path]:
-    """By what two paths may be of one run, its id, of anything else the place itself; and its directory."""
+    """Return the key that identifies a path's run, and its directory.
+
+    The key is the run id for a run, and the path itself for anything else.
+    """
     from stepprof.run.layout import step_number
     from stepprof.run.manifest import find_run, is_run, run_id_of
 
@@ -211,14 +221,14 @@ def _run_of(path: str, folder: Path) -> tuple[str, Path]:
     try:
         found = find_run(folder, path).resolve()
     except ConfigError:
-        return str(place), place  # `find` says what is wrong with it
+        return str(place), place  # `find` reports the error
     return run_id_of(found) if is_run(found) else str(found), found
 
 
 def _file(given: str | None, option: str, ending: str) -> str | None:
-    """A file that is named like what goes into it: `--json RUN` would otherwise take the run for one."""
+    """Check the name of an output file: `--json RUN` would otherwise overwrite the run."""
     if given in (None, _THERE) or str(given).endswith(ending):
         return given
     raise ConfigError(
-        f'{option} "{given}": no name of a file that ends in {ending}; the nearest: {option} {given}{ending}; if it is a run, put it before {option}'
+        f'{option} "{given}": must end in {ending}; did you mean {option} {given}{ending}? If it is a run, put it before {option}'
     )

@@ -1,4 +1,7 @@
-"""`stepprof show --step N`: what was recorded of a step, where it lies, what it cost, and where the time went, per rank and role."""
+"""`stepprof show --step N`: what was recorded in a step, per rank and role.
+
+It lists the files, the recording overhead, and the time per region.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,12 @@ __all__ = ["RANK_COLUMNS", "REGION_COLUMNS", "add", "render_step", "run"]
 REGION_COLUMNS = ("role", "region", "calls", "raised")
 RANK_COLUMNS = ("ranks", "min s", "mean s", "max s", "slowest")
 
-_RANKS_SIDE_BY_SIDE = 6  # more than that: the spread over the ranks instead of a column for each
+_RANKS_SIDE_BY_SIDE = 6  # beyond this: the spread over the ranks instead of a column for each
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `show` takes."""
-    parser.description = "Show what was recorded of a step."
+    """Declare the arguments of `show`."""
+    parser.description = "Show what was recorded in a step."
     add_run(parser)
     add_step(parser)
     add_occurrence(parser)
@@ -50,14 +53,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=4,
         metavar="N",
-        help="how many memory snapshots are read for what held the most (default 4: one of 100,000 entries takes a second)",
+        help="number of memory snapshots to read for the largest allocations (default 4; a snapshot of 100,000 entries takes a second)",
     )
     add_all(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show one step; always 0."""
+    """Show one step. Always return 0."""
     path = chosen_run(args)
     step = find_step([path], args.step)
     if args.json:
@@ -72,7 +75,12 @@ def run(args: argparse.Namespace) -> int:
 def describe_step(
     path: Path, step: int, *, snapshots: int = 4, occurrence: int | None = None
 ) -> dict[str, Any]:
-    """All that is known of a step, JSON-able: its combined `manifest`, `regions` with their seconds, what is `missing`, which `missed_requests` there are, its `folder`, what its `memory` snapshots say, and what came of the analysis of its `npu` captures."""
+    """Return everything known about a step, JSON-able.
+
+    Keys: the combined `manifest`, `regions` with their seconds, `missing` windows,
+    `missed_requests`, the step's `folder`, a summary of its `memory` snapshots, and the analysis
+    state of its `npu` captures.
+    """
     read = read_occurrence(path, step, occurrence)
     manifest, regions = read.manifest, region_times(path, step, read.portions)
     return {
@@ -101,9 +109,10 @@ def render_step(
     show_all: bool = False,
     occurrence: int | None = None,
 ) -> str:
-    """A step as text: per rank, role and engine what was recorded, where it lies, bytes, what it cost in seconds; what is missing and why; seconds per region.
+    """Return a step as text, per rank, role and engine.
 
-    Where there are many of anything, those that are alike share a line, unless `show_all`.
+    The text lists files, bytes, recording overhead in seconds, missing windows with reasons, and
+    seconds per region. Similar entries share a line if there are many, unless `show_all`.
     """
     path = Path(run_path)
     read = read_occurrence(path, step, occurrence)
@@ -178,11 +187,11 @@ def _regions_table(times: Sequence[RegionTime], *, show_all: bool) -> str:
         rows.append([role or "step", name, number(calls), number(errors) if errors else None, *spread])
     columns = [f"rank {rank} s" for rank in ranks] if side_by_side else RANK_COLUMNS
     text = table([*REGION_COLUMNS, *columns], rows, "llrr" + "r" * len(columns))
-    return f"{text}\n({left_out} regions that took less are left out; --all shows them)" if left_out else text
+    return f"{text}\n({left_out} shorter regions omitted; --all shows them)" if left_out else text
 
 
 def _describe_npu(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Each folder of torch_npu's, and what came of its analysis."""
+    """Return each torch_npu capture folder with the state of its analysis."""
     folder = path / step_folder(step)
     return [
         {"path": found.relative_to(folder).as_posix(), "analysis": npu_folder.analysis_of(found)}
@@ -191,14 +200,16 @@ def _describe_npu(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -
 
 
 def _nsys_notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What opens a report of Nsight Systems."""
+    """Return a hint on how to open a report of Nsight Systems."""
     if any(artifact["kind"] == "nsys" for entry in entries for artifact in entry["artifacts"]):
-        return ['.nsys-rep is a report of Nsight Systems: nsys-ui opens it, "nsys stats FILE" sums it up']
+        return [
+            '.nsys-rep is an Nsight Systems report: open it with nsys-ui, or summarise it with "nsys stats FILE"'
+        ]
     return []
 
 
 def _npu_notes(path: Path, step: int, entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    hint = f': "stepprof analyse {path.name} --step {step}" makes its trace'
+    hint = f': "stepprof analyse {path.name} --step {step}" creates its trace'
     return [
         f"{found['path']}: {found['analysis']}{hint if found['analysis'] == npu_folder.NOT_YET else ''}"
         for found in _describe_npu(path, step, entries)

@@ -1,4 +1,6 @@
-"""`stepprof spans`: what the spans of every step add up to, as a table, as JSON, or themselves as a timeline."""
+"""`stepprof spans`: sums of the spans of every step, as a table, as JSON, or the spans as a
+timeline.
+"""
 
 from __future__ import annotations
 
@@ -26,36 +28,36 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "run"]
 
-_RANKS_APART = 6  # more than that: one row for all of them
+_RANKS_APART = 6  # beyond this: one row for all of them
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `spans` takes."""
+    """Declare the arguments of `spans`."""
     parser.description = (
-        "Show what windows and regions took, in every step, recorded or not: also while the job runs."
+        "Show the time of windows and regions in every step, recorded or not; works while the job runs."
     )
     add_run(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="only this step; by default all of them")
+    parser.add_argument("--step", type=int, metavar="N", help="only this step (default: all)")
     add_occurrence(parser)
     parser.add_argument("--role", metavar="ROLE", help="only this role")
     parser.add_argument("--region", metavar="NAME", help="only spans of this name")
-    parser.add_argument("--ranks", metavar="RANKS", help='only these ranks, like "0-3,8"')
+    parser.add_argument("--ranks", metavar="RANKS", help='only these ranks, such as "0-3,8"')
     parser.add_argument(
         "--perfetto",
         type=Path,
         metavar="FILE",
-        help="write the spans themselves as a timeline, for https://ui.perfetto.dev",
+        help="also write the spans as a timeline for https://ui.perfetto.dev",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the spans; 1 where there are none."""
+    """Show the spans. Return 1 if there are none."""
     path = chosen_run(args)
     ranks = None if args.ranks is None else Ranks.parse(args.ranks, "--ranks")
     wanted = Wanted(args.step, args.role, args.region, ranks)
     if args.occurrence is not None and args.step is None:
-        raise ConfigError("--occurrence: of which step? Name it with --step")
+        raise ConfigError("--occurrence: requires --step")
     read = None if args.step is None else read_occurrence(path, args.step, args.occurrence)
     portions = None if read is None else read.portions
     found = span_times(path, wanted, portions)
@@ -129,7 +131,7 @@ def _row(time: SpanTime, *, apart: bool) -> list[object]:
 
 
 def _write(path: Path, wanted: Wanted, portions: Portions | None, output: Path) -> Path:
-    """Write the spans that are meant for Perfetto."""
+    """Write the selected spans for Perfetto."""
     require_extra()
     from stepprof.analysis.timeline import descriptors, perfetto
     from stepprof.analysis.timeline.clocks import describe, never_compared
@@ -154,7 +156,9 @@ def _write(path: Path, wanted: Wanted, portions: Portions | None, output: Path) 
 
 
 def _inputs(path: Path, wanted: Wanted, portions: Portions | None) -> list[Input]:
-    """The files of spans, on one clock as far as any step's manifest compares their hosts."""
+    """Return the span files, placed on one clock as far as the steps' manifests compare their
+    hosts.
+    """
     from stepprof.analysis.timeline.clocks import Clocks
     from stepprof.analysis.timeline.manifest_sources import span_inputs
 
@@ -176,7 +180,7 @@ def _inputs(path: Path, wanted: Wanted, portions: Portions | None) -> list[Input
 
 
 def _of_name(source: Source, name: str | None) -> Source:
-    """The source with the spans of this name alone; None: all."""
+    """Return the source with only the spans of this name; None selects all."""
     if name is None:
         return source
     import numpy as np
@@ -192,7 +196,7 @@ def _of_name(source: Source, name: str | None) -> Source:
 
 
 def _picked(columns: _Columns, mask: Any) -> _Columns:
-    """The rows of columns where the mask is true."""
+    """Return the rows of columns where the mask is true."""
     picked: dict[str, Any] = {}
     for field in fields(columns):
         column = getattr(columns, field.name)

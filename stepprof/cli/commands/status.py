@@ -1,4 +1,4 @@
-"""`stepprof status RUN`: what every rank and engine of a run does now, or did last, and what became of what was asked for."""
+"""`stepprof status RUN`: the current or final state of every rank and engine, and of the requests."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _COLOURS = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `status` takes."""
-    parser.description = "Show what every rank and engine of a run does now, or did last."
+    """Declare the arguments of `status`."""
+    parser.description = "Show the current or final state of every rank and engine of a run."
     parser.epilog = "exit status: 0 all live, ended or replaced, 1 a process crashed, is stale, or its file is damaged, 2 no such run"
     add_run(parser)
     parser.add_argument(
@@ -44,14 +44,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         const=EVERY_SECONDS,
         metavar="SECONDS",
-        help="show it again every so many seconds (1 by default) until Ctrl-C, or until every process has ended",
+        help="refresh every SECONDS (default 1) until Ctrl-C, or until every process has ended",
     )
     add_all(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the status, once or again and again; 1 where a process is not as it should be."""
+    """Show the status, once or repeatedly. Return 1 if a process is unhealthy."""
     path = chosen_run(args)
     content = describe(path)
     if args.watch is not None:
@@ -64,7 +64,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """All that is known: `processes` as `stepprof.run.status` reads them, how many are in which of `conditions`, `requests` with their outcomes by rank."""
+    """Return the status of a run.
+
+    `processes` is what `stepprof.run.status` reads, `conditions` counts them, and `requests` has
+    the outcome of each request by rank.
+    """
     processes = read_statuses(path)
     now = time.time_ns()
     requests: dict[str, dict[str, Any]] = {}
@@ -89,7 +93,9 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def render(content: Mapping[str, Any], *, show_all: bool = False) -> str:
-    """The status as plain text: where there are many, processes and engines that do the same share a row, unless `show_all`."""
+    """Return the status as plain text. Similar processes share a row if there are many, unless
+    `show_all`.
+    """
     parts = [_title(content)]
     rows, how_many = status_rows(content["processes"], show_all=show_all)
     if rows:
@@ -102,11 +108,11 @@ def render(content: Mapping[str, Any], *, show_all: bool = False) -> str:
 
 def _title(content: Mapping[str, Any]) -> str:
     conditions = ", ".join(f"{count} {name}" for name, count in sorted(content["conditions"].items()))
-    return printable(f"run {content['run_id']}  {conditions or 'no process has told of itself'}")
+    return printable(f"run {content['run_id']}  {conditions or 'no process has reported its state'}")
 
 
 def _print(content: Mapping[str, Any], *, show_all: bool) -> None:
-    """With colours on a terminal that rich knows, as plain text everywhere else."""
+    """Print with colours on a terminal that rich supports, else as plain text."""
     shown = _rich(content, show_all=show_all) if sys.stdout.isatty() else None
     if shown is None:
         say_text(render(content, show_all=show_all))
@@ -115,7 +121,7 @@ def _print(content: Mapping[str, Any], *, show_all: bool) -> None:
 
 
 def _rich(content: Mapping[str, Any], lines: int | None = None, *, show_all: bool = False) -> Any:
-    """The status for rich, in so many lines of a terminal; None where rich is not installed."""
+    """Return the status for rich, limited to the height of the terminal; None without rich."""
     try:
         from rich.cells import cell_len
         from rich.console import Group, RenderableType
@@ -133,14 +139,14 @@ def _rich(content: Mapping[str, Any], lines: int | None = None, *, show_all: boo
     if lines is not None and lines < len(rows) + len(notes) + 3:
         shown = max(
             lines - len(notes) - 4, 1
-        )  # without the title, the headers, how many more, and where the cursor is
+        )  # without the title, the headers, the line of omitted rows, and the cursor
         notes = [f"… and {len(rows) - shown} more lines: `stepprof status` without --watch", *notes]
         rows = rows[:shown]
     columns = Table(box=None, pad_edge=False)
     for header, side, *texts in zip(HEADERS, ALIGN, *rows, strict=True):
         widest = max(
             map(cell_len, [header, *texts])
-        )  # a terminal that is too narrow wraps the line: no column is cut
+        )  # a terminal that is too narrow wraps the line; no column is cut
         columns.add_column(header, justify="right" if side == "r" else "left", no_wrap=True, min_width=widest)
     for row in rows:
         columns.add_row(*(Text(text, style=_COLOURS.get(text.removeprefix("was "), "")) for text in row))
@@ -155,7 +161,7 @@ def _rich(content: Mapping[str, Any], lines: int | None = None, *, show_all: boo
 def _watch(
     path: Path, content: dict[str, Any], seconds: float, *, as_json: bool, show_all: bool
 ) -> dict[str, Any]:
-    """Show it until every process has ended; returns what was shown last."""
+    """Show the status until every process has ended. Return the last one shown."""
     if not as_json and sys.stdout.isatty() and _rich(content) is not None:
         from rich.live import Live
 
@@ -179,5 +185,5 @@ def _watch(
 
 
 def _goes_on(content: Mapping[str, Any]) -> bool:
-    """Whether anything may still change: a run that has just begun has told nothing yet."""
+    """Return whether anything may still change. A run that has just started has no status yet."""
     return not content["processes"] or bool({LIVE, "stale"} & set(content["conditions"]))

@@ -1,4 +1,6 @@
-"""`stepprof trigger RUN`: ask a running job to record a step, on every rank and engine; or withdraw what was asked for."""
+"""`stepprof trigger RUN`: ask a running job to record a step on every rank and engine, or withdraw
+a request.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +22,35 @@ WAIT_SECONDS = 4.0
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Say what `trigger` takes."""
-    parser.description = "Ask a running job to record a step, without restarting it. What is not named here is as configured in the job."
-    parser.epilog = "exit status: 0 every rank that answered has taken it, 1 a rank has missed or refused it, or none has answered, 2 it was not placed"
+    """Declare the arguments of `trigger`."""
+    parser.description = "Ask a running job to record a step, without a restart. Options that are not given here keep the job's configuration."
+    parser.epilog = "exit status: 0 every rank that answered accepted the request, 1 a rank missed or refused it, or no rank answered, 2 the request was not placed"
     add_run(parser)
     parser.add_argument(
-        "--step", default=NEXT, metavar="N", help='its number, or "next" (the default): the next step that every rank can still reach'
+        "--step", default=NEXT, metavar="N", help='the step number, or "next" (default): the next step that every rank can still reach'
     )  # fmt: skip
     parser.add_argument(
-        "--count", type=int, default=1, metavar="K", help="so many consecutive steps; by default 1"
+        "--count", type=int, default=1, metavar="K", help="number of consecutive steps (default 1)"
     )
-    parser.add_argument("--role", help="windows of this role only; by default of every role")
+    parser.add_argument("--role", help="only windows of this role (default: every role)")
     parser.add_argument(
-        "--ranks", help='which ranks record, such as "0-3,8" or "all"; by default as configured'
-    )
-    parser.add_argument(
-        "--backend", help='what records, such as "torch" or "torch,memory"; by default as configured'
+        "--ranks", help='the ranks that record, such as "0-3,8" or "all" (default: as configured)'
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help='any other key that the table of a role may have: "max_seconds=30", "torch.with_stack=true"; may be repeated'
+        "--backend", help='the backends, such as "torch" or "torch,memory" (default: as configured)'
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help='any other key of the table of a role: "max_seconds=30", "torch.with_stack=true"; may be repeated'
     )  # fmt: skip
     parser.add_argument("--withdraw", metavar="NAME", help="withdraw this request instead")
     parser.add_argument(
-        "--wait", type=seconds, default=WAIT_SECONDS, metavar="SECONDS", help="how long the ranks' answers are waited for; by default %(default)s"
+        "--wait", type=seconds, default=WAIT_SECONDS, metavar="SECONDS", help="timeout for the ranks' answers (default %(default)s)"
     )  # fmt: skip
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Place or withdraw a request; 1 where a rank could not take it."""
+    """Place or withdraw a request. Return 1 if a rank could not accept it."""
     path = chosen_run(args)
     try:
         if args.withdraw is not None:
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         options = _options(args.set)
         for key, value in (("ranks", args.ranks), ("backend", backend)):
             if value is not None and key in options:
-                raise ConfigError.at(key, options[key], f"named twice; leave --{key} or --set {key} out")
+                raise ConfigError.at(key, options[key], f"given twice; omit --{key} or --set {key}")
         request = ask(
             path, step, count=args.count, role=args.role, **{**options, **_given(ranks=args.ranks, backend=backend)}
         )  # fmt: skip
@@ -81,7 +83,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _options(items: list[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs as one table: a value is JSON, and text where it is none."""
+    """Return KEY=VALUE pairs as one mapping. A value is parsed as JSON, else kept as a string."""
     table: dict[str, Any] = {}
     for item in items:
         key, equals, value = item.partition("=")
@@ -96,7 +98,7 @@ def _options(items: list[str]) -> dict[str, Any]:
         for name in names[:-1]:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise ConfigError.at("set", item, f"{name} is set to a value already")
+                raise ConfigError.at("set", item, f"{name} is already set to a value")
         inner[names[-1]] = parsed
     return table
 
@@ -112,7 +114,7 @@ def _render_request(request: Request, run_id: str) -> str:
 
 def _render_answers(found: Mapping[str, list[dict[str, Any]]]) -> str:
     if not found:
-        return "no process of the run has answered; `stepprof status` says what they do"
+        return "no process of the run has answered; `stepprof status` shows their state"
     lines = []
     for outcome, seen in sorted(found.items()):
         ranks = [str(answer["rank"]) for answer in seen]

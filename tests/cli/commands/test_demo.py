@@ -132,7 +132,9 @@ class TestDemo:
             assert f"run demo-1  step {step}\n" in done.stdout
         assert re.search(r"^actor +update_policy +2 ", done.stdout, re.MULTILINE)
         assert re.search(r"^reward 0\.\d+ at step 1, 0\.\d+ at step 4$", done.stdout, re.MULTILINE)
-        assert re.search(r"^recording held a rank up for \d+\.\d\d s in a step", done.stdout, re.MULTILINE)
+        assert re.search(
+            r"^recording delayed a rank by at most \d+\.\d\d s in a step", done.stdout, re.MULTILINE
+        )
         assert f"stepprof show {Path('stepprof-runs') / path.name} --step 2" in done.stdout
 
     def test_ends_with_one_timeline_and_a_report(self, demo) -> None:
@@ -180,10 +182,10 @@ class TestBeforeTheStart:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--train-steps", "0"], "--train-steps = 0: nothing would be trained"),
-            (["--steps", "99"], f'trains steps 1 to {TRAIN_STEPS}, so that "99" would never come'),
-            (["--steps", "2,30"], 'so that "30" would never come'),
-            (["--steps", "every 100"], 'so that "every 100" would never come'),
+            (["--train-steps", "0"], "--train-steps = 0: must be >= 1"),
+            (["--steps", "99"], f'trains steps 1 to {TRAIN_STEPS}, and "99" is never reached'),
+            (["--steps", "2,30"], 'and "30" is never reached'),
+            (["--steps", "every 100"], 'and "every 100" is never reached'),
             (["--steps", "5-2"], '--steps = "5-2": the range 5-2 is empty'),
             (["--steps", "none"], "nothing would be recorded"),
             (["--ranks", "7"], '--ranks = "7": there is no rank 7 in a world of 2'),
@@ -207,7 +209,7 @@ class TestBeforeTheStart:
         monkeypatch.setitem(sys.modules, "transformers", None)
         assert main(["demo"]) == 2
         message = capsys.readouterr().err
-        assert "no transformers here" in message
+        assert "not installed: transformers" in message
         assert "pip install 'stepprof[demo]'" in message
 
     def test_names_an_unwritable_folder(self, tmp_path, capsys) -> None:
@@ -228,7 +230,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from stepprof.cli.demo_launcher import launch
 with ThreadPoolExecutor() as threads:
-    status = threads.submit(demo_launcher, [sys.argv[1]], {}, 2).result()
+    status = threads.submit(launch, [sys.argv[1]], {}, 2).result()
 sys.exit(status)
 """
 

@@ -131,13 +131,13 @@ def test_what_a_browser_does_not_open_is_warned_about(folder, capsys, monkeypatc
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--format", "perfeto"], '--format "perfeto": no format; the nearest: perfetto'),
-        (["--format", "chrome"], "the nearest: "),
+        (["--format", "perfeto"], '--format "perfeto": unknown format; did you mean "perfetto"?'),
+        (["--format", "chrome"], "did you mean "),
         (["--workers", "0"], "--workers = 0"),
         (["--min-us", "-1"], "--min-us = -1"),
         (["--min-us", "nan"], "--min-us = nan"),
         (["--from", "inf"], "--from = inf"),
-        (["--from", "2", "--to", "1"], "--from = 2: not before --to = 1"),
+        (["--from", "2", "--to", "1"], "--from = 2: must be less than --to = 1"),
         (["--roles", "actr"], 'did you mean "actor"?'),
         (["--ranks", "x"], "--ranks"),
         (["--ranks", "7"], 'ranks: "7" recorded nothing in this step; there are: 0, 1'),
@@ -189,13 +189,13 @@ class TestPerReplica:
         assert main(["merge", str(run.path), "--per-replica"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith("4 sources, ")
-        assert "2 timelines will have at most about" in lines[0]
+        assert "2 timelines will have about" in lines[0]
         assert sum(line.endswith("timeline.pftrace") for line in lines) == 2
 
     def test_with_a_file_of_ones_own(self, run, tmp_path, capsys):
         """One name for several files."""
         assert main(["merge", str(run.path), "--per-replica", "--output", str(tmp_path / "t")]) == 2
-        assert "--per-replica writes one file for each replica" in capsys.readouterr().err
+        assert "--output: cannot be combined with --per-replica" in capsys.readouterr().err
 
     def test_without_an_engine(self, folder, capsys):
         """There is no replica."""

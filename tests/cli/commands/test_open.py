@@ -58,7 +58,7 @@ class TestWithoutAViewer:
         assert main(["open", str(step.parent)]) == 0
         made = (step / "timeline.pftrace").read_bytes()
         assert b"aten::add" in made
-        assert f"no timeline is in {step} yet: merging" in capsys.readouterr().out
+        assert f"{step} has no timeline yet: merging" in capsys.readouterr().out
         assert main(["open", str(step.parent)]) == 0
         assert "merging" not in capsys.readouterr().out
 
@@ -70,20 +70,20 @@ class TestWithoutAViewer:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--port", "65536"], "--port = 65536: no port; the nearest: 65535"),
-            (["--port", "-1"], "--port = -1: no port; the nearest: 0"),
+            (["--port", "65536"], "--port = 65536: must be 0 to 65535"),
+            (["--port", "-1"], "--port = -1: must be 0 to 65535"),
             (["--step", "7"], "step 7: not recorded in"),
         ],
     )
     def test_wrong_arguments(self, step, arguments, message, capsys) -> None:
-        """Named, with the nearest that is right."""
+        """Are refused with the allowed range."""
         assert main(["open", str(step.parent), *arguments]) == 2
         assert message in capsys.readouterr().err
 
     def test_a_step_of_a_file(self, step, capsys) -> None:
         """A file has no steps."""
         assert main(["open", str(step / "timeline.pftrace"), "--step", "2"]) == 2
-        assert "leave --step out" in capsys.readouterr().err
+        assert "omit --step" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -366,8 +366,8 @@ class TestStatus:
             (["--role", "actr"], 'did you mean "actor"'),
             (["--backend", "nul"], 'did you mean "null"'),
             (["--set", "max_seconds"], "expected KEY=VALUE"),
-            (["--set", "torch=1", "--set", "torch.with_stack=true"], "torch is set to a value already"),
-            (["--ranks", "0", "--set", "ranks=all"], "named twice"),
+            (["--set", "torch=1", "--set", "torch.with_stack=true"], "torch is already set to a value"),
+            (["--ranks", "0", "--set", "ranks=all"], "given twice"),
             (["--withdraw", "x"], "no such request"),
         ],
     )
@@ -436,7 +436,7 @@ class TestStatus:
         (tmp_path / "job").mkdir()
         (tmp_path / "job" / "run.json").write_text("{}")
         assert main(["status", str(tmp_path / "job")]) == 0
-        assert "no process has told of itself" in capsys.readouterr().out
+        assert "no process has reported its state" in capsys.readouterr().out
         assert main(["trigger", str(tmp_path / "job")]) == 2
         assert main(["trigger", str(tmp_path / "job"), "--step", "7", "--wait", "0"]) == 1
         assert "no process of the run has answered" in capsys.readouterr().out
