@@ -105,7 +105,11 @@ class _Sentences:
         }
         for process in self.notes.truth.processes:
             words = kinds.get(process.fate)
-            if words and process.windows and not any(words in text or "fell short" in text for text in said):
+            if (
+                words
+                and process.windows
+                and not any(words in text or "were incomplete" in text for text in said)
+            ):
                 self.notes.say(f"headline of the {process.fate} capture of {process.rank}", said, words)
         if len({each.place.island for each in self.everyone.values()}) > 1 and not any(
             "never compared" in text for text in said
@@ -122,7 +126,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
         told.share(share[:-1], shares.get(role, -1.0))
 
 
-@_reads(r"the step took, by each clock of its own, (?P<parts>.+?)(?:, and \d+ more)?")
+@_reads(r"the step took (?P<parts>.+?)(?:, and \d+ more)?, each by its own clock")
 def _(told: _Sentences, match: re.Match[str]) -> None:
     lengths = [(waited.bounds[1] - waited.bounds[0]) / 1e9 for waited in told.waited]
     for island in set(told.notes.islands.values()):  # one may have engines alone
@@ -170,15 +174,15 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
             told.wrong(process)
 
 
-@_reads(r"captures fell short in \d+ more ways: report.json lists them")
+@_reads(r"captures were incomplete in \d+ more ways: report.json lists them")
 def _(told: _Sentences, match: re.Match[str]) -> None:
     if len({process.fate for process in told.notes.truth.processes}) < 4:
         told.wrong("fewer kinds")
 
 
 @_reads(
-    rf"(?P<who>.+) was the last in (?P<phase>.+?): (?P<seconds>{TIME}) after (?P<others>.+?)"
-    rf"(?:, having begun (?P<later>{TIME}) later)?(?:, (?P<held>{TIME}) of it held up by the profiler)?"
+    rf"(?P<who>.+) was the last to finish (?P<phase>.+?): (?P<seconds>{TIME}) behind (?P<others>.+?)"
+    rf"(?:, having started (?P<later>{TIME}) later)?(?:, (?P<held>{TIME}) of it due to the profiler)?"
 )
 def _(told: _Sentences, match: re.Match[str]) -> None:
     role, region = told.phase(match["phase"])
@@ -235,7 +239,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
 
 
 @_reads(
-    rf"(?P<who>.+) spent (?P<seconds>{TIME}) in collectives of (?P<phase>.+?)(?:; (?P<there>\d+) of (?P<all>\d+) members were recorded| that could not be matched across ranks), so whom it waited for is not known"
+    rf"(?P<who>.+) spent (?P<seconds>{TIME}) in collectives of (?P<phase>.+?)(?:; (?P<there>\d+) of (?P<all>\d+) members were recorded| that could not be matched across ranks), so the rank it waited for is unknown"
 )
 def _(told: _Sentences, match: re.Match[str]) -> None:
     known = told.everyone.get(key_of(match["who"]) or 0)
@@ -251,7 +255,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
 
 
 @_reads(
-    rf"generation ran below half of its peak batch for (?P<share>\d+)% of .*?(?:, the last (?P<tail>{TIME}) without a break)?"
+    rf"generation ran below half of its peak batch for (?P<share>\d+)% of .*?(?:, without a break for the last (?P<tail>{TIME}))?"
 )
 def _(told: _Sentences, match: re.Match[str]) -> None:
     rows = [row for row in told.report.rollout if round(100 * row.below_half) == int(match["share"])]
@@ -266,7 +270,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
 _CAUSES = {
     "the device was idle": "host",
     "while the rollout ran": "rollout",
-    "while other ranks of their role were in it": "peers",
+    "while other ranks were in the same role": "peers",
     "while other roles ran": "other_role",
     "was not recorded": "not_recorded",
     "no recorded work or cause explains": "unknown",
@@ -299,7 +303,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
         told.share(match["waited"], min(waited / exposed, 1.0))
 
 
-@_reads(r"the (?P<kind>GPU|NPU)s were busy for (?P<share>\d+)% of what was captured")
+@_reads(r"the (?P<kind>GPU|NPU)s were busy for (?P<share>\d+)% of the captured time")
 def _(told: _Sentences, match: re.Match[str]) -> None:
     shares = [
         row.busy_share for row in told.report.overlap if row.device != "cpu" and row.busy_share is not None
@@ -308,7 +312,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
 
 
 @_reads(
-    rf"starting and stopping profilers took (?P<seconds>{TIME}) of each process on average; (?P<who>\S+) took (?P<stop>{TIME}) to stop"
+    rf"starting and stopping profilers took (?P<seconds>{TIME}) per process on average; (?P<who>\S+) took (?P<stop>{TIME}) to stop"
 )
 def _(told: _Sentences, match: re.Match[str]) -> None:
     rows = told.report.idle
@@ -317,7 +321,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
     told.about(match["stop"], slowest.stop / 1e9)
 
 
-@_reads(rf"the recording itself held (?P<who>.+) up for (?P<seconds>{TIME})")
+@_reads(rf"recording delayed (?P<who>.+) by (?P<seconds>{TIME})")
 def _(told: _Sentences, match: re.Match[str]) -> None:
     process = told.process(match["who"])
     if process is None:

@@ -125,7 +125,10 @@ FALSE = {
         "headlines": [*r.headlines, Headline("rank 1 is to blame for everything", "straggler")]
     },
     "a sentence of the wrong rank": lambda r: {
-        "headlines": [*r.headlines, Headline("rank 3 was the last in ref: 800 ms after rank 0", "straggler")]
+        "headlines": [
+            *r.headlines,
+            Headline("rank 3 was the last to finish ref: 800 ms behind rank 0", "straggler"),
+        ]
     },
 }
 

@@ -127,7 +127,7 @@ def _without(wanted: Input, reason: str) -> Digest:
         wanted.origin,
         wanted.alignment,
         events=0,
-        findings=[f"nothing of it is in the report: {reason}"],
+        findings=[f"not in the report: {reason}"],
         bytes=wanted.bytes,
         status=wanted.status,
         whole=False,

@@ -48,7 +48,7 @@ def sound(source: Source) -> Source:
             (counters, kept.counters),
         )
     )
-    finding = f"{left} events lie months from the others, or have values beyond measure: they are left out of the report"
+    finding = f"{left} events lie months from the others or have impossible values: they are omitted from the report"
     return replace(kept, findings=[*source.findings, finding])
 
 

@@ -128,7 +128,7 @@ def estimate(members: Sequence[Member]) -> Estimate:
         if offset_between(link, extents[there]) is None:
             names = [", ".join(sorted(hosts[island])) for island in (here, there)]
             made.findings.append(
-                f"the collectives of {names[0]} and {names[1]} cannot all be matched rightly, or a clock was set meanwhile: their clocks are not compared"
+                f"the collectives of {names[0]} and {names[1]} cannot all be matched, or a clock was set during the step: their clocks are not compared"
             )
             continue
         ways[here].append(link)
@@ -187,7 +187,7 @@ def _matched(members: Sequence[Member], group: str) -> dict[str, _Calls]:
     if not numbers:
         if any(each.size != len(members) for each in series):
             raise _Mismatch(
-                f"{len(members)} of {max(each.size for each in series)} ranks can be used, and calls without numbers are matched only where all can"
+                f"{len(members)} of {max(each.size for each in series)} ranks are usable; calls without numbers can only be matched if all are"
             )
         series = _in_order(series)
     elif len(numbers) < len(series):
@@ -237,7 +237,7 @@ def _together(parts: Sequence[tuple[Member, Series]]) -> _Calls:
         return _Calls(number, kind, entered, left)
     kinds = np.minimum.reduceat(kind[order], edges)
     if (kinds != np.maximum.reduceat(kind[order], edges)).any():
-        raise _Mismatch("ranks differ in what the call of one number is")
+        raise _Mismatch("ranks disagree about the call with one number")
     return _Calls(
         number[order][edges],
         kinds,
@@ -249,7 +249,7 @@ def _together(parts: Sequence[tuple[Member, Series]]) -> _Calls:
 def _link(here: str, there: str, one: _Calls, other: _Calls) -> Link:
     _, mine, theirs = np.intersect1d(one.number, other.number, assume_unique=True, return_indices=True)
     if (one.kind[mine] != other.kind[theirs]).any():
-        raise _Mismatch("ranks differ in what the call of one number is")
+        raise _Mismatch("ranks disagree about the call with one number")
     known = (one.left[mine] < UNKNOWN_NS // 2) & (other.left[theirs] < UNKNOWN_NS // 2)
     mine, theirs = mine[known], theirs[known]
     return Link(here, there, one.entered[mine], one.left[mine], other.entered[theirs], other.left[theirs])

@@ -308,5 +308,5 @@ def _left_out(digests: Sequence[Digest]) -> Iterable[Finding]:
         if digest.calls.left_out:
             yield Finding(
                 digest.origin.path,
-                f"{digest.calls.left_out} collectives are more than are matched across ranks: who waited for whom in them is not known",
+                f"{digest.calls.left_out} collectives exceed the limit for matching across ranks: waits in them are not attributed",
             )

@@ -161,9 +161,9 @@ def noise_text(change: Change) -> str:
     """How far it differs anyway, and between what, in words."""
     if change.noise is None:
         if change.topic == "step":
-            return "how much of that is noise is not known: fewer than three other steps have spans"
-        return "how much of that is noise is not known: one process, and too few other steps with spans"
-    text = f"it differs by {seconds_text(change.noise)} anyway"
+            return "the noise is unknown: fewer than three other steps have spans"
+        return "the noise is unknown: there is one process, and too few other steps have spans"
+    text = f"the noise is {seconds_text(change.noise)}"
     if change.noise == change.noise_steps:
         text += f", from step to step ({change.steps} steps)"
     else:
@@ -185,7 +185,8 @@ def _findings(a: Report, b: Report) -> Iterable[Finding]:
         for what, time in here.items():
             if what not in there and time.share >= WORTH_SAYING:
                 yield Finding(
-                    _name(report), f"{what} took {seconds_text(time.seconds)} and is not in {_name(other)}"
+                    _name(report),
+                    f"{what} took {seconds_text(time.seconds)} and does not occur in {_name(other)}",
                 )
     for what, time in names[0].items():
         counts = len(time.per_process), len(names[1][what].per_process) if what in names[1] else 0
@@ -193,4 +194,4 @@ def _findings(a: Report, b: Report) -> Iterable[Finding]:
             yield Finding(None, f"{what}: {counts[0]} processes in A, {counts[1]} in B")
     for report in (a, b):
         if report.findings:
-            yield Finding(_name(report), f"{len(report.findings)} findings of its own: it may be incomplete")
+            yield Finding(_name(report), f"its report has {len(report.findings)} notes: it may be incomplete")

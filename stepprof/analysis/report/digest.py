@@ -236,7 +236,7 @@ def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[st
         )
     totals.sort(key=lambda total: (-total.covered, total.first))
     left = len(longest) - len(totals)
-    return totals, [f"{left} regions with other names, each of them shorter, are left out"] if left else []
+    return totals, [f"{left} shorter regions with other names are omitted"] if left else []
 
 
 def _outermost(track: npt.NDArray[np.int32], start: Times, end: Times) -> int:

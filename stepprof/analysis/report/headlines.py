@@ -34,7 +34,7 @@ MOST_NAMES = 3
 _CAUSES = {
     "host": "the device was idle for {share}{mean} in recorded windows: the host launched no work",
     "rollout": "no work was recorded for {share}{mean} while the rollout ran",
-    "peers": "no work was recorded for {share}{mean} while other ranks of their role were in it",
+    "peers": "no work was recorded for {share}{mean} while other ranks were in the same role",
     "other_role": "no work was recorded for {share}{mean} while other roles ran",
     "not_recorded": "{share}{mean} was not recorded",
     "unknown": "no recorded work or cause explains {share}{mean}",
@@ -85,7 +85,7 @@ def _where(report: Report) -> list[Headline]:
         known = [each for each in report.islands if each.seconds]  # not of a window whose end is not known
         shown = [f"{seconds_text(each.seconds)} on {_names(each.hosts)}" for each in known[: MOST_NAMES + 1]]
         more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-        text = f"the step took, by each clock of its own, {', '.join(shown)}{more}"
+        text = f"the step took {', '.join(shown)}{more}, each by its own clock"
         return [Headline(text, "step", report.seconds)]
     roles = sorted((time for time in report.roles if time.role is not None), key=lambda time: -time.seconds)
     if not roles:
@@ -107,7 +107,7 @@ def _names(names: Sequence[str]) -> str:
 def _clocks(islands: Sequence[Island]) -> list[Headline]:
     if len(islands) < 2:
         return []
-    text = f"the clocks of {len(islands)} groups of hosts were never compared: every figure is of one of them, and none goes across"
+    text = f"the clocks of {len(islands)} groups of hosts were never compared: every figure covers one group only"
     return [Headline(text, "coverage")]
 
 
@@ -135,7 +135,7 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Headline]:
     left = len(found) - MOST_SHORTFALLS
     if left > 0:
         found[MOST_SHORTFALLS:] = [
-            Headline(f"captures fell short in {left} more ways: report.json lists them", "coverage")
+            Headline(f"captures were incomplete in {left} more ways: report.json lists them", "coverage")
         ]
     return found
 
@@ -153,9 +153,9 @@ def _bounded(rows: Sequence[Shortfall]) -> str:
 _SHORTFALLS = {
     "lost": "was lost",
     "failed": "failed",
-    "skipped": "was not made",
+    "skipped": "was skipped",
     "partial": "is partial",
-    "damaged": "is damaged: only a part of its file could be read",
+    "damaged": "is damaged: only part of its file could be read",
 }
 
 
@@ -178,13 +178,11 @@ def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
             text = f"{most.label} waited {seconds_text(most.seconds)} for {row.straggler} in the collectives of {phase}"
         else:
             others = row.waited[0].label if len(row.waited) == 1 else "the median of the others"
-            text = (
-                f"{row.straggler} was the last in {phase}: {seconds_text(row.behind_median)} after {others}"
-            )
+            text = f"{row.straggler} was the last to finish {phase}: {seconds_text(row.behind_median)} behind {others}"
             if row.began_later is not None and row.began_later > seconds / 4:
-                text += f", having begun {seconds_text(row.began_later)} later"
+                text += f", having started {seconds_text(row.began_later)} later"
             if row.by_profiler > seconds / 4:
-                text += f", {seconds_text(row.by_profiler)} of it held up by the profiler"
+                text += f", {seconds_text(row.by_profiler)} of it due to the profiler"
         key = (row.straggler, row.role, row.basis)
         if key not in found or seconds > (found[key].seconds or 0.0):
             found[key] = Headline(text, "straggler", seconds)
@@ -200,11 +198,9 @@ def _unmatched(rows: Sequence[UnmatchedTime], least: float) -> list[Headline]:
             continue
         text = f"{most.label} spent {seconds_text(most.seconds)} in collectives of {_phase(row.role, row.region)}"
         if row.recorded and row.members and row.recorded < row.members:
-            text += (
-                f"; {row.recorded} of {row.members} members were recorded, so whom it waited for is not known"
-            )
+            text += f"; {row.recorded} of {row.members} members were recorded, so the rank it waited for is unknown"
         else:
-            text += " that could not be matched across ranks, so whom it waited for is not known"
+            text += " that could not be matched across ranks, so the rank it waited for is unknown"
         found.append(Headline(text, "collectives", most.seconds))
     return found
 
@@ -217,13 +213,13 @@ def _tails(rollouts: Sequence[Rollout], least: float) -> list[Headline]:
     of_all = [row for row in engines or samples_of if row.label in (ALL_ENGINES, ALL_SAMPLES)]
     row = max(of_all or engines or samples_of, key=lambda row: row.seconds, default=None)
     if row is not None and row.below_half >= LONG_TAIL and (below := row.below_half * row.seconds) >= least:
-        phase = "the rollout" if row.whole else "what was recorded of the rollout"
+        phase = "the rollout" if row.whole else "the recorded part of the rollout"
         if row.iterations:
             text = f"generation ran below half of its peak batch for {row.below_half:.0%} of {phase}"
         else:
             text = f"for {row.below_half:.0%} of {phase} fewer than half of its {row.peak_batch:.0f} samples were in flight"
         if row.tail > 0:
-            text += f", the last {seconds_text(row.tail)} without a break"
+            text += f", without a break for the last {seconds_text(row.tail)}"
         found.append(Headline(text, "tail", below))
     samples = [(sample.end - sample.start, sample, row) for row in rollouts for sample in row.samples]
     if samples:
@@ -273,7 +269,7 @@ def _exposed(rows: Sequence[Overlap], idle: Sequence[Idle], least: float) -> lis
     if devices:
         share = sum(row.busy_share or 0.0 for row in devices) / len(devices)
         kind = devices[0].device.split()[0].upper()
-        text = f"the {kind}s were busy for {share:.0%} of what was captured"
+        text = f"the {kind}s were busy for {share:.0%} of the captured time"
         found.append(Headline(text, "busy", None))
     return found
 
@@ -284,7 +280,7 @@ def _handovers(rows: Sequence[Overhead], idle: Sequence[Idle], least: float) -> 
     waited = sum(row.causes.get("profiler", 0.0) for row in idle) / len(idle) if idle else 0.0
     if slowest is None or not slowest.stop or waited < least:
         return []
-    text = f"starting and stopping profilers took {seconds_text(waited)} of each process on average; {slowest.label} took {seconds_text(slowest.stop)} to stop"
+    text = f"starting and stopping profilers took {seconds_text(waited)} per process on average; {slowest.label} took {seconds_text(slowest.stop)} to stop"
     return [Headline(text, "overhead", waited)]
 
 
@@ -293,9 +289,7 @@ def _overheads(rows: Sequence[Overhead], least: float) -> list[Headline]:
     seconds, label = max(held, default=(0.0, ""))
     if seconds < least or not seconds:
         return []
-    return [
-        Headline(f"the recording itself held {label} up for {seconds_text(seconds)}", "overhead", seconds)
-    ]
+    return [Headline(f"recording delayed {label} by {seconds_text(seconds)}", "overhead", seconds)]
 
 
 def _memory(rows: Sequence[Memory]) -> list[Headline]:

@@ -76,7 +76,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     if report.skew:
         _section(console, "stragglers", skew_table(report, top, room))
     if report.unmatched:
-        heading = "in collectives that were not recorded on all ranks, or could not be matched"
+        heading = "collectives that were not recorded on all ranks, or could not be matched"
         _section(console, heading, unmatched_table(report.unmatched[:top], room))
     if report.idle:
         _section(console, "work and waiting", idle_table(report.idle, room))
@@ -87,9 +87,9 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     for name, ops in (("operators", report.ops), ("kernels", report.kernels)):
         if ops:
             _section(console, f"{name} by self time, all processes", ops_table(ops[:top], room))
-    _section(console, "memory and the cost of recording", cost_lines(report))
+    _section(console, "memory and recording overhead", cost_lines(report))
     if report.stops:
-        heading = "what engines took for their traces, with estimates for other bounds"
+        heading = "time that engines took to write their traces, with estimates for other limits"
         _section(console, heading, stops_table(report.stops, room))
     _print_findings(console, report.findings)
     clock = report.clock.rstrip(".")

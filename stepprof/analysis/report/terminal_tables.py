@@ -285,7 +285,7 @@ def cost_lines(report: Report) -> RenderableType | None:
         worst = max(held, key=lambda each: each.held)
         mean = sum(each.held for each in held) / len(held)
         lines.append(
-            f"recording held the processes up by {seconds(mean)} on average, {seconds(worst.held)} at most ({worst.label})"
+            f"recording delayed the processes by {seconds(mean)} on average, {seconds(worst.held)} at most ({worst.label})"
         )
     stops = [each for each in report.overhead if each.stop is not None]
     if stops:

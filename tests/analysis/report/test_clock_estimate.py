@@ -212,7 +212,7 @@ class TestRefused:
             return [replace(members[0], series={ALL: replace(series, kind=series.kind + 1)}), *members[1:]]
 
         assert "order or count" in self.made(other)
-        assert "what the call of one number is" in self.made(other, numbered=True)
+        assert "the call with one number" in self.made(other, numbered=True)
 
     def test_a_rank_twice(self):
         """Two jobs in one run, or one that was started anew: which calls belong together is not known."""

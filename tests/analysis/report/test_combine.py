@@ -130,7 +130,7 @@ class TestSkew:
             True,
         )
         assert seconds(row.waited) == {"actor rank 0": 0.04, "actor rank 3": 0.039, "actor rank 1": 0.038}
-        text = "actor rank 2 was the last in actor: 39 ms after the median of the others"
+        text = "actor rank 2 was the last to finish actor: 39 ms behind the median of the others"
         assert made.headlines[1].text == text
 
     def test_a_spread_within_the_clocks_error_is_not_significant(self):
@@ -177,7 +177,7 @@ class TestSkew:
         )
         (text,) = [each.text for each in made.headlines if each.topic == "straggler"]
         assert text == (
-            "actor rank 1 was the last in actor: 35 ms after actor rank 0, having begun 30 ms later, 30 ms of it held up by the profiler"
+            "actor rank 1 was the last to finish actor: 35 ms behind actor rank 0, having started 30 ms later, 30 ms of it due to the profiler"
         )
 
     def test_ranks_that_wait_in_collectives_end_together(self):
@@ -234,7 +234,7 @@ class TestSkew:
             "actor rank 1": 0.025,
         }
         assert [each.text for each in made.headlines if each.topic == "collectives"] == [
-            "actor rank 0 spent 30 ms in collectives of actor; 2 of 3 members were recorded, so whom it waited for is not known"
+            "actor rank 0 spent 30 ms in collectives of actor; 2 of 3 members were recorded, so the rank it waited for is unknown"
         ]
 
     def test_captures_of_different_roles_may_hold_the_calls_of_one_group(self):
@@ -433,7 +433,9 @@ class TestIdle:
         )
         (row,) = made.idle
         assert (row.busy, row.causes) == (0.02, {"rollout": 0.04, "profiler": 0.04})
-        text = "starting and stopping profilers took 40 ms of each process on average; rollout/0 took 30 ms to stop"
+        text = (
+            "starting and stopping profilers took 40 ms per process on average; rollout/0 took 30 ms to stop"
+        )
         assert text in [headline.text for headline in made.headlines]
 
     def test_the_profiler_holds_a_process_up_before_and_after_its_window(self):
@@ -486,7 +488,7 @@ class TestIdle:
         assert (row.busy, row.causes) == (0.03, {"host": 0.07})
         (overlap,) = made.overlap
         assert (overlap.device, overlap.busy_share) == ("gpu", 0.3)
-        assert "the GPUs were busy for 30% of what was captured" in [
+        assert "the GPUs were busy for 30% of the captured time" in [
             headline.text for headline in made.headlines
         ]
 
@@ -629,7 +631,7 @@ class TestCoverage:
         (row,) = made.idle
         assert (row.busy, row.causes) == (0.04, {"not_recorded": 0.06})
         assert made.overlap[0].busy_share is None
-        assert "the capture of actor rank 0 is damaged: only a part of its file could be read" in [
+        assert "the capture of actor rank 0 is damaged: only part of its file could be read" in [
             headline.text for headline in made.headlines
         ]
 
@@ -713,8 +715,8 @@ class TestIslands:
 
     def test_it_is_the_first_thing_that_is_said(self):
         assert [headline.text for headline in report(*self.two_hosts()).headlines[:2]] == [
-            "the step took, by each clock of its own, 100 ms on a, 60 ms on b",
-            "the clocks of 2 groups of hosts were never compared: every figure is of one of them, and none goes across",
+            "the step took 100 ms on a, 60 ms on b, each by its own clock",
+            "the clocks of 2 groups of hosts were never compared: every figure covers one group only",
         ]
 
     def test_what_other_hosts_did_meanwhile_is_not_known(self):
@@ -791,7 +793,7 @@ class TestRollout:
         ]
         whole = made.rollout[-1]
         assert (whole.below_half, whole.tail) == (0.5, 0.05)
-        text = "generation ran below half of its peak batch for 50% of the rollout, the last 50 ms without a break"
+        text = "generation ran below half of its peak batch for 50% of the rollout, without a break for the last 50 ms"
         assert text in [headline.text for headline in made.headlines]
 
     def test_of_an_engine_whose_capture_fell_short_only_that_much_is_said(self):
@@ -804,7 +806,7 @@ class TestRollout:
         assert row.whole is False
         assert [each.text for each in made.headlines if each.topic in ("coverage", "tail")] == [
             "the capture of rollout/0 ended after 100 ms (max_seconds)",
-            "generation ran below half of its peak batch for 50% of what was recorded of the rollout, the last 50 ms without a break",
+            "generation ran below half of its peak batch for 50% of the recorded part of the rollout, without a break for the last 50 ms",
         ]
 
     def test_the_schedulers_of_a_data_parallel_engine_are_added_up(self):
@@ -886,9 +888,7 @@ class TestRecordingItself:
             ("actor rank 0", 0.02, 0.005, 0.01, 0.07, 1.0, None),
             ("rollout/0", None, 0.25, None, None, None, 0.5),
         ]
-        assert "the recording itself held actor rank 0 up for 105 ms" in [
-            headline.text for headline in made.headlines
-        ]
+        assert "recording delayed actor rank 0 by 105 ms" in [headline.text for headline in made.headlines]
 
     def test_captures_that_brought_no_trace_are_sources_without_events(self):
         made = report(
@@ -1047,7 +1047,7 @@ def test_collectives_that_are_too_many_to_match_are_told(monkeypatch):
     monkeypatch.setattr("stepprof.analysis.report.collectives.MOST_CALLS", 1)
     calls = [("thread", "user_annotation", "gloo:all_reduce", at, 1) for at in (0, 5)]
     (finding,) = report(trace(0, *calls)).findings
-    assert finding.problem.startswith("2 collectives are more than are matched across ranks")
+    assert finding.problem.startswith("2 collectives exceed the limit for matching across ranks")
 
 
 extreme = st.sampled_from([0, 1, -1, 10**9, 2**40, -(2**61), 2**61, 2**62])

@@ -50,7 +50,7 @@ class TestChanges:
         assert (change(compared, "actor").noise, change(compared, "actor").significant) == (None, False)
         assert [headline.text for headline in compared.headlines] == [
             "the step took 10 s, as long as before",
-            "actor took 67% longer: 3.0 s before, 5.0 s now; how much of that is noise is not known: one process, and too few other steps with spans",
+            "actor took 67% longer: 3.0 s before, 5.0 s now; the noise is unknown: there is one process, and too few other steps have spans",
         ]
 
     def test_what_differs_from_step_to_step_is_no_difference(self):
@@ -68,8 +68,8 @@ class TestChanges:
         assert change(compared, "actor: load").significant
         assert change(compared, "actor: load").noise_steps is None
         assert [headline.text for headline in compared.headlines] == [
-            "the step took 10% longer: 10 s before, 11 s now; it differs by 1.2 s anyway, from step to step (8 steps): within noise",
-            "actor: load took 100% longer: 1.0 s before, 2.0 s now; it differs by 0 us anyway, between processes",
+            "the step took 10% longer: 10 s before, 11 s now; the noise is 1.2 s, from step to step (8 steps): within noise",
+            "actor: load took 100% longer: 1.0 s before, 2.0 s now; the noise is 0 us, between processes",
         ]
 
     def test_operators_are_compared_per_process(self):
@@ -100,8 +100,8 @@ class TestChanges:
             report(7.5, kernels=[op("gemm", 1.0, 1.0, kind="kernel")]),
         )
         assert [headline.text for headline in compared.headlines] == [
-            "the step took 25% shorter: 10 s before, 7.5 s now; how much of that is noise is not known: fewer than three other steps have spans",
-            "gemm took 50% shorter: 2.0 s before, 1.0 s now; it differs by 0 us anyway, between processes",
+            "the step took 25% shorter: 10 s before, 7.5 s now; the noise is unknown: fewer than three other steps have spans",
+            "gemm took 50% shorter: 2.0 s before, 1.0 s now; the noise is 0 us, between processes",
         ]
 
     def test_a_step_with_nothing_in_it(self):
@@ -116,8 +116,8 @@ class TestFindings:
             report(step=3, regions=[time_of("new", 3.0)]),
         )
         assert compared.findings == [
-            Finding("r step 2", "actor: old took 2.0 s and is not in r step 3"),
-            Finding("r step 3", "actor: new took 3.0 s and is not in r step 2"),
+            Finding("r step 2", "actor: old took 2.0 s and does not occur in r step 3"),
+            Finding("r step 3", "actor: new took 3.0 s and does not occur in r step 2"),
         ]
 
     def test_different_numbers_of_processes_and_reports_with_findings(self):
@@ -127,5 +127,5 @@ class TestFindings:
         )
         assert compared.findings == [
             Finding(None, "actor: 1 processes in A, 2 in B"),
-            Finding("r step 3", "1 findings of its own: it may be incomplete"),
+            Finding("r step 3", "its report has 1 notes: it may be incomplete"),
         ]

@@ -194,7 +194,7 @@ class TestRegionsAndWindows:
         monkeypatch.setattr(digest_module, "MOST_REGIONS", 2)
         made = digest(spans(0, *(("region", f"r{n}", 10 * n, n + 1, "actor") for n in range(4))))
         assert [region.name for region in made.regions] == ["r3", "r2"]
-        assert made.findings == ["2 regions with other names, each of them shorter, are left out"]
+        assert made.findings == ["2 shorter regions with other names are omitted"]
 
     def test_a_region_inside_itself_counts_once(self):
         """A recursion, and the same name as an annotation of torch: one call. On another thread it is a call of its own."""

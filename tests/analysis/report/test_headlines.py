@@ -61,10 +61,10 @@ def test_where_the_step_went_comes_first():
 class TestStragglers:
     def test_a_rank_that_finishes_after_the_others(self):
         assert texts(skew=[skew()]) == [
-            "actor rank 3 was the last in update_actor (actor): 1.8 s after the median of the others"
+            "actor rank 3 was the last to finish update_actor (actor): 1.8 s behind the median of the others"
         ]
         assert texts(skew=[skew(region=None, others=1)]) == [
-            "actor rank 3 was the last in actor: 1.8 s after actor rank 0"
+            "actor rank 3 was the last to finish actor: 1.8 s behind actor rank 0"
         ]
 
     def test_who_waited_inside_collectives(self):
@@ -78,18 +78,18 @@ class TestStragglers:
     def test_what_it_was_late_by_already_is_not_counted_again(self):
         rows = [skew(region="forward", late=2.0), skew(region="backward", late=2.5, began_later=2.0)]
         assert texts(skew=rows) == [
-            "actor rank 3 was the last in forward (actor): 2.0 s after the median of the others"
+            "actor rank 3 was the last to finish forward (actor): 2.0 s behind the median of the others"
         ]
         own = skew(region=None, late=2.5, began_later=1.0, straggler="actor rank 4")
         assert texts(skew=[own]) == [
-            "actor rank 4 was the last in actor: 2.5 s after the median of the others, having begun 1.0 s later"
+            "actor rank 4 was the last to finish actor: 2.5 s behind the median of the others, having started 1.0 s later"
         ]
 
     def test_what_the_profiler_held_it_up_by_is_not_its_own_and_is_said(self):
         """Of 2.5 s the profiler caused 1.0 s: what can be won is 1.5 s. What is mostly the profiler's is no straggler."""
         (headline,) = headlines(report_of(skew=[skew(region=None, late=2.5, by_profiler=1.0)]))
         assert headline.text == (
-            "actor rank 3 was the last in actor: 2.5 s after the median of the others, 1.0 s of it held up by the profiler"
+            "actor rank 3 was the last to finish actor: 2.5 s behind the median of the others, 1.0 s of it due to the profiler"
         )
         assert headline.seconds == 1.5
         assert texts(skew=[skew(late=2.5, by_profiler=2.45)]) == []
@@ -116,7 +116,7 @@ class TestRollout:
             rollout(ALL_ENGINES, below=0.5, tail=1.2),
         ]
         assert texts(rollout=rows) == [
-            "generation ran below half of its peak batch for 50% of the rollout, the last 1.2 s without a break"
+            "generation ran below half of its peak batch for 50% of the rollout, without a break for the last 1.2 s"
         ]
 
     def test_samples_where_there_is_no_engine(self):
@@ -144,7 +144,7 @@ class TestIdleness:
         ("cause", "sentence"),
         [
             ("host", "the device was idle for 20% of the step in recorded windows: the host launched no work"),
-            ("peers", "no work was recorded for 20% of the step while other ranks of their role were in it"),
+            ("peers", "no work was recorded for 20% of the step while other ranks were in the same role"),
             ("other_role", "no work was recorded for 20% of the step while other roles ran"),
             ("not_recorded", "20% of the step was not recorded"),
         ],
@@ -170,13 +170,13 @@ class TestCollectives:
 
     def test_how_many_members_were_recorded(self):
         assert texts(unmatched=[self.spent(region="update")]) == [
-            "actor rank 0 spent 1.5 s in collectives of update (actor); 3 of 4 members were recorded, so whom it waited for is not known"
+            "actor rank 0 spent 1.5 s in collectives of update (actor); 3 of 4 members were recorded, so the rank it waited for is unknown"
         ]
 
     @pytest.mark.parametrize(("recorded", "members"), [(None, None), (4, 4)])
     def test_that_could_not_be_matched(self, recorded, members):
         assert texts(unmatched=[self.spent(recorded=recorded, members=members)]) == [
-            "actor rank 0 spent 1.5 s in collectives of actor that could not be matched across ranks, so whom it waited for is not known"
+            "actor rank 0 spent 1.5 s in collectives of actor that could not be matched across ranks, so the rank it waited for is unknown"
         ]
 
     def test_too_little_is_not_said(self):
@@ -218,9 +218,9 @@ class TestShortfalls:
         [
             ("lost", "was lost"),
             ("failed", "failed"),
-            ("skipped", "was not made"),
+            ("skipped", "was skipped"),
             ("partial", "is partial"),
-            ("damaged", "is damaged: only a part of its file could be read"),
+            ("damaged", "is damaged: only part of its file could be read"),
             ("recording", "is recording"),
         ],
     )
@@ -248,8 +248,8 @@ class TestIslands:
         islands = [Island(["a", "b"], 0, 10.0), Island(["c"], 0, 7.0)]
         roles = [TimeOf("actor", None, 3.0, 0.3, [], "a, b")]
         assert texts(islands=islands, roles=roles) == [
-            "the step took, by each clock of its own, 10 s on a, b, 7.0 s on c",
-            "the clocks of 2 groups of hosts were never compared: every figure is of one of them, and none goes across",
+            "the step took 10 s on a, b, 7.0 s on c, each by its own clock",
+            "the clocks of 2 groups of hosts were never compared: every figure covers one group only",
         ]
 
     def test_one_island_is_not_spoken_of(self):
@@ -271,7 +271,7 @@ class TestOverlap:
 
     def test_how_busy_the_devices_were(self):
         rows = [Overlap(f"rank {n}", "gpu", 1.0, 0.0, 0.0, 0.0, share) for n, share in enumerate((0.4, 0.6))]
-        assert texts(overlap=rows) == ["the GPUs were busy for 50% of what was captured"]
+        assert texts(overlap=rows) == ["the GPUs were busy for 50% of the captured time"]
 
 
 class TestRecordingItself:
@@ -281,13 +281,13 @@ class TestRecordingItself:
             Overhead("rank 0", arm=0.1, start=0.3, wait=0.2, stall=0.1, export=9.0),
             Overhead("rank 1", export=1.0),
         ]
-        assert texts(overhead=rows) == ["the recording itself held rank 0 up for 700 ms"]
+        assert texts(overhead=rows) == ["recording delayed rank 0 by 700 ms"]
         assert texts(overhead=[Overhead("rank 0", stall=0.05, export=9.0)]) == []
 
     def test_engines_that_everybody_waits_for(self):
         rows = [Overhead("rollout/0", start=0.1, stop=3.0), Overhead("rollout/1", start=0.1, stop=4.0)]
         assert texts(overhead=rows, idle=[idle(profiler=0.5), idle("rank 1", profiler=0.3)]) == [
-            "starting and stopping profilers took 400 ms of each process on average; rollout/1 took 4.0 s to stop"
+            "starting and stopping profilers took 400 ms per process on average; rollout/1 took 4.0 s to stop"
         ]
         assert texts(overhead=rows, idle=[idle(rollout=0.5)]) == []
 
@@ -322,4 +322,4 @@ def test_traces_without_events_are_said_before_the_findings():
 
 def test_the_costliest_comes_first():
     said = texts(skew=[skew()], overhead=[Overhead("rank 0", stall=3.0)], rollout=[rollout(below=0.5)])
-    assert [text.split()[0] for text in said] == ["the", "generation", "actor"]
+    assert [text.split()[0] for text in said] == ["recording", "generation", "actor"]

@@ -100,7 +100,7 @@ class TestReport:
 
     def test_collectives_that_were_not_recorded_on_all_ranks(self):
         """How long each process stood in them, and of how many members: who waited for whom is not known."""
-        heading = "in collectives that were not recorded on all ranks, or could not be matched"
+        heading = "collectives that were not recorded on all ranks, or could not be matched"
         (some, other) = rows(text_of(make_report(3, 1)), heading)
         assert some.split() == [
             "ref",
@@ -123,8 +123,8 @@ class TestReport:
         """Armed 100 ms, started 20 ms, waited 30 ms and stalled 50 ms; the export next to training costs none of that."""
         costly = Overhead("rank 0", arm=0.1, start=0.02, wait=0.03, stall=0.05, export=9.0)
         report = Report("r", 1, 0, 4.0, "", None, overhead=[costly, Overhead("rank 1", stall=0.1), Overhead("rollout/0", start=0.1, stop=3.0)])  # fmt: skip
-        assert section(text_of(report), "memory and the cost of recording") == [
-            "  recording held the processes up by 150 ms on average, 200 ms at most (rank 0)",
+        assert section(text_of(report), "memory and recording overhead") == [
+            "  recording delayed the processes by 150 ms on average, 200 ms at most (rank 0)",
             "  the slowest engine took 3.00 s to stop recording (rollout/0)",
         ]
 
@@ -133,7 +133,7 @@ class TestReport:
         costs = [StopCost("rollout/0", 32, 1.5, "write", [(128, 6.0)]), StopCost("rollout/1", 8, 1.0, "stop", [(32, 4.0), (128, 16.0)])]  # fmt: skip
         lines = section(
             text_of(Report("r", 1, 0, 4.0, "", None, stops=costs)),
-            "what engines took for their traces, with estimates for other bounds",
+            "time that engines took to write their traces, with estimates for other limits",
         )
         rows = [line.split() for line in lines]
         assert "estimate for 32" in lines[0]

@@ -73,7 +73,7 @@ function ganttPart(report, gantt) {
   const unfold = button("Unfold all", "Unfold or fold all rows", event => { open = !open; chart.unfold(open); event.target.textContent = open ? "Fold all" : "Unfold all"; });
   const roles = [...roleIntervals(gantt).keys()];
   const busy = gantt.columns.busy_start.length > 0;
-  return part("timeline", "Timeline", "Timeline", `What each of ${plural(gantt.rows.length, "process", "processes")} was doing, ${report.islands.length > 1 ? "each group of hosts on a clock of its own: their times do not compare" : "on one clock"}.`,
+  return part("timeline", "Timeline", "Timeline", `What each of ${plural(gantt.rows.length, "process", "processes")} was doing, ${report.islands.length > 1 ? "with one clock per group of hosts: times of different groups cannot be compared" : "on one clock"}.`,
     el("div", { class: "card" },
       el("div", { class: "tools" },
         el("div", { class: "zoom" }, button("+", "Zoom in", () => chart.zoom(0.5)), button(MINUS, "Zoom out", () => chart.zoom(2)), button("Whole step", "Show the whole step", () => chart.show(0, chart.total))),
@@ -83,5 +83,5 @@ function ganttPart(report, gantt) {
         legend([...roles.map(role => [role, `var(${roleColour(role)})`]), ...(busy ? [["kernels or operators", "var(--busy)", "thin"]] : []), ...(marked.size ? [["straggler", "var(--exposed)"]] : [])])),
       chart.box,
       el("p", { class: "hint" }, "Drag to move, ", el("kbd", null, "Ctrl"), " + wheel to zoom, ", el("kbd", null, "Shift"), " + drag to zoom into a stretch, double-click for the whole step; with the keyboard: arrows, ", el("kbd", null, "+"), " ", el("kbd", null, MINUS), " ", el("kbd", null, "0"), ". Click a process to unfold it."),
-      gantt.left_out ? el("p", { class: "note" }, `${plural(gantt.left_out, "bar")} of the shortest are left out here to keep the page small; the merged timeline has them all.`) : null));
+      gantt.left_out ? el("p", { class: "note" }, `${plural(gantt.left_out, "bar")} (the shortest) omitted to keep the page small; the merged timeline has all.`) : null));
 }

@@ -31,7 +31,7 @@ function tiles(report) {
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
   if (busy !== null) list.push(tile("Recorded work", share(busy), null, "of the step, mean over processes"));
   const held = report.overhead.filter(cost => cost.stop === null).map(cost => cost.arm + cost.start + cost.wait + cost.stall);
-  if (held.length) list.push(tile("Recording held up", ...split(seconds(mean(held))), "per process, on average"));
+  if (held.length) list.push(tile("Recording delayed", ...split(seconds(mean(held))), "per process, on average"));
   return el("div", { class: "tiles" }, list);
 }
 

@@ -1,10 +1,10 @@
-// The parts of the report below its headlines, each from one list of the schema; an empty list has no part.
+// The sections of the report below its headlines, one per list of the schema; an empty list has none.
 
 const CAUSE_COLOURS = { busy: "--busy", profiler: "--flush", collective: "--collective", collective_unmatched: "--unmatched", host: "--host", rollout: "--wait", peers: "--peers", other_role: "--other", not_recorded: "--missing", unknown: "--unknown" };
 
 function rolesPart(report, gantt) {
   if (!report.roles.length) return null;
-  return part("roles", "Roles", "Where the time went", "The roles of the step on the clock. Seconds are those in which any process was in the role; roles may run side by side.",
+  return part("roles", "Roles", "Where the time went", "The roles of the step over time. Seconds count the time in which any process was in the role; roles can overlap.",
     el("div", { class: "card" }, ribbon(report, gantt)));
 }
 
@@ -20,15 +20,15 @@ function rolloutPart(report) {
   const shown = 4, rest = cards.slice(shown);
   const more = el("button", { class: "more", type: "button", onclick: () => { more.replaceWith(); grid.append(...rest); } }, `Show ${plural(rest.length, "more engine")}`);
   const grid = el("div", { class: "cards" }, cards.slice(0, shown));
-  return part("rollout", "Rollout", "Rollout", "How many requests each engine worked on at once. A long tail is a few long samples that keep an engine, and everyone who waits for it, from going on.",
+  return part("rollout", "Rollout", "Rollout", "How many requests each engine worked on at once. A long tail is a few long samples that delay the engine, and all processes that wait for it.",
     grid, rest.length ? el("div", { class: "under" }, more) : null);
 }
 
 function skewPart(report) {
   if (!report.skew.length && !report.unmatched.length) return null;
   const phases = byOwnDelay(report.skew).slice(0, 8);
-  return part("ranks", "Ranks", "Ranks", "Who ended a phase when. A dot is a process and how long it was done before the last one, or stood in the collectives of the phase until the last one came.",
-    phases.length ? el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `${phases.length} of ${report.skew.length} phases: those whose straggler lost most in the phase itself.`) : null) : null,
+  return part("ranks", "Ranks", "Ranks", "When each process ended a phase. A dot is a process: the time from its end to the end of the last one, or the time it waited for the straggler in the phase's collectives.",
+    phases.length ? el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `${phases.length} of ${report.skew.length} phases: those in which the straggler lost the most time.`) : null) : null,
     report.unmatched.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Collectives that were not recorded on all ranks, or could not be matched"), dataTable([
       { title: "role", value: row => row.role || "step", node: roleCell }, { title: "region", value: row => row.region, kind: "name" },
       { title: "processes", number: true, value: row => row.spent.length, text: row => count(row.spent.length) },
@@ -53,7 +53,7 @@ function overlapPart(report) {
   const exposed = mean(report.overlap.map(overlap => overlap.exposed)), hidden = sum(report.overlap.map(overlap => overlap.overlapped)) / (sum(report.overlap.map(overlap => overlap.communication)) || 1);
   const busy = report.overlap.map(overlap => overlap.busy_share).filter(value => value !== null);
   const device = [...new Set(report.overlap.map(overlap => overlap.device.toUpperCase()))].join(", ");
-  return part("overlap", "Overlap", "Communication and compute", `${share(hidden)} of the communication ran beside computation; ${seconds(exposed)} per process did not, on average.${busy.length ? ` ${device} busy for ${share(mean(busy))} of its capture.` : ""}`,
+  return part("overlap", "Overlap", "Communication and compute", `${share(hidden)} of the communication overlapped with computation; ${seconds(exposed)} per process did not, on average.${busy.length ? ` ${device} busy for ${share(mean(busy))} of its capture.` : ""}`,
     el("div", { class: "card" }, stacked(items, [["compute", "computes alone", "var(--compute)"], ["overlapped", "both at once", "var(--overlap)"], ["exposed", "communicates alone", "var(--exposed)"]])));
 }
 
@@ -85,7 +85,7 @@ function operationsPart(report) {
     ["Kernels", report.kernels.length, () => dataTable(opColumns, report.kernels, { sort: 3, find: true })],
   ].filter(([, rows]) => rows);
   if (!tables.length) return null;
-  return part("operations", "Operations", "What took the time", "Regions by the clock; operators and kernels by self time, which leaves out what they call, added up over all processes.", tabbed(tables));
+  return part("operations", "Operations", "What took the time", "Regions by the clock; operators and kernels by self time (without the operators that they call), summed over all processes.", tabbed(tables));
 }
 
 // tables: [[title, whether there is one, make], …]
@@ -120,8 +120,8 @@ function costPart(report) {
   if (overhead.length) {
     const wants = key => overhead.some(cost => cost[key] !== null && cost[key] !== undefined && cost[key] > 0);
     const columns = [["arm", "arm"], ["start", "start"], ["wait", "wait"], ["stall", "stall"], ["export", "export"], ["stop", "engine's stop"]].filter(([key]) => wants(key));
-    cards.push(el("div", { class: "card" }, el("h3", null, "What recording cost"),
-      el("p", { class: "sub" }, "Arm, start, wait and stall held the training thread; the export ran in another process."),
+    cards.push(el("div", { class: "card" }, el("h3", null, "Recording overhead"),
+      el("p", { class: "sub" }, "Arm, start, wait and stall blocked the training thread; the export ran in another process."),
       dataTable([{ title: "process", value: cost => cost.label }, ...columns.map(([key, title]) => ({ title, number: true, value: cost => cost[key], text: cost => seconds(cost[key]) }))], overhead, { sort: columns.length ? 1 : null, shown: 8 })));
   }
   if (report.stops.length) {
@@ -133,7 +133,7 @@ function costPart(report) {
         { title: "took", number: true, value: cost => cost.seconds, text: cost => seconds(cost.seconds) },
         ...bounds.map(bound => ({ title: `max_iterations = ${bound}`, number: true, value: cost => at(cost, bound), text: cost => at(cost, bound) === null ? "-" : `≈ ${seconds(at(cost, bound))}` }))], report.stops, { sort: 2, shown: 8 })));
   }
-  return part("cost", "Cost", "Memory, and the cost of looking", null, el("div", { class: "cards" }, cards));
+  return part("cost", "Cost", "Memory and recording overhead", null, el("div", { class: "cards" }, cards));
 }
 
 function sourcesPart(report) {
@@ -147,8 +147,8 @@ function sourcesPart(report) {
     { title: "offset", number: true, value: source => source.offset_ns, text: source => (source.offset_ns ? seconds(source.offset_ns / 1e9) : "0") },
     { title: "± error", number: true, value: source => source.error_ns, text: source => (source.error_ns === null ? "unknown" : source.error_ns ? seconds(source.error_ns / 1e9) : "0") },
     { title: "file", value: source => source.path, node: source => el("span", { class: "mono" }, source.path || NOTHING) }];
-  const error = !report.clock_error_ns ? "" : ` Points in time of different hosts are right within ${seconds(report.clock_error_ns / 1e9)}.`;
-  return part("sources", "Sources", "What this is made from", `${report.clock.replace(/\.?$/, ".")}${error}`,
+  const error = !report.clock_error_ns ? "" : ` The clock error between hosts is at most ${seconds(report.clock_error_ns / 1e9)}.`;
+  return part("sources", "Sources", "Sources of this report", `${report.clock.replace(/\.?$/, ".")}${error}`,
     report.findings.length ? el("ul", { class: "warns" }, report.findings.slice(0, 50).map(finding => el("li", null, finding.source ? [el("b", null, finding.source), ": "] : null, finding.problem)),
       report.findings.length > 50 ? el("li", null, `and ${report.findings.length - 50} more, in report.json`) : null) : null,
     report.sources.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, dataTable(columns, report.sources, { shown: 8, find: true })) : null);

@@ -64,13 +64,13 @@ function columns(items, kinds, largest, width) {
     items.map((item, index) => (index % every ? null : svg("text", { x: left + (index + 0.5) * step, y: height - 8, "text-anchor": "middle" }, brief(item.label)))));
 }
 
-// The number by which a process is told from the others of its kind.
+// The number that identifies a process among those of its kind.
 function brief(label) {
   const number = /(\d+)(?: \(\d+\))?$/.exec(label);
   return number ? number[0] : shorten(label, 8);
 }
 
-// By what the straggler lost in the phase itself: that it began late is another phase's doing.
+// Time that the straggler lost in the phase itself; a late start was caused by an earlier phase.
 const ownDelay = phase => phase.behind_median - Math.max(0, phase.began_later || 0, phase.by_profiler) - phase.by_waiting;
 const byOwnDelay = phases => [...phases].sort((a, b) => b.significant - a.significant || ownDelay(b) - ownDelay(a));
 
@@ -81,7 +81,7 @@ function stragglerText(phase) {
   return phase.region ? `${phase.role || "step"} · ${who}` : who;
 }
 
-// One line per phase, one dot per process: how long it was done before the last one.
+// One line per phase, one dot per process: the time between its end and the end of the last one.
 function skewStrips(phases) {
   const box = el("div");
   const largest = Math.max(...phases.map(phase => Math.max(phase.spread, ...phase.waited.map(process => process.seconds)))) || 1;
@@ -90,7 +90,7 @@ function skewStrips(phases) {
     const x = before => width - right - (before / largest) * (width - left - right - 8);
     const marks = ticks(0, largest, Math.max(2, (width - left - right) / 110));
     const bottom = phases.length * step;
-    box.replaceChildren(svg("svg", { class: "chart", height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Who ended when, phase by phase" },
+    box.replaceChildren(svg("svg", { class: "chart", height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "When each process ended, phase by phase" },
       marks.map(before => [
         svg("line", { class: "grid", x1: x(before), x2: x(before), y1: 2, y2: bottom }),
         svg("text", { x: x(before), y: height - 10, "text-anchor": "middle" }, before === 0 ? "the last one" : `${MINUS}${moment(before, marks.step)}`)]),
@@ -102,13 +102,13 @@ function skewStrips(phases) {
           svg("line", { class: "base", x1: x(largest), x2: x(0), y1: y, y2: y }),
           phase.waited.map(process => hover(
             svg("circle", { cx: x(process.seconds), cy: y, r: 4.5, fill: colour, "fill-opacity": 0.42 * soft, stroke: colour, "stroke-opacity": 0.7 * soft, "stroke-width": 0.8 }),
-            () => [process.label, [[inCollectives(phase) ? "waited for it in collectives" : "done before the last", seconds(process.seconds)]]])),
+            () => [process.label, [[inCollectives(phase) ? "waited for the straggler in collectives" : "done before the last", seconds(process.seconds)]]])),
           hover(svg("circle", { cx: x(0), cy: y, r: 6.5, fill: "var(--exposed)", "fill-opacity": soft, stroke: "var(--panel)", "stroke-width": 1.5 }),
             () => [phase.straggler, [
-              [inCollectives(phase) ? "longest wait for it" : "behind the first", seconds(phase.spread)], ["behind the median", seconds(phase.behind_median)],
-              ...(phase.began_later ? [["had begun later by", seconds(phase.began_later)]] : []), ...(phase.by_profiler ? [["held up longer by the profiler", seconds(phase.by_profiler)]] : [])], inCollectives(phase) ? "the others waited for it" : "ended last"]),
+              [inCollectives(phase) ? "longest wait for this process" : "behind the first", seconds(phase.spread)], ["behind the median", seconds(phase.behind_median)],
+              ...(phase.began_later ? [["started later by", seconds(phase.began_later)]] : []), ...(phase.by_profiler ? [["extra delay by the profiler", seconds(phase.by_profiler)]] : [])], inCollectives(phase) ? "the others waited for this process" : "ended last"]),
           svg("text", { class: "strong", x: width - right + 16, y: y - 3 }, seconds(phase.spread)),
-          svg("text", { x: width - right + 16, y: y + 13 }, phase.began_later > 0 ? `had begun ${seconds(phase.began_later)} later` : `${seconds(phase.behind_median)} to median`));
+          svg("text", { x: width - right + 16, y: y + 13 }, phase.began_later > 0 ? `started ${seconds(phase.began_later)} later` : `${seconds(phase.behind_median)} to median`));
       })));
   });
   return box;
