@@ -1,4 +1,4 @@
-"""The layout of the package: no import cycle between its modules.
+"""The layout of the package: no import cycle between its modules, and a test file for each of them.
 
 The direction of the imports is in pyproject.toml, as contracts of import-linter.
 """
@@ -15,7 +15,73 @@ import stepprof
 
 PACKAGE = Path(stepprof.__file__).parent
 
+TESTS = Path(__file__).parents[1]
+
 Imports = dict[str, set[str]]
+
+NOT_TESTED = {
+    **dict.fromkeys(
+        ("instrument/ports", "recording/engine_ports", "recording/session_port"), "protocols: no code runs"
+    ),
+    "remote/core/constants": "two constants",
+}
+"""Modules without anything to test, with the reason."""
+
+TESTED_THROUGH = {
+    "analysis/report/test_combine.py": "analysis/report/gantt analysis/report/idle analysis/report/skew analysis/report/totals",
+    "analysis/report/test_step_noise.py": "analysis/report/visits",
+    "analysis/report/test_terminal.py": "analysis/report/terminal_tables",
+    "analysis/report/test_waiting.py": "analysis/report/profiler_waits analysis/report/wait_attribution",
+    "analysis/test_artifact_check.py": "analysis/timeline/outliers",
+    "analysis/test_verify.py": "analysis/post_step_notes",
+    "analysis/timeline/test_chrome.py": "analysis/timeline/lanes analysis/timeline/ordering analysis/timeline/own_metadata",
+    "analysis/timeline/test_clocks.py": "analysis/timeline/comparisons",
+    "analysis/timeline/test_find.py": "analysis/timeline/file_names analysis/timeline/occurrence analysis/timeline/own_timeline analysis/timeline/source_selection",
+    "analysis/timeline/test_kineto.py": "analysis/timeline/anchor analysis/timeline/counters analysis/timeline/event_kinds analysis/timeline/event_pairs analysis/timeline/npu analysis/timeline/tracks",
+    "analysis/timeline/test_merge.py": "analysis/timeline/parts analysis/timeline/ray_workers",
+    "analysis/timeline/test_raw.py": "analysis/timeline/header analysis/timeline/salvage",
+    "analysis/timeline/test_span_sources.py": "run/occurrence_spans",
+    "backends/memory/test_backend.py": "config/options/memory",
+    "backends/nsys/test_reports.py": "backends/nsys/open_files config/options/nsys",
+    "backends/torch/test_backend.py": "backends/other_npu_profiler backends/process_slot backends/torch/export config/options/torch",
+    "cli/commands/test_demo.py": "cli/commands/show cli/common cli/demo_launcher cli/engine_table cli/make_outputs cli/memory_tables cli/window_table",
+    "cli/commands/test_report.py": "cli/trace_options",
+    "cli/commands/test_spans.py": "analysis/span_stats",
+    "cli/commands/test_status.py": "cli/process_table",
+    "cli/test_main.py": "cli/commands/check cli/commands/ls formatting",
+    "config/test_config.py": "config/options/schedule config/policy config/post_step_validators",
+    "doctor/test_backends.py": "cli/commands/doctor",
+    "formats/test_npu_analysis.py": "formats/npu_folder",
+    "instrument/test_region.py": "instrument/span_recorder",
+    "instrument/test_step.py": "instrument/state",
+    "real/npu/test_npu_analysing.py": "cli/commands/analyse",
+    "real/npu/test_npu_recording.py": "backends/npu/api backends/npu/backend backends/npu/export backends/npu/ranges backends/npu/session",
+    "real/ray/test_ray_attach.py": "remote/ray/kind",
+    "real/ray/test_ray_engines.py": "remote/ray/driver",
+    "real/ray/test_ray_nodes.py": "remote/ray/clock remote/ray/files remote/ray/node_files",
+    "real/sglang/test_sglang_engine.py": "remote/sglang/link",
+    "recording/control/test_live_status.py": "cli/commands/trigger run/reachable_steps run/status run/trigger",
+    "recording/control/test_request_inbox.py": "host/own_files",
+    "recording/post_step/test_leader.py": "recording/post_step/hook",
+    "recording/post_step/test_post_step.py": "doctor/upload host/subprocesses recording/post_step/upload/child recording/post_step/upload/program recording/post_step/upload/uploads",
+    "recording/test_leftover_files.py": "host/atomic_files",
+    "recording/test_local_target.py": "backends/null recording/capture recording/capture_controller recording/export/tracker",
+    "recording/test_otel.py": "config/options/otel",
+    "recording/test_rank_discovery.py": "recording/selector recording/visit_counter",
+    "recording/test_session.py": "recording/lifecycle recording/misuse recording/oom_snapshots recording/span_processors",
+    "recording/watch/test_watcher.py": "config/options/watch recording/control/auto_capture",
+    "remote/core/test_blocked_loop.py": "remote/core/closing remote/core/engine_target",
+    "remote/core/test_device_leases.py": "remote/core/engine_backends remote/core/engine_capture",
+    "remote/core/test_many.py": "remote/ray/calls",
+    "remote/core/test_window_group.py": "remote/attach remote/core/late_attach remote/core/manifest_entries remote/core/membership remote/core/registry remote/core/role_window remote/engine",
+    "remote/http/test_client.py": "remote/http/wire",
+    "remote/http/test_kind.py": "remote/http/clock remote/sglang/server",
+    "remote/ray/inside/test_entry.py": "remote/ray/inside/follower remote/ray/inside/late_reports",
+    "remote/sglang/test_request.py": "config/options/engine",
+    "remote/vllm/test_driver.py": "remote/vllm/engine_object remote/vllm/forward_steps",
+    "run/test_entry_times.py": "host/clock",
+}
+"""Modules that no test imports: they are parts of what this test file runs."""
 
 
 def modules() -> dict[str, Path]:
@@ -100,3 +166,36 @@ class TestCycles:
         assert len(graph) > 300
         assert "stepprof.instrument.context" in graph["stepprof.instrument.step"]
         assert cycles(graph) == []
+
+
+class TestFiles:
+    def test_each_module_has_one(self) -> None:
+        """`stepprof/a/b.py` has `tests/a/test_b.py`, or another file of `tests/a` imports it, or a list says where it is tested."""
+        listed = {*NOT_TESTED, *(module for parts in TESTED_THROUGH.values() for module in parts.split())}
+        assert sorted(set(untested()) - listed) == []
+
+    def test_the_lists_are_current(self) -> None:
+        """Nothing is listed that has a test file of its own, that is not there, or twice."""
+        listed = [*NOT_TESTED, *(module for parts in TESTED_THROUGH.values() for module in parts.split())]
+        assert sorted(set(listed) - set(untested())) == []
+        assert len(listed) == len(set(listed))
+        assert [path for path in TESTED_THROUGH if not (TESTS / path).is_file()] == []
+
+
+def untested() -> Iterator[str]:
+    """Yield the paths of the modules that no test file of the mirrored folder is named after, or imports."""
+    files = modules()
+    seen = {folder: imported_in(folder, files) for folder in TESTS.rglob("*") if folder.is_dir()}
+    seen[TESTS] = imported_in(TESTS, files)
+    for name, path in files.items():
+        place = path.relative_to(PACKAGE).with_suffix("")
+        folder = TESTS / place.parent
+        if path.stem.startswith("__") or (folder / f"test_{place.name}.py").is_file():
+            continue
+        if name not in seen.get(folder, set()):
+            yield place.as_posix()
+
+
+def imported_in(folder: Path, files: dict[str, Path]) -> set[str]:
+    """Return the modules that the test files of a folder import."""
+    return {each for path in folder.glob("test_*.py") for each in imported(path, files)}
