@@ -1,27 +1,34 @@
-"""Write the state diagram into the pages that show it, from the transitions that the machine is made of.
+"""Write the state diagrams into the pages that show them, from the transitions that the machines are made of.
 
 python docs/make_states.py
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transitions.extensions import GraphMachine
 
+from stepprof.remote.core.engine_capture import CAPTURE_STATES, CAPTURE_TRANSITIONS
 from stepprof.state_machine import STATES, TRANSITIONS
 
 PAGES = tuple(Path(__file__).with_name(name) for name in ("states.md", "how-it-works.md"))
-BEGIN = "<!-- made by docs/make_states.py -->\n"
+MACHINES = {
+    "<!-- made by docs/make_states.py -->\n": (STATES, TRANSITIONS),
+    "<!-- made by docs/make_states.py: the capture of an engine -->\n": (CAPTURE_STATES, CAPTURE_TRANSITIONS),
+}
+"""What stands before a diagram, and its machine."""
 END = "<!-- end -->\n"
 
 
-def diagram() -> str:
-    """Return the machine as a mermaid diagram."""
+def diagram(states: Sequence[str], transitions: Sequence[dict[str, Any]]) -> str:
+    """Return a machine as a mermaid diagram; it begins in the first state."""
     machine = GraphMachine(
-        states=list(STATES),
-        transitions=list(TRANSITIONS),
-        initial="idle",
+        states=list(states),
+        transitions=list(transitions),
+        initial=states[0],
         auto_transitions=False,
         graph_engine="mermaid",
     )
@@ -35,10 +42,13 @@ def diagram() -> str:
 
 
 def with_diagram(page: str) -> str:
-    """Return the page with the current diagram."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}```mermaid\n{diagram()}```\n{END}{after}"
+    """Return the page with the current diagrams."""
+    for begin, machine in MACHINES.items():
+        if begin in page:
+            before, _, rest = page.partition(begin)
+            _, _, after = rest.partition(END)
+            page = f"{before}{begin}```mermaid\n{diagram(*machine)}```\n{END}{after}"
+    return page
 
 
 if __name__ == "__main__":

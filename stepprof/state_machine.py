@@ -21,7 +21,7 @@ from stepprof.errors import StateError
 from stepprof.instrument.state import Status
 from stepprof.log import logger
 
-__all__ = ["STATES", "TRANSITIONS", "EngineTargetMachine", "TargetMachine"]
+__all__ = ["STATES", "TRANSITIONS", "EngineTargetMachine", "LightMachine", "TargetMachine"]
 
 STATES: tuple[Status, ...] = ("idle", "armed", "recording", "flushing")
 
@@ -115,7 +115,7 @@ class TargetMachine:
         raise error
 
 
-class _LightEvent(Event):
+class LightEvent(Event):
     """A trigger without conditions, callbacks and queue.
 
     An engine's transitions have none. Looking for them takes 17 us of the loop that drives every engine: with a thousand engines, a
@@ -130,11 +130,13 @@ class _LightEvent(Event):
         raise MachineError(f"cannot {self.name} from {model.state}")
 
 
-class _LightMachine(Machine):
-    event_cls = _LightEvent
+class LightMachine(Machine):
+    """A machine for many models, each of which has its own ``state``."""
+
+    event_cls = LightEvent
 
 
-_ENGINES = _LightMachine(
+_ENGINES = LightMachine(
     model=None,
     states=list(STATES),
     transitions=[{key: each[key] for key in ("trigger", "source", "dest")} for each in TRANSITIONS],

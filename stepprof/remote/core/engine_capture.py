@@ -1,6 +1,6 @@
-"""One engine's part of one window: how far it has come, who waits for it, and how long windows keep it open.
+"""The capture of one engine for one window: its state, the callers that wait for it, and the windows that keep it open.
 
-It holds the window's entry in the manifest and knows no driver: what is asked of the engine, and when, is `stepprof.remote.core.engine_target`'s.
+It holds the window's entry in the manifest and knows no driver: `stepprof.remote.core.engine_target` makes the calls, and tells the capture of each answer.
 """
 
 from __future__ import annotations
@@ -8,21 +8,51 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from transitions import MachineError
+
+from stepprof.errors import StateError
 from stepprof.remote.core.event import Gate
 from stepprof.run.reasons import ReasonCode
+from stepprof.state_machine import LightMachine
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.run.model import Outcome
     from stepprof.run.schema import EngineEntry
 
-__all__ = ["Recording"]
+__all__ = ["CAPTURE_STATES", "CAPTURE_TRANSITIONS", "Recording"]
+
+CaptureState = Literal["preparing", "starting", "recording", "stopping", "aborting", "finished"]
+
+CAPTURE_STATES: tuple[CaptureState, ...] = (
+    "preparing",
+    "starting",
+    "recording",
+    "stopping",
+    "aborting",
+    "finished",
+)
+CAPTURE_TRANSITIONS: tuple[dict[str, Any], ...] = (
+    {"trigger": "send_start", "source": "preparing", "dest": "starting"},
+    {"trigger": "start_answered", "source": "starting", "dest": "recording"},
+    {"trigger": "start_failed", "source": "starting", "dest": "aborting"},
+    {"trigger": "send_stop", "source": "recording", "dest": "stopping"},
+    {"trigger": "finish", "source": list(CAPTURE_STATES[:-1]), "dest": "finished"},
+)
+_MACHINE = LightMachine(
+    model=None,
+    states=list(CAPTURE_STATES),
+    transitions=list(CAPTURE_TRANSITIONS),
+    initial="preparing",
+    auto_transitions=False,
+)
+"""One machine for all captures; each capture has its own state."""
 
 
 class Recording:
-    """One engine's part of one window.
+    """The capture of one engine for one window.
 
     Args:
         entry: its entry in the manifest, kept up to date.
@@ -31,6 +61,7 @@ class Recording:
     """
 
     def __init__(self, entry: EngineEntry, save: Callable[[], object], step: int) -> None:
+        self.state: CaptureState = "preparing"
         self.entry = entry
         self.save = save
         """Has the entry written, soon."""
@@ -47,28 +78,29 @@ class Recording:
         """Open when nothing is left to do."""
         self.late: str | None = None
         """Why what was captured is not all of the window."""
-        self.sent = False
-        """The start has left: a stop is owed."""
         self.answered_at: float | None = None
         """When the start was answered well, by the loop's clock."""
-        self.refused = False
-        """The start has failed."""
         self.begun_ns: int | None = None
         """When its window began without it, since the Unix epoch."""
         self.ended_ns: int | None = None
         """When its last window ended: a start that is answered later is stopped later."""
         self.closing = False
         """The window that opened it is going out, or was given up while it came in."""
-        self.given_up = False
-        """A bound is over: nobody waits for it any longer, and what still comes is worked off."""
+        self.timed_out = False
+        """A start or stop was not answered in time: no window waits for it any longer, and a late answer is still worked off."""
         self.task: asyncio.Task[None] | None = None
         self._open = 1
         self._joined: list[tuple[EngineEntry, Callable[[], object]]] = []
 
     @property
+    def sent(self) -> bool:
+        """Whether the start has been sent, so that a stop is pending."""
+        return self.state not in ("preparing", "finished")
+
+    @property
     def answered(self) -> bool:
-        """Whether the start has been answered well."""
-        return self.answered_at is not None
+        """Whether the engine records or stops: its start has been answered well."""
+        return self.state in ("recording", "stopping")
 
     @property
     def ending(self) -> bool:
@@ -88,15 +120,41 @@ class Recording:
     @property
     def unanswered(self) -> str:
         """Which call of it is under way."""
-        if self.refused:
+        if self.state == "aborting":
             return f"its start of step {self.step} has failed, and the stop that this needs has not been answered"
         return f"its {'stop' if self.answered else 'start'} of step {self.step} has not been answered"
 
-    def refuse(self) -> None:
-        """The start has failed: no window waits for it; a stop may be under way before the engine is free."""
-        self.refused = True
+    def send_start(self) -> None:
+        """Note that the start is sent."""
+        self._change("send_start")
+
+    def start_answered(self) -> None:
+        """Note that the engine records. `started` is opened once the entry says so."""
+        self._change("start_answered")
+        self.answered_at = asyncio.get_running_loop().time()
+
+    def start_failed(self) -> None:
+        """Note that the start has failed: no window waits for it. A stop may be under way before the engine is free."""
+        self._change("start_failed")
         self.stop.set()
         self.started.open()
+
+    def send_stop(self) -> None:
+        """Note that the stop is sent."""
+        self._change("send_stop")
+
+    def finish(self) -> None:
+        """Note that nothing is left to do, and let every caller go on."""
+        self._change("finish")
+        self.started.open()
+        self.finished.open()
+
+    def _change(self, trigger: str) -> None:
+        """Change the state. Raises StateError where the trigger is illegal."""
+        try:
+            _MACHINE.events[trigger].trigger(self)
+        except MachineError as error:
+            raise StateError(f"capture of step {self.step}: cannot {trigger} while {self.state}") from error
 
     def join(self, step: int, entry: EngineEntry, save: Callable[[], object]) -> None:
         """Another window came in while it runs; one of the same step keeps it open. `save` has its entry written."""
@@ -154,8 +212,3 @@ class Recording:
         """Note an outcome, and have it written; one that is `pending` will be replaced, if this process lives."""
         self.entry.update(status=status, pending=pending, reason_code=code, error=error, **fields)
         self.save()
-
-    def settle(self) -> None:
-        """Nobody has to wait any longer."""
-        self.started.open()
-        self.finished.open()

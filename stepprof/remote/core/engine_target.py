@@ -212,7 +212,7 @@ class EngineTarget:
     def release(self, recording: Recording) -> None:
         """Nothing more will come of it: the next window may have the engine."""
         self.recording = None
-        recording.settle()
+        recording.finish()
         self._fleet.changed()
 
     async def _record(self, recording: Recording, window: EngineWindow) -> None:
@@ -238,7 +238,7 @@ class EngineTarget:
                 )
             return
         self._commit("start", window)
-        recording.sent = True
+        recording.send_start()
         self.armed = None
         began = time.perf_counter()
         try:
@@ -246,7 +246,7 @@ class EngineTarget:
         except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the manifest and the log say it
             await self._start_failed(recording, error)
             return
-        recording.answered_at = asyncio.get_running_loop().time()
+        recording.start_answered()
         entry = recording.entry
         entry.update(
             start_seconds=round(time.perf_counter() - began, 6),
@@ -264,6 +264,7 @@ class EngineTarget:
         if capped_by is not None:
             logger.warning("capture.capped", target=self.label, reason=capped_by)
         self._commit("stop", window, reason=capped_by)
+        recording.send_stop()
         recording.entry.end_unix_ns = recording.ended_ns or time.time_ns()
         recording.save()  # that its window has closed is known whatever becomes of the stop
         began = time.perf_counter()
@@ -310,7 +311,7 @@ class EngineTarget:
     async def _start_failed(self, recording: Recording, error: BaseException) -> None:
         """Let the window begin at once; then stop the engine, where the start may have arrived all the same."""
         self._fail(recording, error)
-        recording.refuse()
+        recording.start_failed()
         # what says nothing of the engine does not say that it has not begun either
         if not isinstance(error, EngineFailure) or error.owes_stop:
             await self._stop_for_sure(recording)
@@ -334,7 +335,7 @@ class EngineTarget:
         """No window waits for the start any longer; should it still come, it is stopped at once and kept as partial. `hint`: what else to do."""
         if recording.started.is_open or recording.late is not None:
             return
-        recording.given_up = True
+        recording.timed_out = True
         if recording.sent:
             self._set_health("unknown", "its start has not answered")
             what = f"did not answer its start within {seconds:.3g} s"
@@ -360,7 +361,7 @@ class EngineTarget:
         """Nobody waits for the stop any longer; its files are kept when they come."""
         if recording.finished.is_open or recording.entry.status in ("failed", "skipped"):
             return
-        recording.given_up = True
+        recording.timed_out = True
         logger.warning("engine.stop_unanswered", target=self.label, name=self.driver.name, seconds=seconds)
         self._tell_unanswered(recording)
 
@@ -399,7 +400,7 @@ class EngineTarget:
                 recording.late = reason
                 recording.stop.set()
             # without a start that was sent, the engine has nothing to stop
-            if (recording.sent or not recording.given_up) and not await passed(
+            if (recording.sent or not recording.timed_out) and not await passed(
                 [recording.finished], answer_seconds
             ):
                 self._tell_unanswered(recording)

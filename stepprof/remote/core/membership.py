@@ -208,7 +208,7 @@ class Members:
     @staticmethod
     async def _settled(target: EngineTarget, deadline: float) -> None:
         """Wait while the engine's start or stop for an earlier window is under way."""
-        while (recording := target.recording) is not None and not (recording.running or recording.given_up):
+        while (recording := target.recording) is not None and not (recording.running or recording.timed_out):
             left = max(deadline - time.monotonic(), 0.0)
             if not await passed([recording.awaited], left):
                 return

@@ -1,0 +1,113 @@
+"""The capture of one engine as a state machine, without any engine."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from stepprof.errors import StateError
+from stepprof.remote.core.engine_capture import CAPTURE_STATES, CAPTURE_TRANSITIONS, Recording
+
+WAYS = {
+    "preparing": (),
+    "starting": ("send_start",),
+    "recording": ("send_start", "start_answered"),
+    "stopping": ("send_start", "start_answered", "send_stop"),
+    "aborting": ("send_start", "start_failed"),
+    "finished": ("finish",),
+}
+"""The triggers that lead to each state."""
+TRIGGERS = [each["trigger"] for each in CAPTURE_TRANSITIONS]
+
+
+def in_state(state: str) -> Recording:
+    """A capture in this state. Nothing here reads its entry."""
+    recording = Recording(None, lambda: None, 2)  # type: ignore[arg-type]
+    for trigger in WAYS[state]:
+        getattr(recording, trigger)()
+    assert recording.state == state
+    return recording
+
+
+def destinations(trigger: str, state: str) -> list[str]:
+    """Where the table says that a trigger leads to."""
+    return [
+        each["dest"]
+        for each in CAPTURE_TRANSITIONS
+        if each["trigger"] == trigger
+        and state in (each["source"] if isinstance(each["source"], list) else [each["source"]])
+    ]
+
+
+class TestRecording:
+    @pytest.mark.parametrize("state", CAPTURE_STATES)
+    @pytest.mark.parametrize("trigger", TRIGGERS)
+    def test_every_trigger_in_every_state(self, state, trigger) -> None:
+        """An illegal trigger raises StateError, which names the state, and changes nothing."""
+
+        async def check() -> None:
+            recording, expected = in_state(state), destinations(trigger, state)
+            if expected:
+                getattr(recording, trigger)()
+                assert [recording.state] == expected
+                return
+            with pytest.raises(
+                StateError, match=re.escape(f"capture of step 2: cannot {trigger} while {state}")
+            ):
+                getattr(recording, trigger)()
+            assert recording.state == state
+
+        asyncio.run(check())
+
+    @pytest.mark.parametrize("state", CAPTURE_STATES)
+    def test_what_each_state_means(self, state) -> None:
+        """When a stop is pending, when windows may join, and which gates are open."""
+
+        async def check() -> tuple[bool, ...]:
+            recording = in_state(state)
+            return (
+                recording.sent,
+                recording.answered,
+                recording.running,
+                recording.started.is_open,
+                recording.finished.is_open,
+            )
+
+        expected = {
+            "preparing": (False, False, False, False, False),
+            "starting": (True, False, False, False, False),
+            "recording": (True, True, True, False, False),
+            "stopping": (True, True, True, False, False),
+            "aborting": (True, False, False, True, False),
+            "finished": (False, False, False, True, True),
+        }
+        assert asyncio.run(check()) == expected[state]
+
+    @pytest.mark.parametrize(
+        ("state", "what"),
+        [("starting", "its start"), ("aborting", "the stop that this needs"), ("stopping", "its stop")],
+    )
+    def test_the_pending_call_is_named(self, state, what) -> None:
+        """For the manifest of a window that finds the engine taken."""
+
+        async def check() -> str:
+            return in_state(state).unanswered
+
+        assert what in asyncio.run(check())
+
+    def test_the_last_window_ends_it(self) -> None:
+        """Windows of its own step keep it open; those of other steps do not."""
+
+        async def check() -> list[bool]:
+            recording = in_state("recording")
+            recording.join(2, None, lambda: None)  # type: ignore[arg-type]
+            recording.join(3, None, lambda: None)  # type: ignore[arg-type]
+            ended = []
+            for _ in range(2):
+                recording.leave()
+                ended.append(recording.stop.is_set())
+            return ended
+
+        assert asyncio.run(check()) == [False, True]
