@@ -1,1 +1,1 @@
-"""Findings of `stepprof doctor`: what this machine can record, and what to do where it cannot."""
+"""The checks of `stepprof doctor`: what this machine can record, with a remedy for each problem."""

@@ -1,4 +1,4 @@
-"""Which backends can record here: one line for each, out of the findings that tell of it."""
+"""Summarise which backends can record here: one line per backend, from the related findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BackendLine", "backend_lines"]
 
 @dataclass(frozen=True, slots=True)
 class BackendLine:
-    """One backend: whether it can record here (None: nobody has tried), and what it can or what stands in the way."""
+    """One backend: whether it can record here (None: not tested), with the result or the reason."""
 
     name: str
     records: bool | None
@@ -22,7 +22,7 @@ class BackendLine:
 
 
 def backend_lines(findings: Sequence[Finding]) -> list[BackendLine]:
-    """Every backend that there is, the package's own first."""
+    """Return a line for every backend, the package's own first."""
     found = {finding.name: finding for finding in findings}
     told = {"torch": _torch, "npu": _npu, "nsys": _nsys, "memory": _memory}
     lines = []
@@ -33,7 +33,7 @@ def backend_lines(findings: Sequence[Finding]) -> list[BackendLine]:
         elif name in BUILT_IN:
             lines.append(BackendLine(name, True, "windows and spans only"))
         else:
-            lines.append(BackendLine(name, None, "brought by another package; not tried"))
+            lines.append(BackendLine(name, None, "provided by another package; not tested"))
     return lines
 
 
@@ -44,12 +44,15 @@ def _torch(found: dict[str, Finding]) -> Told:
     capture = found.get("cpu capture")
     if capture is None or capture.level == "problem":
         return False, next(
-            _reasons(found, "torch", "torch extension", "torch_npu", "cpu capture"), "not tried"
+            _reasons(found, "torch", "torch extension", "torch_npu", "cpu capture"), "not tested"
         )
     kernels = found.get("kernel capture")
     if kernels is not None and kernels.level == "problem":
-        return True, f"operations of the CPU only: {kernels.detail}"
-    return True, "operations and kernels" if kernels is not None else "operations of the CPU; no GPU is here"
+        return True, f"CPU operations only: {kernels.detail}"
+    return (
+        True,
+        "operations and kernels" if kernels is not None else "CPU operations; this machine has no GPU",
+    )
 
 
 def _npu(found: dict[str, Finding]) -> Told:
@@ -63,14 +66,14 @@ def _npu(found: dict[str, Finding]) -> Told:
 def _nsys(found: dict[str, Finding]) -> Told:
     window = found.get("nsys window")
     if window is None:
-        return False, next(_reasons(found, "nsys"), "not tried")
+        return False, next(_reasons(found, "nsys"), "not tested")
     return window.level == "ok" and window.applies, window.detail
 
 
 def _memory(found: dict[str, Finding]) -> Told:
     finding = found.get(memory.NAME)
     if finding is None:
-        return False, next(_reasons(found, "torch", "torch extension"), "not tried")
+        return False, next(_reasons(found, "torch", "torch extension"), "not tested")
     return finding.level == "ok" and finding.applies, finding.detail
 
 

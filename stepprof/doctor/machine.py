@@ -1,6 +1,7 @@
-"""What a machine can record, one finding per thing that may stand in the way, each with what to do about it.
+"""Check what the machine can record: one finding per possible problem, each with a remedy.
 
-Nothing here changes the machine, and nothing that may crash or hang runs in this process: torch is tried in another one (`torchprobe`), under a time limit. What the system does not tell is left out.
+Nothing here changes the machine. Nothing that may crash or hang runs in this process: torch is
+tried in another process, under a time limit. Facts that the system does not provide are omitted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _FAST_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_
 
 
 def machine_findings(output_dir: Path, environ: Mapping[str, str]) -> list[Finding]:
-    """Everything but torch."""
+    """Run all checks except torch's."""
     probes: tuple[Callable[[], Iterator[Finding]], ...] = (
         _python,
         lambda: nsys_findings(environ),
@@ -51,33 +52,33 @@ def _python() -> Iterator[Finding]:
             "python",
             "warning",
             f"{text}, under a debugger or a coverage tracer",
-            "record without it: each region would show its cost",
+            "record without it: it slows down every region",
         )
     else:
         yield Finding("python", "ok", text)
 
 
 def _permissions() -> Iterator[Finding]:
-    """Who may look at a training process and at the GPU's counters."""
+    """Check who may inspect a training process and read the GPU's counters."""
     driver = finding.read("/proc/driver/nvidia/params")
     if re.search(r"RmProfilingAdminOnly:\s*1", driver) and os.geteuid() != 0:
         yield Finding(
             "gpu counters",
             "warning",
-            "the NVIDIA driver gives performance counters to administrators only; kernels are recorded all the same",
-            "NVreg_RestrictProfilingToAdminUsers=0 for the driver's module, or CAP_SYS_ADMIN, where counters are wanted",
+            "the NVIDIA driver restricts performance counters to administrators; kernels are recorded without them",
+            "for counters, set NVreg_RestrictProfilingToAdminUsers=0 for the driver's module, or grant CAP_SYS_ADMIN",
         )
     scope = finding.read("/proc/sys/kernel/yama/ptrace_scope").strip()
     if scope == "3":
         yield Finding(
             "ptrace",
             "warning",
-            "kernel.yama.ptrace_scope is 3: no debugger or sampler can attach to a hanging rank; stepprof needs none",
-            "sysctl kernel.yama.ptrace_scope=1 and a restart, where that is wanted",
+            "kernel.yama.ptrace_scope is 3: no debugger or sampler can attach to a hanging rank (stepprof does not need to)",
+            "to allow it, set sysctl kernel.yama.ptrace_scope=1 and reboot",
         )
     elif scope:
         yield Finding(
-            "ptrace", "ok", f"kernel.yama.ptrace_scope is {scope}; stepprof itself attaches to nothing"
+            "ptrace", "ok", f"kernel.yama.ptrace_scope is {scope}; stepprof does not attach to processes"
         )
 
 
@@ -85,7 +86,7 @@ def _output_dir(folder: Path) -> Iterator[Finding]:
     place_to_try = folder.absolute()
     while not place_to_try.exists() and place_to_try != place_to_try.parent:
         place_to_try = place_to_try.parent
-    remedy = "name another folder: output_dir in the config, or $STEPPROF_OUTPUT_DIR"
+    remedy = "choose another folder: output_dir in the config, or $STEPPROF_OUTPUT_DIR"
     try:
         with tempfile.TemporaryDirectory(dir=place_to_try, prefix=".stepprof-doctor-") as name:
             first = Path(name, "first")
@@ -103,19 +104,19 @@ def _output_dir(folder: Path) -> Iterator[Finding]:
     text = f"{folder.absolute()} can be written; {size(free)} free"
     kind = _filesystem(place_to_try)
     if free < _GIB // 4:
-        yield Finding("output_dir", "problem", f"{text}: one trace of a large step may take more", remedy)
+        yield Finding("output_dir", "problem", f"{text}: one trace of a large step may need more", remedy)
     elif free < 10 * _GIB:
         yield Finding(
             "output_dir",
             "warning",
-            f"{text}: a trace takes up to some GiB per rank",
+            f"{text}: a trace can take several GiB per rank",
             f"free some space, lower max_bytes, or {remedy}",
         )
     elif kind in ("tmpfs", "ramfs"):
         yield Finding(
             "output_dir",
             "warning",
-            f"{text}, in memory ({kind}): traces take the memory that training needs",
+            f"{text}, in memory ({kind}): traces use memory that training needs",
             remedy,
         )
     else:
@@ -131,7 +132,7 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding(
             "/dev/shm",  # noqa: S108 - measured and named; nothing is made there
             "warning",
-            f"{text}: DataLoader workers, NCCL and Ray's object store keep their data there, and a Docker default of 64 MiB ends in a bus error",
+            f"{text}: DataLoader workers, NCCL and Ray's object store use it; Docker's default of 64 MiB leads to bus errors",
             "docker run --shm-size=16g, or in Kubernetes an emptyDir with medium: Memory",
         )
     else:
@@ -149,7 +150,7 @@ def _memory() -> Iterator[Finding]:
             "memory",
             "warning",
             f"{text}: torch holds about 4 kB per operation until a trace is written",
-            "record fewer ranks or a shorter window; min_free_memory ends a capture before the host runs out",
+            "record fewer ranks or a shorter window; min_free_memory stops a capture before the host runs out of memory",
         )
     else:
         yield Finding("memory", "ok", text)
@@ -163,15 +164,15 @@ def _clock() -> Iterator[Finding]:
         yield Finding(
             "clock",
             "warning",
-            f"{text}: slow, and every region pays for two",
-            "boot with clocksource=tsc where the hardware allows it",
+            f"{text}: slow, and every region takes two readings",
+            "boot with clocksource=tsc if the hardware supports it",
         )
     else:
         yield Finding("clock", "ok", text)
 
 
 def _reading_ns(count: int = 1_000) -> float:
-    """Nanoseconds that one reading of the clock takes, over so many."""
+    """Return the mean time of one clock reading in nanoseconds, over `count` readings."""
     begin = time.perf_counter_ns()
     for _ in range(count):
         time.perf_counter_ns()
@@ -179,7 +180,9 @@ def _reading_ns(count: int = 1_000) -> float:
 
 
 def _filesystem(path: Path) -> str:
-    """The kind of file system that holds a path; empty where the system does not tell."""
+    """Return the type of the file system that holds a path; empty if the system does not provide
+    it.
+    """
     best = ("", "")
     for line in finding.read("/proc/mounts").splitlines():
         _, mount, kind, *_ = line.split()

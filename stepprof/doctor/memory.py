@@ -1,4 +1,4 @@
-"""What stands in the way of snapshots of CUDA's allocator, from what the torch probe tried in its own process."""
+"""Check whether snapshots of CUDA's allocator are possible, from the results of the torch probe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "memory history"
 
 
 def memory_findings(found: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """One finding; none where torch itself could not be tried."""
+    """Return one finding, or none if torch itself could not be tried."""
     if found is None:
         return
     if "error" in found:
@@ -21,20 +21,20 @@ def memory_findings(found: Mapping[str, Any] | None) -> Iterator[Finding]:
             NAME,
             "problem",
             f"a small history of CUDA's allocator fails: {found['error']}",
-            'leave backend = "memory" out, or try another torch',
+            'do not use backend = "memory", or try another torch version',
         )
     elif not found["build"]:
         yield Finding(
             NAME,
             "ok",
-            'not here: this torch is not built for CUDA; only backend = "memory" needs it',
+            'not available: this torch is not built for CUDA (only needed for backend = "memory")',
             applies=False,
         )
     elif not found["devices"]:
         yield Finding(
             NAME,
             "ok",
-            'not here: no CUDA device is visible; only backend = "memory" needs one',
+            'not available: no CUDA device is visible (only needed for backend = "memory")',
             applies=False,
         )
     elif found["allocator"] != "native":
@@ -42,15 +42,15 @@ def memory_findings(found: Mapping[str, Any] | None) -> Iterator[Finding]:
             NAME,
             "warning",
             f"CUDA's allocator is {found['allocator']}, which keeps no history",
-            "take the backend out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)",
+            "remove the backend from PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)",
         )
     elif not found["entries"]:
         yield Finding(
             NAME,
             "problem",
             "a small history of CUDA's allocator is empty",
-            'leave backend = "memory" out, or try another torch',
+            'do not use backend = "memory", or try another torch version',
         )
     else:
-        observer = "" if found["observer"] else "; on_oom is not possible with this torch"
+        observer = "" if found["observer"] else "; this torch does not support on_oom"
         yield Finding(NAME, "ok", f"a small history has {found['entries']} entries{observer}")

@@ -1,4 +1,7 @@
-"""What stands in the way of recording on an Ascend device, beyond torch_npu itself, which is tried in a process of its own (`torchprobe`). Nothing is imported here."""
+"""Check what can prevent recording on an Ascend device, apart from torch_npu itself.
+
+torch_npu is tried in a separate process. This module imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _SWITCHED_ON = ("PROF_CONFIG_PATH", "MSMONITOR_USE_DAEMON", "KINETO_USE_DAEMON")
 
 
 def npu_findings(environ: Mapping[str, str]) -> list[Finding]:
-    """None where torch_npu is not installed."""
+    """Return the findings; none if torch_npu is not installed."""
     if importlib.util.find_spec("torch_npu") is None:
         return []
     return [*_environment(environ), *_leases()]
@@ -28,7 +31,7 @@ def _environment(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(
                 "npu environment",
                 "problem",
-                f"{name}={environ[name]}: msprof records such a process, and torch_npu's profiler does nothing in it",
+                f"{name}={environ[name]}: msprof records this process, so torch_npu's profiler is inactive",
                 f'unset {name} to record with backend = "npu"',
             )
             return
@@ -37,11 +40,11 @@ def _environment(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(
                 "npu environment",
                 "warning",
-                f"{name}={environ[name]}: torch_npu starts a profiler of its own in this process, and stepprof leaves it alone",
-                f"unset {name} where stepprof is to record",
+                f"{name}={environ[name]}: torch_npu starts its own profiler in this process, so stepprof does not record",
+                f"unset {name} to record with stepprof",
             )
             return
-    yield Finding("npu environment", "ok", "nothing in the environment takes the profiler away")
+    yield Finding("npu environment", "ok", "no environment variable blocks the profiler")
 
 
 def _leases() -> Iterator[Finding]:
@@ -52,11 +55,11 @@ def _leases() -> Iterator[Finding]:
             "npu leases",
             "warning",
             str(error),
-            "set lease_dir in the table [npu] to a folder on a local disk",
+            "set lease_dir in [npu] to a folder on a local disk",
         )
         return
     yield Finding(
         "npu leases",
         "ok",
-        f"processes that share a device take turns by {folder}; containers do where they share one",
+        f"processes that share a device coordinate through {folder}; containers only do so if they share it",
     )

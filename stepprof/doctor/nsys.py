@@ -1,6 +1,6 @@
-"""What Nsight Systems needs on this machine, and what else may have taken the place that torch's own profiler needs.
+"""Check what Nsight Systems needs on this machine, and which tools conflict with torch's profiler.
 
-Part of `stepprof doctor`: nothing is loaded or started here but ``nsys`` itself, which is asked for its version and its options.
+Nothing is loaded or started here except ``nsys`` itself, to get its version and options.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ __all__ = ["nsys_findings"]
 
 
 def nsys_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Who subscribes to CUPTI, whether nsys is there, and what would become of a window."""
+    """Check the subscribers of CUPTI, the installation of nsys, and whether a window would be
+    recorded.
+    """
     yield from _injection(environ)
     yield from _nsys(environ)
     yield from _window(environ)
 
 
 def _injection(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """CUPTI takes one subscriber per process: whoever is there before torch's Kineto takes the kernels from its traces."""
+    """Find other subscribers of CUPTI. It allows one per process: a tool that subscribes before
+    torch's Kineto keeps kernels out of torch's traces.
+    """
     conflicts = []
     for variable in ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH", "CUDA_INJECTION64_PATH", "LD_PRELOAD"):
         value = environ.get(variable, "")
@@ -54,17 +58,19 @@ def _injection(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "cupti",
             "warning",
-            f"{'; '.join(conflicts)}: CUPTI takes one subscriber per process, and this may be it",
-            'record with backend = "nsys", or take it away to record with backend = "torch"',
+            f"{'; '.join(conflicts)}: CUPTI allows one subscriber per process, and this may be it",
+            'record with backend = "nsys", or remove it to record with backend = "torch"',
         )
     else:
-        yield Finding("cupti", "ok", "nothing in the environment subscribes to CUPTI before torch does")
+        yield Finding(
+            "cupti", "ok", "no environment variable makes another tool subscribe to CUPTI before torch"
+        )
 
 
 def _nsys(environ: Mapping[str, str]) -> Iterator[Finding]:
     found = shutil.which("nsys", path=environ.get("PATH"))
     if found is None:
-        yield Finding("nsys", "ok", 'not on PATH; only backend = "nsys" needs it')
+        yield Finding("nsys", "ok", 'not on PATH (only needed for backend = "nsys")')
         return
     try:
         done = subprocess.run(  # noqa: S603 - the nsys of PATH, with fixed arguments
@@ -81,7 +87,7 @@ def _nsys(environ: Mapping[str, str]) -> Iterator[Finding]:
             "nsys",
             "warning",
             f"{found} does not run: {error}",
-            "install Nsight Systems anew, or take it off PATH",
+            "reinstall Nsight Systems, or remove it from PATH",
         )
         return
     if done.returncode != 0 or not text:
@@ -89,7 +95,7 @@ def _nsys(environ: Mapping[str, str]) -> Iterator[Finding]:
             "nsys",
             "warning",
             f"{found} --version: exit status {done.returncode}",
-            "install Nsight Systems anew, or take it off PATH",
+            "reinstall Nsight Systems, or remove it from PATH",
         )
         return
     yield Finding("nsys", "ok", f"{text[0]} ({found})")
@@ -105,20 +111,20 @@ def _nsys(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _reports(nsys: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What the nsys at hand can be told of its reports."""
+    """Check which report options this version of nsys supports."""
     text = profile_help(nsys)
     names = secrets(environ)
     when = (
-        "each report when its window has ended"
+        "each report at the end of its window"
         if writes_one_by_one(text)
-        else "reports after the last window: the number of windows has to be right"
+        else "reports after the last window: the configured number of windows must be right"
     )
     if names and not discards_environment(text):
         yield Finding(
             "nsys reports",
             "warning",
-            f"it writes {when}; the environment would be in them: {', '.join(names)}",
-            "take these variables away from what is profiled, or update Nsight Systems to one with --discard-environment",
+            f"it writes {when}; the reports would contain environment variables: {', '.join(names)}",
+            "unset these variables for the profiled process, or update Nsight Systems to a version with --discard-environment",
         )
     else:
         left_out = "left out" if discards_environment(text) else "part of them"
@@ -126,19 +132,19 @@ def _reports(nsys: str, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _window(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether a window of this environment would be recorded."""
+    """Check whether a window would be recorded in this environment."""
     try:
         marks = f"nvtx {metadata.version('nvtx')} marks regions"
         missing = ""
     except metadata.PackageNotFoundError:
-        marks, missing = "no region would be marked: nvtx is not installed", "pip install 'stepprof[nsys]'"
+        marks, missing = "regions would not be marked: nvtx is not installed", "pip install 'stepprof[nsys]'"
     library = next((path for path in libraries(environ) if os.sep in path and Path(path).exists()), None)
     if not under_nsys(environ):
         where = library or "none was found outside of the loader's own folders"
         yield Finding(
             "nsys window",
             "ok",
-            f"not under nsys, which only its own backend needs; {marks}; libcudart: {where}",
+            f"not running under nsys (only needed for backend = 'nsys'); {marks}; libcudart: {where}",
             applies=False,
         )
         return
@@ -147,8 +153,8 @@ def _window(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "nsys window",
             "warning",
-            "under nsys, but where it writes its reports is not known: a window would be lost",
-            "start nsys with stepprof.backends.nsys.backend.nsys_command(config), or name the folder as report_dir in [nsys]",
+            "under nsys, but its report folder is unknown: a window would be lost",
+            "start nsys with stepprof.backends.nsys.backend.nsys_command(config), or set report_dir in [nsys]",
         )
     elif missing:
         yield Finding("nsys window", "warning", f"under nsys, reports in {launch.folder}; {marks}", missing)

@@ -1,4 +1,7 @@
-"""What the torch probe found, or how it ended: run under a time limit in a process of its own, and put into words with a remedy for each."""
+"""Run the torch probe in a separate process under a time limit, and describe its results.
+
+Each problem has a remedy.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ __all__ = ["torch_findings"]
 
 _INSTALL = 'pip install "stepprof[torch]"'
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-_CANN = "install the CANN that it belongs to and source its set_env.sh, or pip uninstall torch_npu; TORCH_DEVICE_BACKEND_AUTOLOAD=0 lets torch be imported without it"
+_CANN = "install the matching CANN and source its set_env.sh, or pip uninstall torch_npu; TORCH_DEVICE_BACKEND_AUTOLOAD=0 imports torch without it"
 _STAGES = {
     "isal": "importing isal",
     "torch": "importing torch",
@@ -43,7 +46,9 @@ class _Run:
 
 
 def torch_findings(environ: Mapping[str, str], timeout: float) -> list[Finding]:
-    """Try torch, for at most `timeout` seconds (twice that, where it must be tried again without its extensions)."""
+    """Try torch for at most `timeout` seconds (twice that if it must be tried again without
+    extensions).
+    """
     run = _probe(environ, timeout)
     error = str(run.stages.get("torch", {}).get("error", ""))
     if "backend extension" not in error:
@@ -54,7 +59,7 @@ def torch_findings(environ: Mapping[str, str], timeout: float) -> list[Finding]:
 
 
 def _probe(environ: Mapping[str, str], timeout: float) -> _Run:
-    """Run the probe's text, away from the current folder, whose files might be taken for modules."""
+    """Run the probe's source outside the current folder, whose files could be mistaken for modules."""
     text = Path(torch_child.__file__).read_text(encoding="utf-8")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -85,7 +90,7 @@ def _probe(environ: Mapping[str, str], timeout: float) -> _Run:
     for line in lines:
         try:
             content = json.loads(line)
-        except ValueError:  # what the modules print themselves
+        except ValueError:  # output of the imported modules
             continue
         if isinstance(content, dict):
             begun = content.get("begin", begun)
@@ -95,7 +100,7 @@ def _probe(environ: Mapping[str, str], timeout: float) -> _Run:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the probe with whatever it has started."""
+    """Stop the probe and all processes that it has started."""
     if hasattr(os, "killpg"):
         os.killpg(process.pid, signal.SIGKILL)
     else:
@@ -120,7 +125,7 @@ def _described(run: _Run) -> Iterator[Finding]:
             "torch",
             "problem",
             f"a process that was {_STAGES.get(str(run.begun), 'starting')} {run.ending}{words}",
-            "try the same in a Python of your own; stepprof doctor --timeout gives it longer",
+            "try the same in a Python shell, or raise --timeout",
         )
     yield from _torch(stages.get("torch"))
     yield from _options(stages.get("options"))
@@ -139,7 +144,7 @@ def _extension(error: str) -> Finding:
         "torch extension",
         "problem",
         f"import torch fails: {error}",
-        f"repair or uninstall the extension; {_AUTOLOAD}=0 lets torch be imported without it",
+        f"repair or uninstall the extension; {_AUTOLOAD}=0 imports torch without it",
     )
 
 
@@ -148,13 +153,13 @@ def _torch(found: Mapping[str, Any] | None) -> Iterator[Finding]:
         return
     if "error" in found:
         yield Finding(
-            "torch", "problem", f"import torch fails: {found['error']}", f"install torch anew: {_INSTALL}"
+            "torch", "problem", f"import torch fails: {found['error']}", f"reinstall torch: {_INSTALL}"
         )
     elif not found["installed"]:
         yield Finding(
             "torch",
             "warning",
-            'not installed: backend = "torch" cannot record; spans are recorded all the same',
+            'not installed: backend = "torch" cannot record; spans are still recorded',
             _INSTALL,
         )
     else:
@@ -169,7 +174,7 @@ def _options(found: Mapping[str, Any] | None) -> Iterator[Finding]:
         yield Finding(
             "torch options",
             "warning",
-            f"cannot be asked for: {found['error']}",
+            f"query failed: {found['error']}",
             "a newer torch is needed to record all threads",
         )
         return
@@ -177,22 +182,22 @@ def _options(found: Mapping[str, Any] | None) -> Iterator[Finding]:
         yield Finding(
             "all threads",
             "ok",
-            "profile_all_threads is accepted: a capture sees every thread, and may be stopped on any",
+            "profile_all_threads is supported: a capture covers all threads, and any thread can stop it",
         )
     else:
         yield Finding(
             "all threads",
             "warning",
-            "profile_all_threads is not accepted: a capture sees only the thread that began it",
+            "profile_all_threads is not supported: a capture covers only the thread that started it",
             "torch 2.7 or newer records all threads",
         )
     if found["trace_only"]:
-        yield Finding("trace_only", "ok", "accepted: stopping a capture takes a third less")
+        yield Finding("trace_only", "ok", "supported: stopping a capture takes a third less time")
     else:
         yield Finding(
             "trace_only",
             "ok",
-            "not accepted by this torch: stopping a capture takes half as long again (torch 2.13 accepts it)",
+            "not supported by this torch: stopping a capture takes 1.5 times as long (torch 2.13 supports it)",
         )
 
 
@@ -203,8 +208,8 @@ def _devices(found: Mapping[str, Any] | None) -> Iterator[Finding]:
         yield Finding(
             "accelerators",
             "problem",
-            f"cannot be looked for: {found['error']}",
-            "look at the driver (nvidia-smi, npu-smi info)",
+            f"detection failed: {found['error']}",
+            "check the driver (nvidia-smi, npu-smi info)",
         )
         return
     text = "; ".join(
@@ -218,7 +223,7 @@ def _devices(found: Mapping[str, Any] | None) -> Iterator[Finding]:
             yield Finding(
                 "kernels",
                 "problem",
-                f"{kind} is there and this torch cannot record its kernels",
+                f"{kind} is present, but this torch cannot record its kernels",
                 "install a torch that was built with Kineto's support for it",
             )
 
@@ -231,10 +236,10 @@ def _cpu_capture(found: Mapping[str, Any] | None) -> Iterator[Finding]:
             "cpu capture",
             "problem",
             f"a small capture fails: {found['error']}",
-            f"install torch anew: {_INSTALL}",
+            f"reinstall torch: {_INSTALL}",
         )
     elif not found["events"]:
-        yield Finding("cpu capture", "problem", "a small capture is empty", f"install torch anew: {_INSTALL}")
+        yield Finding("cpu capture", "problem", "a small capture is empty", f"reinstall torch: {_INSTALL}")
     else:
         yield Finding("cpu capture", "ok", f"a small capture has {found['events']} operations")
 
@@ -247,14 +252,14 @@ def _device_capture(found: Mapping[str, Any] | None) -> Iterator[Finding]:
             "kernel capture",
             "problem",
             f"a small capture fails: {found['error']}",
-            "look at the line about cupti, and whether something else profiles this GPU",
+            "check the line about cupti, and whether another profiler uses this GPU",
         )
     elif not found["events"]:
         yield Finding(
             "kernel capture",
             "problem",
             f"a small capture on {found['device']} has no kernel",
-            "something else has subscribed to CUPTI (the line about cupti; a monitoring agent; a debugger), or libcupti does not fit the driver",
+            "another tool is subscribed to CUPTI (see the line about cupti; a monitoring agent; a debugger), or libcupti does not match the driver",
         )
     else:
         yield Finding("kernel capture", "ok", f"a small capture has {found['events']} kernels")
@@ -269,8 +274,8 @@ def _npu(found: Mapping[str, Any] | None) -> Iterator[Finding]:
         yield Finding(
             "torch_npu",
             "warning",
-            f"{found['version']}, and no NPU is there",
-            "npu-smi info says what the driver sees",
+            f"{found['version']}, but no NPU is present",
+            "check npu-smi info for what the driver detects",
         )
     else:
         yield Finding("torch_npu", "ok", str(found["version"]))
@@ -287,7 +292,7 @@ def _isal(found: Mapping[str, Any] | None) -> Iterator[Finding]:
         yield Finding(
             "isal",
             "warning",
-            "not installed: traces are compressed with zlib, which takes about four times as long",
+            "not installed: traces are compressed with zlib, about four times slower",
             _INSTALL,
         )
     else:

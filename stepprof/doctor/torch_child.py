@@ -1,7 +1,9 @@
-"""What torch can record here, found out by trying; run by `stepprof doctor` in a process of its own, since each of these imports and captures may crash or hang.
+"""Find out what torch can record here, by trying. `stepprof doctor` runs this file in a separate
+process.
 
-Prints one JSON table per line: {"begin": stage} before a stage and {"stage": …, …} after it, so that whoever reads knows how far it came. It uses no other module of stepprof: its
-text is what the other process runs.
+Each of these imports and captures may crash or hang. The probe prints one JSON object per line:
+{"begin": stage} before a stage and {"stage": …, …} after it, so the reader knows how far it came.
+It uses no other module of stepprof, because its source is passed to the other process.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Go through the stages; 0 however much of it fails."""
+    """Run all stages. Return 0 even if stages fail."""
     state: dict[str, Any] = {}
     for stage in (isal, torch, options, devices, cpu_capture, device_capture, memory, npu):
         print(json.dumps({"begin": stage.__name__}), flush=True)  # noqa: T201 - read by the parent process
@@ -40,7 +42,7 @@ def _outcome(stage: Callable[[dict[str, Any]], dict[str, Any]], state: dict[str,
 
 
 def isal(_: dict[str, Any]) -> dict[str, Any]:
-    """The fast gzip."""
+    """Import the fast gzip."""
     if importlib.util.find_spec("isal") is None:
         return {"installed": False}
     igzip: Any = importlib.import_module("isal.igzip")
@@ -48,7 +50,7 @@ def isal(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def torch(state: dict[str, Any]) -> dict[str, Any]:
-    """Import it."""
+    """Import torch."""
     if importlib.util.find_spec("torch") is None:
         return {"installed": False}
     import torch as module
@@ -64,7 +66,9 @@ def torch(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def options(state: dict[str, Any]) -> dict[str, Any]:
-    """Which experimental options this torch accepts: asked by trying, since builds differ within a version."""
+    """Find the experimental options that this torch accepts. They are tried, because builds of one
+    version differ.
+    """
     make = state["torch"].profiler._ExperimentalConfig
     accepted = {}
     for name in ("profile_all_threads", "trace_only"):
@@ -78,7 +82,7 @@ def options(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def devices(state: dict[str, Any]) -> dict[str, Any]:
-    """Accelerators, and what the profiler says that it can record."""
+    """List the accelerators, and the activities that the profiler can record."""
     module = state["torch"]
     found: dict[str, list[str]] = {}
     for kind in ("cuda", "xpu", "npu", "mps"):
@@ -93,12 +97,12 @@ def devices(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def cpu_capture(state: dict[str, Any]) -> dict[str, Any]:
-    """Record one operation on the CPU, and look whether it is in the trace."""
+    """Record one operation on the CPU, and check that it is in the trace."""
     return {"events": _capture(state, "cpu")}
 
 
 def device_capture(state: dict[str, Any]) -> dict[str, Any]:
-    """Record one kernel: what CUPTI and its like refuse, they refuse here."""
+    """Record one kernel. CUPTI and similar libraries report conflicts here."""
     kind = next((kind for kind in ("cuda", "xpu") if kind in state["devices"]), None)
     if kind is None:
         return {"device": None}
@@ -129,7 +133,7 @@ def memory(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def npu(_: dict[str, Any]) -> dict[str, Any]:
-    """torch_npu, and the CANN that it needs."""
+    """Import torch_npu, which needs CANN."""
     if importlib.util.find_spec("torch_npu") is None:
         return {"installed": False}
     import torch_npu
@@ -142,7 +146,7 @@ def npu(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def _capture(state: dict[str, Any], kind: str) -> int:
-    """Events of one small capture: operations for the CPU, kernels for a device."""
+    """Return the events of one small capture: operations for the CPU, kernels for a device."""
     module = state["torch"]
     wanted = {"cpu": ("CPU",), "cuda": ("CPU", "CUDA"), "xpu": ("CPU", "XPU")}[kind]
     profiler = module.profiler.profile(

@@ -1,4 +1,4 @@
-"""Whether something can be uploaded to a URL from this machine: tried, with a small file that is removed again, by the program that uploads."""
+"""Test uploads to a URL: upload a small file with the real upload program, then remove it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "upload"
 
 
 def upload_findings(url: str, seconds: float) -> Iterator[Finding]:
-    """Try it. Raises ConfigError where the URL could not be configured."""
+    """Run the test. Raise ConfigError if the URL is not a valid upload target."""
     url = upload_url(url, NAME)
     problem = missing(url)
     if problem is not None:
@@ -30,13 +30,13 @@ def upload_findings(url: str, seconds: float) -> Iterator[Finding]:
         Program(url, threading.Event(), 1) as program,
     ):
         file = Path(folder, f".stepprof-doctor-{time.time_ns()}")
-        file.write_text("stepprof doctor tried whether it can upload here; this may be removed\n")
+        file.write_text("test file of stepprof doctor; it can be removed\n")
         outcome = program.upload(file, file.name, time.monotonic() + seconds, remove=True)
     if outcome["status"] != "uploaded":
         remedy = "credentials and addresses are the store's own variables and files: see docs/after.md"
         yield Finding(NAME, "problem", f"{url}: {outcome['error']}", remedy)
     elif outcome["error"]:
-        yield Finding(NAME, "warning", f"{url}: written, and {outcome['error']}", f"remove {file.name} there")
+        yield Finding(NAME, "warning", f"{url}: written, but {outcome['error']}", f"remove {file.name} there")
     else:
         yield Finding(
             NAME,

@@ -26,7 +26,7 @@ class TestMemory:
         ("found", "level", "detail", "records"),
         [
             (CUDA, "ok", "a small history has 3 entries", True),
-            ({**CUDA, "observer": False}, "ok", "on_oom is not possible with this torch", True),
+            ({**CUDA, "observer": False}, "ok", "this torch does not support on_oom", True),
             ({**CUDA, "entries": 0}, "problem", "is empty", False),
             (
                 {**CUDA, "allocator": "cudaMallocAsync"},
@@ -79,14 +79,14 @@ class TestLines:
         cpu = Finding("cpu capture", "ok", "2 operations")
         kernels = Finding("kernel capture", "ok", "1 kernels")
         taken = Finding("kernel capture", "problem", "a small capture on cuda has no kernel", "look")
-        assert lines(cpu)["torch"] == (True, "operations of the CPU; no GPU is here")
+        assert lines(cpu)["torch"] == (True, "CPU operations; this machine has no GPU")
         assert lines(cpu, kernels)["torch"] == (True, "operations and kernels")
         assert lines(cpu, taken)["torch"] == (
             True,
-            "operations of the CPU only: a small capture on cuda has no kernel",
+            "CPU operations only: a small capture on cuda has no kernel",
         )
         assert lines(Finding("cpu capture", "problem", "is empty", "anew"))["torch"] == (False, "is empty")
-        assert lines()["torch"] == (False, "not tried")
+        assert lines()["torch"] == (False, "not tested")
 
     def test_npu(self) -> None:
         """Not installed, without a device, with something in the way, and well."""
@@ -112,7 +112,7 @@ class TestLines:
     def test_null_and_those_of_other_packages(self, faulty) -> None:
         """The one always can; of the others nobody knows."""
         assert lines()["null"] == (True, "windows and spans only")
-        assert lines()["faulty"] == (None, "brought by another package; not tried")
+        assert lines()["faulty"] == (None, "provided by another package; not tested")
 
     def test_in_the_command(self, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
         """A table for people, a list for programs."""
@@ -120,12 +120,12 @@ class TestLines:
         monkeypatch.setattr(doctor, "torch_findings", lambda environ, timeout: found)
         monkeypatch.setattr(doctor, "machine_findings", lambda folder, environ: [])
         assert main(["doctor", "--output-dir", str(tmp_path)]) == 0
-        assert "torch    records  operations of the CPU; no GPU is here" in capsys.readouterr().out
+        assert "torch    records  CPU operations; this machine has no GPU" in capsys.readouterr().out
         assert main(["doctor", "--output-dir", str(tmp_path), "--json"]) == 0
         told = json.loads(capsys.readouterr().out)["backends"]
         assert [line["name"] for line in told][:5] == ["torch", "npu", "nsys", "memory", "null"]
         assert told[0] == {
             "name": "torch",
             "records": True,
-            "reason": "operations of the CPU; no GPU is here",
+            "reason": "CPU operations; this machine has no GPU",
         }

@@ -130,7 +130,7 @@ class TestTorchFindings:
                 {"options": {"profile_all_threads": True, "trace_only": False}},
                 "trace_only",
                 "ok",
-                "not accepted",
+                "not supported",
             ),
             ({"devices": {"error": "RuntimeError: driver"}}, "accelerators", "problem", "driver"),
             (
@@ -284,7 +284,7 @@ class TestMachineFindings:
     @pytest.mark.parametrize(
         ("environ", "level", "words"),
         [
-            ({}, "ok", "nothing"),
+            ({}, "ok", "no environment variable"),
             (
                 {"NVTX_INJECTION64_PATH": "/usr/lib/libcupti.so.12"},
                 "problem",
@@ -294,7 +294,7 @@ class TestMachineFindings:
             ({"NVTX_INJECTION64_PATH": "/x/libother.so"}, "warning", "libother"),
             ({"CUDA_INJECTION64_PATH": "/x/libToolsInjection64.so"}, "warning", "CUDA_INJECTION64_PATH"),
             ({"LD_PRELOAD": "/x/librocprof.so"}, "warning", "librocprof"),
-            ({"LD_PRELOAD": "/x/libjemalloc.so"}, "ok", "nothing"),
+            ({"LD_PRELOAD": "/x/libjemalloc.so"}, "ok", "no environment variable"),
             ({"NSYS_PROFILING_SESSION_ID": "1"}, "warning", "under nsys"),
         ],
     )
@@ -426,7 +426,7 @@ class TestDoctor:
         assert main(["doctor", "--output-dir", str(tmp_path)]) == 1
         out = capsys.readouterr().out
         assert "PROBLEM  torch" in out
-        assert "-> install torch anew" in out
+        assert "-> reinstall torch" in out
         assert "1 problem, " in out.splitlines()[-1]
         assert "\x1b" not in out
 

@@ -35,14 +35,14 @@ class TestReports:
         """It leaves the environment out, whatever is in it."""
         finding = found(PATH=tools.path(), HF_TOKEN="x")["nsys reports"]
         assert finding.level == "ok"
-        assert "when its window has ended; the environment is left out" in finding.detail
+        assert "at the end of its window; the environment is left out" in finding.detail
 
     def test_of_an_old_one(self, tools, monkeypatch):
         """Secrets are a warning, by their names."""
         monkeypatch.setenv("NSYS_STAND_IN_IS_OLD", "1")
         finding = found(PATH=tools.path(), HF_TOKEN="hf_x")["nsys reports"]
         assert finding.level == "warning"
-        assert finding.detail.endswith("the environment would be in them: HF_TOKEN")
+        assert finding.detail.endswith("the reports would contain environment variables: HF_TOKEN")
         assert "hf_x" not in finding.detail + finding.remedy
         assert found(PATH=tools.path())["nsys reports"].level == "ok"
 
@@ -52,7 +52,7 @@ class TestWindow:
         """No fault of the machine's."""
         finding = found(PATH="")["nsys window"]
         assert finding.level == "ok"
-        assert "not under nsys" in finding.detail
+        assert "not running under nsys" in finding.detail
         assert "nvtx " in finding.detail
         assert "libcudart" in finding.detail
 
