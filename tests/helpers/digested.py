@@ -128,6 +128,7 @@ def window(rank=0, role="actor", start=0, end=100, *, damaged=False, **more):
         "pid": 100 + rank if isinstance(rank, int) else 99,
         "backend": "torch",
         "status": "complete",
+        "pending": False,
         "start_unix_ns": T0 + round(start * MS),
         "end_unix_ns": T0 + round(end * MS),
         "artifacts": [
@@ -149,6 +150,7 @@ def engine_entry(replica=0, *, damaged=False, **more):
         "name": f"e{replica}",
         "host": "h",
         "status": "complete",
+        "pending": False,
         "start_seconds": 0.25,
         "stop_seconds": 0.5,
         "artifacts": [

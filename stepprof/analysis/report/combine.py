@@ -298,7 +298,7 @@ def _without_trace(
             else:
                 label = engine_label(entry)
             yield SourceInfo(
-                label, kind, None, entry["role"], entry["rank"], entry.get("replica"), entry["host"], entry["status"],
+                label, kind, None, entry["role"], entry.get("rank"), entry.get("replica"), entry["host"], entry["status"],
                 events=0, bytes=None, alignment="", offset_ns=0, error_ns=None,
             )  # fmt: skip
 
