@@ -82,6 +82,16 @@ class _Logger:
     def warning(self, event: str, **fields: object) -> None:
         self._say("warning", event, fields)
 
+    def notice(self, event: str, **fields: object) -> None:
+        """Log at level info; where no logging is configured, on stderr too, unless the logger ``stepprof`` has a higher level."""
+        last = logging.lastResort
+        if structlog.is_configured() or _standard.hasHandlers() or last is None:
+            self._say("info", event, fields)
+        elif _standard.level <= logging.INFO and _standard.manager.disable < logging.INFO:
+            with contextlib.suppress(Exception):
+                text = sentence({"event": event, **_attributed(fields)})
+                last.handle(_standard.makeRecord(_standard.name, logging.INFO, "", 0, text, (), None))
+
 
 def _attributed(fields: dict[str, object]) -> dict[str, object]:
     ambient = {key: value for key, value in {**_session, **_capture.get()}.items() if value is not None}

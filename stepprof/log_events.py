@@ -33,6 +33,9 @@ EVENTS: dict[str, Event] = {
     "state.changed": Event(
         "info", "{target} changed from {from} to {to}", "target from to seconds backend reason"
     ),
+    "step.recorded": Event(
+        "info", "step {step} is recorded: {files}, {size}; read it with: {next}", "files size next"
+    ),
     "step.not_reached": Event("warning", "selected steps were never entered", "steps"),
     "step.reused": Event("warning", "a step number came again"),
     "step.not_announced": Event("debug", "a session in another process was not told which step runs"),

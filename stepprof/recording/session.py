@@ -33,6 +33,7 @@ from stepprof.recording.rank_discovery import Joining
 from stepprof.recording.selector import Selector
 from stepprof.recording.span_files import SpanFile
 from stepprof.recording.span_processors import readers_of
+from stepprof.recording.step_notice import StepNotice
 from stepprof.recording.window_handle import Ahead, LeftOpen, Ticket
 from stepprof.run.entry_times import Timing
 from stepprof.run.layout import RunDir
@@ -104,6 +105,8 @@ class Session:
         self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
         self.after = _after(config, run, origin)
         """What comes after a recording; None: nothing was asked for."""
+        self._notice = StepNotice(str(run.path), self._speaks)
+        origin.observers.append(self._notice.take)
         self.live = Live(self, run)
         self._spans.observers.append(self.live.pace.see)
         self._readers = readers_of(self)
@@ -348,6 +351,14 @@ class Session:
     def _bind_log(self) -> None:
         bind_session(run_id=self.run_id, rank=self.rank, host=self._origin.host)
 
+    def _speaks(self) -> bool:
+        """Return whether no lower rank is selected, so that one rank of a job reports for all."""
+        rank = self.rank
+        if self.lent or not isinstance(rank, int):
+            return not self.lent and rank == "driver"
+        wanted = [policy.ranks for policy in self.selector.policies() if not policy.steps.is_none]
+        return not any(lower in ranks for ranks in wanted for lower in range(rank))
+
     def _place(self) -> tuple[int, str | None]:
         """The step and role of this thread, or of the window that came in last."""
         where = self.recorder.where()
@@ -389,6 +400,7 @@ class Session:
             self._joining.look()
         self._spans.drain(self.recorder)
         self._readers.look()
+        self._notice.look(self.last_step)
         self.local.capturer.look_at_caps()
         self.live.look()
 
@@ -426,6 +438,7 @@ class Session:
         for mistake in self.selector.matched_nothing():
             logger.warning("rank.nonexistent", reason=mistake)
         self.background.stop(max(deadline - time.monotonic(), 1.0))
+        self._guard(self._notice.close)
         self._spans.drain(self.recorder)
         self._spans.close()
         self._readers.close(max(deadline - time.monotonic(), 0.0))

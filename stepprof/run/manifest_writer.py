@@ -60,8 +60,8 @@ class Origin:
         self.job: str | None = None
         """Of which job it is; None: not known."""
         self.told_of_rival = False
-        self.told: Callable[[Fragment], object] | None = None
-        """Gets each fragment when a version of it was written."""
+        self.observers: list[Callable[[Fragment], object]] = []
+        """Each gets every fragment of which a version was written."""
 
     def unix_ns(self, monotonic_ns: int) -> int:
         """A ``perf_counter_ns`` reading as wall-clock time."""
@@ -161,6 +161,11 @@ class Fragment:
         _fragments.add(self)
 
     @property
+    def step(self) -> int:
+        """The step that it is of."""
+        return self._window.step
+
+    @property
     def awaited(self) -> bool:
         """Whether it has not said its last word yet: something is recorded or exported."""
         return any(entry.pending for entry in self._captures())
@@ -236,8 +241,8 @@ class Fragment:
             logger.warning(
                 "manifest.not_written", step=self._window.step, role=self._window.role, reason=str(error)
             )
-        if self.origin.told is not None:
-            self.origin.told(self)
+        for observe in tuple(self.origin.observers):
+            observe(self)
 
     def write_in_child(self) -> None:
         """Write it in a forked child: without the lock and the log, which threads of the parent may have held at the fork."""

@@ -77,10 +77,10 @@ class After:
     def start(self) -> None:
         """Begin."""
         if self.uploader is not None:
-            self._origin.told = self.uploader.take
+            self._origin.observers.append(self.uploader.take)
             self.uploader.start()
         elif self._refused is not None:
-            self._origin.told = self._refuse
+            self._origin.observers.append(self._refuse)
         if self.keeper is not None:
             self._thread.start()
 

@@ -598,7 +598,7 @@ class TestUploader:
         run = runs.make_run(tmp_path)
         origin = Origin(run, 0, 1)
         uploader = uploads.Uploader(run, f"file://{tmp_path}/up", 30.0)
-        origin.told = uploader.take
+        origin.observers.append(uploader.take)
         uploader.start()
         fragment = Fragment(origin, Window(2, "actor"), lambda work: work())
         claim = fragment.write_ahead()

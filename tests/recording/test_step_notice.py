@@ -1,0 +1,80 @@
+"""The line after a recorded step."""
+
+from __future__ import annotations
+
+import pytest
+from faulty import control
+
+import stepprof
+from stepprof import profile_step
+
+SCRIPT = """
+import logging, sys, time
+import stepprof
+logging.getLogger("stepprof").setLevel(int(sys.argv[1]))
+if len(sys.argv) > 2:
+    logging.basicConfig(level=sys.argv[2])
+stepprof.init({"steps": "1,3", "backend": "torch", "output_dir": "runs", "min_free_memory": "none"}, run_id="job")
+for step in range(5):
+    with stepprof.profile_step(step):
+        pass
+stepprof.shutdown()
+"""
+
+
+def lines(log) -> list[dict]:
+    """Return the lines after recorded steps."""
+    return [line for line in log if line["event"] == "step.recorded"]
+
+
+@pytest.mark.torch
+class TestStderr:
+    def test_without_configured_logging_it_is_a_sentence(self, run_script):
+        """One per recorded step, and nothing else."""
+        ran = run_script(SCRIPT, "0")
+        shown = [line for line in ran.stderr.splitlines() if line.startswith("stepprof: ")]
+        assert ran.returncode == 0, ran.stderr
+        assert len(shown) == 2, ran.stderr
+        for step, line in zip((1, 3), shown, strict=True):
+            assert line.startswith(f"stepprof: step {step} is recorded: 1 file, ")
+            assert f"runs/job --step {step} (rank=0)" in line
+
+    @pytest.mark.parametrize("arguments", [("40",), ("0", "WARNING")])
+    def test_a_level_switches_it_off(self, run_script, arguments):
+        """That of the logger `stepprof`, or of the configured root logger."""
+        assert "is recorded" not in run_script(SCRIPT, *arguments).stderr
+
+
+@pytest.mark.usefixtures("faulty")
+class TestOncePerStep:
+    def test_roles_of_a_step_share_a_line(self, start, log):
+        """It is written after the step, with the files of all its roles, and with the run, rank and host."""
+        session = start(steps="2")
+        for role in ("actor", "critic"):
+            with profile_step(2, role=role):
+                pass
+            session._notice.look(session.last_step)
+        assert lines(log) == []
+        stepprof.shutdown()
+        (line,) = lines(log)
+        assert (line["step"], line["files"], line["run_id"], line["rank"]) == (2, "2 files", "run", 0)
+
+    def test_a_step_without_files(self, start, log):
+        """It was not recorded: the warning says why, and there is nothing to read."""
+        start(steps="2")
+        control.fail("start")
+        with profile_step(2):
+            pass
+        stepprof.shutdown()
+        assert lines(log) == []
+
+    @pytest.mark.parametrize(
+        ("rank", "ranks", "count"), [(0, "all", 1), (1, "all", 0), (1, "1-2", 1), (2, "1-2", 0)]
+    )
+    def test_one_rank_of_a_job_writes_it(self, start, log, rank, ranks, count):
+        """The lowest that is selected."""
+        start(steps="2", rank=rank, world_size=3, ranks=ranks)
+        with profile_step(2):
+            pass
+        stepprof.shutdown()
+        assert len(lines(log)) == count
