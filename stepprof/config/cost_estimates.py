@@ -1,7 +1,7 @@
 """What a configuration will weigh: which combinations are heavy, and an estimate of each.
 
 The figures were measured with torch 2.13: 1.3 kB of trace per op, 4.3 kB with every option on, and 3.9 kB per op held in host memory until the export.
-How many ops a step has nobody knows beforehand; 100,000 per rank is the stated assumption, and every message says so.
+The number of ops of a step is not known beforehand; 100,000 per rank is the stated assumption, and every message says so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shared_device(policy: Policy) -> Iterator[str]:
     if policy.steps.is_none or policy.ranks.is_none:
         return
     if policy.engine.devices and "npu" not in (policy.engine.backend or ()):
-        yield 'engine.devices are NPUs, and the engine records without them: nobody is asked; set engine.backend = "npu", or leave them out'
+        yield 'engine.devices are NPUs, and the engine records without them, so that they are ignored; set engine.backend = "npu", or leave them out'
     if "npu" in policy.backend and "npu" in (policy.engine.backend or ()):
         yield (
             'backend = "npu" for this process and for the engine: CANN wants one recorder of a device at a time; where the two share one, '

@@ -41,7 +41,7 @@ FACTS = (
     "STEPPROF_BYTES",
     "STEPPROF_UPLOADED_TO",
 )
-"""What a command of ``on_complete`` is told, beside the run's id: no keys of a configuration."""
+"""Variables that a command of ``on_complete`` gets in addition to the run's id; not keys of a configuration."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def plain(mapping: object) -> object:
     """Return an OmegaConf node as plain data with its interpolations resolved; anything else as it is."""
-    omegaconf = sys.modules.get("omegaconf")  # whoever has a node has it loaded
+    omegaconf = sys.modules.get("omegaconf")  # a process that has a node has it loaded
     if omegaconf is None or not omegaconf.OmegaConf.is_config(mapping):
         return mapping
     try:

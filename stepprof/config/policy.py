@@ -170,7 +170,7 @@ def _following(engine: EngineOptions, backend: Sequence[str]) -> EngineOptions:
     if "nsys" in known:
         known = [
             "nsys"
-        ]  # beside it a process can keep its allocator's history; an engine is told one of the two
+        ]  # a process can keep its allocator's history next to it; an engine takes one of the two
     return replace(engine, backend=tuple(known) or ("torch",))
 
 

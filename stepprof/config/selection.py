@@ -272,7 +272,7 @@ def _nearest_word(part: str, words: tuple[str, ...]) -> str:
 
 
 def _refuse_company(word: str, parts: list[str], value: object, key: str) -> None:
-    """Refuse `none` and `all` beside other items, whose meaning nobody could guess."""
+    """Refuse `none` and `all` next to other items: the meaning would be unclear."""
     if len(parts) > 1:
         raise ConfigError.at(key, value, f'"{word}" stands alone; did you mean "{word}"?')
 

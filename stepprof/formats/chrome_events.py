@@ -91,5 +91,5 @@ def _plain(value: object, depth: int = 0) -> object:
 def _text(value: object) -> str:
     try:
         return str(value)
-    except Exception as error:  # noqa: BLE001 - somebody's __str__ fails: a trace is not lost over one attribute
+    except Exception as error:  # noqa: BLE001 - a user's __str__ fails: a trace is not lost over one attribute
         return f"<{type(value).__name__}: {type(error).__name__}>"

@@ -71,7 +71,7 @@ class TraceFile:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What came of a pass: entries of ``traceEvents``, compressed bytes, and what could not be done (None: all was)."""
+    """The result of a pass: entries of ``traceEvents``, compressed bytes, and what could not be done (None: all was)."""
 
     events: int
     bytes: int

@@ -22,7 +22,7 @@ __all__ = ["Allocations", "MemorySnapshot", "read_snapshot", "snapshot_problem"]
 MAX_ENTRIES = 5_000_000
 """Entries, blocks and segments that are looked at; a small file can name the same ones any number of times."""
 FRAMES = 8
-"""Frames of a stack that are told, from the first that is not torch's own."""
+"""The number of frames of a stack that are shown, from the first that is not torch's own."""
 UNKNOWN = "allocated before the history began, or without a stack"
 
 

@@ -72,7 +72,7 @@ def trace_of(folder: Path) -> Path | None:
 
 
 def analysis_of(folder: Path) -> str:
-    """What came of the analysis of a folder, for a person: which files of it people and readers open."""
+    """The result of the analysis of a folder, for a person: the files to open."""
     output = folder / OUTPUT
     made = sorted(path.name for path in output.glob("*") if path.name == _TRACE or path.suffix == ".db")
     if made:

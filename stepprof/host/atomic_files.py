@@ -77,7 +77,7 @@ def _machine() -> str:
 
 
 def write_temporary(final: Path, data: bytes, *, mode: int = 0o666) -> Path:
-    """Write `data` beside `final` under a hidden name that nobody else has, and return that path; nothing is left behind where it fails. `mode` is what the umask leaves of it."""
+    """Write `data` beside `final` under a hidden name that is its own, and return that path; nothing is left behind where it fails. `mode` is what the umask leaves of it."""
     while True:
         tmp = temporary(final)
         try:
@@ -109,7 +109,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_exclusively(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
-    """Make `path` hold `data` unless it exists: of any number of processes exactly one is told True.
+    """Make `path` hold `data` unless it exists: of any number of processes exactly one gets True.
 
     Raises:
         OSError: it cannot be written.
@@ -188,5 +188,5 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # a hidden temporary file that cannot be removed harms nobody
+    with contextlib.suppress(OSError):  # a hidden temporary file that cannot be removed does no harm
         path.unlink()

@@ -1,9 +1,9 @@
 """One recorder per device at a time, across the processes of a host.
 
 Ascend asks for it: processes that share a device record one after the other, each from start to stop. A lease is a lock of the kernel's (`flock`) on a file that stands for the device, so that
-it ends with its holder however that ends. The file says who holds it, for the message of whoever finds it taken.
+it ends with its holder however that ends. The file says who holds it, for the message of a process that finds it taken.
 
-Which processes use a device is known in the same way: each holds a shared lock on a second file for as long as it lives. Whoever has the device to itself may keep the lease while it is only armed.
+Which processes use a device is known in the same way: each holds a shared lock on a second file for as long as it lives. A process that has the device to itself may keep the lease while it is only armed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def lease_folder(configured: Path | None = None) -> Path:
     """The folder of leases, made if need be: of this user alone, and the same for all its processes on this host, whatever their environment says.
 
     Raises:
-        BackendError: it cannot be made, or somebody else has made it.
+        BackendError: it cannot be made, or another process has made it.
     """
     path = configured or Path(f"/tmp/stepprof-{os.getuid()}")  # noqa: S108 - made with mode 0700, and refused unless it is this user's
     try:
@@ -132,7 +132,7 @@ class DeviceLease:
             alone = False
         except (OSError, BackendError):
             return True
-        for _ in range(_TRIES):  # somebody else may be asking at this moment
+        for _ in range(_TRIES):  # another process may be asking at this moment
             try:
                 fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 break

@@ -94,6 +94,6 @@ def _answers(pid: int) -> bool | None:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # EPERM: it exists and is somebody else's
+    except OSError:  # EPERM: it exists and is another user's
         return True
     return True

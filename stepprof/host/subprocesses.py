@@ -34,7 +34,7 @@ class Ended:
     """How a program ended."""
 
     status: int | None
-    """Its exit status, negative for a signal; None where somebody else in this process has waited for it."""
+    """Its exit status, negative for a signal; None where other code of this process has waited for it."""
     seconds: float
     killed: str | None
     """Why it was killed; None where it ended by itself."""
@@ -139,12 +139,12 @@ def has_ended(child: subprocess.Popen[bytes]) -> bool:
         return child.poll() is not None
     try:
         return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # somebody in this process waits for every child, or ignores SIGCHLD
+    except ChildProcessError:  # other code of this process waits for every child, or ignores SIGCHLD
         return True
 
 
 def end(child: subprocess.Popen[bytes]) -> int | None:
-    """Kill what is left of it and of its group, and take its exit status; None where somebody else has."""
+    """Kill what is left of it and of its group, and take its exit status; None where other code has."""
     waited = True
     if hasattr(os, "waitid") and child.returncode is None:
         try:
@@ -152,7 +152,7 @@ def end(child: subprocess.Popen[bytes]) -> int | None:
         except ChildProcessError:
             waited = False
     if child.returncode is None and waited:
-        # not yet reaped: the number of its group is nobody else's
+        # not yet reaped: the number of its group is not used again
         with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)
     for pipe in (child.stdin, child.stdout, child.stderr):

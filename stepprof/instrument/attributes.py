@@ -50,7 +50,7 @@ def plain(value: object) -> Any:
     """
     try:
         return _plain(value, DEEPEST_VALUE, itertools.count())
-    except Exception:  # noqa: BLE001 - whatever somebody's subclass does: its type says enough, in the span itself
+    except Exception:  # noqa: BLE001 - whatever a user's subclass does: its type says enough, in the span itself
         return f"<{type(value).__name__}>"
 
 
@@ -89,7 +89,7 @@ def _key(key: object) -> str:
 
 
 def _first(items: Iterable[Any], seen: itertools.count[int]) -> Iterator[Any]:
-    """So many that neither one list nor a tree of them makes a line that nobody wants to read."""
+    """The most items that are kept, of one list or of a tree of them, so that a line stays readable."""
     for item in itertools.islice(items, MOST_ITEMS):
         if next(seen) >= MOST_VALUES:
             return

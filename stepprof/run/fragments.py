@@ -1,7 +1,7 @@
 """The entries of a fragment (windows, engines, clocks), as a reader may rely on them.
 
 A fragment comes from another process, perhaps of another version, perhaps over a disk that was full. So each entry gets every key with a type that no table or report stumbles over, and what had to
-be put right is told; a path that leaves the step's folder is never followed. Here, too, `lost` becomes what it means at this moment.
+be put right is reported; a path that leaves the step's folder is never followed. Here, too, `lost` becomes what it means at this moment.
 """
 
 from __future__ import annotations

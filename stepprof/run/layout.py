@@ -12,7 +12,7 @@
         manifest/pruned.json                   when and why its artifacts were deleted
         actor/rank-0.trace.json.gz             its artifacts
 
-Every rank writes here beside the others without a lock. A name belongs to whoever made it first, whatever the clock says; what comes later under the same name (a second occurrence, a second run
+Every rank writes here beside the others without a lock. A name belongs to the process that made it first, whatever the clock says; what comes later under the same name (a second occurrence, a second run
 of the same step) gets a number: `actor-rank-0.2.json` with `actor/rank-0.2…`. How a file is made whole and exclusive is `files.py`'s, which run it is `runid.py`'s.
 """
 
@@ -106,7 +106,7 @@ def open_run(
     description: Mapping[str, object],
     store: JobStore | None = None,
 ) -> RunDir:
-    """Agree with the other processes of the job on the run, make its folder, and describe the job in `run.json` if nobody has yet.
+    """Agree with the other processes of the job on the run, make its folder, and describe the job in `run.json` if no process has yet.
 
     Args:
         output_dir: the folder that holds runs.
@@ -186,7 +186,7 @@ class RunDir:
     ) -> Claim:
         """Take a place in a step for one target: its fragment, written ahead as `content`, and the stem of its artifacts.
 
-        Folders that are missing are made, also where somebody has removed them meanwhile.
+        Folders that are missing are made, also where they were removed meanwhile.
 
         Args:
             step: the step, not negative.
@@ -258,7 +258,7 @@ class RunDir:
             except (
                 OSError,
                 ValueError,
-            ):  # being written, or on a file system that shows it late: somebody has it
+            ):  # being written, or on a file system that shows it late: it is taken
                 return {}
             if is_alive(holder) is not False:
                 return holder
@@ -305,7 +305,7 @@ class Claim:
     def write(self, content: Mapping[str, object]) -> None:
         """Replace our fragment by a newer version, whole or not at all.
 
-        Where somebody has removed the folder meanwhile, it is made again and the fragment claimed anew: the manifest tells the truth also about a capture whose artifacts are gone.
+        Where the folder was removed meanwhile, it is made again and the fragment claimed anew: the manifest tells the truth also about a capture whose artifacts are gone.
 
         Raises:
             OSError: it cannot be written; the version before is untouched.

@@ -1,6 +1,6 @@
 """What a target writes into a step's manifest: one fragment per capture and step, written ahead as ``lost``.
 
-A fragment is changed by whoever learns something (the window's exit, the export job, an exception of the body) and written by
+A fragment is changed by its sources (the window's exit, the export job, an exception of the body) and written by
 one background thread at a time; its last version stands in the run directory whatever happens to the process afterwards.
 """
 
@@ -167,7 +167,7 @@ class Fragment:
 
     @property
     def awaited(self) -> bool:
-        """Whether it has not said its last word yet: something is recorded or exported."""
+        """Whether it is not final yet: something is recorded or exported."""
         return any(entry.pending for entry in self._captures())
 
     def word(self) -> str:

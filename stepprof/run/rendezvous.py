@@ -10,7 +10,7 @@ an elastic restart of its workers. So a claim is a file that holds a run id, and
 
 Lightning has no launcher: rank 0 begins alone, and starts the other ranks of its host itself. They find its run by its `run.json`, which says which process wrote it.
 
-Each of them is made by a hard link, which fails where the name is taken: the file system is the arbiter, and nobody waits for anybody.
+Each of them is made by a hard link, which fails where the name is taken: the file system is the arbiter, and no process waits for another.
 
 Other users may be able to write to `output_dir`. So a file counts only if it belongs to the job's own user, and what it says is checked: a run id is a plain name, never a path. A name that
 another user has taken is passed over.
@@ -100,7 +100,7 @@ def claim_for_launcher(output_dir: Path, key: str, launcher: Launcher, world_siz
 
 
 def claim_for_process(output_dir: Path) -> str:
-    """A run id that nobody else has: its folder is made here, and that decides; the time in the name is for the reader alone.
+    """Return a run id that is unique: its folder is made here, and that decides; the time in the name is for the reader alone.
 
     Raises:
         OSError: `output_dir` cannot be made or written.

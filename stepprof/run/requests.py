@@ -3,8 +3,8 @@
     <run>/requests/<name>.json           one request, readable by its user alone, never changed
     <run>/requests/<name>.withdrawn      beside it: it holds no more
 
-A request is checked like the configuration, by whoever makes it and again by each session that reads it: a file of another user, a
-half-written or hostile one is told and left alone.
+A request is checked like the configuration, by the process that makes it and again by each session that reads it: a file of another user, a
+half-written or hostile one is logged and left alone.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Request:
     changes: Mapping[str, object] = field(default_factory=dict, hash=False)
     """What is different from the configuration: the keys of a role's table, as they were written."""
     reason: str = "trigger"
-    """Why it was made: for the log and for whoever reads the run."""
+    """Why it was made: for the log and for readers of the run."""
     made_unix_ns: int = 0
     by: str = ""
     """Who made it, for a reader; whose it is, the file's owner says."""
@@ -91,7 +91,7 @@ class Request:
     def make(
         cls, step: int, *, count: int = 1, role: str | None = None, reason: str = "trigger", **changes: object
     ) -> Request:
-        """A new request under a name that nobody else has; a change that is None is none. Raises ConfigError."""
+        """Return a new request under a unique name; a change that is None is ignored. Raises ConfigError."""
         return cls(
             name=f"step-{step}-{secrets.token_hex(6)}",
             step=step,

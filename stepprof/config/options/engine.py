@@ -49,7 +49,7 @@ class EngineOptions:
     record_shapes: bool = False
     """Shapes of each op's inputs."""
     devices: Sequence[int] = checked((), whole_numbers)
-    """Which NPUs of this process's host the engine uses, by their numbers: while it records nobody else does, and the other way round; []: nobody is asked."""
+    """Numbers of the NPUs of this host that the engine uses. Only one process records a device at a time. `[]` disables the lease."""
     by_stage: bool = False
     """One file for prefill and one for decode, where the engine can."""
 

@@ -46,7 +46,7 @@ class WatchOptions:
     min_seconds: float = checked(0.5, seconds)
     """And takes at least so many seconds more than the median."""
     window: int = checked(100, whole(2))
-    """Over how many of the last steps the history goes; for as many nothing more is told after something was."""
+    """History length in steps, and the number of steps without a further alert after one."""
     min_steps: int = checked(20, whole(2))
     """How many steps the history must have before anything is unusual."""
     skip_first: int = checked(5, whole(0))
@@ -58,7 +58,7 @@ class WatchOptions:
     memory_growth: int | str = checked("4GiB", limit(byte_size))
     """By how much the memory that never comes back may grow, on the host and on the device each; "none": it is not watched."""
     lag_seconds: float | str = checked(60.0, limit(seconds))
-    """How far a rank may be behind the median of all, in steps times what a step takes; "none": nobody looks."""
+    """How far a rank may be behind the median of all, in steps times what a step takes; "none": ranks are not compared."""
     max_captures: int = checked(3, whole(0))
     """How many captures watching may make in the whole run, all ranks together; 0: it only tells."""
     max_bytes: int | str = checked("2GiB", limit(byte_size))

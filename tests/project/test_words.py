@@ -1,0 +1,77 @@
+"""The prose of the project is plain English: a short list of words that it does without."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORDS = (
+    "is told",
+    "are told",
+    "nobody",
+    "whoever",
+    "somebody",
+    "what came of",
+    "stands in the way",
+    "the nearest:",
+    "hand-over",
+    "lets go",
+    "last word",
+    "owed",
+)
+PLACES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs",
+    "examples",
+    "stepprof/__init__.py",
+    "stepprof/__main__.py",
+    "stepprof/cli",
+    "stepprof/config",
+    "stepprof/doctor",
+    "stepprof/errors.py",
+    "stepprof/formats",
+    "stepprof/formatting.py",
+    "stepprof/host",
+    "stepprof/instrument",
+    "stepprof/log.py",
+    "stepprof/log_events.py",
+    "stepprof/redaction.py",
+    "stepprof/run",
+)
+"""Files and folders that are held to it."""
+_FOUND = re.compile(rf"\b({'|'.join(WORDS)})(?!\w)", re.IGNORECASE)
+
+
+def files(place: Path) -> Iterator[Path]:
+    """Return the files of prose and code of a place."""
+    return (
+        (each for each in sorted(place.rglob("*")) if each.suffix in (".py", ".md", ".toml"))
+        if place.is_dir()
+        else iter([place])
+    )
+
+
+class TestWords:
+    @pytest.mark.parametrize("place", PLACES)
+    def test_they_are_not_used(self, place):
+        """Name the actor, and use the noun: the background thread, pending exports, the result."""
+        found = [
+            f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+            for path in files(ROOT / place)
+            for number, line in enumerate(path.read_text().splitlines(), 1)
+            for match in _FOUND.finditer(line)
+        ]
+        assert found == []
+
+    def test_a_word_is_found(self):
+        """In any case, and only as a whole."""
+        assert [_FOUND.search(text) is not None for text in ("Nobody.", "the nearest: x", "allowed")] == [
+            True,
+            True,
+            False,
+        ]
