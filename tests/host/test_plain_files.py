@@ -169,7 +169,7 @@ OTHERS = {
     "run/rendezvous.py": "/proc",
     "host/process_identity.py": "/proc",
     "host/memory.py": "/proc and /sys",
-    "doctor/machine.py": "/proc and /sys",
+    "doctor/finding.py": "/proc and /sys",
     "recording/export/fork.py": "/proc and /dev/null",
     "cli/demo_launcher.py": "/proc",
     "backends/nsys/process.py": "/proc",
