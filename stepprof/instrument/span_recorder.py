@@ -25,6 +25,10 @@ MAX_PENDING = 262_144
 """Spans held in memory at most: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
 
 
+_current_scope = scope.get
+"""Bound once: CPython 3.11 looks up a method of an imported name anew at each call, which costs a mark 30 ns."""
+
+
 class Hook(Protocol):
     """What looks at regions while a selected window is open: puts them into the capture, applies caps, counts a schedule."""
 
@@ -122,7 +126,7 @@ class Recorder:
 
     def where(self) -> Scope | None:
         """The scope that a span which ended here and now would be in."""
-        return holding(scope.get(), self.thread.id, self.task_id()) or newest.window
+        return holding(_current_scope(), self.thread.id, self.task_id()) or newest.window
 
     def relieve(self) -> None:
         """Many spans wait: wake the writer, and past the bound drop the oldest."""
@@ -148,7 +152,7 @@ class Recorder:
         thread = self.thread.id
         loop = self.running_loop()
         task = None if loop is None else id(self.current_task(loop))
-        where = scope.get()
+        where = _current_scope()
         if where is not None and not where._start:
             where = holding(where, thread, task)
         span: Span = (name, kind, now, now, thread, task, where or newest.window, attributes, False)
