@@ -1,7 +1,7 @@
 """Several backends as one: ``backend = ["torch", "memory"]``.
 
 They start in the order in which they are named and stop the other way round, each into a file of its own below the same stem. What cannot start takes the others back with it, so that a capture
-is never less than what was asked for without saying so; what cannot stop, or be exported, costs nobody else's artifacts: the window is `partial` then, and says which one failed and why.
+is never less than what was asked for without saying so; what cannot stop, or be exported, leaves the artifacts of the others unaffected: the window is `partial` then, and says which one failed and why.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Together(Backend):
         return any(part.thread_bound for part in self.parts)
 
     def probe(self) -> str | None:
-        """What stands in the way of the first that cannot record here."""
+        """Return the blocker of the first that cannot record here."""
         for part in self.parts:
             reason = part.probe()
             if reason is not None:
@@ -215,7 +215,7 @@ class _Exports(Export):
         return tuple(artifacts)
 
     def hurry(self, until: float) -> None:
-        """The process is about to end: what waits for somebody else may wait until then."""
+        """The process is about to end: what waits for an external tool may wait until then."""
         for _, export in self._exports:
             if isinstance(export, Export):
                 export.hurry(until)

@@ -1,4 +1,4 @@
-"""Profiles of somebody else's in this process, found by a look at all objects: nothing else tells of one that is only prepared, or that was constructed and never started."""
+"""Profiles of other code in this process, found by a look at all objects: nothing else tells of one that is only prepared, or that was constructed and never started."""
 
 from __future__ import annotations
 

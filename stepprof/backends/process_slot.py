@@ -1,7 +1,7 @@
 """The one capture of a process.
 
-torch.profiler, torch_npu.profiler and Nsight Systems crash or rob each other where two of them record in one process, whoever began first. So each
-backend of this kind takes the slot before it starts, and whoever finds it taken is busy.
+torch.profiler, torch_npu.profiler and Nsight Systems crash or rob each other where two of them record in one process, in whatever order. So each
+backend of this kind takes the slot before it starts, and a backend that finds it taken is busy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Slot:
         self.reset()
 
     def reset(self) -> None:
-        """Nobody records."""
+        """Release the slot."""
         self._lock = threading.Lock()
         self._holder: object = None
         self._name = ""

@@ -30,6 +30,8 @@ PLACES = (
     "examples",
     "stepprof/__init__.py",
     "stepprof/__main__.py",
+    "stepprof/analysis",
+    "stepprof/backends",
     "stepprof/cli",
     "stepprof/config",
     "stepprof/doctor",

@@ -57,7 +57,7 @@ def combine(
 
     Args:
         digests: one of each source.
-        step: its number; None: nobody knows.
+        step: its number; None: not known.
         run_id: of which run.
         manifests: of the step, as `stepprof.run.manifest.read_step` combines them; none for traces that stepprof did not record.
         findings: what was wrong before any source was read.

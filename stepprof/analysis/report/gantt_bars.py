@@ -21,7 +21,7 @@ _LONGEST_NAME = 300
 
 
 def pack_gantt(rows: Sequence[GanttRow], seconds: float) -> tuple[dict[str, object], Columns]:
-    """What the page is told of the rows, and the columns of all their bars and stretches, row after row.
+    """What the page gets of the rows, and the columns of all their bars and stretches, row after row.
 
     Args:
         rows: the processes.

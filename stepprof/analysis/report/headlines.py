@@ -1,6 +1,6 @@
 """The findings as sentences, the costliest first: what a manager reads, and what an engineer looks at next.
 
-A sentence is only made of what stands out; each has a bound below which nobody would act on it. Seconds are those of the step that would be won if the cause went away, as far as that can be said.
+A sentence is only made of what stands out; each has a bound below which it is not worth acting on. Seconds are those of the step that would be won if the cause went away, as far as that can be said.
 """
 
 from __future__ import annotations

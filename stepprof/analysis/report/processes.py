@@ -1,6 +1,6 @@
 """From sources to processes: which traces and spans are of one process, what it is called in every table, and which windows it went through.
 
-One process has a span file and a trace per capture; they are one by host and process id. An engine's workers, and files that nobody knows the process of, are rows of their own.
+One process has a span file and a trace per capture; they are one by host and process id. An engine's workers, and files of unknown processes, are rows of their own.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def _windows(process: Process) -> list[Window]:
 
 
 def _order(process: Process, begins: int) -> tuple[object, ...]:
-    """Ranks that do the same together, whoever begins first above the others."""
+    """Ranks that do the same together, the one that begins first above the others."""
     origin = process.origin
     rank = origin.rank
     kinds = ("rank", "engine", "trace")
@@ -311,7 +311,7 @@ def _label(process: Process) -> str:
 
 
 def _distinguish(processes: Sequence[Process]) -> None:
-    """Two processes of one name are told apart by host, then by process id, then by path."""
+    """Two processes of one name differ by host, then by process id, then by path."""
     tells: tuple[Callable[[Process], object], ...] = (
         lambda process: process.host,
         lambda process: process.origin.pid,

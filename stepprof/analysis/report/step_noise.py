@@ -131,7 +131,7 @@ def _spread(role: str | None, region: str | None, seconds: Sequence[float]) -> S
 
 
 def _spans(file: Path, *, windows: bool = False) -> Iterable[_Span]:
-    """The windows and regions of a file, or its windows alone; what is damaged is told by whoever reads the step itself."""
+    """The windows and regions of a file, or its windows alone; what is damaged is reported where the step itself is read."""
     try:
         for line in span_lines(file, windows=windows):
             try:

@@ -34,7 +34,7 @@ _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCH, _OUTER = b'"correlation":', b'"External id":'
 _NUMBER = b"0123456789 "
 _INT64 = 2**63
-_LARGEST = 1 << 16  # bytes of one value: nobody reads more in a viewer
+_LARGEST = 1 << 16  # bytes of one value: more is not read in a viewer
 
 
 class Shortened:

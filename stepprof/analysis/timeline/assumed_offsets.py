@@ -1,4 +1,4 @@
-"""Offsets that the user gives: ``--assume-offset NAME=SECONDS``, for sources whose clock nobody measured or that do not say when their times begin."""
+"""Offsets that the user gives: ``--assume-offset NAME=SECONDS``, for sources whose clock was not measured or that do not say when their times begin."""
 
 from __future__ import annotations
 

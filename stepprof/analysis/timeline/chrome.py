@@ -181,7 +181,7 @@ class _Writer:
         flows = self.source.flows
         bound = bind_flows(flows, self.layout)
         category = flows.category[bound.drawn]
-        # ids of all sources are told apart by their high digits
+        # ids of all sources differ in their high digits
         number = np.arange(len(category), dtype=np.int64) + (self.place.index << 32)
         row = self.layout.nesting.row.astype(np.int64)
         for kind in np.unique(category).tolist():

@@ -107,7 +107,7 @@ class Found:
 
     @property
     def clock_error_ns(self) -> int | None:
-        """By how much a time may be wrong at most; None: nobody knows."""
+        """By how much a time may be wrong at most; None: not known."""
         return worst_error(each.alignment for each in self.inputs)
 
 
@@ -378,7 +378,7 @@ def _tell_apart(inputs: list[Input]) -> None:
 
 
 def _align_files(found: Found, of_runs: Clocks | None) -> None:
-    """Traces without a manifest: those of one host share its clock; nobody has compared it with another one's, but for a run that is read beside them."""
+    """Traces without a manifest: those of one host share its clock; it was not compared with another one's, but for a run that is read beside them."""
     clocks = of_runs or Clocks.of([], [each.origin for each in found.inputs])
     alone = len(found.inputs) == 1
     for number, each in enumerate(found.inputs):

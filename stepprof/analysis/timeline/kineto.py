@@ -37,7 +37,7 @@ from stepprof.formatting import number, size
 __all__ = ["Keep", "read"]
 
 Keep = Callable[[Sequence[Event], Indices, Interned[str]], Sequence[Args]]
-"""Gives what of the arguments of events is kept; it is told the name of each, and what the names are."""
+"""Gives what of the arguments of events is kept; it gets the name of each, and what the names are."""
 
 _INSTANTS = ("i", "I", "R")
 _LARGEST_METADATA = 4096

@@ -38,7 +38,7 @@ __all__ = ["Merged", "default_output", "merge", "places"]
 _DAY_NS = 86_400 * 10**9
 _COPY = 4 << 20
 _TOLD = 3
-"""How much of what was left out is told where nothing else was found."""
+"""How much of what was left out is listed where nothing else was found."""
 _GUESSED_FROM = 1 << 17
 """Bytes of a trace by whose events it is guessed when the timeline begins."""
 

@@ -90,7 +90,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How a source came onto the common clock: ``common = own - offset_ns``, right within ``error_ns`` (None: nobody knows)."""
+    """How a source came onto the common clock: ``common = own - offset_ns``, right within ``error_ns`` (None: not known)."""
 
     method: str
     """``reference`` (its clock is the common one), ``same-host``, ``ping-pong``, ``http-date``, ``collectives`` (estimated from matched collectives), ``assumed`` (given on the command line),

@@ -30,7 +30,7 @@ _MEMBER = 31  # window bits: a member of gzip
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is told beside the input and its place: the same for all of them."""
+    """What a worker gets in addition to the input and its place: the same for all of them."""
 
     format: Format = "perfetto"
     filters: Filters = field(default_factory=Filters)

@@ -221,7 +221,7 @@ class _Writer:
         """The fields by which flows join begins of slices: the place in the nesting of each, in order, and the field."""
         bound = bind_flows(self.source.flows, self.layout)
         start = self.layout.nesting.start
-        # an arrow is drawn from the slice that began first, whatever it is told
+        # an arrow is drawn from the slice that began first, whatever the arguments say
         late = start[bound.last] < start[bound.first]
         first, last = np.where(late, bound.last, bound.first), np.where(late, bound.first, bound.last)
         count = len(first)

@@ -223,7 +223,7 @@ def seen(paths: Sequence[Sequence[str]]) -> list[int | None]:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    """Raise OSError where no process listens at HOST:PORT: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()

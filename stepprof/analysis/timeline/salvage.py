@@ -35,7 +35,7 @@ Loosely = Callable[[bytes], "Event | None"]
 
 @dataclass(slots=True)
 class Salvaged(Generic[Event]):
-    """What came of it."""
+    """The result."""
 
     events: list[Event] = field(default_factory=list)
     damaged: int = 0

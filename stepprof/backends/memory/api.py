@@ -1,6 +1,6 @@
 """What the memory backend asks of torch, found by trying and by signatures, never by a version; and the one allocation history that a process has.
 
-torch keeps one history for all devices of a process, and none says whose it is: what runs and was not switched on here is somebody else's, and is left alone. Switching it off throws away what
+torch keeps one history for all devices of a process, and none says whose it is: what runs and was not switched on here belongs to other code, and is left alone. Switching it off throws away what
 it holds, so a snapshot comes before. Each of torch's calls initializes CUDA where nothing has yet, which takes hundreds of MB of a device: so none is made before the process itself has.
 """
 
@@ -152,7 +152,7 @@ class _History:
         self.reset()
 
     def reset(self) -> None:
-        """Nobody records."""
+        """End the recording."""
         self._lock = threading.RLock()
         self._holder: object = None
         self._standing: MemoryOptions | None = None
@@ -166,7 +166,7 @@ class _History:
                 raise Busy("the allocation history is in another capture of this process")
             if self._standing is None and api.is_recording():
                 raise Busy(
-                    "somebody else's allocation history runs in this process (torch.cuda.memory._record_memory_history); it is left alone"
+                    "another allocation history runs in this process (torch.cuda.memory._record_memory_history); it is left alone"
                 )
 
     def begin(self, holder: object, api: MemoryApi, options: MemoryOptions) -> None:

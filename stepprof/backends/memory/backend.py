@@ -1,6 +1,6 @@
 """CUDA's allocator as a backend: its history runs from the start of a window to its end, and a snapshot at the end says what was allocated, by whom, and when.
 
-Never outside a window: while armed nothing is switched on, only looked whether somebody else's history is in the way (and, for stacks with C++ frames, torch's unwinder is loaded). The snapshot is
+Never outside a window: while armed nothing is switched on, only looked whether the history of other code is in the way (and, for stacks with C++ frames, torch's unwinder is loaded). The snapshot is
 taken at the stop, before the history is switched off, which throws it away; to write it is left to the export job. It stays what torch makes of it: the viewer at pytorch.org/memory_viz opens it.
 """
 
@@ -104,7 +104,7 @@ class MemoryBackend(Backend):
         finally:
             self.abort()
         problem = (
-            "somebody else switched the allocation history off inside this window, and what it held is lost; the snapshot tells what was allocated at its end"
+            "other code switched the allocation history off inside this window, and its contents are lost; the snapshot holds what was allocated at its end"
             if lost
             else None
         )
@@ -123,7 +123,7 @@ class MemoryBackend(Backend):
             logger.warning("memory.history_left_on", reason=repr(error))
 
     def export_mode(self) -> str:
-        """A thread, for a process that uses CUDA is not forked; the writing lets go of the interpreter for each block of the file."""
+        """A thread, for a process that uses CUDA is not forked; the writing releases the interpreter for each block of the file."""
         return "thread"
 
     def _ready(self) -> MemoryApi:

@@ -1,4 +1,4 @@
-"""What torch_npu prints while it is called: its errors are told nowhere else.
+"""What torch_npu prints while it is called: its errors are reported nowhere else.
 
 It prints to `sys.stdout`, which is the user's: so for as long as a call takes there stands something in its place that passes on whatever other threads print, and whatever this thread prints
 that is not torch_npu's.
@@ -58,12 +58,12 @@ def overhear() -> Iterator[Overheard]:
         yield heard
     finally:
         between.end()
-        if sys.stdout is between:  # somebody may have put another one there meanwhile
+        if sys.stdout is between:  # other code may have put another one there meanwhile
             sys.stdout = stream
 
 
 class _Between:
-    """Stands for a stream; whoever keeps it beyond the block has the stream itself."""
+    """Stands for a stream; code that keeps it beyond the block has the stream itself."""
 
     def __init__(self, stream: Any, heard: Overheard) -> None:
         self._stream = stream

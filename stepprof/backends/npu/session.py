@@ -120,7 +120,7 @@ class NpuSession:
             shutil.rmtree(self.staging, ignore_errors=True)
 
     def abandon(self) -> None:
-        """The thread that recorded is gone, and with it what torch_npu needs to stop: CANN is told to, without it."""
+        """The thread that recorded is gone, and with it what torch_npu needs to stop: CANN is stopped without it."""
         self._end_by_force()
         self.let_go()
         shutil.rmtree(self.staging, ignore_errors=True)
@@ -149,7 +149,7 @@ class NpuSession:
             self.complaints.append(f"{complaint} (at {call})")
 
     def _end_by_force(self) -> None:
-        """After a call that failed half-way: the parts of stopping that may still be owed."""
+        """After a call that failed half-way: the parts of stopping that may still be pending."""
         interface = getattr(self.profile, "prof_if", None)
         for name in ("stop_trace", "finalize_trace"):
             if name == "stop_trace" and not self._api.recording_this_thread():

@@ -2,7 +2,7 @@
 
 The number of windows matters: before the last of ``repeat:N`` nsys keeps every report back unless it can write them one by one (``:async``, which newer ones can). So N is counted out of the
 configuration where that can tell, and where it cannot, nsys repeats for as long as it is asked to. What the nsys at hand can do is what its own help lists. Never ``repeat-shutdown:N``: its nsys
-writes its reports no earlier, but is gone after the last, with success, while the job goes on (2025.3.1), so that whoever started it takes the job for done; and its last stop takes twice as long.
+writes its reports no earlier, but is gone after the last, with success, while the job goes on (2025.3.1), so that its parent takes the job for done; and its last stop takes twice as long.
 """
 
 from __future__ import annotations

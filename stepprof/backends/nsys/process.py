@@ -42,7 +42,7 @@ class Launch:
 
     @classmethod
     def alone_in(cls, folder: Path) -> Launch:
-        """One of which nothing is known but that nobody else's reports lie in this folder."""
+        """One of which nothing is known but that no other process's reports lie in this folder."""
         return cls(folder, re.compile(rf".*?{_ENDING}"))
 
     def without_report(self, number: int) -> str | None:
@@ -96,7 +96,7 @@ def launch_of(options: NsysOptions, environ: Mapping[str, str], pid: int | None 
     """What is known of how a process was started.
 
     Args:
-        options: where reports are, if the command was somebody's own.
+        options: where reports are, if the command was the user's own.
         environ: of that process.
         pid: which process of this host; None: this one.
     """

@@ -1,6 +1,6 @@
 """Windows and regions as NVTX ranges, in a domain of our own: ``stepprof``.
 
-A region of a plain function is pushed on its thread's stack (of our domain, so that nobody else's ranges are in between) and popped by the same thread. What may be suspended, or ends
+A region of a plain function is pushed on its thread's stack (of our domain, so that no other ranges are in between) and popped by the same thread. What may be suspended, or ends
 on another thread (coroutines, generators, windows), is a start/end range, which any thread may end, in any order. Both have the role as their category and a colour that is always the
 role's own.
 

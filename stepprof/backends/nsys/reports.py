@@ -65,10 +65,10 @@ class RangeCount:
         """Whether the range that is open is that of this process's own capture."""
 
     def begin(self, place: Place, *, own: bool = False) -> int:
-        """A range begins, or somebody else takes part in the one that is open. Its number.
+        """A range begins, or another participant joins the one that is open. Its number.
 
         Args:
-            place: where its report belongs, if nobody else's claim comes first.
+            place: where its report belongs, if no other claim comes first.
             own: it is this process's own capture, whose claim comes first.
         """
         with self._lock:
@@ -112,7 +112,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Report(Export):
-    """What is owed after a window: its report.
+    """The pending export of a window: its report.
 
     Args:
         capture: where it belongs.
@@ -248,7 +248,7 @@ class Report(Export):
         hidden = final.with_name(f".{final.name}.{os.getpid()}-{self._number}")
         try:
             try:
-                path.rename(hidden)  # whoever comes second finds nothing
+                path.rename(hidden)  # the second finds nothing
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise

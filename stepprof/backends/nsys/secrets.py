@@ -1,4 +1,4 @@
-"""What reports of nsys would give away: it writes the environment of what it records into them, unless it is told not to."""
+"""What reports of nsys would give away: it writes the environment of what it records into them, unless an option forbids it."""
 
 from __future__ import annotations
 

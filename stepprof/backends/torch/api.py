@@ -1,6 +1,6 @@
 """What the torch in this process accepts, and who else profiles in it.
 
-Everything here is found by trying, never by a version: which experimental options exist, which activities are there, whether somebody else's profiler runs. The last is a matter
+Everything here is found by trying, never by a version: which experimental options exist, which activities are there, whether another profiler runs. The last is a matter
 of life and death, for two torch profilers in one process end in a segmentation fault more often than not (all measured with torch 2.13):
 
 * ``_is_profiler_enabled`` is process-wide: True while any thread records, False while a profiler is only prepared (the warm-up of a schedule).
@@ -69,7 +69,7 @@ class TorchApi:
     # activities
 
     def activities(self, wanted: Iterable[str] | None) -> tuple[set[Any], str | None]:
-        """The activities to record, and what stands in the way of those that were asked for by name.
+        """The activities to record, and the blocker of those that were asked for by name.
 
         Without a wish: the CPU, and each device that this process uses already. To record one that it does not use would create a context on it: hundreds of MB of its memory. Not even whether
         it is there is asked: torch would count CUDA's devices, which keeps children that are forked later from using one (torch's own preparation does so: `starts_device`).

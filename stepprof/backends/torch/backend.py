@@ -185,7 +185,7 @@ class TorchBackend(Backend):
         for mark in marks:
             if ours:
                 mark.__exit__(None, None, None)
-            else:  # somebody else's profiler has taken our events
+            else:  # another profiler has taken our events
                 keep_for_good(mark)
 
     def export_mode(self) -> str:

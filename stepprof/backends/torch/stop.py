@@ -1,8 +1,8 @@
 """Stopping a torch session that records all threads, beside threads that are in the middle of an op.
 
-torch 2.13 frees what a session has recorded at its stop, whoever is still writing to it. A thread that is inside torch's callback at
+torch 2.13 frees what a session has recorded at its stop, even while a thread still writes to it. A thread that is inside torch's callback at
 that moment, or loses its processor there and goes on later, corrupts the memory of the process: on a machine with more work than
-cores, three threads of small ops ended five of six processes of 60 captures. So before the stop torch is told to record no further
+cores, three threads of small ops ended five of six processes of 60 captures. So before the stop torch is set to record no further
 ops. One that began before has left the callback when its thread is seen asleep, or has had a processor for longer than a callback
 takes; until then what it writes to is still there.
 
