@@ -1,6 +1,6 @@
 """One daemon thread that does what the training thread should not wait for: drains spans, writes manifests, looks at caps.
 
-Everything slow but the hand-over itself comes here. The thread is one for all, since each more takes its share of the
+Everything slow but the stop itself is done here. The thread is one for all, since each more takes its share of the
 interpreter's lock from training. Work comes through a ``SimpleQueue``, whose put is one operation of C: an interrupt (Ctrl-C) inside
 an ``Event`` or a ``Queue`` can leave its lock locked, and the training thread would wait for it for ever.
 """

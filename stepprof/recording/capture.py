@@ -1,4 +1,4 @@
-"""One capture of the local target, from its start to the last word of its export.
+"""One capture of the local target, from its start to the end of its export.
 
 It belongs to the window that opened it; windows entered meanwhile join it. It knows which fragments of which steps have to tell
 of it, and how each window ended, but nothing of when to start or stop: that is `stepprof.recording.local_target`'s.
@@ -254,7 +254,7 @@ class LocalCapture:
             self.record.update(**self.timing.keys(self._origin.anchor))
 
     def end(self, ending: Ending, left: list[Ticket]) -> None:
-        """The hand-over is done. ``left`` are the windows that were open when it began."""
+        """The stop is done. ``left`` are the windows that were open when it began."""
         self.over = True
         self._ending = ending
         self.record.update(reason_code=ReasonCode.EXPORTING, error=EXPORTING, capped_by=ending.capped_by)
@@ -312,7 +312,7 @@ class LocalCapture:
         return True
 
     def exported_in_child(self, result: ExportResult) -> None:
-        """In the export's own process: the one that recorded may have died, and then nobody else can tell of the file."""
+        """In the export's own process: the one that recorded may have died, and then no other process knows the file."""
         self._conclude(result)
         for fragment in self._fragments.values():
             fragment.write_in_child()

@@ -152,7 +152,7 @@ class Capturer:
         self.changed()
 
     def to_idle(self, reason: str) -> None:
-        """Leave whatever state there is; the backend lets go of what it holds."""
+        """Leave whatever state there is; the backend releases what it holds."""
         backend, self._armed_key, self._armed_ns = self.backend, None, None
         if backend is not None:
             try:
@@ -165,7 +165,7 @@ class Capturer:
         self.changed()
 
     def open(self, ticket: Ticket, region: str | None = None) -> BaseException | None:
-        """Open a capture for a window; what goes wrong is told in the manifest and returned."""
+        """Open a capture for a window; a failure is written into the manifest and returned."""
         policy, window = ticket.policy, ticket.window
         reason = self.probe(policy)
         if reason is not None:
@@ -219,7 +219,7 @@ class Capturer:
         return None
 
     def finish(self, capture: LocalCapture, ending: Ending) -> tuple[Later | None, BaseException | None]:
-        """End the running capture: the hand-over now. Returns what submits its export once the access has been released, and what went wrong."""
+        """End the running capture: stop it now. Return what submits its export once the access has been released, and what went wrong."""
         began = time.perf_counter()
         window = capture.window
         if not self.machine.on_owning_thread():
@@ -325,7 +325,7 @@ class Capturer:
     @property
     def holds(self) -> bool:
         """Whether there is something that a sudden end would lose: a capture, or one that is not yet with the export."""
-        return self.machine.state in ("recording", "flushing") or self.exports.owed
+        return self.machine.state in ("recording", "flushing") or self.exports.unsubmitted
 
     def _change(
         self,

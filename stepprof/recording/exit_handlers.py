@@ -1,4 +1,4 @@
-"""Ends that nobody planned: the end of the script, a signal, a fork.
+"""Ends without `shutdown`: the end of the script, a signal, a fork.
 
 At the end of the interpreter the session is shut down. SIGTERM is taken only while a capture runs and only where the process
 would simply die of it: a handler of the user's is never replaced, and one that comes later replaces ours. A forked child has no

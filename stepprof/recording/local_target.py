@@ -103,7 +103,7 @@ class LocalTarget:
 
         Args:
             ticket: what it holds from now on.
-            wait_seconds: how long to wait for a hand-over on another thread; past it the window is skipped.
+            wait_seconds: how long to wait for a stop on another thread; past it the window is skipped.
         """
         access = self.capturer.access
         try:
@@ -186,7 +186,7 @@ class LocalTarget:
             self._raise_if_strict(failure)
 
     def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
-        """An interrupt (Ctrl-C, `ray.cancel`) came while this window went in or out, and nobody will close it any more.
+        """An interrupt (Ctrl-C, `ray.cancel`) came while this window was entered or left, and nothing else will close it.
 
         What ends with it is only asked to end: the background thread does that, or the thread that alone may.
         """

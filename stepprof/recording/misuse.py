@@ -1,6 +1,6 @@
-"""What a session does not take, and how it says so: steps and roles that are none, windows used twice, windows that nobody closed.
+"""What a session does not take, and how it says so: steps and roles that are none, windows used twice, windows that were left open.
 
-A wrong step in a loop of a million would be told a million times; so each is told once, and no more than a few. Nothing here raises
+A wrong step in a loop of a million would be logged a million times; so each is logged once, and no more than a few. Nothing here raises
 into the training loop unless the session is strict.
 """
 

@@ -1,7 +1,7 @@
 """A snapshot of CUDA's allocator at the moment when it runs out of memory, wherever the process stands: ``[memory] on_oom = true``.
 
 torch calls an observer before it raises, without a lock of the allocator's. It never takes one back, so that there is one for the whole process, attached at the first session that wants it, which
-asks who wants it now: nobody after the session's end. What an observer raises would take the place of the user's OutOfMemoryError: nothing is raised here. The file is written at once, since many a
+asks which session wants it now: none after the session's end. What an observer raises would take the place of the user's OutOfMemoryError: nothing is raised here. The file is written at once, since many a
 process does not live on; a few are enough, for code that tries ever smaller batches runs out of memory again and again.
 """
 
@@ -77,7 +77,7 @@ class OutOfMemory:
             logger.warning("memory.snapshot_failed", reason=describe_error(error))
 
     def end(self) -> None:
-        """Nobody wants snapshots any more."""
+        """Take no more snapshots."""
         global _watch
         if _watch is self:
             _watch = None

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["EXPORT_SECONDS", "Session", "current_session"]
 
 EXPORT_SECONDS = 120.0
-"""How long the end of a run waits for its export jobs, unless `shutdown` is told otherwise."""
+"""How long the end of a run waits for its export jobs, unless `shutdown` gets a timeout."""
 
 ANNOUNCE_SECONDS = 0.2
 """How long a recorded window waits until sessions elsewhere know its step: work that is sent to them next must not overtake it."""
@@ -183,7 +183,7 @@ class Session:
         return tickets[0] if tickets else None
 
     def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
-        """An interrupt came while a window went in or out, which nobody will close any more: what it holds open is ended soon."""
+        """An interrupt came while a window went in or out, which nothing else will close: what it holds open is ended soon."""
         self.background.post(self.local.capturer.exports.submit_all)
         if ticket.closed:
             return
@@ -330,7 +330,7 @@ class Session:
         return None
 
     def _select(self, step: int, role: str | None) -> Policy | None:
-        """The policy of a selected window, or None; a role that is no name is told once."""
+        """The policy of a selected window, or None; a role that is no name is logged once."""
         try:
             return self.selector.select(step, role)
         except ConfigError as error:

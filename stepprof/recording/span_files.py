@@ -50,7 +50,7 @@ class SpanFile:
         self._cut_told = False
         self.lost = 0
         self.observers: list[Callable[[Sequence[Span]], object]] = []
-        """Each is called with every batch of finished spans, on the thread that drains; one that fails is told once and called no more."""
+        """Each is called with every batch of finished spans, on the thread that drains; one that fails is logged once and called no more."""
 
     def restate(self, **header: object) -> None:
         """Say something else in the header: the next spans go into a new file. From any thread."""

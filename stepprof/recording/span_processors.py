@@ -1,6 +1,6 @@
 """What reads the spans of every step beside their files, on the background thread: the watch, and the way to an OpenTelemetry collector.
 
-Neither is imported unless it is configured. One that fails is told, and asked no more.
+Neither is imported unless it is configured. One that fails is logged and removed.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ __all__ = ["Ahead", "LeftOpen", "Ticket", "tell"]
 
 
 class LeftOpen(StateError):
-    """Why a window ends that nobody has stopped: the next ``start()`` of its role came."""
+    """Why a window ends that was not stopped: the next ``start()`` of its role came."""
 
 
 class JoinedCapture(Protocol):
@@ -95,7 +95,7 @@ class Ahead:
     """Handed from the waiting to the enter of one window."""
 
     waited_seconds: float = 0.0
-    """For another thread's hand-over."""
+    """For another thread's stop."""
     window: Window | None = None
     """The window, where it was made already: its engines have been started under it."""
     bracket: WindowEngines | None = None

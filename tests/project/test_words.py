@@ -42,6 +42,7 @@ PLACES = (
     "stepprof/instrument",
     "stepprof/log.py",
     "stepprof/log_events.py",
+    "stepprof/recording",
     "stepprof/redaction.py",
     "stepprof/run",
 )

@@ -120,7 +120,7 @@ class Live:
         self._publisher = Publisher(session.local.capturer.origin, self._condition, self._progress)
 
     def look(self) -> None:
-        """A round: what is asked for, what is told, and what was taken is prepared."""
+        """Do a round: read requests, publish the status, and prepare what was accepted."""
         self.control.look()
         self._publisher.publish()
         self.control.prepare()
@@ -131,7 +131,7 @@ class Live:
         self._publisher.close()
 
     def _condition(self) -> dict[str, Any]:
-        """What is told at once when it changes."""
+        """Facts that are published at once when they change."""
         session = self._session
         capturer = session.local.capturer
         machine, exports, fleet = capturer.machine, capturer.exports, session.fleet
@@ -154,7 +154,7 @@ class Live:
         }
 
     def _progress(self) -> dict[str, Any]:
-        """What is told with the next version: where the loop is."""
+        """Facts that are published with the next version: where the loop is."""
         step = self._begun()
         window = last_open(newest.window)
         return {

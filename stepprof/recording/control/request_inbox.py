@@ -42,7 +42,7 @@ TRIES = 20
 """A file that is named and cannot be read is looked for so often, once a second: a network file system may show a name before its file."""
 
 _FOR_GOOD = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO})
-"""What no later look would change: somebody else's file, a link, no file."""
+"""What no later look would change: another user's file, a link, no file."""
 
 KEPT = 64
 """Requests whose outcome is kept for the status, the latest ones."""
@@ -135,7 +135,7 @@ class Control:
         try:
             changed_ns = self._folder.stat().st_mtime_ns
         except FileNotFoundError:
-            return  # nobody has asked for anything
+            return  # there are no requests
         except OSError as error:
             self._fail(str(error))
             return
@@ -148,7 +148,7 @@ class Control:
         self._read()
 
     def prepare(self) -> None:
-        """Load the backends of what was taken: seconds, the first time. After the answer is told, and beside the training thread."""
+        """Load the backends of what was taken: seconds, the first time. After the answer is published, and on the background thread."""
         while self._unprepared:
             self._probe(self._unprepared.pop(0))
 

@@ -4,7 +4,7 @@
 
 Written on the background thread alone, whole or not at all: at once where a state, an engine or an error changes (once a second at
 most), where only the step has changed every few seconds, and as a sign of life when nothing has. A folder that cannot be written
-is told once, and costs the job nothing but this file.
+is logged once, and costs the job nothing but this file.
 """
 
 from __future__ import annotations

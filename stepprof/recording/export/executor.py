@@ -1,8 +1,8 @@
-"""Export jobs: what is left to do after a hand-over, away from the training thread where that can be.
+"""Export jobs: what is left to do after a stop, away from the training thread where that can be.
 
 torch's export holds the GIL from end to end, so a thread does not help: the loop stands still for as long. A forked child does help: it has the captured events in its memory
 already, writes them, and ends, while the parent trains on. So a job is a callable that runs in a forked child (two at a time, the rest queue), in a thread, or in place. How its
-end is told: one line of JSON through a pipe. The fork itself blocks the caller for 10 to 55 ms (page tables).
+end is reported: one line of JSON through a pipe. The fork itself blocks the caller for 10 to 55 ms (page tables).
 
 What only this module knows is when to let go of what a job holds: once its child has ended. The results of 100,000 ops are freed in 0.14 to 0.24 s then, but in 1.2 to 1.5 s right
 after the fork, while each page is still shared and has to be copied before it can be freed (torch 2.13; the GIL is held in both cases).
@@ -33,7 +33,7 @@ CHILDREN = 2
 EXPORT_TIMEOUT_SECONDS = 900.0
 """A child that takes longer is killed: a fork that met a lock in a bad state would otherwise stay for ever."""
 HURRY_SECONDS = 0.5
-"""What a job that is told to end keeps for its own last word."""
+"""Seconds that a job that must end keeps for its own report."""
 _LOOK_SECONDS = (
     0.5  # how often a child is looked for besides its pipe, whose write end another fork may hold open
 )
@@ -78,7 +78,7 @@ class Exporter:
     ) -> None:
         """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``); where that cannot be had, in place, with a note in the result.
 
-        `in_child` is called in a forked child with its own result, before the parent hears of it: a parent that has died, or dies just then, tells nobody.
+        `in_child` is called in a forked child with its own result, before the parent hears of it: a parent that has died, or dies just then, reports nothing.
         """
         job = ExportJob(label, thunk, on_done, time.perf_counter(), in_child=in_child)
         try:
@@ -112,7 +112,7 @@ class Exporter:
             return self._changed.wait_for(lambda: not self._jobs, timeout)
 
     def finish(self, timeout: float) -> bool:
-        """Wait for the last time: a job that itself waits for somebody else is told until when it may."""
+        """Final wait at shutdown. Jobs that block on an external tool get the deadline through `hurry()`."""
         until = time.monotonic() + timeout
         with self._lock:
             thunks = [job.thunk for job in self._jobs]
@@ -159,7 +159,7 @@ class Exporter:
         except (
             OSError,
             RuntimeError,
-        ) as error:  # no pipe, no thread: without a watcher nobody would hear of the child's end
+        ) as error:  # no pipe, no thread: without a watcher the child's end would go unseen
             self._run_in_place(job, error)
             return
         with self._lock:

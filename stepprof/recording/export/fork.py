@@ -1,6 +1,6 @@
 """How to leave a job to a forked child without harming the process that trains.
 
-A fork is the one way past the GIL that has the captured events in its memory already. What only this module knows is what a forked copy of somebody's training process must not do:
+A fork is the one way past the GIL that has the captured events in its memory already. What only this module knows is what a forked copy of a training process must not do:
 
 * It runs no code of the user but what `os.register_at_fork` calls: no garbage collection, no atexit, no signal handler; it leaves by `os._exit`, whatever happens.
 * It holds no socket open: if the job dies, its peers hear of it at once, and its ports are free.
@@ -79,7 +79,7 @@ def _be_child(work: Report, writer: int, mask: set[int]) -> NoReturn:
     """All of the child's life. It never returns, whatever happens."""
     code = 70
     try:
-        gc.disable()  # no finalizer of somebody else's object
+        gc.disable()  # no finalizer of the user's objects
         _let_go_of_signals(mask)
         _let_go_of_sockets()
         _step_back()
@@ -87,7 +87,7 @@ def _be_child(work: Report, writer: int, mask: set[int]) -> NoReturn:
         while data:
             data = data[os.write(writer, data) :]
         code = 0
-    except BaseException:  # noqa: BLE001 - in a forked copy of somebody's program nothing may travel further up; the parent sees the exit status
+    except BaseException:  # noqa: BLE001 - in a forked copy of the user's program nothing may travel further up; the parent sees the exit status
         code = 71
     finally:
         os._exit(code)
@@ -130,7 +130,7 @@ def reap(pid: int, *, block: bool) -> object:
         return UNKNOWN if block else RUNNING
     try:
         done, status = os.waitpid(pid, 0 if block else os.WNOHANG)
-    except ChildProcessError:  # somebody in this process waits for every child, or ignores SIGCHLD
+    except ChildProcessError:  # other code of this process waits for every child, or ignores SIGCHLD
         return UNKNOWN
     return status if done else RUNNING
 
@@ -140,7 +140,7 @@ def drained(pipe: int) -> bytes:
     data = b""
     with contextlib.suppress(
         OSError
-    ):  # nothing more: BlockingIOError where somebody else still holds the other end
+    ):  # nothing more: BlockingIOError where another process still holds the other end
         while block := os.read(pipe, 1 << 16):
             data += block
     return data

@@ -1,4 +1,4 @@
-"""One export job: what is to be done, how it is done wherever that is, and how its end is told from one process to another."""
+"""One export job: what is to be done, how it is done wherever that is, and how its end is reported from one process to another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ExportResult:
     """How a job ended. An `error` may come with artifacts: those that exist nevertheless.
 
     `seconds` is what the job took, `stall_seconds` how long `Exporter.submit` blocked its caller, `note` what was not done as it was asked for. `outcome` is
-    what the capture is by it: `partial` where what the error says is missing is no reason to give up what there is, `lost` where somebody else was to write it, and did not.
+    what the capture is by it: `partial` where what the error says is missing is no reason to give up what there is, `lost` where another program was to write it, and did not.
     """
 
     artifacts: tuple[Artifact, ...]

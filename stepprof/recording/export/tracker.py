@@ -1,7 +1,7 @@
-"""What is owed after a hand-over: the exports that are to be submitted, those that run, and what came of them.
+"""Pending exports after a stop: those to be submitted, those that run, and their results.
 
-Between a hand-over and its export job lies a moment in which an interrupt, or the end of the process, could lose the capture. So
-each is noted here before anything else happens, and is given to its job exactly once, by whoever comes first.
+Between a stop and its export job lies a moment in which an interrupt, or the end of the process, could lose the capture. So
+each is noted here before anything else happens, and is given to its job exactly once, by the first thread that comes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Exports:
         self._recorded: set[int] = set()
 
     @property
-    def owed(self) -> bool:
+    def unsubmitted(self) -> bool:
         """Whether there is a capture that is not yet with its job."""
         return bool(self._owed)
 
@@ -65,11 +65,11 @@ class Exports:
         return tuple(self._running.copy().values())
 
     def owe(self, capture: LocalCapture, export: ExportCall) -> None:
-        """The hand-over is done; the export is to be submitted."""
+        """Note that the stop is done; the export is to be submitted."""
         self._owed[capture] = export
 
     def forget(self, capture: LocalCapture) -> None:
-        """The hand-over came to nothing after all."""
+        """Forget a stop that failed after all."""
         self._owed.pop(capture, None)
 
     def submit_all(self) -> None:
@@ -79,7 +79,7 @@ class Exports:
 
     def submit(self, capture: LocalCapture) -> None:
         """Give the export to its job."""
-        with capture.submitting:  # whoever comes second waits, and finds it done
+        with capture.submitting:  # the second thread waits, and finds it done
             export = self._owed.get(capture)
             if export is None:
                 return

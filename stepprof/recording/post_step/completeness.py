@@ -1,4 +1,4 @@
-"""Which recorded steps are whole: nobody is still at them, and whoever has not got so far is known to be gone.
+"""Which recorded steps are whole: no rank still works on them, and each rank that has not reached them is gone.
 
 Read from what every process leaves in the run directory anyway, fragments of manifests and status files. What only this module knows: when a process that says nothing counts as gone. On its own host that can be
 seen; of another host's it is believed after a minute of silence, or where the job has been started anew since.
@@ -111,7 +111,7 @@ class Peers:
         return not alive
 
     def silent(self, who: str, said: object) -> bool:
-        """Whether `who` has said the same thing, by our own clock, for as long as only somebody does who is gone."""
+        """Whether `who` has said the same thing, by our own clock, for as long as only a process does that is gone."""
         now = time.monotonic()
         before = self._said.get(who)
         if before is None or before[0] != said:

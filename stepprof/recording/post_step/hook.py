@@ -1,7 +1,7 @@
 """Running a command when something is recorded: once for each step, or once at the end of the run, on whichever rank takes it.
 
 That it is taken, what it was, and how it ended stand in one file, which is made by one process alone: `manifest/on-complete.json` of the step, or `after/on-complete.json` of the run. A process that dies
-meanwhile leaves it as `lost`, and nobody runs the command a second time.
+meanwhile leaves it as `lost`, and no process runs the command a second time.
 """
 
 from __future__ import annotations

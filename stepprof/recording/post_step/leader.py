@@ -199,7 +199,7 @@ class Keeper:
     def _attend(self, *, final: bool) -> None:
         open_steps = [number for number in step_numbers(self._path) if number not in self._whole]
         if open_steps or final:
-            self._peers.look()  # a thousand files: only when somebody's word matters
+            self._peers.look()  # a thousand files: only when the word of others matters
         new = [number for number in open_steps if self._is_whole(number)]
         config = self._config
         for number in new:

@@ -1,6 +1,6 @@
 """Deleting the artifacts of the oldest steps, where a budget was given for them.
 
-What was recorded is somebody's work, so that deleting is done by the narrowest means there are: only files that a manifest of the step names, reached from the run directory by folders that are no links, and never
+Recordings are the user's work, so that deleting is done by the narrowest means there are: only files that a manifest of the step names, reached from the run directory by folders that are no links, and never
 without a trace. `manifest/pruned.json` says what is deleted before the first file goes, and the manifest stays.
 """
 

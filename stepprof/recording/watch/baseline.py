@@ -73,7 +73,7 @@ class History:
             if self._fresh <= 0:
                 self._measure()
             elif value > self._limit:
-                self._measure()  # nothing is told by what was usual some values ago
+                self._measure()  # no alert depends on what was usual some values ago
             self._fresh -= 1
             if value > self._limit:
                 found = Unusual(value, *self._usual)
@@ -98,7 +98,7 @@ class Floor:
     Within a step memory comes and goes; what never comes back is a leak, or a cache without a bound.
 
     Args:
-        growth: how many bytes more are told.
+        growth: how many bytes more are an alert.
         steps: over how many steps a floor is taken.
         skip_first: how many steps pass before the first.
     """

@@ -1,7 +1,7 @@
 """Ranks that fall behind: looked for by one process of the run, in what all of them publish.
 
 A thousand ranks that each read a thousand files would be a load of their own, so that rank 0 (or the driver) looks, every few seconds. What ranks publish is some seconds old,
-and so a lag is told in seconds: how many steps behind the median of all, times what a step takes.
+and so a lag is given in seconds: how many steps behind the median of all, times what a step takes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EVERY_SECONDS = 10.0
 """How often the others are looked at."""
 
 LEAST_RANKS = 3
-"""Of two, nobody knows which is the usual one."""
+"""Of two, it is not known which is the usual one."""
 
 LOOKERS = (0, "driver")
 
@@ -62,11 +62,11 @@ def lags(statuses: Sequence[dict[str, Any]], lag_seconds: float) -> list[Lag]:
 
 
 class LagFinder:
-    """A reader that looks at the others; each rank is told once, until it has caught up.
+    """A reader that looks at the others; each rank is logged once, until it has caught up.
 
     Args:
         run: the run directory.
-        lag_seconds: how far behind is told.
+        lag_seconds: how far behind is logged.
         rank: what this process is called now.
         recorder: gets the marks.
         captures: has a step of the rank recorded.

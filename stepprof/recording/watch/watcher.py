@@ -1,6 +1,6 @@
 """The process watches itself: by the spans that are drained anyway, on the background thread, at no price to a window.
 
-What falls out of its own history is told in one log line and as a mark in the spans, and the next step of the same role is recorded here, as long as the run's budget allows it.
+What falls out of its own history is reported in one log line and as a mark in the spans, and the next step of the same role is recorded here, as long as the run's budget allows it.
 A step that was recorded, and the one after it, pay for the recording and are no part of any history.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "Watcher"]
 
 MATTERS = 0.1
-"""A region has to have cost this share of its window's time more than usual: else nobody would miss it in the step."""
+"""A region has to have cost this share of its window's time more than usual: else it would not matter in the step."""
 
 MAX_HISTORIES = 512
 """Regions and roles that are watched at most; names that are made up anew at each step would be as many as there are steps."""

@@ -31,7 +31,7 @@ _CHUNK = 1 << 20
 
 
 class Final(Exception):
-    """No further try would change it: somebody else's file lies there, or ours is not here."""
+    """No further try would change it: another file lies there, or ours is not here."""
 
     code: ReasonCode | None = None
 
@@ -61,7 +61,7 @@ class Target:
         self._pause_seconds = pause_seconds
 
     def upload(self, local: Path, name: str, *, replace: bool = False) -> dict[str, Any]:
-        """Upload one file under a name; says what came of it, and never raises.
+        """Upload one file under a name; return the outcome, and never raise.
 
         Args:
             local: the file.

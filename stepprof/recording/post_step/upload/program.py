@@ -47,7 +47,7 @@ class Program:
     def upload(
         self, local: Path, name: str, deadline: float, *, replace: bool = False, remove: bool = False
     ) -> dict[str, Any]:
-        """Have one file uploaded, and removed again where it was only to be tried; what came of it."""
+        """Have one file uploaded, and removed again where it was only a trial; return the outcome."""
         began = time.monotonic()
         try:
             if self._child is None:

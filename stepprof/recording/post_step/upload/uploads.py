@@ -1,6 +1,6 @@
 """What of this process is uploaded, and what became of it.
 
-When the last word of a fragment is written, its artifacts are due, then the fragment itself, which says by then where they went. The work is another program's (`stepprof.recording.post_step.upload.child`), started when there is
+When the final version of a fragment is written, its artifacts are due, then the fragment itself, which says by then where they went. The work is another program's (`stepprof.recording.post_step.upload.child`), started when there is
 something to do and ended when there is no more; a thread of ours hands it one file after the other, writes the outcomes into the manifest, and ends it when its time is over.
 """
 
