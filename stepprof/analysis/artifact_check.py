@@ -58,7 +58,7 @@ def check_artifact(file: Path, size: int, kind: str | None) -> Checked:
         with open_plain(file) as opened:
             there = os.fstat(opened.fileno()).st_size
         if there != size:
-            return Checked(f"has {there} bytes; the manifest says {size}")
+            return Checked(f"has {there} bytes; the manifest lists {size}")
         if there == 0:
             return Checked("is empty")
         if kind == "memory-snapshot" and size <= PARSED_BYTES:
@@ -71,7 +71,7 @@ def check_artifact(file: Path, size: int, kind: str | None) -> Checked:
     except FileNotFoundError:
         return Checked("is missing")
     except IsADirectoryError:
-        return Checked("is no file")
+        return Checked("is not a file")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         return Checked(f"is damaged: {error}")
     except OSError as error:
@@ -119,29 +119,27 @@ def _json(stream: BufferedIOBase, *, is_trace: bool) -> Checked:
         if len(held) < PARSED_BYTES:
             held += chunk
         end = (end + chunk)[-64:]
-    notes = ["its events were not read: pip install 'stepprof[report]'"] if is_trace else []
+    notes = ["its events were not checked: pip install 'stepprof[report]'"] if is_trace else []
     if total <= len(held):
         try:
             content = parse_json(bytes(held))
         except ValueError as error:
-            return Checked(f"is no JSON: {error}")
+            return Checked(f"is not JSON: {error}")
         events = content.get("traceEvents") if isinstance(content, dict) else content
         some = isinstance(events, list) and bool(events)
     else:
         if end.rstrip()[-1:] != {b"{": b"}", b"[": b"]"}.get(bytes(held.lstrip()[:1])):
-            return Checked(f"is no JSON: it does not end as it should: {end[-20:]!r}")
+            return Checked(f"is not JSON: it has an unexpected end: {end[-20:]!r}")
         first = _FIRST_EVENT.search(held)
         some = first is not None and first[1] != b"]"
-        notes.append(
-            f"is larger than {size_of(PARSED_BYTES)}: only its begin and its end were checked as JSON"
-        )
+        notes.append(f"is larger than {size_of(PARSED_BYTES)}: only its start and end were checked")
     return Checked("has no traceEvents" if is_trace and not some else None, tuple(notes))
 
 
 def _folder_problem(folder: Path) -> str | None:
     """What is wrong with a folder of torch_npu's; its size grows when it is analysed, and is not compared."""
     if not folder.is_dir():
-        return "is no folder" if folder.exists() else "is missing"
+        return "is not a folder" if folder.exists() else "is missing"
     inside = list(npu_folder.profile_folders(folder)) or [folder]
     return next((problem for found in inside if (problem := npu_folder.missing_parts(found))), None)
 

@@ -39,7 +39,7 @@ def after_notes(manifest: Mapping[str, Any], *, all_well: bool = True) -> list[s
         command = " ".join(each["command"])[:60]
         notes.append(f"on_complete ({command}): {each['status']}{took}{reason}")
         if each["status"] == "failed" and each["output"].strip():
-            notes.append(f"  it said: {each['output'].strip().splitlines()[-1][:200]}")
+            notes.append(f"  output: {each['output'].strip().splitlines()[-1][:200]}")
     for each in manifest["pruned"]:
         notes.append(f"pruned: {each['files']} artifacts, {size(each['bytes'])}, {_when_and_why(each)}")
         notes += [f"  not deleted: {kept}" for kept in each["kept"]]

@@ -57,7 +57,7 @@ def foreign_files(run: Path) -> Iterator[tuple[str, str]]:
             continue
         for user, names in found.items():
             more = f" and {counted(len(names) - 1, 'other file')}" if len(names) > 1 else ""
-            who = f"belongs to user {user}, and the run to user {owner}: the job passes over it"
+            who = f"belongs to user {user}, and the run to user {owner}: the job ignores it"
             yield name, f"{readable(min(names))}{more} {who}"
 
 
@@ -72,7 +72,7 @@ def never_kept(run: Path, recorded: Sequence[Kept]) -> Iterator[str]:
     budget = config.get("keep_steps")
     there = sum(each.artifacts for each in recorded)
     if type(budget) is int and there > max(budget, 1):
-        yield f"keep_steps = {budget}, and the artifacts of {there} steps are there: no process deleted those of the oldest"
+        yield f"keep_steps = {budget}, but the artifacts of {there} steps exist: no process deleted the oldest"
 
 
 def _never_ran(run: Path, config: Mapping[str, Any], recorded: Sequence[Kept]) -> Iterator[str]:
@@ -80,11 +80,11 @@ def _never_ran(run: Path, config: Mapping[str, Any], recorded: Sequence[Kept]) -
         return
     if config.get("on_complete_when") == "run":
         if not any(path.name.startswith("on-complete") for path in (run / AFTER).glob("*.json")):
-            yield "on_complete is configured, and it never ran"
+            yield "on_complete is configured but never ran"
         return
     without = [each.step for each in recorded if each.windows and not each.completed]
     if without:
         shown = ", ".join(map(str, without[:8])) + (
             f" and {len(without) - 8} more" if len(without) > 8 else ""
         )
-        yield f"on_complete is configured, and it never ran for step {shown}"
+        yield f"on_complete is configured but never ran for step {shown}"

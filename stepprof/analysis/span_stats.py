@@ -178,21 +178,21 @@ def _refuse_step(path: Path, wanted: Wanted) -> None:
     }
     if steps and number not in steps:
         close = min(steps, key=lambda step: abs(step - number))
-        raise ConfigError(f"--step = {number}: no span of it in {path}; the nearest that has some: {close}")
+        raise ConfigError(f"--step = {number}: no spans in {path}; did you mean {close}?")
 
 
 def _refuse_ranks(path: Path, wanted: Wanted, ranks: Collection[Rank]) -> None:
     """There are spans, and none of these ranks."""
     if ranks and not any(map(wanted.includes_rank, ranks)):
         known = ", ".join(map(str, sorted(ranks, key=rank_order)))
-        raise ConfigError(f'--ranks = "{wanted.ranks}": no span of them in {path}; there are: {known}')
+        raise ConfigError(f'--ranks = "{wanted.ranks}": no spans in {path}; must be among {known}')
 
 
 def _refuse(path: Path, wanted: Wanted, roles: Collection[str], names: Collection[str]) -> None:
     """Raise ConfigError where no span has the role or the name that is meant, with the nearest that some have."""
     for option, given, known in (("--role", wanted.role, roles), ("--region", wanted.region, names)):
         if given is not None and given not in known and known:
-            raise ConfigError(f'{option} = "{given}": no span of it in {path}{nearest(given, sorted(known))}')
+            raise ConfigError(f'{option} = "{given}": no spans in {path}{nearest(given, sorted(known))}')
 
 
 def _ordered(times: Iterable[SpanTime]) -> list[SpanTime]:

@@ -108,7 +108,7 @@ def verify_run(
         result.problems.append(Problem(None, RUN_FILE, "missing"))
     result.problems += [Problem(None, RUN_FILE, problem) for problem in run_problems(path)]
     if not recorded:
-        result.problems.append(Problem(None, "", "no step is recorded here"))
+        result.problems.append(Problem(None, "", "no step is recorded"))
     for found in _folder_problems(path):
         (result.notes if ASIDE in found.where else result.problems).append(found)
     for step in recorded:
@@ -133,9 +133,9 @@ def _folder_problems(path: Path) -> Iterator[Problem]:
                 continue
             if ASIDE in file.name or not file.is_dir():
                 why = (
-                    "is no folder: it was moved aside"
+                    "is not a folder: it was moved aside"
                     if ASIDE in file.name
-                    else "is no folder: nothing can be recorded there"
+                    else "is not a folder: nothing can be recorded there"
                 )
                 yield Problem(number, readable(file.name), why)
             elif file.stat().st_uid != owner:
@@ -182,7 +182,7 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
     for engine in untold(engines):
         who = f"{folder.name}/{engine_label(engine)}"
         result.problems.append(
-            Problem(step, who, f"is left to another process, and none tells of it: {engine['error']}")
+            Problem(step, who, f"is left to another process, which reported nothing: {engine['error']}")
         )
     result.notes += [Problem(step, folder.name, sentence) for sentence in sentences(windows)]
     for part in split(manifest):
@@ -194,7 +194,9 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
         inside = file.relative_to(folder)
         if not named.intersection(path.as_posix() for path in (inside, *inside.parents)):
             result.notes.append(
-                Problem(step, f"{folder.name}/{file.relative_to(folder).as_posix()}", "named in no manifest")
+                Problem(
+                    step, f"{folder.name}/{file.relative_to(folder).as_posix()}", "not listed in any manifest"
+                )
             )
 
 
@@ -206,7 +208,7 @@ def _verify_window(folder: Path, step: int, window: Mapping[str, Any], result: V
         and not window["artifacts"]
         and window["backend"] not in ("null", None)
     ):
-        result.problems.append(Problem(step, who, f"is {window['status']} and names no artifact"))
+        result.problems.append(Problem(step, who, f"is {window['status']} but lists no artifact"))
 
 
 def _verify_engine(folder: Path, step: int, engine: Mapping[str, Any], result: Verification) -> None:
@@ -214,7 +216,7 @@ def _verify_engine(folder: Path, step: int, engine: Mapping[str, Any], result: V
     _verify_outcome(folder, step, who, engine, result)
     # a partial one may have left its files on its own host, and says so; ranks name theirs in their own windows
     if engine["status"] == "complete" and not engine["artifacts"] and engine["kind"] not in SESSIONS:
-        result.problems.append(Problem(step, who, "is complete and names no artifact"))
+        result.problems.append(Problem(step, who, "is complete but lists no artifact"))
 
 
 def _verify_outcome(
@@ -234,7 +236,7 @@ def _verify_outcome(
         and entry.get("backend") != "null"
         and not result.captures.holds(folder.parent, entry["capture"])
     ):
-        result.problems.append(Problem(step, who, f"joined a capture that is not there: {entry['capture']}"))
+        result.problems.append(Problem(step, who, f"joined a missing capture: {entry['capture']}"))
     for artifact in entry["artifacts"]:
         if artifact["path"] in result.pruned and not (folder / artifact["path"]).exists():
             continue

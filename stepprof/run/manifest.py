@@ -308,7 +308,7 @@ def read_spans(
         except OSError as error:
             _note(findings, readable(file.name), f"cannot be read: {error.strerror}")
         if damaged:
-            _note(findings, readable(file.name), f"{damaged} damaged line{'s' * (damaged > 1)} passed over")
+            _note(findings, readable(file.name), f"{damaged} damaged line{'s' * (damaged > 1)} ignored")
 
 
 def _of_job(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,25 +24,25 @@ def trace(*events, **header):
 
 
 NOT_WHOLE = {
-    "UTF-16": (TRACE.decode().encode("utf-16"), "is no trace"),
+    "UTF-16": (TRACE.decode().encode("utf-16"), "is not a trace"),
     "NaN": (trace({**EVENT, "ts": float("nan")}, EVENT), "1 damaged event"),
-    "no base": (json.dumps({"traceEvents": [EVENT]}).encode(), "refused: it states no baseTime"),
+    "no base": (json.dumps({"traceEvents": [EVENT]}).encode(), "refused: it has no baseTime"),
     "no events": (trace(), "has no events"),
     "metadata alone": (trace({"ph": "M", "name": "process_name", "args": {"name": "x"}}), "has no events"),
-    "no time": (trace({"ph": "X", "name": "a"}), "1 times are none"),
+    "no time": (trace({"ph": "X", "name": "a"}), "1 times are invalid"),
     "no trace": (b"{}", "has no traceEvents"),
-    "a number": (b"1", "is no trace"),
+    "a number": (b"1", "is not a trace"),
     "an array of numbers": (b'{"traceEvents": [1, 2]}', "1 damaged"),
-    "without its last brace": (TRACE[:-1], "breaks off behind its events"),
+    "without its last brace": (TRACE[:-1], "is truncated after its events"),
     "breaks off": (TRACE[:-20], "breaks off after"),
     "brackets": (b'{"traceEvents":' + b"[" * 100_000, "breaks off"),
     "not UTF-8": (TRACE.replace(b"add", b"\xff\xfe", 1), "2 bytes are not UTF-8"),
     "damaged event": (trace(EVENT, EVENT).replace(b'"X"', b'"X', 1), "damaged"),
-    "head": (TRACE.replace(b"{", b'{"a" 5,', 1), "no JSON"),
-    "truncated gzip": (gzip.compress(TRACE, mtime=0)[:-12], "breaks off as gzip"),
-    "gzip without its checksum": (gzip.compress(TRACE, mtime=0)[:-8], "breaks off as gzip"),
+    "head": (TRACE.replace(b"{", b'{"a" 5,', 1), "not JSON"),
+    "truncated gzip": (gzip.compress(TRACE, mtime=0)[:-12], "is truncated gzip"),
+    "gzip without its checksum": (gzip.compress(TRACE, mtime=0)[:-8], "is truncated gzip"),
     "wrong checksum": (gzip.compress(TRACE, mtime=0)[:-8] + b"\0" * 8, "damaged as gzip"),
-    "garbage behind gzip": (gzip.compress(TRACE, mtime=0) + b"garbage", "as gzip"),
+    "garbage behind gzip": (gzip.compress(TRACE, mtime=0) + b"garbage", "gzip"),
 }
 
 
@@ -94,7 +94,7 @@ class TestTraces:
         """What is odd in a sound file is a note: it is on the timeline, and the file is whole."""
         checked = self.check(tmp_path, trace(EVENT, {"ph": "B", "name": "open", "ts": 2}))
         assert checked.problem is None
-        assert checked.notes == ("1 events never end: they are shown until the last time that is known",)
+        assert checked.notes == ("1 events have no end: they are shown up to the last known time",)
 
     def test_without_the_reader(self, tmp_path):
         """On a machine without stepprof[report], compression and JSON are checked, and a note says that nothing else was."""
@@ -114,8 +114,8 @@ class TestTraces:
             [sys.executable, "-c", program, *files], capture_output=True, text=True, check=True
         )
         first, second = done.stdout.splitlines()
-        assert first.startswith('Checked(problem=None, notes=("its events were not read: pip install')
-        assert "is no JSON" in second
+        assert first.startswith('Checked(problem=None, notes=("its events were not checked: pip install')
+        assert "is not JSON" in second
 
 
 class TestOthers:
@@ -141,8 +141,8 @@ class TestOthers:
         ("name", "data", "expected"),
         [
             ("a.json", b"", "is empty"),
-            ("a.json", b'{"x": 1', "is no JSON: "),
-            ("a.json", b"[" * 100_000, "is no JSON: "),
+            ("a.json", b'{"x": 1', "is not JSON: "),
+            ("a.json", b"[" * 100_000, "is not JSON: "),
             ("a.sqlite.gz", gzip.compress(b"x" * 99, mtime=0)[:-4], "is damaged: "),
             ("a.sqlite.gz", b"x" * 99, "is damaged: Not a gzipped file"),
             ("a.sqlite.gz", b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 30, "is damaged: "),
@@ -155,12 +155,12 @@ class TestOthers:
     def test_another_size(self, tmp_path):
         """Both sizes are told."""
         checked = self.check(tmp_path, "a.json", TRACE, 1)
-        assert checked.problem == f"has {len(TRACE)} bytes; the manifest says 1"
+        assert checked.problem == f"has {len(TRACE)} bytes; the manifest lists 1"
 
     def test_missing_and_no_file(self, tmp_path):
         """A name without a file, or with something else under it."""
         assert check_artifact(tmp_path / "none.json", 1, None).problem == "is missing"
-        assert check_artifact(tmp_path, 1, None).problem == "is no file"
+        assert check_artifact(tmp_path, 1, None).problem == "is not a file"
         (tmp_path / "file").touch()
         assert check_artifact(tmp_path / "file" / "a", 1, None).problem == "cannot be read: Not a directory"
 
@@ -168,7 +168,7 @@ class TestOthers:
         ("data", "expected"),
         [
             (TRACE, None),
-            (TRACE[:-1], "is no JSON: it does not end as it should"),
+            (TRACE[:-1], "is not JSON: it has an unexpected end"),
         ],
     )
     def test_too_large_to_be_parsed(self, tmp_path, monkeypatch, data, expected):

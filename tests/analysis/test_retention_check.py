@@ -32,7 +32,7 @@ class TestCheck:
         run = make_run(tmp_path, config={"on_complete": ["make"], "on_complete_when": "step"})
         record(run)
         record(run, 3)
-        assert notes(run.path) == ["on_complete is configured, and it never ran for step 2, 3"]
+        assert notes(run.path) == ["on_complete is configured but never ran for step 2, 3"]
         head = {
             "schema_version": 1,
             "run_id": "r",
@@ -48,7 +48,7 @@ class TestCheck:
         """The same of the run."""
         run = make_run(tmp_path, config={"on_complete": ["make"], "on_complete_when": "run"})
         record(run)
-        assert notes(run.path) == ["on_complete is configured, and it never ran"]
+        assert notes(run.path) == ["on_complete is configured but never ran"]
         (run.path / "after").mkdir()
         (run.path / "after" / "on-complete.json").write_text("{}")
         assert notes(run.path) == []
@@ -71,7 +71,7 @@ class TestCheck:
         for step in (2, 3, 4):
             record(run, step)
         (note,) = notes(run.path)
-        assert note.startswith("keep_steps = 1, and the artifacts of 3 steps are there")
+        assert note.startswith("keep_steps = 1, but the artifacts of 3 steps exist")
 
     @needs_root
     def test_files_of_another_user(self, shared):  # noqa: F811
@@ -83,7 +83,7 @@ class TestCheck:
         for name in ("keeper.json", "keeper.2.json"):
             as_stranger('touch "$1"', run.path / "after" / name)
         assert notes(run.path) == [
-            "after: keeper.2.json and 1 other file belongs to user 65534, and the run to user 0: the job passes over it"
+            "after: keeper.2.json and 1 other file belongs to user 65534, and the run to user 0: the job ignores it"
         ]
 
 

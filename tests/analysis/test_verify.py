@@ -32,11 +32,11 @@ class TestVerifyRun:
 
     def test_an_empty_directory(self, tmp_path):
         """Nothing to check is a failure."""
-        assert problems(tmp_path) == ["run.json: missing", ": no step is recorded here"]
+        assert problems(tmp_path) == ["run.json: missing", ": no step is recorded"]
 
     def test_a_run_without_steps(self, tmp_path):
         """Nothing was recorded."""
-        assert problems(make_run(tmp_path).path) == [": no step is recorded here"]
+        assert problems(make_run(tmp_path).path) == [": no step is recorded"]
 
     def test_a_step_without_a_window(self, tmp_path):
         """A folder alone is no recording."""
@@ -73,7 +73,7 @@ class TestVerifyRun:
         run = make_run(tmp_path)
         record(run, rank=0, data=b"", backend="null")
         record(run, rank=1, data=b"")
-        assert problems(run.path) == ["step-000002/actor rank 1: is complete and names no artifact"]
+        assert problems(run.path) == ["step-000002/actor rank 1: is complete but lists no artifact"]
 
     def test_joined_windows(self, tmp_path):
         """A window that joined a capture needs that capture's file, in whichever step it lies."""
@@ -112,7 +112,7 @@ class TestVerifyRun:
         run.spans_path(0).write_bytes(b"{\n")
         found = problems(run.path)
         assert found[0].startswith("step-000002/manifest/b-rank-0.json: damaged: ")
-        assert found[1] == "spans/rank-0.000001.jsonl: 1 damaged line passed over"
+        assert found[1] == "spans/rank-0.000001.jsonl: 1 damaged line ignored"
 
     def test_a_step_without_a_manifest(self, tmp_path):
         """Told with its folder."""
@@ -219,7 +219,7 @@ class TestOtherKinds:
         path = self.put(
             tmp_path, "npu-profile", "actor/rank-0.npu", lambda folder: folder.write_bytes(b"12345")
         )
-        assert problems(path) == ["step-000002/actor/rank-0.npu: is no folder"]
+        assert problems(path) == ["step-000002/actor/rank-0.npu: is not a folder"]
         (path / "step-000002/actor/rank-0.npu").unlink()
         assert problems(path) == ["step-000002/actor/rank-0.npu: is missing"]
 
@@ -228,4 +228,4 @@ class TestOtherKinds:
         path = self.put(tmp_path, "nsys", "actor/rank-0.nsys-rep", lambda file: file.write_bytes(b"12345"))
         assert problems(path) == []
         (path / "step-000002/actor/rank-0.nsys-rep").write_bytes(b"")
-        assert problems(path) == ["step-000002/actor/rank-0.nsys-rep: has 0 bytes; the manifest says 5"]
+        assert problems(path) == ["step-000002/actor/rank-0.nsys-rep: has 0 bytes; the manifest lists 5"]

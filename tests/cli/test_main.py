@@ -399,7 +399,7 @@ class TestShow:
         write_spans(run, 0, {**region("f", 1), "dur": None, "role": 3})
         regions = region_times(run.path, 2)
         assert regions.times == []
-        assert [each["problem"] for each in regions.findings] == ["1 damaged line passed over"]
+        assert [each["problem"] for each in regions.findings] == ["1 damaged line ignored"]
 
     @pytest.mark.parametrize(
         ("recorded", "arguments", "message"),
@@ -429,14 +429,14 @@ class TestCheck:
         (a_run.path / "step-000002" / "actor" / "rank-0.trace.json.gz").unlink()
         (a_run.path / "step-000002" / "actor" / "left").touch()
         lines = printed(capsys, "check", "r", status=1).splitlines()
-        assert lines[0] == "note     step-000002/actor/left: named in no manifest"
+        assert lines[0] == "note     step-000002/actor/left: not listed in any manifest"
         assert lines[1] == "PROBLEM  step-000002/actor/rank-0.trace.json.gz: is missing"
         assert lines[2].startswith("1 problem: ")
 
     def test_nothing_but_spans(self, tmp_path, capsys):
         """Nothing to check is a failure."""
         (tmp_path / "spans").mkdir()
-        assert "no step is recorded here" in printed(capsys, "check", str(tmp_path), status=1)
+        assert "no step is recorded" in printed(capsys, "check", str(tmp_path), status=1)
         content = as_json(capsys, "check", str(tmp_path), status=1)
         assert content["ok"] is False
         assert content["checked"] == {"steps": 0, "windows": 0, "engines": 0, "artifacts": 0, "bytes": 0}

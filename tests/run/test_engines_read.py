@@ -205,14 +205,16 @@ class TestCheck:
         files[2].with_name("rank0.profiler_out.txt").touch()
         found = problems(run)
         assert found[0].endswith("rank-0.trace.json.gz: is missing")
-        assert "the manifest says" in found[1]
+        assert "the manifest lists" in found[1]
         assert "is damaged" in found[2]
-        assert notes(run) == ["step-000002/rollout/replica-0/rank0.profiler_out.txt: named in no manifest"]
+        assert notes(run) == [
+            "step-000002/rollout/replica-0/rank0.profiler_out.txt: not listed in any manifest"
+        ]
 
     @pytest.mark.parametrize(
         ("engine", "found"),
         [
-            ({}, ["step-000002/rollout/0: is complete and names no artifact"]),
+            ({}, ["step-000002/rollout/0: is complete but lists no artifact"]),
             ({"kind": "rank"}, []),
             ({"kind": "spans"}, []),
         ],
@@ -246,7 +248,7 @@ class TestCheck:
         assert problems(run) == []
         for file in (run.path / "step-000002" / "rollout" / "replica-0").iterdir():
             file.unlink()
-        assert "step-000002/rollout/0 (2): joined a capture that is not there" in " ".join(problems(run))
+        assert "step-000002/rollout/0 (2): joined a missing capture" in " ".join(problems(run))
 
     def test_ranks_of_a_role_that_engines_do(self, tmp_path):
         """They are the engines' ranks: one process opens the window, and the other trainers are not missing."""
@@ -269,7 +271,7 @@ class TestCheck:
         for rank in (1, 2):
             tell_engines(run, *others, rank=rank)
         assert problems(run) == [
-            f"step-000002/rollout/1: is left to another process, and none tells of it: {ELSEWHERE}"
+            f"step-000002/rollout/1: is left to another process, which reported nothing: {ELSEWHERE}"
         ]
 
 
@@ -383,7 +385,7 @@ class TestLateStop:
         """How long it recorded on, and what became of that."""
         shown = render_step(late().path, 2)
         assert "late s" in shown
-        assert "carried out its stop late" in shown
+        assert "stopped late" in shown
 
     def test_a_clock_that_is_too_coarse_to_cut_by(self, late, capsys):
         """No figure is made up: the report says why it has none."""

@@ -100,7 +100,7 @@ def test_a_job_records_all_the_same(tmp_path, trap, place, capsys):
     stepprof.shutdown()
     assert session is not None
     assert main(["check", str(run)]) == 0
-    assert ("step-000002.aside-1: is no folder: it was moved aside" in capsys.readouterr().out) == (
+    assert ("step-000002.aside-1: is not a folder: it was moved aside" in capsys.readouterr().out) == (
         place == "step-000002"
     )
 
@@ -113,7 +113,7 @@ class TestCheck:
         record(run, rank=1)
         (run.path / "step-000003").touch()
         assert [(each.step, each.where, each.problem) for each in verify_run(run.path).problems] == [
-            (3, "step-000003", "is no folder: nothing can be recorded there")
+            (3, "step-000003", "is not a folder: nothing can be recorded there")
         ]
 
     @needs_root

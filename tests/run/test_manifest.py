@@ -362,8 +362,8 @@ class TestReadSpans:
         findings = []
         assert [span["name"] for span in read_spans(run.path, findings=findings)] == ["a", "b"]
         assert findings == [
-            {"file": "spans/rank-0.000001.jsonl", "problem": "3 damaged lines passed over"},
-            {"file": "spans/rank-1.000001.jsonl", "problem": "1 damaged line passed over"},
+            {"file": "spans/rank-0.000001.jsonl", "problem": "3 damaged lines ignored"},
+            {"file": "spans/rank-1.000001.jsonl", "problem": "1 damaged line ignored"},
             {"file": "spans/rank-2.000001.jsonl", "problem": "cannot be read: Is a directory"},
         ]
         assert len(list(read_spans(run.path))) == 2

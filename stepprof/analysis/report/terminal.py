@@ -94,7 +94,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     _print_findings(console, report.findings)
     clock = report.clock.rstrip(".")
     if report.clock_error_ns:
-        clock += f", right within {seconds(report.clock_error_ns / 1e9)}"
+        clock += f", error at most {seconds(report.clock_error_ns / 1e9)}"
     console.print()
     _indented(console, Text(printable(f"clock: {clock}"), style="dim"), 0)
 

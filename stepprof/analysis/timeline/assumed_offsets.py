@@ -42,7 +42,7 @@ def assumed_offsets(texts: Iterable[str]) -> dict[str, int]:
             raise ConfigError.at(
                 OPTION,
                 text,
-                "expected NAME=SECONDS or SECONDS, such as host-2=-1.25 or rank-1.json=1700000000",
+                "must be NAME=SECONDS or SECONDS, such as host-2=-1.25 or rank-1.json=1700000000",
             )
         offsets[name.strip() if equals else ALL] = int((seconds * 10**9).to_integral_value())
     return offsets
@@ -64,7 +64,7 @@ def check_assumed(assume: Mapping[str, int], inputs: Iterable[Input]) -> None:
         if name != ALL and name not in known:
             near = difflib.get_close_matches(name, known, 1) or known[:1]
             hint = f'did you mean "{near[0]}"?' if near else "there is no source"
-            raise ConfigError.at(OPTION, name, f"no source, file or host is called so; {hint}")
+            raise ConfigError.at(OPTION, name, f"must be the name of a source, file or host; {hint}")
 
 
 def _names(wanted: Input) -> list[str]:

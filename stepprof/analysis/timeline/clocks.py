@@ -100,7 +100,7 @@ class Clocks:
                 there = self._note(host, clock["boot_id"])
             elif len(others) > 1:
                 self.findings.append(
-                    f"a comparison of clocks by {name} names {host}, and {len(others)} machines have that name: it is left out"
+                    f"the clock comparison of {name} with {host} is ignored: {len(others)} machines have that name"
                 )
                 continue
             else:
@@ -184,7 +184,7 @@ class Clocks:
         names = {machine: host for host, machines in self._machines.items() for machine in machines}
         each = [f"{names[edge.there]} against {names[edge.here]}: {edge}" for edge in circle]
         return (
-            f"comparisons of clocks contradict each other ({'; '.join(each)}): "
+            f"clock comparisons contradict each other ({'; '.join(each)}): "
             f"times of these hosts may be wrong by {error_ns / 1e9:.6g} s"
         )
 
@@ -207,9 +207,9 @@ def never_compared(origin: Origin, alignment: Alignment) -> list[str]:
     """Return the finding about a source whose clock nothing connects with the common one."""
     if alignment.island == "":
         return []
-    where = f"its host {origin.host}" if origin.host else "its host, which is not known,"
+    where = f"its host {origin.host}" if origin.host else "its host, which is unknown,"
     return [
-        f"{where} was never compared with the host of the common clock: placed by its own wall clock, and by how much that is wrong is not known"
+        f"{where} was never compared with the host of the common clock: placed by its own wall clock, with an unknown error"
     ]
 
 
@@ -223,7 +223,7 @@ def describe(alignments: Iterable[Alignment]) -> str:
     """Say in a sentence how sources came onto one clock.
 
     >>> describe([Alignment("reference"), Alignment("same-host"), Alignment("ping-pong", 5, 200_000)])
-    '2 sources by the clock of one host; 1 compared by ping-pong, right within 0.2 ms'
+    '2 sources by the clock of one host; 1 compared by ping-pong, error at most 0.2 ms'
     """
     by_method: dict[str, list[Alignment]] = {}
     for alignment in alignments:
@@ -243,10 +243,10 @@ _PHRASES = {
     "same-host": "{sources} by the clock of one host",
     "collectives": "{hosts} placed by {its} matched collectives{within}",
     "assumed": "{count} placed by --assume-offset",
-    "unmeasured": "{count} on hosts that were never compared, placed by their own wall clocks: their error is not known",
+    "unmeasured": "{count} on hosts that were never compared, placed by their own wall clocks with an unknown error",
 }
 
 
 def _within(alignments: Sequence[Alignment]) -> str:
     error = worst_error(alignments)
-    return "" if error is None else f", right within {error / 1e6:.3g} ms"
+    return "" if error is None else f", error at most {error / 1e6:.3g} ms"

@@ -100,7 +100,9 @@ def cut(source: Source, window: CaptureWindow | None) -> Cut:
     shift = min(max(0, shifts[0]), shifts[1])
     part = _part(source, schedulers, window.start - shift, window.end - shift)
     if least < recorded:
-        finding = f"{recorded - least} of its {recorded} forward steps began outside of the window: they are left out"
+        finding = (
+            f"{recorded - least} of its {recorded} forward steps started outside the window and are omitted"
+        )
         part = _with_finding(part, finding)
     return Cut(part, recorded, least, least)
 

@@ -114,11 +114,9 @@ class Pairs:
         """What could not be put together."""
         findings = []
         if self._unended:
-            findings.append(
-                f"{self._unended} events never end: they are shown until the last time that is known"
-            )
+            findings.append(f"{self._unended} events have no end: they are shown up to the last known time")
         if self._ended:
-            findings.append(f"{self._ended} ends without a beginning passed over")
+            findings.append(f"{self._ended} ends without a beginning ignored")
         return findings
 
     def _done(self, event: Event, start: int, end: int) -> None:

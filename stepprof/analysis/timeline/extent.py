@@ -23,7 +23,7 @@ def start_of(found: Found, assume: Mapping[str, int] | None = None) -> int:
         extents = (load(each, args=False, assume=assume).extent for each in found.inputs)
         starts = [extent[0] for extent in extents if extent is not None]
     if not starts:
-        raise ConfigError("--from and --to: nothing that was found has a time; leave them out")
+        raise ConfigError("--from and --to: no source has a time; omit both options")
     return min(starts)
 
 

@@ -241,7 +241,7 @@ def _refuse_two_runs(runs: Sequence[Path]) -> None:
     for run in runs[1:]:
         if run_id_of(run) != first:
             raise ConfigError(
-                f'run "{run}" is {run_id_of(run)}, and "{runs[0]}" is {first}: one timeline is of one run; compare two with "stepprof report A B"'
+                f'run "{run}" is {run_id_of(run)}, and "{runs[0]}" is {first}: a timeline covers one run; compare two with "stepprof report A B"'
             )
     parts = parts_of_one_run(runs)
     if len(parts) > 1:
@@ -343,7 +343,7 @@ def _from_files(found: Found, path: Path) -> None:
             continue
         found.inputs.append(Input(origin, (str(file.resolve()),), file.stat().st_size))
     if passed:
-        found.findings.append((str(path), f"{passed} JSON files that are no traces passed over"))
+        found.findings.append((str(path), f"{passed} JSON files that are not traces ignored"))
 
 
 def _from_timeline(found: Found, file: Path) -> bool:

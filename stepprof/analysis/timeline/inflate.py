@@ -42,7 +42,7 @@ def blocks(
     for piece in _pieces(path, findings, block, part):
         if total + len(piece) > limit:
             yield piece[: limit - total]
-            findings.append(f"holds more than {limit} bytes uncompressed: what follows is left out")
+            findings.append(f"holds more than {limit} bytes uncompressed: the rest is ignored")
             return
         total += len(piece)
         yield piece
@@ -76,7 +76,7 @@ def _pieces(path: Path, findings: list[str], block: int, part: tuple[int, int] |
         with open_plain(path) as whole:
             written = data_bytes(whole)
             if written < os.fstat(whole.fileno()).st_size:
-                findings.append(f"has a hole at byte {written}: what follows is left out")
+                findings.append(f"has a hole at byte {written}: the rest is ignored")
             start, end = part or (0, written)
             file = _Part(whole, start, min(end, written))
             compressed = file.read(2) == _GZIP
@@ -106,11 +106,11 @@ def _gunzip(file: _Part, findings: list[str], block: int) -> Iterator[bytes]:
                 yield from _fed(stream, feed, block)
             except _DAMAGED as error:
                 yield from _closely(file, member, at, block)
-                findings.append(f"is damaged as gzip ({error}): what comes before the damage is kept")
+                findings.append(f"is damaged as gzip ({error}): the part before the damage is used")
                 return
             feed = stream.unused_data if stream.eof else b""
     if stream is not None and not stream.eof:
-        findings.append("breaks off as gzip: what comes before is kept")
+        findings.append("is truncated gzip: the part before the end is used")
 
 
 def _fed(stream: Any, feed: bytes, block: int) -> Iterator[bytes]:

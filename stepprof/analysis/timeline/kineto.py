@@ -263,14 +263,14 @@ class _Reader:
     def _findings(self) -> list[str]:
         findings = self.pairs.findings()
         if self.counted.unreadable:
-            findings.append(f"{self.counted.unreadable} counters or allocations without a number passed over")
+            findings.append(f"{self.counted.unreadable} counters or allocations without a number ignored")
         if self.untimed:
-            findings.append(f"{self.untimed} times are none: such an event is passed over, or has no length")
+            findings.append(f"{self.untimed} times are invalid: such an event is ignored, or has no length")
         if self.negative:
-            findings.append(f"{self.negative} events end before they begin: they are shown without a length")
+            findings.append(f"{self.negative} events end before they start: they are shown without a length")
         if self.unknown:
             kinds = [f"{count} of phase {phase!r}" for phase, count in sorted(self.unknown.items())[:8]]
-            findings.append(f"events of unknown phases passed over: {', '.join(kinds)}")
+            findings.append(f"events of unknown phases ignored: {', '.join(kinds)}")
         return findings
 
 
@@ -280,8 +280,8 @@ def _refused(source: Source) -> Source:
         source.origin, source.alignment, {}, source.findings, None
     )
     nothing.findings.append(
-        "refused: it states no baseTimeNanoseconds and its times are no Unix times, so that it cannot be placed on the clock of the others; "
-        f'if you know when its time 0 was, say so: --assume-offset "{source.origin.path}=SECONDS"'
+        "refused: it has no baseTimeNanoseconds and its times are not Unix times, so it cannot be placed on the common clock; "
+        f'if you know the time of its zero, pass --assume-offset "{source.origin.path}=SECONDS"'
     )
     nothing.metadata = source.metadata
     return nothing

@@ -35,8 +35,8 @@ __all__ = [
 
 TRACES = (".json", ".json.gz")
 _OTHERS = {
-    ".nsys-rep": "a report of Nsight Systems, for its own viewer (nsys-ui): no timeline holds it",
-    ".pickle": "a memory snapshot, not on a timeline: https://pytorch.org/memory_viz shows it",
+    ".nsys-rep": "an Nsight Systems report, for its own viewer (nsys-ui); it is not part of the timeline",
+    ".pickle": "a memory snapshot, which has no timeline; view it at https://pytorch.org/memory_viz",
 }
 NOT_IN_TIME = ("memory-snapshot", "memory-summary")
 """Artifacts that are no traces, and miss nothing in a timeline: `stepprof show` reads them."""
@@ -137,7 +137,7 @@ class Recorded:
             try:
                 size = file.stat().st_size
             except OSError as error:
-                problem = f"is in the manifest and cannot be read: {error.strerror}"
+                problem = f"is listed in the manifest but cannot be read: {error.strerror}"
                 self.findings.append((entry["fragment"], label, f"{name} {self._pruned.get(name, problem)}"))
                 continue
             rank = worker_of(file.name) if origin.kind == "engine" else origin.rank
@@ -163,10 +163,8 @@ class Recorded:
         """Why a folder of torch_npu's is on no timeline."""
         again = f"stepprof analyse {self.run.name} --step {self.step}"
         if npu_folder.is_analysed(folder):
-            return (
-                f'was analysed, and its analysis wrote no trace and no database: "{again} --again" says why'
-            )
-        return f'is not analysed yet: "{again}" makes its trace'
+            return f'was analysed, but the analysis wrote no trace and no database: run "{again} --again" to see why'
+        return f'is not analysed yet: run "{again}" to create its trace'
 
     def _named(self, entry: Mapping[str, Any]) -> list[str]:
         """The files of an entry, below the run."""
@@ -264,5 +262,5 @@ def _began_in(window: Mapping[str, Any], step: int) -> int:
 def _no_trace(name: str) -> str:
     return next(
         (what for ending, what in _OTHERS.items() if name.endswith(ending)),
-        "no trace of a kind that is read here: left out",
+        "not a supported kind of trace: omitted",
     )

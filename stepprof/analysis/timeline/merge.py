@@ -143,7 +143,7 @@ def merge(
 def _nothing(left_out: Sequence[tuple[str | None, str]]) -> str:
     told = [problem if label is None else f"{label}: {problem}" for label, problem in left_out]
     more = [f"and {len(told) - _TOLD} more"] if len(told) > _TOLD else []
-    return "; ".join(["there is nothing to merge: no trace and no spans were found", *told[:_TOLD], *more])
+    return "; ".join(["nothing to merge: no trace and no spans were found", *told[:_TOLD], *more])
 
 
 def _refuse_nothing(parts: Sequence[Part], filters: Filters) -> None:
@@ -153,7 +153,7 @@ def _refuse_nothing(parts: Sequence[Part], filters: Filters) -> None:
     problems = [f"{part.path}: {problem}" for part in parts for problem in part.findings]
     if filters and not problems:
         raise ConfigError(
-            f"nothing is left of {counted(len(parts), 'source')}: what --from, --to, --min-us and --no-cpu-ops leave out is all that they hold"
+            f"nothing is left of {counted(len(parts), 'source')}: --from, --to, --min-us and --no-cpu-ops exclude all events"
         )
     raise ConfigError(
         f"nothing could be read of {counted(len(parts), 'source')}: {'; '.join(problems[:3]) or 'they are empty'}"
@@ -231,7 +231,7 @@ def _failed(wanted: Input, place: Place, failure: Failed) -> Part:
         origin.label + place.suffix,
         origin.path,
         wanted.alignment,
-        findings=(f"is not in the timeline: {failure.reason}",),
+        findings=(f"not in the timeline: {failure.reason}",),
     )
 
 

@@ -98,9 +98,7 @@ class DatabaseStream:
                 try:
                     self.header["stepprof"] = msgspec.json.decode(value)
                 except (msgspec.DecodeError, TypeError):
-                    self.findings.append(
-                        "what stepprof wrote into its META_DATA is no JSON: that was left out"
-                    )
+                    self.findings.append("its stepprof entry in META_DATA is not JSON and was ignored")
 
 
 class _Opened:
@@ -126,7 +124,7 @@ class _Opened:
             self._there = frozenset(name for (name,) in names)
         except sqlite3.Error as error:
             self._stream.whole = False
-            self._findings.append(f"is no database that can be read: {error}")
+            self._findings.append(f"is not a readable database: {error}")
         except OSError as error:
             self._stream.whole = False
             self._findings.append(f"cannot be read: {error.strerror or error}")
@@ -146,7 +144,7 @@ class _Opened:
         except sqlite3.Error as error:
             if not optional:
                 self._stream.whole = False
-                self._findings.append(f"its table {table} cannot be read on: {error}")
+                self._findings.append(f"its table {table} cannot be read to its end: {error}")
 
     def batches(self) -> Iterator[list[Event]]:
         """Yield the events of each table, and what their rows are called."""

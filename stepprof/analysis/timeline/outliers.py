@@ -37,7 +37,7 @@ def without_strays(source: Source) -> Source:
     long = slices.duration > FARTHEST_NS
     kept = near(slices.start) & ~long, near(instants.time), near(counters.time)
     left = sum(int(np.count_nonzero(~each)) for each in kept)
-    finding = f"{left} events lie more than a day from the others, or last longer: they are left out"
+    finding = f"{left} events lie more than a day from the others or last longer than a day: they are omitted"
     return replace(
         source,
         slices=_slices(slices, kept[0]),

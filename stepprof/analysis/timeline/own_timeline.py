@@ -22,9 +22,7 @@ __all__ = ["Timeline", "described", "read_timeline"]
 
 _LARGEST_MANIFESTS = 4 << 20
 """Bytes: a head of 8 MiB is read."""
-_WITHOUT_MANIFESTS = (
-    "the manifests of the step are too large for the head of a timeline: what they alone tell is in no figure"
-)
+_WITHOUT_MANIFESTS = "the step's manifests are too large for a timeline's header: reports on this file lack the figures from them"
 
 
 class _Member(msgspec.Struct):

@@ -82,7 +82,7 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
         filters = replace(filters, from_ns=start, to_ns=end)
         source.findings.append(
-            "its capture goes over several steps or roles: cut to its windows of what is asked for; --from and --to show what is around"
+            "its capture spans several steps or roles: cut to the selected windows; use --from and --to to see more"
         )
     source = filters.apply(source)
     first, last = source.extent or (None, None)

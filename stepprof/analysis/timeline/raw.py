@@ -76,14 +76,14 @@ class TraceStream:
         yield from self._batches(self.limits or Limits())
         if self._damaged:
             self.whole = False
-            self.findings.append(f"{self._damaged} damaged event{'s' * (self._damaged > 1)} passed over")
+            self.findings.append(f"{self._damaged} damaged event{'s' * (self._damaged > 1)} ignored")
         if self._repaired:
             several = self._repaired > 1
             self.findings.append(
                 f"{self._repaired} event{'s were' if several else ' was'} repaired: unescaped names, control characters, or fields of the wrong type"
             )
         if self._decode.halves:
-            self.findings.append("some texts hold half of a surrogate pair: replaced by U+FFFD")
+            self.findings.append("some strings contain half of a surrogate pair: replaced by U+FFFD")
         self.findings += self._utf8.finding()
 
     def head(self) -> None:
@@ -179,7 +179,7 @@ class TraceStream:
         for block in source:
             rest += block
             if len(rest) > limit:
-                self.findings.append(f"more than {limit} bytes follow its events: left out")
+                self.findings.append(f"more than {limit} bytes follow its events: ignored")
                 return b""
         return rest
 
@@ -200,7 +200,7 @@ class TraceStream:
             if start[:1] == b"[":
                 return head[head.index(b"[") + 1 :]
             if start and start[:1] != b"{":
-                self.findings.append(f"is no trace: it begins with {start[:20]!r}")
+                self.findings.append(f"is not a trace: it begins with {start[:20]!r}")
                 return None
             for opening in _EVENTS.finditer(head, searched):
                 tried += 1
@@ -237,7 +237,7 @@ class TraceStream:
         return True
 
     def _leave_out(self, where: str) -> None:
-        self.findings.append(f"what it states about itself {where} its events is no JSON: that was left out")
+        self.findings.append(f"what it states about itself {where} its events is not JSON and was ignored")
 
     def _take(self, text: bytes) -> tuple[bytes, list[Event], bool]:
         """Decode up to the last border: what is left of the text, the events, and whether the array ends within it."""
@@ -287,7 +287,7 @@ class TraceStream:
                 self.whole = False
                 self._damaged -= saved.last_damaged
                 self.findings.append(
-                    f"breaks off after {self.inflated_bytes} bytes: the events before that were kept"
+                    f"breaks off after {self.inflated_bytes} bytes: the events before that are used"
                 )
         if end is not None:
             self._close(text[end:].strip())
@@ -296,7 +296,7 @@ class TraceStream:
         """Take in what stands behind the events."""
         if not rest:
             if self._is_table:
-                self.findings.append("breaks off behind its events")
+                self.findings.append("is truncated after its events")
             return
         try:
             self.header.update(table(b'{"":0' + rest))

@@ -57,7 +57,7 @@ class Cluster:
                 )
             except (OSError, OverflowError, RuntimeError, ValueError) as error:
                 raise ConfigError(
-                    f'--ray = "{address}": no cluster answers: {_first_line(error)}; name one as "HOST:6379", or leave --ray out'
+                    f'--ray = "{address}": no cluster responds: {_first_line(error)}; pass "HOST:6379", or omit --ray'
                 ) from error
 
     def __enter__(self) -> Cluster:

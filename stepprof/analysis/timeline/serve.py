@@ -93,7 +93,7 @@ class TimelineServer(ThreadingTCPServer):
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"--port = {port}: cannot be taken: {getattr(error, 'strerror', None) or error}; without --port one that is free is taken"
+                f"--port = {port}: not available: {getattr(error, 'strerror', None) or error}; omit --port to use a free one"
             ) from error
 
     @property
@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         # another site's page whose name was made to point here must not read the trace
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _HOSTS.fullmatch(hosts[0]):
-            self.send_error(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
+            self.send_error(HTTPStatus.FORBIDDEN, "this server only answers requests to 127.0.0.1")
             return
         file = self.server.file_at(unquote(urlsplit(self.path).path))
         if file is None:

@@ -57,5 +57,5 @@ def of_ranks(inputs: Sequence[Input], ranks: Ranks) -> list[Input]:
     }
     if known and not any(each.origin.kind != "engine" for each in kept):
         shown = ", ".join(sorted(map(str, known), key=lambda rank: (not rank.isdigit(), len(rank), rank)))
-        raise ConfigError(f'ranks: "{ranks}" recorded nothing in this step; there are: {shown}')
+        raise ConfigError(f'ranks: "{ranks}" recorded nothing in this step; must be one of: {shown}')
     return kept

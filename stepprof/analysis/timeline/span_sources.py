@@ -193,7 +193,7 @@ class _Reader:
             self.findings.append(f"{readable(path.name)} cannot be read: {error.strerror or error}")
         if damaged:
             self.findings.append(
-                f"{damaged} damaged line{'s' * (damaged > 1)} of {readable(path.name)} passed over"
+                f"{damaged} damaged line{'s' * (damaged > 1)} of {readable(path.name)} ignored"
             )
         self.findings += [f"{readable(path.name)}: {finding}" for finding in utf8.finding()]
 

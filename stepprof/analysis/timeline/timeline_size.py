@@ -29,4 +29,4 @@ def too_large(bytes_: int, format_: Format) -> str | None:
     if bytes_ <= _BROWSER[format_]:
         return None
     other = "" if format_ == "perfetto" else "--format perfetto, "
-    return f"larger than what a browser opens (about {_BROWSER[format_] >> 20} MB); make it smaller with {other}--ranks, --roles, --from and --to, --min-us or --no-cpu-ops"
+    return f"larger than what a browser opens (about {_BROWSER[format_] >> 20} MB); reduce it with {other}--ranks, --roles, --from and --to, --min-us or --no-cpu-ops"

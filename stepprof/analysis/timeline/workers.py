@@ -65,7 +65,7 @@ def each_in_worker(
             if number not in results:
                 _in_pool(function, tasks, [number], 1, note)
                 if number not in results:
-                    note(number, Failed("the process that read it died, probably for want of memory"))
+                    note(number, Failed("the process that read it died, probably out of memory"))
     for number in order:
         if number not in results:
             note(number, call(function, tasks[number]))

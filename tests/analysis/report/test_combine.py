@@ -939,7 +939,7 @@ class TestRecordingItself:
         first, second = spans(0, ("window", "a", 0, 1, "a")), spans(1, ("window", "a", 0, 1, "a"), **far)
         made = report(first, second)
         assert (made.clock, made.clock_error_ns) == (
-            "1 source by the clock of one host; 1 compared by ping-pong, right within 0.25 ms",
+            "1 source by the clock of one host; 1 compared by ping-pong, error at most 0.25 ms",
             250_000,
         )
         unknown = spans(2, ("window", "a", 0, 1, "a"), host="x", alignment=Alignment("unmeasured", 0, None))

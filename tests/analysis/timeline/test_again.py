@@ -183,7 +183,7 @@ class TestReport:
         timeline.write_bytes(gzip.compress(json.dumps(content).encode()))
         capsys.readouterr()
         assert main(["report", str(timeline)]) == 2
-        assert "states no baseTimeNanoseconds" in capsys.readouterr().err
+        assert "has no baseTimeNanoseconds" in capsys.readouterr().err
 
 
 def test_viewers_pass_over_it(run: Path) -> None:

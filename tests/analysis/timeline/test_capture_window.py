@@ -61,7 +61,7 @@ class TestForwardSteps:
         made = cut(engine(0, *STEPS), window(0, 100))
         assert [start for start, _ in kept(made)] == [at * 10.0 for at in range(10)]
         assert (made.recorded, made.least, made.most, made.is_known) == (20, 10, 10, True)
-        assert "10 of its 20 forward steps began outside of the window" in made.source.findings[-1]
+        assert "10 of its 20 forward steps started outside the window" in made.source.findings[-1]
 
     def test_one_that_reaches_over_the_end_stays_whole(self):
         """It began in the window."""

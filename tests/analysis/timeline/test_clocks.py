@@ -224,8 +224,8 @@ class TestSentences:
             Alignment("reference"),
         ]
         assert describe(alignments) == (
-            "1 source by the clock of one host; 2 compared by ping-pong, right within 0.25 ms; 1 placed by --assume-offset; "
-            "1 on hosts that were never compared, placed by their own wall clocks: their error is not known"
+            "1 source by the clock of one host; 2 compared by ping-pong, error at most 0.25 ms; 1 placed by --assume-offset; "
+            "1 on hosts that were never compared, placed by their own wall clocks with an unknown error"
         )
         assert describe([]) == "no source is placed"
 
@@ -245,7 +245,7 @@ class TestAssumed:
 
     @pytest.mark.parametrize("text", ["", "x=", "x=soon", "nan", "x=inf", "4e10"])
     def test_no_number(self, text):
-        with pytest.raises(ConfigError, match="expected NAME=SECONDS"):
+        with pytest.raises(ConfigError, match="must be NAME=SECONDS"):
             assumed_offsets([text])
 
     def test_names(self):

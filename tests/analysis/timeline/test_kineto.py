@@ -143,16 +143,16 @@ class TestSlices:
     def test_length_below_zero(self, load):
         source = load(complete(dur=-3))
         assert source.slices.duration.tolist() == [0]
-        assert source.findings == ["1 events end before they begin: they are shown without a length"]
+        assert source.findings == ["1 events end before they start: they are shown without a length"]
 
     def test_times_that_are_none(self, load):
         source = load(complete("a"), complete("b", ts="soon"), complete("c", ts=1e300), complete("d"))
         assert [name for _, name, *_ in rows(source)] == ["a", "d"]
-        assert source.findings == ["2 times are none: such an event is passed over, or has no length"]
+        assert source.findings == ["2 times are invalid: such an event is ignored, or has no length"]
 
     def test_unknown_phases(self, load):
         source = load(complete(), {"ph": "?", "ts": 1}, {"ph": "?", "ts": 2})
-        assert source.findings == ["events of unknown phases passed over: 2 of phase '?'"]
+        assert source.findings == ["events of unknown phases ignored: 2 of phase '?'"]
 
     def test_an_end_far_behind_in_the_file_and_before_in_time(self, load, monkeypatch):
         """Ends nothing: no slice has a length below zero, in however many batches a file is read."""
@@ -164,7 +164,7 @@ class TestSlices:
         )
         source = load(begun, *between, ended)
         assert source.slices.duration.min() >= 0
-        assert "1 ends without a beginning passed over" in source.findings
+        assert "1 ends without a beginning ignored" in source.findings
 
     def test_begin_and_end(self, load):
         """B and E of a thread nest; what never ends lasts until the last time."""
@@ -186,8 +186,8 @@ class TestSlices:
             ("d", 7000, 0),
         ]
         assert source.findings == [
-            "2 events never end: they are shown until the last time that is known",
-            "1 ends without a beginning passed over",
+            "2 events have no end: they are shown up to the last known time",
+            "1 ends without a beginning ignored",
         ]
 
 
@@ -435,7 +435,7 @@ class TestValues:
             "io read": [(3000, 1.0)],
             "io write": [(3000, 2.0)],
         }
-        assert source.findings == ["2 counters or allocations without a number passed over"]
+        assert source.findings == ["2 counters or allocations without a number ignored"]
 
     def test_memory(self, load):
         """Each allocation states what is allocated so far on its device."""

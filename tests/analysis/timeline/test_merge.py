@@ -193,7 +193,7 @@ class TestMerge:
         found = find([tmp_path], output_dir=tmp_path)
         for format_ in ("perfetto", "json"):
             (tmp_path / format_).write_bytes(b"old")
-            with pytest.raises(ConfigError, match=r"nothing could be read of 1 source: .* is no trace"):
+            with pytest.raises(ConfigError, match=r"nothing could be read of 1 source: .* is not a trace"):
                 merge(found.inputs, tmp_path / format_, format=format_)
             assert (tmp_path / format_).read_bytes() == b"old"
 
@@ -351,7 +351,7 @@ class TestOutput:
             "rollout",
             "generate",
         }
-        assert result.findings == [("actor rank 0", "is not in the timeline: MemoryError: no more")]
+        assert result.findings == [("actor rank 0", "not in the timeline: MemoryError: no more")]
 
 
 class TestFilters:
@@ -446,7 +446,7 @@ class TestWorkers:
             workers=2,
             progress=lambda *each: told.append(each),
         )
-        assert results == [4, Failed("the process that read it died, probably for want of memory"), 9, 16]
+        assert results == [4, Failed("the process that read it died, probably out of memory"), 9, 16]
         assert told == [(n, 4) for n in range(1, 5)]
 
     def test_nothing_to_do(self):

@@ -139,7 +139,7 @@ class TestFound:
         """It is not called one that has not been."""
         run, _ = analysed
         (finding,) = [text for _, text in find([run.path], output_dir=tmp_path).findings if "npu" in text]
-        assert "its analysis wrote no trace and no database" in finding
+        assert "the analysis wrote no trace and no database" in finding
         assert "--again" in finding
 
     def test_a_capture_over_several_steps(self, analysed, tmp_path):
@@ -157,7 +157,7 @@ class TestDamaged:
         file.write_bytes(b"no database at all, and long enough to be looked at" * 40)
         source = read(file)
         assert len(source.slices) == 0
-        assert "is no database that can be read" in source.findings[0]
+        assert "is not a readable database" in source.findings[0]
 
     def test_cut_off(self, database):
         """What can still be read is."""
@@ -199,7 +199,7 @@ class TestDamaged:
         connection.close()
         source = read(database)
         assert source.findings == [
-            "what stepprof wrote into its META_DATA is no JSON: that was left out",
+            "its stepprof entry in META_DATA is not JSON and was ignored",
             "1 byte is not UTF-8: replaced by U+FFFD",
         ]
         assert "EVENT_RECORD" in told(source)

@@ -251,7 +251,7 @@ class TestDamage:
         text = layout([event(n) for n in range(60)]).replace(b'"op 17"', b'"op 17" 5 !')
         raw = read_raw(write(text))
         assert [each.name for each in raw.events] == [f"op {n}" for n in range(60) if n != 17]
-        assert raw.findings == ["1 damaged event passed over"]
+        assert raw.findings == ["1 damaged event ignored"]
 
     def test_damaged_name_beside_nested_arguments(self, write):
         """Where an event has a list of tables among its arguments, it is put together again beside one that is damaged."""
@@ -268,7 +268,7 @@ class TestDamage:
         assert raw.header["traceName"] == "t"
         raw = read_raw(write(text.replace(b'"traceName":"t"', b'"traceName":"t" !')))
         assert len(raw.events) == 6
-        assert raw.findings == ["what it states about itself after its events is no JSON: that was left out"]
+        assert raw.findings == ["what it states about itself after its events is not JSON and was ignored"]
 
     def test_broken_head(self, write):
         """Of a head that is beyond repair the base is taken all the same."""
@@ -331,7 +331,7 @@ class TestDamage:
         assert msgspec.json.decode(raw.events[0].args) == {"\ufffd": sound}
         assert raw.events[1].name == "op 1"
         assert raw.header["host_name"] == sound
-        assert raw.findings == ["some texts hold half of a surrogate pair: replaced by U+FFFD"]
+        assert raw.findings == ["some strings contain half of a surrogate pair: replaced by U+FFFD"]
 
     def test_which_files_are_whole(self, write):
         """A file of which events are missing is not whole; one that was repaired is."""
@@ -357,20 +357,20 @@ class TestDamage:
         """A closing brace that is missing is said: what the file states behind its events may be missing, too."""
         text = json.dumps({"traceEvents": [event(1)]}).encode()
         assert read_raw(write(text)).findings == []
-        assert read_raw(write(text[:-1])).findings == ["breaks off behind its events"]
+        assert read_raw(write(text[:-1])).findings == ["is truncated after its events"]
 
     @pytest.mark.parametrize(
         ("data", "told"),
         [
             (b"", "empty"),
             (b"  \n", "empty"),
-            (b"hello", "is no trace"),
-            (b"\x00" * 100, "is no trace"),
+            (b"hello", "is not a trace"),
+            (b"\x00" * 100, "is not a trace"),
             (b"{}", "no traceEvents"),
             (b'{"traceEvents": 5}', "no traceEvents"),
             (b'{"traceEvents": [', "breaks off"),
             (b'{"traceEvents": [1, 2, 3]}', "damaged"),
-            (b"\x1f\x8b", "breaks off"),
+            (b"\x1f\x8b", "truncated"),
             (b"\x1f\x8bgarbage that is no gzip", "damaged"),
             (b'{"traceEvents": [' + b"[" * 100_000, "breaks off"),
             (b'{"a":' * 100_000 + b'"traceEvents": [', "breaks off"),
@@ -441,12 +441,12 @@ class TestBounds:
         )
         raw = read_raw(write(text), limits=Limits(event_bytes=1 << 20))
         assert [each.name for each in raw.events] == ["op 2"]
-        assert raw.findings == ["1 damaged event passed over"]
+        assert raw.findings == ["1 damaged event ignored"]
 
     def test_text(self, write, monkeypatch):
         raw = read_raw(write(compact([event(n) for n in range(20)])), limits=Limits(inflated_bytes=500))
         assert 0 < len(raw.events) < 20
-        assert "holds more than 500 bytes uncompressed: what follows is left out" in raw.findings
+        assert "holds more than 500 bytes uncompressed: the rest is ignored" in raw.findings
 
     def test_what_follows(self, write, small_blocks):
         text = compact([event(1)])[:-1] + b',"more":"' + b"x" * 100_000 + b'"}'
@@ -525,6 +525,6 @@ def test_damage_costs_itself(tmp_path_factory, damaged, layout, block, nested):
         patch.setattr("stepprof.analysis.timeline.raw.BLOCK", block)
         raw = read_raw(path)
     assert [each.name for each in raw.events] == [f"op-{n}-" for n in range(40) if n not in damaged]
-    told = f"{len(damaged)} damaged event{'s' * (len(damaged) > 1)} passed over"
+    told = f"{len(damaged)} damaged event{'s' * (len(damaged) > 1)} ignored"
     assert raw.findings == ([told] if damaged else [])
     assert raw.header["traceName"] == "t"

@@ -265,7 +265,7 @@ class TestPort:
     def test_a_port_that_is_taken_is_named(self, server, viewer) -> None:
         """The error names the option and its value, and what helps."""
         port = server.server_address[1]
-        with pytest.raises(ConfigError, match=rf"--port = {port}: cannot be taken.*without --port"):
+        with pytest.raises(ConfigError, match=rf"--port = {port}: not available.*omit --port"):
             TimelineServer(server.timeline, viewer, port)
 
 

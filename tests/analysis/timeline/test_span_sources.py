@@ -172,7 +172,7 @@ class TestSource:
         )
         assert [name for *_, name, _, _ in placed(source)] == ["a", "b"]
         assert source.findings == [
-            "3 damaged lines of rank-0.000001.jsonl passed over",
+            "3 damaged lines of rank-0.000001.jsonl ignored",
             "no.jsonl cannot be read: No such file or directory",
         ]
 

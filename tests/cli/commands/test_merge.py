@@ -87,7 +87,7 @@ def test_a_role_within_the_capture_of_the_whole_step(tmp_path, capsys):
     out = tmp_path / "t"
     assert main(["merge", str(run.path), "--roles", "ref", "--output", str(out)]) == 0
     assert names(out) == {"b"}
-    assert "rank 0 · h: its capture goes over several steps or roles" in capsys.readouterr().out
+    assert "rank 0 · h: its capture spans several steps or roles" in capsys.readouterr().out
 
 
 def test_as_json(folder, tmp_path, capsys):
@@ -103,14 +103,14 @@ def test_as_json(folder, tmp_path, capsys):
     assert [(source["name"], source["slices"]) for source in told["sources"]] == [
         ("actor rank 0 · h", 2), ("actor rank 1 · h", 2), ("ref rank 0 · h", 1), ("ref rank 1 · h", 0),
     ]  # fmt: skip
-    assert "is no trace" in told["findings"][0]["problem"]
+    assert "is not a trace" in told["findings"][0]["problem"]
 
 
 def test_a_source_that_brings_nothing_is_told(folder, capsys):
     """And the exit status says so."""
     record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
     assert main(["merge", str(folder)]) == 1
-    assert "ref rank 1 · h: is no trace" in capsys.readouterr().out
+    assert "ref rank 1 · h: is not a trace" in capsys.readouterr().out
 
 
 def test_several_files_that_are_no_run(tmp_path, capsys):
@@ -140,7 +140,7 @@ def test_what_a_browser_does_not_open_is_warned_about(folder, capsys, monkeypatc
         (["--from", "2", "--to", "1"], "--from = 2: must be less than --to = 1"),
         (["--roles", "actr"], 'did you mean "actor"?'),
         (["--ranks", "x"], "--ranks"),
-        (["--ranks", "7"], 'ranks: "7" recorded nothing in this step; there are: 0, 1'),
+        (["--ranks", "7"], 'ranks: "7" recorded nothing in this step; must be one of: 0, 1'),
         (["--step", "7"], "step 7"),
     ],
 )
@@ -208,6 +208,7 @@ def test_a_file_that_is_no_trace(tmp_path, capsys):
     (tmp_path / "README.md").write_text("# words\n")
     assert main(["merge", str(tmp_path / "README.md")]) == 2
     assert (
-        "nothing could be read of 1 source: README.md: is no trace: it begins with" in capsys.readouterr().err
+        "nothing could be read of 1 source: README.md: is not a trace: it begins with"
+        in capsys.readouterr().err
     )
     assert [each.name for each in tmp_path.iterdir()] == ["README.md"]

@@ -132,12 +132,12 @@ class TestTable:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("--step", "7"), "--step = 7: no span of it in"),
-            (("--step", "7"), "the nearest that has some: 3"),
+            (("--step", "7"), "--step = 7: no spans in"),
+            (("--step", "7"), "did you mean 3?"),
             (("--role", "actr"), 'did you mean "actor"?'),
             (("--region", "updat"), 'did you mean "update"?'),
             (("--ranks", "x"), "--ranks"),
-            (("--ranks", "7"), '--ranks = "7": no span of them'),
+            (("--ranks", "7"), '--ranks = "7": no spans in'),
             (("--perfetto", "/proc/nowhere/x"), "cannot be written"),
         ],
     )
