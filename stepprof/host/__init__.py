@@ -1,1 +1,1 @@
-"""The machine below: files, processes, memory, clocks, devices."""
+"""The machine: files, processes, memory, clocks, devices."""

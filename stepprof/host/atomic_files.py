@@ -1,11 +1,13 @@
-"""Files that appear whole, and never on top of another.
+"""Create files atomically, and never overwrite another process's file.
 
-A run directory is written side by side by many processes that share nothing but a file system, and some of them die at any moment. So everything is written under a
-temporary name and then linked (`os.link` fails where the name is taken, so it is at once the test and the act) or, for a file of one's own, renamed over the older version of it.
-What only this module knows: which file systems have no hard links, and what replaces them there.
+Many processes write one run directory. They share only a file system, and any of them may die at
+any moment. So each file is written under a temporary name and then linked: `os.link` fails if the
+name is taken, so it tests and creates in one step. A process replaces its own file by a rename.
 
-Nothing is synced to the medium: a file survives the end of its process, however it ends, since the kernel has it; only a power cut or a crash of the machine may
-lose the last seconds of it, and a wait for the disk on the training thread would cost every step for that.
+Some file systems have no hard links; this module knows which, and the replacement. Nothing is
+synced to disk. A file survives the death of its process, because the kernel holds the data. Only a
+power cut or a machine crash may lose the last seconds. Waiting for the disk on the training thread
+would cost every step.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ __all__ = [
     "write_temporary",
 ]
 
-# What file systems without hard links say: FAT and exFAT (EPERM), FUSE and object stores (ENOSYS, EOPNOTSUPP), some overlays (EXDEV), a directory at its limit of links (EMLINK).
+# Errors of file systems without hard links: FAT and exFAT (EPERM), FUSE and object stores (ENOSYS, EOPNOTSUPP), some overlays (EXDEV), a directory at its limit of links (EMLINK).
 _NO_LINKS = frozenset(
     {
         errno.EPERM,
@@ -46,18 +48,24 @@ _NO_LINKS = frozenset(
     }
 )
 _TEMPORARY = re.compile(r"\.(?P<pid>\d+)-(?P<machine>[0-9a-f]{8})-(?P<start>[0-9a-f]+)-\d+\.tmp$")
-# ".json", ".trace.json.gz", ".nsys-rep": letters only, so that "rank-0" or the "2" of "rank-0.2" are never taken for an extension
+# ".json", ".trace.json.gz", ".nsys-rep": letters only, so that "rank-0" or the "2" of "rank-0.2" are not extensions
 _EXTENSION = re.compile(r"(?:\.(?:nsys-rep|[A-Za-z]+))*$")
 _numbers = itertools.count(1)
 
 
 def temporary(final: Path) -> Path:
-    """Return a hidden name beside `final` that no other process takes; it says which process that is, so that `is_left_over` can tell when it is gone."""
+    """Return a hidden name next to `final` that no other process uses.
+
+    The name identifies the process, so that `is_left_over` can detect when it has ended.
+    """
     return final.with_name(f".{final.name}.{_process(os.getpid())}-{next(_numbers)}.tmp")
 
 
 def is_left_over(name: str) -> bool:
-    """Return whether a file of this name is temporary, and the process of this machine that made it is gone. False where that cannot be told from here."""
+    """Return whether this name is temporary and its process on this machine has ended.
+
+    Return False if this cannot be determined from here.
+    """
     found = _TEMPORARY.search(name)
     if found is None or not name.startswith(".") or found["machine"] != _machine():
         return False
@@ -72,7 +80,7 @@ def _process(pid: int) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _machine() -> str:
-    """What tells this boot of this machine, and the namespace in which its process ids count, from all others."""
+    """Return what identifies this boot of this machine, and the namespace of its process ids."""
     return hashlib.sha256(f"{boot_id()} {pid_namespace()}".encode()).hexdigest()[:8]
 
 
@@ -82,7 +90,7 @@ def write_temporary(final: Path, data: bytes, *, mode: int = 0o666) -> Path:
         tmp = temporary(final)
         try:
             descriptor = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        except FileExistsError:  # left by a process that died, or of another host with our process id
+        except FileExistsError:  # left by a dead process, or one of another host with the same id
             continue
         break
     try:
@@ -95,7 +103,8 @@ def write_temporary(final: Path, data: bytes, *, mode: int = 0o666) -> Path:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace our own file `path`: a reader sees the whole old version or the whole new one, and so does everybody after a crash.
+    """Replace our own file `path`. Readers see the complete old or the complete new version, even
+    after a crash.
 
     Raises:
         OSError: it cannot be written; what `path` held before is untouched.
@@ -126,9 +135,10 @@ def write_exclusively(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
 
 
 def publish(tmp: Path, final: Path) -> Path:
-    """Give the finished file `tmp` its name, or the nearest free one: `rank-0.trace.json.gz`, `rank-0.2.trace.json.gz`, …
+    """Rename the finished file `tmp` to `final`, or to the next free name, and return that path.
 
-    Both lie in one file system. Returns the path that it has now.
+    The names are `rank-0.trace.json.gz`, `rank-0.2.trace.json.gz`, … Both paths are on one file
+    system.
 
     Raises:
         OSError: the folder is gone or cannot be written; `tmp` is left.
@@ -140,7 +150,9 @@ def publish(tmp: Path, final: Path) -> Path:
 
 
 def suffixed(path: Path, number: int) -> Path:
-    """`path` for the first, with `.2`, `.3`, … before its extension for the later ones."""
+    """Return `path` for the first, and `path` with `.2`, `.3`, … before its extension for later
+    ones.
+    """
     if number == 1:
         return path
     extension = _EXTENSION.search(path.name)
@@ -149,11 +161,11 @@ def suffixed(path: Path, number: int) -> Path:
 
 
 def place(tmp: Path, final: Path) -> bool:
-    """Rename `tmp` to `final` if `final` does not exist (True); else leave both as they are (False)."""
+    """Rename `tmp` to `final` and return True; return False and change nothing if `final` exists."""
     try:
         os.link(tmp, final)
     except FileExistsError:
-        # over NFS the answer to a link that succeeded may be lost, and the repeated request finds its own work
+        # over NFS, the reply to a successful link may be lost; the repeated request then finds its own result
         if not _is_same(tmp, final):
             return False
     except OSError as error:
@@ -165,7 +177,10 @@ def place(tmp: Path, final: Path) -> bool:
 
 
 def _place_without_links(tmp: Path, final: Path) -> bool:
-    """The same by a reservation of the name, which is made exclusively, and a rename. A process killed in between uses up the name, and nothing else."""
+    """Do the same on file systems without links: reserve the name exclusively, then rename.
+
+    A process that is killed in between only uses up the name.
+    """
     reservation = final.with_name(f".{final.name}.taken")
     try:
         os.close(os.open(reservation, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -183,7 +198,7 @@ def _place_without_links(tmp: Path, final: Path) -> bool:
 def _is_same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
-    except OSError:  # one of them has gone meanwhile: then it is not ours
+    except OSError:  # the file has disappeared meanwhile: it is not ours
         return False
 
 

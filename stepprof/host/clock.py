@@ -1,7 +1,8 @@
-"""Wall and monotonic readings taken together, by which spans get absolute time.
+"""Take wall-clock and monotonic readings together, which gives spans absolute times.
 
-Spans keep ``perf_counter_ns`` because it never jumps; traces of other processes and hosts know only the wall clock. An anchor
-ties the two at one moment; the wall clock may be slewed later, so long-lived writers take a new one for each file.
+Spans use ``perf_counter_ns`` because it never jumps. Traces of other processes and hosts use the
+wall clock. An anchor connects the two at one moment. The wall clock may be adjusted later, so
+long-lived writers take a new anchor for each file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ __all__ = ["Anchor"]
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """One reading of the wall clock and of the monotonic clock, in nanoseconds; ``error_ns`` bounds how far apart they were taken."""
+    """One reading of the wall clock and of the monotonic clock, in nanoseconds.
+
+    ``error_ns`` bounds the time between the two readings.
+    """
 
     unix_ns: int
     monotonic_ns: int
@@ -22,7 +26,7 @@ class Anchor:
 
     @classmethod
     def take(cls, tries: int = 5) -> Anchor:
-        """The tightest of some tries: the wall clock read between two monotonic readings.
+        """Take the tightest of several tries: the wall clock read between two monotonic readings.
 
         >>> anchor = Anchor.take()
         >>> anchor.to_unix_ns(anchor.monotonic_ns + 1_000) - anchor.unix_ns
@@ -40,9 +44,9 @@ class Anchor:
         return best
 
     def to_unix_ns(self, monotonic_ns: int) -> int:
-        """The wall-clock time of a monotonic reading, by this anchor."""
+        """Return the wall-clock time of a monotonic reading, according to this anchor."""
         return self.unix_ns + monotonic_ns - self.monotonic_ns
 
     def to_dict(self) -> dict[str, int]:
-        """The anchor as it stands in files."""
+        """Return the anchor as files contain it."""
         return {"unix_ns": self.unix_ns, "monotonic_ns": self.monotonic_ns, "error_ns": self.error_ns}

@@ -47,7 +47,9 @@ def lease_folder(configured: Path | None = None) -> Path:
 
 
 def physical_device(index: int, environ: Mapping[str, str]) -> int:
-    """The number of a device on its host: what a process calls device 0 is another one where ASCEND_RT_VISIBLE_DEVICES says so.
+    """Return the number of a device on its host.
+
+    ASCEND_RT_VISIBLE_DEVICES maps device 0 of a process to another one.
 
     >>> physical_device(1, {"ASCEND_RT_VISIBLE_DEVICES": "4,6"})
     6
@@ -60,7 +62,7 @@ def physical_device(index: int, environ: Mapping[str, str]) -> int:
 
 
 class DeviceLease:
-    """The lease on one device. Not for two threads at once.
+    """The lease on one device. Not thread-safe.
 
     Args:
         device: its name, such as ``npu-3``.
@@ -77,11 +79,11 @@ class DeviceLease:
 
     @property
     def held(self) -> bool:
-        """Whether this process has it."""
+        """Return whether this process holds the lease."""
         return self._lock is not None
 
     def take(self, holder: str, wait_seconds: float = 0.0) -> None:
-        """Have it, or wait for it, at most for so long.
+        """Acquire the lease; wait for it for at most `wait_seconds`.
 
         Args:
             holder: what is recorded, for those who find it taken.
@@ -101,16 +103,16 @@ class DeviceLease:
         self.describe(holder)
 
     def describe(self, holder: str) -> None:
-        """Say what is recorded under the lease that is held."""
+        """Update the description of the recording under the held lease."""
         if self._lock is None:
             return
         text = json.dumps({"pid": os.getpid(), "holder": holder, "since": time.time()})
-        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+        with contextlib.suppress(OSError):  # a full disk: the lock is held nevertheless
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, text.encode(), 0)
 
     def release(self) -> None:
-        """Give it back; harmless where it is not held."""
+        """Release the lease; do nothing if it is not held."""
         import fcntl
 
         descriptor, self._lock = self._lock, None
@@ -121,7 +123,10 @@ class DeviceLease:
                 os.close(descriptor)
 
     def is_shared(self) -> bool:
-        """Whether other processes record this device, too, or may. From the first call on, this one counts among them."""
+        """Return whether other processes record this device, too, or may do so.
+
+        From the first call on, this process is counted as a user of the device.
+        """
         import fcntl
 
         try:
@@ -141,7 +146,7 @@ class DeviceLease:
         return not alone
 
     def forget(self) -> None:
-        """In a forked process: what the parent holds is the parent's; to let go here takes nothing from it."""
+        """Forget the lease in a forked process: the parent keeps its lock."""
         for descriptor in (self._lock, self._users):
             if descriptor is not None:
                 with contextlib.suppress(OSError):

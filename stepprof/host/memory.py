@@ -1,7 +1,9 @@
-"""How much memory this process can still have: of the host, of the control group it runs in, and of its own address space.
+"""Read how much more memory this process can use.
 
-A container is killed at its own limit while the host has plenty, and under `ulimit -v` the next allocation fails in the user's code,
-so the smallest of them counts. Where the system does not tell (no /proc), nothing is known and no capture is ended for it.
+The limits are those of the host, of the control group, and of the process's own address space. A
+container is killed at its own limit while the host has plenty. Under `ulimit -v`, the next
+allocation fails in the user's code. So the smallest limit counts. Without /proc nothing is known,
+and no capture is ended for it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ _GROUPS = (
 
 
 def available_and_total() -> tuple[int, int] | None:
-    """(bytes available, bytes in all), of the tightest of host, control group and address space; None where none is known."""
+    """Return (available bytes, total bytes) of the tightest of host, control group and address
+    space.
+
+    Return None if none is known.
+    """
     asked = (_host(), *(_group(*paths) for paths in _GROUPS), _address_space())
     found = [pair for pair in asked if pair is not None]
     return min(found, key=lambda pair: pair[0]) if found else None
@@ -52,13 +58,13 @@ def _group(limit: Path, usage: Path, stat: Path) -> tuple[int, int] | None:
     bound, used = _read(limit).strip(), _read(usage).strip()
     if not bound.isdigit() or not used.isdigit() or int(bound) >= 1 << 60:
         return None
-    # the page cache is counted as used, but given back before anybody is killed
+    # the page cache counts as used, but the kernel reclaims it before it kills a process
     cache = re.search(r"^(?:total_)?inactive_file (\d+)", _read(stat), re.MULTILINE)
     return int(bound) - int(used) + (int(cache[1]) if cache else 0), int(bound)
 
 
 def _address_space() -> tuple[int, int] | None:
-    """What `ulimit -v` leaves, which batch systems set."""
+    """Return what remains of `ulimit -v`, which batch systems set."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -78,13 +84,16 @@ def _read(path: Path) -> str:
 
 
 def resident_bytes() -> int | None:
-    """How much of the host's memory this process has; None where the system does not tell."""
+    """Return the resident memory of this process; None if the system does not provide it."""
     fields = _read(_STATM).split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 and fields[1].isdigit() else None
 
 
 def device_bytes() -> int | None:
-    """How much memory torch has allocated on all devices of this process; None where torch is not there or has not touched a device. Loads nothing."""
+    """Return the memory that torch has allocated on all devices of this process.
+
+    Return None if torch is not loaded or has not used a device. Loads nothing.
+    """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
         return None

@@ -1,6 +1,7 @@
-"""Small files that only the job's own user may have written: requests, and claims to a run.
+"""Read small files that must have been written by the job's own user: requests, and run claims.
 
-Other users may be able to write where a job looks for such a file. So the owner is checked on the open file; links, pipes and long files are refused.
+Other users may be able to write to the places where a job looks for such a file. So the owner of
+the open file is checked. Links, pipes and long files are refused.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from stepprof.host.plain_files import open_plain
 __all__ = ["MAX_BYTES", "is_foreign", "own_uid", "owner_for", "read_own"]
 
 MAX_BYTES = 65_536
-"""Such a file has some hundred bytes; a longer one is refused."""
+"""Maximum size; such a file has some hundred bytes."""
 
 
 def read_own(path: Path, uid: int | None) -> bytes:
-    """Return the content of a small plain file of this user's.
+    """Return the content of a small plain file that this user owns.
 
     Args:
         path: the file.
@@ -51,16 +52,18 @@ def read_own(path: Path, uid: int | None) -> bytes:
 
 
 def own_uid(folder: Path) -> int | None:
-    """Return the owner that files get which this process makes in a folder; None where the system has no users.
+    """Return the owner of files that this process creates in a folder; None on systems without
+    users.
 
-    A network file system may give every file to one user (root squash, a volume of a pod), so this is not always the user of the process.
+    A network file system may assign all files to one user (root squash, a pod's volume), so this is
+    not always the user of the process.
     """
     if not hasattr(os, "getuid"):
         return None
     path = folder / f".owner-{secrets.token_hex(8)}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:  # no file can be made there: then nothing says otherwise
+    except OSError:  # no file can be created there: the process's user is assumed
         return os.getuid()
     try:
         return os.fstat(descriptor).st_uid
@@ -71,7 +74,11 @@ def own_uid(folder: Path) -> int | None:
 
 
 def owner_for(path: Path) -> int | None:
-    """Return who must own a file here: the user of this process, or the one that the file system gives its files to. Raises OSError."""
+    """Return the required owner of a file here: the process's user, or the owner that the file
+    system assigns.
+
+    Raises OSError.
+    """
     if not hasattr(os, "geteuid"):
         return None
     user = os.geteuid()
@@ -84,7 +91,7 @@ def _owner_in(folder: Path, _user: int) -> int | None:
 
 
 def is_foreign(path: Path) -> bool:
-    """Return whether this name is taken by another user, or by what is no plain file."""
+    """Return whether another user, or something that is not a plain file, occupies this name."""
     try:
         status = path.lstat()
         return not stat.S_ISREG(status.st_mode) or owner_for(path) not in (None, status.st_uid)

@@ -1,10 +1,14 @@
-"""Open and read the files of a run: plain files alone, without waiting, and up to a bound.
+"""Open and read the files of a run: plain files only, without blocking, and up to a size limit.
 
-A run directory may come from anywhere, and other users may write into it. Every file of a run is opened here:
+A run directory may come from anywhere, and other users may write to it. Every file of a run is
+opened here:
 
-* A link is never followed, since it may lead to any file of the reader's, or to a device. stepprof makes no links in a run; folders of it may be links (a step that was moved to another disk).
-* A pipe, a device or a socket is refused without waiting for it.
-* What is read at once has a bound. What is read as a stream ends at the first hole of a sparse file.
+* Links are never followed: they may lead to any file of the reader's, or to a device. stepprof
+creates no links in a run. Folders may be links (a step that was moved to another disk).
+
+* Pipes, devices and sockets are refused without blocking.
+
+* Whole-file reads have a size limit. Streamed reads end at the first hole of a sparse file.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ from stepprof.host.plain_json import parse_json
 __all__ = ["MOST_BYTES", "data_bytes", "data_chunks", "open_plain", "read_plain", "read_table", "readable"]
 
 MOST_BYTES = 1 << 25
-"""Bytes of a table (`run.json`, a manifest, a status file) at most: a manifest of 4,096 engines has 3 MB."""
+"""Maximum size of a JSON object (`run.json`, a manifest, a status file): a manifest of 4,096
+engines has 3 MB.
+"""
 _FLAGS = (
     os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 )
@@ -39,7 +45,7 @@ def open_plain(path: Path | str) -> io.BufferedReader:
 
 
 def _descriptor(path: Path | str) -> tuple[int, int]:
-    """Return the descriptor of a plain file, and how many bytes the file has."""
+    """Return the descriptor of a plain file, and its size in bytes."""
     try:
         descriptor = os.open(path, _FLAGS)
     except ValueError as error:  # a NUL, or half a surrogate pair
@@ -61,9 +67,10 @@ def _descriptor(path: Path | str) -> tuple[int, int]:
 
 
 def data_bytes(file: io.BufferedReader) -> int:
-    """Return how many bytes stand before the first hole of an open file; its size where it has none.
+    """Return the number of bytes before the first hole of an open file; its size if it has none.
 
-    A hole is no text and no gzip: a sparse file of terabytes, made of nothing, is read as far as something was written.
+    A hole is neither text nor gzip. A sparse file of terabytes is read only as far as it was
+    written.
     """
     size = os.fstat(file.fileno()).st_size
     if not hasattr(os, "SEEK_HOLE"):
@@ -71,14 +78,14 @@ def data_bytes(file: io.BufferedReader) -> int:
     at = os.lseek(file.fileno(), 0, os.SEEK_CUR)
     try:
         return min(size, os.lseek(file.fileno(), 0, os.SEEK_HOLE))
-    except OSError:  # empty, or a file system that does not know
+    except OSError:  # empty, or a file system that does not report holes
         return size
     finally:
         os.lseek(file.fileno(), at, os.SEEK_SET)
 
 
 def data_chunks(file: io.BufferedReader, chunk: int = 1 << 20) -> Iterator[bytes]:
-    """Yield what was written into an open file, without its holes. Raises OSError where it cannot be read."""
+    """Yield the content of an open file up to its first hole. Raise OSError if it cannot be read."""
     at, end = 0, os.fstat(file.fileno()).st_size
     while at < end:
         with contextlib.suppress(AttributeError):  # a system without SEEK_DATA
@@ -96,7 +103,7 @@ def data_chunks(file: io.BufferedReader, chunk: int = 1 << 20) -> Iterator[bytes
 
 
 def read_plain(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return what is in a plain file.
+    """Return the content of a plain file.
 
     Raises:
         OSError: it is none (`open_plain`), has more than `most_bytes`, or cannot be read.
@@ -105,7 +112,7 @@ def read_plain(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
     try:
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"{size} bytes, and no more than {most_bytes} are read", str(path))
-        data = os.read(descriptor, size)  # one that grows meanwhile is not followed
+        data = os.read(descriptor, size)  # data appended meanwhile is not read
         while len(data) < size and (more := os.read(descriptor, size - len(data))):
             data += more
         return data
@@ -114,12 +121,12 @@ def read_plain(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def readable(name: str) -> str:
-    """Return the name of a file as text that can be printed and written: bytes that are no UTF-8 become question marks."""
+    """Return the name of a file as printable text: bytes that are not UTF-8 become question marks."""
     return name.encode(errors="replace").decode()
 
 
 def read_table(path: Path | str, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """Return the table of a file in JSON, within the bounds of `stepprof.host.plain_json`.
+    """Return the JSON object in a file, within the limits of `stepprof.host.plain_json`.
 
     Raises:
         OSError: it is no plain file, too large, or cannot be read.

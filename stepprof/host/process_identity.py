@@ -1,7 +1,9 @@
-"""Which process wrote something, and whether it still lives.
+"""Identify the process that wrote a file, and check whether it is still alive.
 
-A fragment is written ahead as `lost`, so that it tells the truth even after SIGKILL; while its writer lives, the truth is "recording". A process id alone does not say that, since
-the kernel gives it out again: only together with the start of the process, the boot of the machine and the namespace of process ids does it name one process for ever.
+A fragment is first written with status `lost`, so that it is correct even after SIGKILL. While its
+writer lives, the correct status is "recording". A process id alone does not identify a process,
+because the kernel reuses it. Together with the process's start time, the machine's boot and the
+namespace of process ids, it is unique.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def writer_identity(pid: int | None = None) -> dict[str, object]:
-    """This process, or another one of this host and container: host, pid, pid_start (clock ticks since boot), boot_id, pid_namespace; None where the system does not tell.
+    """Return the identity of this process, or of another one of this host and container.
+
+    Keys: host, pid, pid_start (clock ticks since boot), boot_id, pid_namespace; None if
+    unavailable.
 
     >>> writer_identity()["pid"] == os.getpid()
     True
@@ -34,7 +39,9 @@ def writer_identity(pid: int | None = None) -> dict[str, object]:
 
 
 def is_alive(writer: Mapping[str, object]) -> bool | None:
-    """Whether the process of a `writer_identity()` still runs; None where that cannot be told from here (another host, another container).
+    """Return whether the process of a `writer_identity()` is running.
+
+    Return None if this cannot be checked from here (another host, another container).
 
     >>> is_alive(writer_identity())
     True
@@ -44,7 +51,7 @@ def is_alive(writer: Mapping[str, object]) -> bool | None:
         return None
     boot, here = writer.get("boot_id"), boot_id()
     if boot is not None and here is not None and boot != here:
-        # a host of the same name that was started anew, or another machine of that name: either way the process is not one of ours
+        # the host was rebooted, or another machine has its name: either way the process is not one of ours
         return False
     if writer.get("pid_namespace") not in (None, pid_namespace()):
         return None
@@ -57,21 +64,24 @@ def is_alive(writer: Mapping[str, object]) -> bool | None:
 
 
 def process_start(pid: int) -> int | None:
-    """When process `pid` was started, in clock ticks since the boot (proc(5), field 22 of stat); None if it has ended, or where there is no /proc."""
+    """Return the start of process `pid` in clock ticks since boot (proc(5), field 22 of stat).
+
+    Return None if it has ended, or without /proc.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
     fields = text.rpartition(")")[
         2
-    ].split()  # the second field, the name in brackets, may hold spaces and brackets
+    ].split()  # the second field, the name in parentheses, may contain spaces and parentheses
     if len(fields) < 20 or fields[0] in "ZX":
         return None
     return int(fields[19])
 
 
 def boot_id() -> str | None:
-    """The kernel's name for this boot of the machine."""
+    """Return the kernel's id of this boot of the machine."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -79,7 +89,9 @@ def boot_id() -> str | None:
 
 
 def pid_namespace() -> str | None:
-    """The namespace in which process ids count here, such as `pid:[4026531836]`: containers of one host have one each."""
+    """Return the namespace of process ids, such as `pid:[4026531836]`. Each container of a host has
+    its own.
+    """
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -87,7 +99,10 @@ def pid_namespace() -> str | None:
 
 
 def _answers(pid: int) -> bool | None:
-    """Without /proc: whether some process has this id. On Windows `os.kill` would end the process, so that nothing is asked there."""
+    """Return whether a process has this id, without /proc.
+
+    On Windows `os.kill` would end the process, so it is not called there.
+    """
     if not _POSIX:
         return None
     try:

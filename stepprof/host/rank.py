@@ -1,7 +1,8 @@
-"""Which rank this process is, as far as it can be known without a collective.
+"""Find the rank of this process, as far as possible without a collective.
 
-Launchers say it in the environment, torch.distributed once it is initialised, Ray by what kind of process this is. Each is asked
-only if it is there already: asking Ray in a process without it would start one.
+Launchers set it in the environment, torch.distributed has it once initialised, and Ray's process
+type implies it. A library is only asked if it is already loaded: asking Ray in a process without it
+would start one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ _VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process of the job. ``final`` is False where nothing said its rank yet, ``records`` where it has nothing to record."""
+    """A process of the job.
+
+    ``final`` is False if no source gave its rank yet; ``records`` is False if it has nothing to
+    record.
+    """
 
     rank: int | str
     world_size: int | None
@@ -31,7 +36,8 @@ class Identity:
 
 
 def find_identity(rank: int | None, world_size: int | None, environ: Mapping[str, str]) -> Identity:
-    """Rank and world size: given, else torch.distributed, else the launcher's variables, else Ray's, else 0 of 1.
+    """Return rank and world size: given, else from torch.distributed, the launcher's variables,
+    Ray, else 0 of 1.
 
     Raises:
         ConfigError: a rank or a world size is no whole number, or a rank lies beyond its world.
@@ -60,11 +66,14 @@ def find_identity(rank: int | None, world_size: int | None, environ: Mapping[str
 
 
 def _started_by_rank(environ: Mapping[str, str]) -> Identity | None:
-    """A rank that Lightning's first process of the node has started: it says which one of the node it is, and how many there are in all."""
+    """Return the rank of a process that Lightning's first process of the node has started.
+
+    Lightning gives the rank within the node, and the total number of processes.
+    """
     if any(environ.get(name, "") == "" for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")):
         return None
     world, local = _number("WORLD_SIZE", environ), _number("LOCAL_RANK", environ)
-    if environ.get("NODE_RANK", "") != "0":  # how many ranks the nodes before this one have is not known
+    if environ.get("NODE_RANK", "") != "0":  # the number of ranks on the nodes before this one is unknown
         return Identity(0, world, "default", final=False)
     return Identity(local, world, "$LOCAL_RANK")
 
@@ -86,7 +95,7 @@ def _checked(identity: Identity) -> Identity:
 
 
 def _whole(name: str, value: object) -> int:
-    """A number that was given, as a plain one: numpy's integers too."""
+    """Return a given number as a plain one; numpy's integers are accepted, too."""
     if not isinstance(value, (bool, str)):
         try:
             return operator.index(value)  # type: ignore[arg-type]
@@ -107,7 +116,7 @@ def _number(name: str, environ: Mapping[str, str]) -> int:
 def _distributed() -> tuple[int, int] | None:
     torch: Any = sys.modules.get("torch")
     distributed: Any = getattr(torch, "distributed", None)
-    # another thread may be in the middle of importing it
+    # another thread may be importing it
     initialized = getattr(distributed, "is_initialized", None)
     if initialized is None or not distributed.is_available() or not initialized():
         return None

@@ -1,7 +1,9 @@
-"""Another program beside the job: bounded in time and in what is kept of what it says, and gone with all that it has started when its time is over.
+"""Run another program with limits on its time and its output, and end it with all its children.
 
-It is started without a fork of our own (`subprocess` does it in one step, without a line of Python in the child), with no descriptor of the job's but its own two, in a process group and a session of its own: a
-signal for the job does not reach it, and one for the group reaches its children.
+The job's process is not forked: `subprocess` starts the program in one step, without running Python
+code in the child. The program inherits no descriptors of the job except its own two. It has a
+process group and a session of its own: signals for the job do not reach it, and a signal for its
+group reaches its children.
 """
 
 from __future__ import annotations
@@ -23,27 +25,32 @@ LOOK_SECONDS = 0.1
 DEATH_SECONDS = 5.0
 CHUNK = 1 << 16
 TAIL = 2000
-"""So many characters of what a program prints are kept, the last ones."""
+"""Number of characters that are kept of a program's output, the last ones."""
 FREE_BYTES = 1 << 20
 REST_SECONDS = 0.002
-"""A program that prints more than the former is read no faster than a chunk in that time: the job needs its interpreter itself."""
+"""Minimum seconds between reads of a chunk from a program with more output: the job needs the
+interpreter itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended."""
+    """The result of a program."""
 
     status: int | None
     """Its exit status, negative for a signal; None where other code of this process has waited for it."""
     seconds: float
     killed: str | None
-    """Why it was killed; None where it ended by itself."""
+    """The reason it was killed; None if it ended by itself."""
     output: str
-    """The end of what it printed."""
+    """The end of its output."""
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], *, talks: bool = False) -> subprocess.Popen[bytes]:
-    """Start a program. `talks`: its input and output are pipes, and its errors too; else its input is empty and its errors go with the output.
+    """Start a program.
+
+    With `talks`, its input, output and errors are pipes; else its input is empty and its errors go
+    to the output.
 
     Raises:
         OSError: it cannot be started.
@@ -62,7 +69,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], *, talks: bool = False) -
 def run_bounded(
     argv: Sequence[str], env: Mapping[str, str], seconds: float, stop: threading.Event, stopped: str
 ) -> Ended:
-    """Run a program to its end, or kill it with its children when the time is over or `stop` is set.
+    """Run a program to its end. Kill it and its children on timeout, or when `stop` is set.
 
     Args:
         argv: the program and its arguments.
@@ -93,7 +100,9 @@ def run_bounded(
 def _read_until_it_ends(
     child: subprocess.Popen[bytes], tail: collections.deque[bytes], deadline: float, stop: threading.Event
 ) -> str | None:
-    """Keep the end of what it prints; returns why it has to be killed, None where it has ended."""
+    """Collect the end of the output. Return why the program must be killed, or None if it has
+    ended.
+    """
     assert child.stdout is not None  # noqa: S101 - narrows a type; no input decides it
     descriptor = child.stdout.fileno()
     os.set_blocking(descriptor, False)
@@ -124,7 +133,7 @@ def _read_until_it_ends(
 
 
 def _keep(tail: collections.deque[bytes], data: bytes) -> None:
-    """The last two pieces, each long enough to be the whole tail."""
+    """Keep the last two pieces, each long enough to be the whole tail."""
     if tail and len(tail[-1]) + len(data) <= CHUNK:
         tail.append(tail.pop() + data)
     else:
@@ -132,7 +141,9 @@ def _keep(tail: collections.deque[bytes], data: bytes) -> None:
 
 
 def has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended; it is not reaped by that, so that its process group is still its own."""
+    """Return whether the program has ended. It is not reaped here, so its process group stays
+    reserved.
+    """
     if child.returncode is not None:
         return True
     if not hasattr(os, "waitid"):
@@ -161,6 +172,8 @@ def end(child: subprocess.Popen[bytes]) -> int | None:
                 pipe.close()
     try:
         status = child.wait(DEATH_SECONDS)
-    except subprocess.TimeoutExpired:  # in a call that not even SIGKILL ends, such as on a dead network disk
+    except (
+        subprocess.TimeoutExpired
+    ):  # in a system call that not even SIGKILL ends, such as on a dead network disk
         return None
     return status if waited else None
