@@ -14,7 +14,7 @@ import pytest
 from stranger import NOBODY, as_stranger, needs_root, plant, server_of_stranger
 
 from remote.test_artifacts import EVENT, kineto, written
-from remote.vllm.test_vllm import make_window
+from remote.vllm.test_driver import make_window
 from stepprof.remote import artifacts
 from stepprof.remote.artifacts import adopt
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from serving import serving
 
-from remote.vllm.test_vllm import STAMP, make_window, write_trace
+from remote.vllm.test_driver import STAMP, make_window, write_trace
 from stepprof.backends.nsys.reports import ReportLost
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.http.client import Client
