@@ -40,7 +40,7 @@ STAGES_SECONDS = 20.0
 
 LOOK_SECONDS = 0.25
 
-STOPPED_BY_OTHERS = "somebody else stopped it before the window ended"
+STOPPED_BY_OTHERS = "another client stopped it before the window ended"
 
 
 class Link(Protocol):
@@ -337,7 +337,7 @@ def _nothing(recorded: bool | None, sent: _Sent) -> str:
         )
     if sent.request.by_stage:
         return "the engine ran no forward step while the window was open: there is no stage to record"
-    return "the engine says that it was not recording, and left no trace: somebody else stopped it, or it was started anew"
+    return "the engine says that it was not recording, and left no trace: another client stopped it, or it was restarted"
 
 
 async def _until_whole(folder: Path, facts: Facts, seconds: float) -> None:

@@ -273,7 +273,7 @@ class VllmEngine(EngineDriver):
         loop = self.loop
         if loop is None:
             raise EngineFailure(
-                f"the vLLM engine ({self.name}) has not run on any event loop yet, so that nobody knows on which one it will live: build it or "
+                f"the vLLM engine ({self.name}) has not run on any event loop yet, so that its event loop is not known: build it or "
                 "attach it inside a coroutine",
                 "unreachable",
             )
@@ -354,7 +354,7 @@ def _as_failure(error: Exception, method: str, name: str) -> EngineFailure:
         return EngineFailure(died(name), "dead")
     if what == "ProfilerAlreadyActiveError":
         return EngineFailure(
-            f"somebody else records the vLLM engine ({name}): its start_profile was called before and not stopped; it is left alone. If nobody does, "
+            f"another client records the vLLM engine ({name}): its start_profile was called before and not stopped; it is left alone. If none does, "
             "call its stop_profile once",
             "busy",
         )

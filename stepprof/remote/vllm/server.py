@@ -333,7 +333,7 @@ class VllmServer(EngineDriver):
             return self._unconfigured()
         if reply.status == 409:
             return EngineFailure(
-                f"somebody else records the server {self.name}: it answered 409 to {doing}; it is left alone. If nobody does (a job that died may "
+                f"another client records the server {self.name}: it answered 409 to {doing}; it is left alone. If none does (a job that died may "
                 f"have left it so), send POST {self.name}/stop_profile once",
                 "busy",
             )

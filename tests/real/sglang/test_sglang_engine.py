@@ -175,7 +175,7 @@ class TestState:
         """What was recorded until then is kept, as partial."""
         brought = host.run(sglang_scenarios.stopped_by_another, tmp_path)
         assert forward(brought) == {FILE: forward_steps(3)}
-        assert brought["partial"] == "somebody else stopped it before the window ended"
+        assert brought["partial"] == "another client stopped it before the window ended"
 
     def test_what_somebody_else_left_armed_is_cleared(self, host: Host, tmp_path: Path) -> None:
         """SGLang keeps a request armed whose step did not come; after a window of ours it is not."""

@@ -179,7 +179,7 @@ class TestOrder:
         live.run(live.engine.start_profile())
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
-        with pytest.raises(EngineFailure, match="somebody else records the vLLM engine") as caught:
+        with pytest.raises(EngineFailure, match="another client records the vLLM engine") as caught:
             on_remote(driver.start(window))
         assert caught.value.health == "busy"
         assert not caught.value.owes_stop

@@ -527,7 +527,7 @@ class TestNsys:
     def test_one_that_somebody_else_has_ended(self, tmp_path: Path) -> None:
         """Less than the window, and it says so."""
         stopped = self.end(NsysLink(answer=False), tmp_path)
-        assert stopped.partial == "somebody else stopped it before the window ended"
+        assert stopped.partial == "another client stopped it before the window ended"
         assert self.brought(stopped, tmp_path)
 
     def test_one_that_was_not_used(self, tmp_path: Path) -> None:
