@@ -24,9 +24,10 @@ _DEEPEST = 8  # attributes are small; a list that holds itself has no end
 def events(
     annotations: Iterable[Annotation], base_unix_ns: int, pid: int, metadata: Mapping[str, object]
 ) -> Iterator[bytes]:
-    """Yield each event as JSON without a comma; `metadata` says which step and role they belong to where an annotation does not.
+    """Yield each event as JSON without a comma.
 
-    `pid` is the process that the annotations' threads belong to.
+    `metadata` gives the step and role of annotations that state none. `pid` is the process of the
+    annotations' threads.
     """
     common = {key: metadata[key] for key in ("step", "role") if key in metadata}
     for number, note in enumerate(annotations):
@@ -49,13 +50,17 @@ def events(
 
 
 def _time(relative_ns: int) -> bytes:
-    """Microseconds with three decimals: exact, where a float of absolute microseconds is not. Viewers drop what is below zero."""
+    """Return microseconds with three decimals. A float of absolute microseconds would not be exact.
+    Viewers drop negative times.
+    """
     relative_ns = max(relative_ns, 0)
     return b"%d.%03d" % divmod(relative_ns, 1000)
 
 
 def _series(attributes: Mapping[str, object]) -> dict[str, object]:
-    """What a counter draws: its ``value``, or each of its numbers where it has no such attribute."""
+    """Return what a counter draws: its ``value``, or all of its numbers if it has no such
+    attribute.
+    """
     numbers: dict[str, object] = {
         key: value
         for key, value in attributes.items()
@@ -65,7 +70,7 @@ def _series(attributes: Mapping[str, object]) -> dict[str, object]:
 
 
 def encoded(value: object) -> bytes:
-    """Return `value` as JSON in UTF-8, whatever it holds: what is no JSON becomes text.
+    """Return `value` as UTF-8 JSON; anything that JSON cannot represent becomes a string.
 
     >>> encoded({"loss": float("nan"), "path": 'C:\\\\'}).decode()
     '{"loss": "nan", "path": "C:\\\\\\\\ "}'

@@ -1,6 +1,7 @@
-"""The text that Kineto writes: where it may be cut, what in it is no JSON and how that is put right, and how it is compressed.
+"""Read the JSON that Kineto writes: split it into blocks, repair invalid names, compress it.
 
-What every pass over a trace shares, be it of this process or of an engine; none of them ever holds more of it than a few blocks.
+All passes over a trace use this module, for traces of this process and of engines. None holds more
+than a few blocks in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = [
 _BLOCK = 1 << 22
 _LONGEST_LINE = 1 << 24
 EVENT = b'"ph":'
-"""What each event has once; inside of a string its quotation marks would be escaped."""
+"""Each event has this once; inside a string its quotation marks would be escaped."""
 _METADATA = re.compile(rb'\s*"[^"\n]+": .+,\r?\n')
 # a name that ends before its line does, or holds a backslash; where other keys follow on the line, as older Kinetos write it, nothing is touched
 _BROKEN_NAME = re.compile(
@@ -35,7 +36,7 @@ _BROKEN_NAME = re.compile(
 
 
 def blocks(source: BinaryIO, start: int, end: int) -> Iterator[bytes]:
-    """The bytes of a file from `start` to `end`, in blocks."""
+    """Yield the bytes of a file from `start` to `end`, in blocks."""
     source.seek(start)
     left = end - start
     while left > 0:
@@ -47,7 +48,9 @@ def blocks(source: BinaryIO, start: int, end: int) -> Iterator[bytes]:
 
 
 def whole_lines(source: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in blocks that end where an event ends, or at least a line, so that no name is cut in two."""
+    """Yield the same bytes in blocks that end at the end of an event, or at least of a line, so
+    that no name is split.
+    """
     rest = b""
     for block in source:
         cut = (block.rfind(b"\n  {\n") if b"\n  {\n" in block else block.rfind(b"\n")) + 1
@@ -73,12 +76,14 @@ def sound_head(head: bytes) -> bytes:
 
 
 def with_sound_names(block: bytes) -> bytes:
-    """Whole lines of events, with the names escaped that Kineto wrote as they were."""
+    """Return whole lines of events; names that Kineto wrote unescaped are escaped."""
     return _BROKEN_NAME.sub(_escape_name, block)
 
 
 def repaired_names(block: bytes) -> tuple[bytes, int]:
-    """Return whole lines of events of which some are no JSON, with those names escaped that are no JSON strings as they stand, and how many these are."""
+    """Return whole lines of events in which invalid names are escaped, and the number of these
+    names.
+    """
     count = 0
 
     def repair(match: re.Match[bytes]) -> bytes:
@@ -105,7 +110,7 @@ def _escape_name(match: re.Match[bytes]) -> bytes:
 
 
 def new_compressor() -> Any:
-    """What makes gzip of bytes, the fastest that is installed."""
+    """Return the fastest installed gzip compressor."""
     # level 1 of isal: 1.6 GB/s; zlib: 0.18 to 0.45 GB/s; torch's own way (level 9, line by line): 0.01
     try:
         from isal import isal_zlib

@@ -49,12 +49,15 @@ _UNSAFE = re.compile(r'[^\x20-\x7e]|["\\]|&(?=#\d)')
 
 
 class TraceFileError(Exception):
-    """There is no trace in the file: it is missing, empty, or no Kineto JSON at all."""
+    """The file contains no trace: it is missing, empty, or not Kineto's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """Where things are in an exported trace. `problem` says what is wrong with it; such a file is kept, but nothing is written into it."""
+    """The positions of the parts of an exported trace.
+
+    `problem` says what is wrong with it; such a file is kept, but nothing is written into it.
+    """
 
     size: int
     events_at: int = 0
@@ -62,7 +65,7 @@ class TraceFile:
     key_at: int = 0
     """Offset of the ``"traceEvents"`` key."""
     empty: bool = False
-    """The array of events has no element."""
+    """The array of events is empty."""
     end_at: int = 0
     """Offset of the bracket that closes the events."""
     base_unix_ns: int = 0
@@ -79,7 +82,8 @@ class Finished:
 
 
 def escaped(name: str) -> str:
-    r"""Return `name` as plain ASCII without quotes or backslashes; `finish` writes the original name into the trace.
+    r"""Return `name` as plain ASCII without quotes or backslashes; `finish` restores the original
+    name.
 
     >>> escaped('say "hé"'), escaped("aten::add_")
     ('say &#34;h&#233;&#34;', 'aten::add_')
@@ -199,7 +203,7 @@ def _rewritten(
     annotations: Iterable[Annotation],
     marks: bool,
 ) -> Iterator[tuple[bytes, int]]:
-    """The new file in blocks, each with the number of events in it."""
+    """Yield the new file in blocks, each with its number of events."""
     if shape.problem is not None:
         for block in whole_lines(blocks(source, 0, shape.size)):
             yield block, block.count(EVENT)

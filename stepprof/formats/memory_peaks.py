@@ -17,7 +17,9 @@ __all__ = ["DevicePeak", "as_mapping", "as_number", "device_peaks", "entries_of"
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """One device: what is held in the end, the most that was while the history lasted, and when that was (Unix time in microseconds)."""
+    """One device: the bytes held at the end, the peak during the history, and its time (Unix time
+    in microseconds).
+    """
 
     device: int
     entries: int
@@ -26,13 +28,13 @@ class DevicePeak:
     peak_bytes: int
     peak_unix_us: int | None
     peak_entry: int | None
-    """Which entry of the history brought it there; None: it was there from the beginning."""
+    """The entry of the history that reached the peak; None: it was reached before the first entry."""
     allocations: int
     ooms: int
 
 
 def device_peaks(snapshot: Mapping[str, Any]) -> list[DevicePeak]:
-    """Of each device that holds memory or has a history."""
+    """Return the peak of each device that holds memory or has a history."""
     active: dict[int, int] = {}
     reserved: dict[int, int] = {}
     for segment in map(as_mapping, listed(snapshot.get("segments"))):
@@ -54,22 +56,22 @@ def device_peaks(snapshot: Mapping[str, Any]) -> list[DevicePeak]:
 
 
 def entries_of(snapshot: Mapping[str, Any]) -> int:
-    """How many entries its histories have."""
+    """Return the number of entries in its histories."""
     return sum(len(listed(trace)) for trace in listed(snapshot.get("device_traces")))
 
 
 def listed(value: object) -> list[Any]:
-    """A list, or an empty one in the place of anything else."""
+    """Return a list, or an empty one in place of anything else."""
     return value if isinstance(value, list) else []
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
-    """A table, or an empty one in the place of anything else."""
+    """Return a mapping, or an empty one in place of anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def as_number(value: object) -> int:
-    """A whole number, or 0 in the place of anything else."""
+    """Return an integer, or 0 in place of anything else."""
     return value if type(value) is int else 0
 
 
@@ -102,7 +104,7 @@ def _peak(device: int, trace: list[Any], active: int, reserved: int) -> DevicePe
 
 
 def _change(event: tuple[object, int]) -> int:
-    """What an entry of the history adds to what is held."""
+    """Return what an entry of the history adds to the held bytes."""
     action, size = event
     return size if action == "alloc" else -size if action == "free_completed" else 0
 

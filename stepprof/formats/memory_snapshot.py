@@ -20,7 +20,9 @@ from stepprof.host.plain_files import open_plain
 __all__ = ["Allocations", "MemorySnapshot", "read_snapshot", "snapshot_problem"]
 
 MAX_ENTRIES = 5_000_000
-"""Entries, blocks and segments that are looked at; a small file can name the same ones any number of times."""
+"""Maximum number of entries, blocks and segments to read; a small file can refer to the same ones
+many times.
+"""
 FRAMES = 8
 """The number of frames of a stack that are shown, from the first that is not torch's own."""
 UNKNOWN = "allocated before the history began, or without a stack"
@@ -28,28 +30,30 @@ UNKNOWN = "allocated before the history began, or without a stack"
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """What one place in the code held at the peak."""
+    """The allocations of one place in the code at the peak."""
 
     bytes: int
     count: int
     frames: tuple[str, ...]
-    """Innermost first, as ``file:line name``; empty where no stack was taken."""
+    """Innermost frame first, as ``file:line name``; empty if no stack was recorded."""
 
 
 @dataclass(slots=True)
 class MemorySnapshot:
-    """One file: the peak of each device, and the places that held the most of it then."""
+    """One snapshot: the peak of each device, and the places with the largest allocations at that
+    time.
+    """
 
     path: str
     devices: list[DevicePeak] = field(default_factory=list)
     top: dict[int, list[Allocations]] = field(default_factory=dict)
     out_of_memory: dict[str, int] | None = None
     finding: str | None = None
-    """Why it could not be read."""
+    """The reason why it could not be read."""
 
 
 def read_snapshot(path: Path, name: str | None = None, *, top: int = 8) -> MemorySnapshot:
-    """Read one, and never raise: what is wrong with it is its `finding`.
+    """Read one snapshot. Never raise: a problem becomes its `finding`.
 
     Args:
         path: the pickle.
@@ -77,7 +81,7 @@ def read_snapshot(path: Path, name: str | None = None, *, top: int = 8) -> Memor
 
 
 def snapshot_problem(path: Path) -> str | None:
-    """What is wrong with a snapshot, in words that continue its name; None if it is whole."""
+    """Return the problem of a snapshot, as a phrase that follows its name; None if it is complete."""
     try:
         _read(path)
     except PickleRefused as error:
@@ -128,7 +132,7 @@ def _held_at_peak(table: Mapping[str, Any], peak: DevicePeak, *, of_allocations:
 
 
 def _add_blocks(segment: Mapping[str, Any], seen: set[int], held: dict[int, tuple[int, object]]) -> None:
-    """What is there in the end and the history does not know, was there all the time."""
+    """Count blocks that exist at the end but are not in the history: they existed all the time."""
     address = as_number(segment.get("address"))
     for block in map(as_mapping, listed(segment.get("blocks"))):
         here = as_number(block.get("address", address))
@@ -152,7 +156,7 @@ def _by_place(held: Mapping[int, tuple[int, object]]) -> list[Allocations]:
 
 
 def _place(frames: Sequence[object]) -> tuple[str, ...]:
-    """The frames from the first on that is not inside torch."""
+    """Return the frames from the first one outside torch."""
     tables = [as_mapping(frame) for frame in frames[:200]]
     own = next((index for index, frame in enumerate(tables) if not _is_torch(frame)), 0)
     return tuple(
@@ -167,5 +171,5 @@ def _is_torch(frame: Mapping[str, Any]) -> bool:
 
 
 def _text(value: object) -> str:
-    """The end of it, as any terminal prints it."""
+    """Return the end of it, printable on any terminal."""
     return value[-300:].encode(errors="replace").decode() if isinstance(value, str) else "?"

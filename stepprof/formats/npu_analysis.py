@@ -26,7 +26,7 @@ analyse(sys.argv[1], max_process_number=int(sys.argv[2]))
 
 
 def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | None:
-    """Analyse one folder ``…_ascend_pt`` in place; what went wrong, or None.
+    """Analyse one folder ``…_ascend_pt`` in place. Return the problem, or None.
 
     Args:
         timeout_seconds: after so long the analysis is ended, with all its processes.
@@ -42,7 +42,7 @@ def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | 
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 env=environ,
-                cwd=folder,  # a file of the job's must not be taken for a module
+                cwd=folder,  # a file of the job must not be imported as a module
                 start_new_session=True,
             )
         except OSError as error:
@@ -70,7 +70,7 @@ def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """With the processes that it has forked: they are of its session."""
+    """Kill the analysis with its child processes: they are in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -82,5 +82,5 @@ def _last(lines: list[str]) -> str:
 
 
 def _text(line: str) -> str:
-    """A line of torch_npu's without its time and process."""
+    """Return a line of torch_npu's output without its time and process."""
     return line.rpartition("profiler.py: ")[2].strip()[:500]

@@ -29,10 +29,10 @@ KIND = "npu-profile"
 """The artifact's kind in the manifest; its path is a folder."""
 SUFFIX = ".npu"
 FOLDER = "_ascend_pt"
-"""How the name of a folder of torch_npu's ends."""
+"""Suffix of the folders of torch_npu."""
 NOT_YET = "not analysed yet"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
-"""Where an analysis writes."""
+"""The folder that an analysis writes."""
 
 _TRACE = "trace_view.json"
 _DATABASE = re.compile(r"(?:ascend_pytorch_profiler(?:_\d+)?|msprof_\d+)\.db")
@@ -41,7 +41,10 @@ _CANN = re.compile(r"PROF_\d+_\d+_[0-9a-zA-Z]+")
 
 
 def missing_parts(folder: Path, *, on_host: bool | None = None, on_device: bool | None = None) -> str | None:
-    """What is not there of a recording, in a sentence; None where all of it is. Without a word on what was recorded, only that there is something."""
+    """Return what is missing from a recording, in a sentence; None if it is complete.
+
+    Only the presence of data is checked, not its content.
+    """
     if not any(folder.glob("profiler_info*.json")):
         return "torch_npu did not end the recording: there is no profiler_info.json"
     host = any((folder / "FRAMEWORK").glob("*"))
@@ -54,17 +57,19 @@ def missing_parts(folder: Path, *, on_host: bool | None = None, on_device: bool 
 
 
 def is_analysed(folder: Path) -> bool:
-    """Whether an analysis has ended there."""
+    """Return whether an analysis has finished there."""
     return (folder / OUTPUT / _DONE).is_file()
 
 
 def is_database(name: str) -> bool:
-    """Whether a file is a database of torch_npu's or msprof's that holds what happened when; ``analysis.db`` holds sums alone."""
+    """Return whether a file is a database of torch_npu or msprof with events; ``analysis.db`` only
+    has sums.
+    """
     return _DATABASE.fullmatch(name) is not None
 
 
 def trace_of(folder: Path) -> Path | None:
-    """What an analysis made of a folder that a timeline can be made of: the JSON, else the database."""
+    """Return the analysis result that a timeline can be made from: the JSON, else the database."""
     trace = folder / OUTPUT / _TRACE
     if trace.is_file():
         return trace
@@ -81,14 +86,18 @@ def analysis_of(folder: Path) -> str:
 
 
 def recorded_folders(step: Path, entries: Iterable[Mapping[str, Any]]) -> list[Path]:
-    """The folders of torch_npu's below a step's that windows and engines of its manifest name; of an engine it may name a file in such a folder."""
+    """Return torch_npu's folders below a step's folder that windows and engines of its manifest
+    name.
+
+    An engine's entry may name a file in such a folder.
+    """
     paths = (step / artifact["path"] for entry in entries for artifact in entry["artifacts"])
     found = (each for path in paths for each in (path, *path.parents) if each.name.endswith(FOLDER))
     return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
 
 
 def profile_folders(below: Path) -> Iterator[Path]:
-    """The folders that torch_npu left below another one, or that folder itself."""
+    """Return torch_npu's folders below a folder, or that folder itself."""
     if below.name.endswith(FOLDER):
         yield below
         return

@@ -22,7 +22,7 @@ __all__ = ["PickleRefused", "read_pickle"]
 MAX_BYTES = 256 << 20
 MAX_INSTRUCTIONS = 80_000_000
 MAX_CONTAINERS = 12_000_000
-"""Lists, tables and pairs; empty ones of so many take 900 MB."""
+"""Maximum number of lists, mappings and pairs; this many empty ones take 900 MB."""
 
 _AT_ONCE = 4096
 _NUMBER = rb"K.|M..|J.{4}|\x8a(?:\x00|\x01.|\x02..|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x09.{8}\x00)|G.{8}"
@@ -50,15 +50,15 @@ _CALLING = {
     ord("\x83"): "EXT2",
     ord("\x84"): "EXT4",
 }
-"""The instructions that import or call something, by the names that they have in the standard library."""
+"""The instructions that import or call something, with their names in the standard library."""
 
 
 class PickleRefused(ValueError):
-    """The file is no pickle of plain values, is damaged, or goes beyond a bound."""
+    """The file is not a pickle of plain values, is damaged, or exceeds a limit."""
 
 
 def read_pickle(data: bytes) -> Any:
-    """The value that the pickle says. Raises PickleRefused.
+    """Return the value of the pickle. Raise PickleRefused.
 
     >>> read_pickle(pickle.dumps({"segments": [], "share": 0.5}))
     {'segments': [], 'share': 0.5}
@@ -87,7 +87,7 @@ def read_pickle(data: bytes) -> Any:
 
 
 def _look_at(data: bytes) -> None:
-    """Go through the instructions up to the last. Raises PickleRefused."""
+    """Check all instructions up to the last. Raise PickleRefused."""
     at = passed = 0
     while passed <= MAX_INSTRUCTIONS:
         found = _INSTRUCTIONS.match(data, at)
