@@ -1,7 +1,8 @@
-"""Check one artifact: whether it is there, has the size that its manifest says, and can be read to its end.
+"""Check one artifact: it exists, has the size in its manifest, and is readable to its end.
 
-Traces are read by the reader of `stepprof merge`, so that what passes here is on the timeline as well. That needs `stepprof[report]`; without it only the compression and the JSON are checked, and a note
-says so.
+Traces are read by the reader of `stepprof merge`, so a trace that passes here is also on the
+timeline. That needs `stepprof[report]`. Without it, only the compression and the JSON are checked,
+and a note says so.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _JSON = (".json", ".json.gz")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found; `notes` are worth knowing, and no failure."""
+    """The result; `notes` are not failures."""
 
     problem: str | None = None
     notes: tuple[str, ...] = ()

@@ -1,4 +1,6 @@
-"""What came after a recording, in words: which artifacts were deleted and why, what was uploaded, how a command ended."""
+"""Describe what happened after a recording: deletions with reasons, uploads, the result of a
+command.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ __all__ = ["after_notes", "pruned_paths"]
 
 
 def pruned_paths(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Why and when artifacts of a step were deleted, by their paths below the step's folder."""
+    """Return why and when artifacts of a step were deleted, by path below the step's folder."""
     return {path: _when_and_why(entry) for entry in manifest["pruned"] for path in entry["paths"]}
 
 
 def after_notes(manifest: Mapping[str, Any], *, all_well: bool = True) -> list[str]:
-    """A line for each thing that came after the recording of a step; what went well in one, or not at all."""
+    """Return a line for each action after the recording of a step. Successful actions share a line."""
     notes = []
     uploaded = [each for each in manifest["uploads"] if each["status"] == "uploaded"]
     if uploaded and all_well:

@@ -24,7 +24,7 @@ _OVER = ("ended", "crashed", "replaced", "damaged")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What of a step matters here: whether it has windows, whether the command ran for it, and whether any artifact of it is there."""
+    """What matters about a step: its windows, the runs of the command, and the remaining artifacts."""
 
     step: int
     windows: bool
@@ -33,7 +33,7 @@ class Kept:
 
 
 def foreign_files(run: Path) -> Iterator[tuple[str, str]]:
-    """Yield each folder of a run that has files of another user than the run's, and the sentence about them."""
+    """Yield each folder of a run with files of another user, and a sentence about them."""
     try:
         owner = run.stat().st_uid
     except OSError:
@@ -62,7 +62,9 @@ def foreign_files(run: Path) -> Iterator[tuple[str, str]]:
 
 
 def never_kept(run: Path, recorded: Sequence[Kept]) -> Iterator[str]:
-    """Yield a sentence for what was configured to come after the recording and never came, once no process of the job is left."""
+    """Yield a sentence for each configured action that never happened, once all processes of the
+    job have ended.
+    """
     config = read_run(run).get("config")
     if not isinstance(config, dict) or not recorded:
         return

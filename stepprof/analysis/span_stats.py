@@ -1,4 +1,6 @@
-"""What the spans of a run add up to: calls, seconds, the median and the longest of each window and region, per role and rank."""
+"""Sum up the spans of a run: calls, total, median and longest time of each window and region, per
+role and rank.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ KINDS = ("window", "region", "mark", "counter")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which spans are meant; None: all."""
+    """The selected spans; None selects all."""
 
     step: int | None = None
     role: str | None = None
@@ -90,7 +92,7 @@ class SpanTime:
 
 @dataclass(slots=True)
 class SpanTable:
-    """Times of spans, the longest in all first, and what was wrong with the files."""
+    """Times of spans, the longest first, and the problems of the files."""
 
     times: list[SpanTime] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -101,7 +103,7 @@ class SpanTable:
         return sorted({time.rank for time in self.times if time.rank is not None}, key=rank_order)
 
     def together(self) -> list[SpanTime]:
-        """The same with all ranks in one row."""
+        """Return the same with all ranks in one row."""
         rows: dict[tuple[str, str, str | None], SpanTime] = {}
         for time in self.times:
             row = rows.setdefault(
@@ -116,7 +118,7 @@ class SpanTable:
 
 
 def span_times(path: Path, wanted: Wanted | None = None, portions: Portions | None = None) -> SpanTable:
-    """Add up the spans of a run.
+    """Sum up the spans of a run.
 
     Args:
         path: the run's folder.

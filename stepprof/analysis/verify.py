@@ -1,7 +1,9 @@
-"""Artifacts against manifests: whether what a run claims to hold is there, whole and readable.
+"""Check artifacts against manifests: everything that a run lists must exist, be complete and
+readable.
 
-It believes nothing: an empty directory, a run without steps and a step without one complete window are failures, since a check that finds nothing to check has shown nothing. Artifacts are read to their
-ends (`stepprof.analysis.artifact_check`), in worker processes where there are many bytes of them.
+An empty directory, a run without steps, and a step without a complete window are failures, because
+a check without anything to check proves nothing. Artifacts are read to their ends
+(`stepprof.analysis.artifact_check`), in worker processes if there is much data.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _WELL_ENDED = ("complete", "joined")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong: `where` is a path relative to the run's folder."""
+    """A problem; `where` is a path relative to the run's folder."""
 
     step: int | None
     where: str
@@ -88,7 +90,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing or damaged."""
+        """Return whether nothing is missing or damaged."""
         return not self.problems
 
 
@@ -124,7 +126,7 @@ def verify_run(
 
 
 def _folder_problems(path: Path) -> Iterator[Problem]:
-    """Why steps could not be recorded: another user's folder, or no folder, has their name."""
+    """Return why steps could not be recorded: another user's folder, or a file, has their name."""
     with contextlib.suppress(OSError):
         owner = path.stat().st_uid
         for file in sorted(path.iterdir()):

@@ -1,4 +1,8 @@
-"""From what was found to the report: each source is read and digested by itself, in a worker process or on the host where it lies, and only the digests come back."""
+"""Build the report from the found sources.
+
+Each source is read and digested in a worker process, or on the host that has its file. Only the
+digests are returned.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,9 @@ def tasks_of(found: Found, assume: Mapping[str, int] | None = None) -> list[Task
 
 
 def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
-    """The report from what `digest_input` returned for each source, in order; a source of which it failed is in the findings."""
+    """Return the report from the results of `digest_input` for each source, in order. A source that
+    failed becomes a finding.
+    """
     digests = [
         result if isinstance(result, Digest) else _without(wanted, result.reason)
         for wanted, result in zip(found.inputs, results, strict=True)

@@ -1,4 +1,4 @@
-"""From the digests of all sources to the report of the step."""
+"""Combine the digests of all sources into the report of the step."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def combine(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The tables of one island: what compares times."""
+    """The tables of one island, which compare times."""
 
     island: Island
     gantt: list[GanttRow]
@@ -156,7 +156,7 @@ def _part(
 
 
 def _islands(processes: Sequence[Process]) -> list[list[Process]]:
-    """The processes of each clock, in their order."""
+    """Return the processes of each clock, in order."""
     islands: dict[str, list[Process]] = {}
     for process in processes:
         islands.setdefault(process.island, []).append(process)
@@ -168,7 +168,10 @@ def _on(time: TimeOf, part: _Part, several: bool) -> TimeOf:
 
 
 def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
-    """The step: from the first window to the last, spans of the step included; without any, whatever was traced."""
+    """Return the bounds of the step: from the first window to the last, including the step's spans.
+
+    Without windows, everything that was traced counts.
+    """
     edges = [(window.start, window.end) for process in processes for window in process.windows]
     begun = [since for process in processes for _, since in process.open_ended()]
     spans = [digest for process in processes for digest in process.digests if digest.origin.kind == "spans"]
@@ -236,7 +239,7 @@ class _Engine:
     schedulers: dict[object, dict[object, tuple[str, Batches]]] = field(default_factory=dict)
 
     def add(self, process: Process, origin: Origin, batches: Batches) -> None:
-        """Take in what one worker generated."""
+        """Add the forward steps of one worker."""
         which = {"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence}
         self.name = engine_label(which)
         workers = self.schedulers.setdefault(group_of(origin.path), {})
@@ -284,7 +287,7 @@ def _source(digest: Digest) -> SourceInfo:
 def _without_trace(
     windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
 ) -> Iterable[SourceInfo]:
-    """Captures that should have brought a trace and did not."""
+    """Return the captures that should have produced a trace but did not."""
     for kind, entries in (("rank", windows), ("engine", engines)):
         for entry in entries:
             if entry["artifacts"] or entry["status"] == "joined" or entry.get("backend") == "null":

@@ -27,7 +27,7 @@ _Steps = Mapping[_Key, tuple[float, int]]
 
 
 def compare(a: Report, b: Report, spreads: Sequence[Sequence[Spread]] = ()) -> Comparison:
-    """What B took longer for than A, and shorter.
+    """Compare B with A: what got slower, and what got faster.
 
     Args:
         a: the report of one step: what is compared with.
@@ -77,7 +77,7 @@ def _change(
 
 
 def _noise(*sides: Sequence[float]) -> float | None:
-    """Twice the standard deviation over processes; None where no side has two."""
+    """Return twice the standard deviation over processes; None if neither side has two."""
     known = [2 * stdev(side) for side in sides if len(side) > 1]
     return max(known, default=None)
 
@@ -116,7 +116,7 @@ def _ops(a: Iterable[Op], b: Iterable[Op], topic: str) -> Iterable[Change]:
 
 
 def _rollouts(a: Report, b: Report) -> Iterable[Change]:
-    """Engines among engines, and the samples of processes among those of others."""
+    """Compare engines with engines, and samples of processes with samples of processes."""
     before = {row.label: row for row in a.rollout}
     for after in b.rollout:
         known = before.get(after.label)
@@ -158,7 +158,7 @@ def _headlines(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Head
 
 
 def noise_text(change: Change) -> str:
-    """How far it differs anyway, and between what, in words."""
+    """Return the noise of a change in words, with its origin."""
     if change.noise is None:
         if change.topic == "step":
             return "the noise is unknown: fewer than three other steps have spans"
@@ -177,7 +177,9 @@ def _than(before: float, after: float) -> str:
 
 
 def _findings(a: Report, b: Report) -> Iterable[Finding]:
-    """What cannot be compared: parts of one of them alone, and different numbers of processes."""
+    """Return what cannot be compared: parts that only one step has, and different numbers of
+    processes.
+    """
     names: list[Mapping[str, TimeOf]] = [
         {_what(time): time for time in (*report.roles, *report.regions)} for report in (a, b)
     ]

@@ -25,7 +25,7 @@ from stepprof.analysis.report.wording import seconds as three_digits
 __all__ = ["headlines", "seconds_text"]
 
 WORTH_SAYING = 0.01
-"""Of the step's wall time."""
+"""Share of the step's wall time."""
 LONG_TAIL = 0.25
 """Share of the rollout below half of its peak batch."""
 MOST_STRAGGLERS = 3
@@ -42,7 +42,7 @@ _CAUSES = {
 
 
 def headlines(report: Report) -> list[Headline]:
-    """What stands out in a report, but for its own headlines."""
+    """Return the headlines of a report."""
     least = report.seconds * WORTH_SAYING
     found = [
         *_stragglers(report.skew, least),
@@ -65,7 +65,7 @@ def headlines(report: Report) -> list[Headline]:
 
 
 def seconds_text(seconds: float) -> str:
-    """A length of time for a sentence.
+    """Return a duration for a sentence.
 
     >>> [seconds_text(value) for value in (83.4, 1.84, 0.0421, 0.0000034)]
     ['83 s', '1.8 s', '42 ms', '3 us']
@@ -78,7 +78,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def _where(report: Report) -> list[Headline]:
-    """Where the step went, by role; on clocks that were never compared, how long it was on each."""
+    """Return the time of the step by role; on clocks that were never compared, the time on each."""
     if not report.seconds:
         return []
     if len(report.islands) > 1:
@@ -92,14 +92,14 @@ def _where(report: Report) -> list[Headline]:
         return []
     worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or roles[:1]
     parts = ", ".join(f"{time.role} {time.share:.0%}" for time in worth)
-    # ranks are not in a role at the same time: a role lasts from where any of them is in it
+    # ranks enter a role at different times: it lasts while any of them is in it
     overlap = " (they overlap)" if sum(time.share for time in worth) > 1 + WORTH_SAYING else ""
     text = f"the step took {three_digits(report.seconds)}: {parts}{overlap}"
     return [Headline(text, "step", report.seconds)]
 
 
 def _names(names: Sequence[str]) -> str:
-    """The first few of some names."""
+    """Return the first few names."""
     left = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {left} more" if left > 0 else "")
 
@@ -112,7 +112,7 @@ def _clocks(islands: Sequence[Island]) -> list[Headline]:
 
 
 def _shortfalls(rows: Sequence[Shortfall]) -> list[Headline]:
-    """Captures that are not all of their windows, those alike in one sentence."""
+    """Return incomplete captures; similar ones share a sentence."""
     groups: dict[tuple[str, str | None], list[Shortfall]] = {}
     for row in rows:
         groups.setdefault((row.status, row.capped_by), []).append(row)
@@ -141,7 +141,7 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Headline]:
 
 
 def _bounded(rows: Sequence[Shortfall]) -> str:
-    """Engines that ended their captures after so many forward steps."""
+    """Return the sentence about engines that ended their captures after a number of forward steps."""
     counts = sorted({row.iterations for row in rows if row.iterations is not None})
     steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     text = f"only the first {steps} forward steps of {_names([row.label for row in rows])} were recorded (max_iterations)"
@@ -166,7 +166,10 @@ def _phase(role: str | None, region: str | None) -> str:
 
 
 def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
-    """Of each process and role the phase in which it fell behind most: what it was late by already, when that began, is not counted again."""
+    """Return, for each process and role, the phase with its largest own delay.
+
+    A delay that existed before the phase began is not counted again.
+    """
     found: dict[tuple[str, str | None, str], Headline] = {}
     for row in rows:
         seconds = row.behind_median - max(row.began_later or 0.0, row.by_profiler, 0.0) - row.by_waiting
@@ -190,7 +193,7 @@ def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
 
 
 def _unmatched(rows: Sequence[UnmatchedTime], least: float) -> list[Headline]:
-    """Time in collectives of which it cannot be said who waited for whom."""
+    """Return time in collectives whose waits cannot be attributed."""
     found = []
     for row in rows[:MOST_STRAGGLERS]:
         most = row.spent[0]
@@ -206,7 +209,7 @@ def _unmatched(rows: Sequence[UnmatchedTime], least: float) -> list[Headline]:
 
 
 def _tails(rollouts: Sequence[Rollout], least: float) -> list[Headline]:
-    """Of all engines together, or of the one there is; without engines, of the samples."""
+    """Return the tail of all engines, or of the only one; without engines, of the samples."""
     found = []
     engines = [row for row in rollouts if row.iterations]
     samples_of = [row for row in rollouts if not row.iterations]
@@ -232,13 +235,13 @@ def _tails(rollouts: Sequence[Rollout], least: float) -> list[Headline]:
 
 
 ALL_ENGINES = "all engines"
-"""What the sum of several engines' batches is called."""
+"""Label of the sum of several engines' batches."""
 ALL_SAMPLES = "all samples"
-"""And that of several processes' samples."""
+"""Label of the sum of several processes' samples."""
 
 
 def _idleness(rows: Sequence[Idle], least: float) -> list[Headline]:
-    """Each cause that took a large part of the step, over the processes of which it took any."""
+    """Return each cause that took a large part of the step, over all affected processes."""
     found = []
     for cause, sentence in _CAUSES.items():
         those = [row for row in rows if row.causes.get(cause, 0.0) > 0]
@@ -275,7 +278,7 @@ def _exposed(rows: Sequence[Overlap], idle: Sequence[Idle], least: float) -> lis
 
 
 def _handovers(rows: Sequence[Overhead], idle: Sequence[Idle], least: float) -> list[Headline]:
-    """What the processes waited for engines to begin and to end their recordings."""
+    """Return the time that processes waited for engines to start and stop their recordings."""
     slowest = max(rows, key=lambda row: row.stop or 0.0, default=None)
     waited = sum(row.causes.get("profiler", 0.0) for row in idle) / len(idle) if idle else 0.0
     if slowest is None or not slowest.stop or waited < least:
@@ -301,7 +304,7 @@ def _memory(rows: Sequence[Memory]) -> list[Headline]:
 
 
 def _coverage(report: Report) -> list[Headline]:
-    """Traces without an event: a table does not show what is not there. Captures that fell short are reported as such."""
+    """Return the sources without events. Incomplete captures have their own headlines."""
     short = {each.label for each in report.shortfalls}
     without = [
         source

@@ -26,18 +26,18 @@ LEAST_NS = 1000
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What all processes of an island have in common."""
+    """Facts that all processes of an island share."""
 
     when: Intervals
     generating: Intervals
-    """While an engine had sequences to generate."""
+    """Time in which an engine had sequences to generate."""
     rollout: Intervals
-    """While any process was in a window of a role that engines work in."""
+    """Time in which any process was in a window of a role that engines work in."""
     phases: Mapping[str | None, Intervals]
-    """While any process was in a window of a role."""
+    """Time in which any process was in a window of a role."""
     engine_roles: frozenset[str | None]
     handing: Intervals
-    """While engines were started and stopped."""
+    """Time in which engines were started and stopped."""
 
 
 def idle_times(

@@ -72,7 +72,7 @@ class Matched:
 
 @dataclass(slots=True)
 class Matching:
-    """What `match` found."""
+    """The result of `match`."""
 
     columns: list[Columns]
     """Of each peer."""
@@ -229,7 +229,7 @@ def _partners(
 
 
 def _times(found: Matching, at: int, rows: Rows) -> tuple[Times, Times]:
-    """When calls begin and end."""
+    """Return when calls begin and end."""
     start = found.columns[at].start[rows]
     return start, start + found.columns[at].duration[rows]
 
@@ -271,14 +271,14 @@ def _distinct(entries: Mapping[int, Rows], peers: Sequence[Peer]) -> dict[int, R
 
 
 def _say(found: Matching, entries: Mapping[int, Rows], recorded: int, size: int) -> None:
-    """Note of calls how many members of their group were recorded."""
+    """Record for calls how many members of their group were recorded."""
     for at, rows in entries.items():
         found.recorded[at][rows] = recorded if size else 0
         found.members[at][rows] = size
 
 
 def _take(kind: Kind, aligned: Mapping[int, Rows], peers: Sequence[Peer], found: Matching) -> None:
-    """Note that calls are matched, one by one in the order given."""
+    """Record that calls are matched, one by one in the given order."""
     members = list(aligned)
     error = _error_ns([peers[at] for at in members])
     if not len(aligned[members[0]]) or (error is None and not synchronises(kind)):

@@ -23,12 +23,12 @@ __all__ = ["Process", "gather", "is_of", "measurable", "unsure_ns"]
 _LARGEST = 2**62
 _WHOLE = ("complete", "joined")
 _COVERS = (*_WHOLE, "partial")
-"""Outcomes of a capture that recorded its window."""
+"""Outcomes of a capture that contains its window."""
 
 
 @dataclass(slots=True)
 class Process:
-    """One process over the step, from all that is known of it."""
+    """One process over the step, from all sources that describe it."""
 
     label: str
     kind: str
@@ -43,12 +43,12 @@ class Process:
 
     @property
     def host(self) -> str | None:
-        """Where it ran."""
+        """The host that it ran on."""
         return self.origin.host
 
     @property
     def machine(self) -> str | None:
-        """What tells its machine from others: the boot, or the host's name where that is all that is known."""
+        """The key of its machine: the boot id, or the host's name if that is all that is known."""
         return self.origin.machine or self.host
 
     @property
@@ -80,7 +80,7 @@ class Process:
 
     @property
     def has_device(self) -> bool:
-        """Whether a device was traced."""
+        """Return whether a device was traced."""
         return any(work.device != "cpu" for digest in self.digests for work in digest.works)
 
     @property
@@ -165,7 +165,7 @@ def is_of(window: Mapping[str, Any], path: str) -> bool:
 
 
 def union(windows: Iterable[Window]) -> Intervals:
-    """What any of some windows covers."""
+    """Return what any of some windows covers."""
     windows = list(windows)
     return Intervals.union([window.start for window in windows], [window.end for window in windows])
 

@@ -1,7 +1,9 @@
-"""The rollout's long tail: how many sequences an engine generated at a time, and which samples came last.
+"""Analyse the rollout's long tail: the number of sequences in generation over time, and the last
+samples.
 
-A batch size holds until it changes; it is none where the engine paused. Without iterations, the samples that were bound with
-``stepprof.bind(sample=…)`` say the same: a sample is in flight from its first region to its last.
+A batch size holds until it changes; it is 0 while the engine pauses. Without iterations, samples
+bound with ``stepprof.bind(sample=…)`` are used: a sample is in flight from its first region to its
+last.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ SCHEMA_VERSION = 2
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
-    """One trace or span file that the report is made from, or a capture that brought none."""
+    """One trace or span file that the report uses, or a capture that produced none."""
 
     label: str
     kind: str
@@ -39,13 +39,13 @@ class SourceInfo(msgspec.Struct, frozen=True):
 
 
 class Headline(msgspec.Struct, frozen=True):
-    """A finding as a sentence, the costliest first."""
+    """A finding as a sentence, the most expensive first."""
 
     text: str
     topic: str
     """``straggler``, ``tail``, ``idle``, ``overlap``, ``overhead``, ``memory``, ``coverage``, …"""
     seconds: float | None = None
-    """What it costs of the step, where that can be said: what the order is by."""
+    """Its cost in seconds of the step, if known; headlines are sorted by it."""
 
 
 class Bar(msgspec.Struct, frozen=True, array_like=True):

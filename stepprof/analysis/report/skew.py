@@ -1,6 +1,7 @@
-"""Who was last, and who waited for whom: by when the processes finished a phase, and by how long they stood in its collectives.
+"""Find the last process of each phase, and which process the others waited for in its collectives.
 
-Ranks that synchronise finish together however slow one of them is: then the ends say nothing, and the waits inside collectives say it all. Both are reported, each as such.
+Ranks that synchronise finish together, however slow one of them is. Then the ends show nothing, and
+the waits inside collectives show the cause. Both are reported separately.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ _MOST_BYTES = 1 << 30
 
 
 def dump(content: Report | Comparison) -> bytes:
-    """JSON for a program, indented so that two reports can be compared line by line."""
+    """Return JSON for programs, indented so that two reports can be compared line by line."""
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
 def read(path: Path, kind: type[_Content]) -> _Content:
-    """A report, or a comparison, that was written earlier.
+    """Read a report or a comparison that was written earlier.
 
     Raises:
         ConfigError: there is no such file, it holds something else, or it is of a schema that this stepprof does not know.
@@ -47,7 +47,7 @@ def read(path: Path, kind: type[_Content]) -> _Content:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, in place of what an earlier report left there.
+    """Write `data` to `path`, and replace an earlier report there.
 
     Raises:
         ConfigError: it cannot be written there.

@@ -100,7 +100,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
 
 
 def print_comparison(comparison: Comparison, console: Console, *, top: int = 12) -> None:
-    """Print what changed from A to B; `top` rows of each kind."""
+    """Print what changed from A to B, with `top` rows of each kind."""
     console.print(Text(printable(f"A  {comparison.a}"), style="bold"), soft_wrap=True)
     console.print(Text(printable(f"B  {comparison.b}"), style="bold"), soft_wrap=True)
     _print_headlines(console, comparison.headlines)
@@ -138,7 +138,7 @@ def _section(console: Console, title: str, content: RenderableType | None) -> No
 
 
 def _indented(console: Console, content: RenderableType, indent: int = _INDENT) -> None:
-    """Print, with nothing behind the last character of a line; a line that is longer than the terminal is the terminal's to wrap."""
+    """Print without trailing spaces; the terminal wraps lines that are too long."""
     options = console.options.update_width(max(console.width - indent, 1))
     for line in Segment.split_lines(console.render(content, options)):
         text = Text.assemble(" " * indent, *((segment.text, segment.style or "") for segment in line))

@@ -1,4 +1,4 @@
-"""The figures of the report as tables for a terminal: the few rows of each that it has room for."""
+"""Render the figures of the report as terminal tables, each with a few rows."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[in
 
 
 def roles_table(report: Report, plain: bool, room: int) -> Table:
-    """When each role was at work, for how long, and what part of the step that is; `plain`: without block characters."""
+    """Return when each role was active, for how long, and its share of the step; `plain`: without
+    block characters.
+    """
     table = Table.grid(padding=(0, 2))
     for side in ("left", "left", "right", "right"):
         table.add_column(justify=side, no_wrap=True)
@@ -108,7 +110,7 @@ def roles_table(report: Report, plain: bool, room: int) -> Table:
 
 
 def _ribbon(rows: Sequence[GanttRow], role: str | None, total: float, plain: bool, length: int) -> str:
-    """When a role was at work, as characters from the start of the step to its end."""
+    """Return a role's active times as characters from the start of the step to its end."""
     cells = [False] * length
     for row in rows:
         for bar in row.bars:
@@ -121,7 +123,7 @@ def _ribbon(rows: Sequence[GanttRow], role: str | None, total: float, plain: boo
 
 
 def rollouts_table(rollouts: Sequence[Rollout], plain: bool, room: int) -> Table:
-    """Each engine's batch sizes and tail; `plain`: without the curve."""
+    """Return each engine's batch sizes and tail; `plain`: without the curve."""
     headers = ["engine", "seconds", "peak", "mean", "below half", "tail", "batch over time"]
     rows: list[list[str | Text]] = [
         [
@@ -152,7 +154,7 @@ def _sparkline(rollout: Rollout, width: int = 28) -> str:
 
 
 def skew_table(report: Report, top: int, room: int) -> Table:
-    """The `top` phases whose straggler lost most in the phase itself."""
+    """Return the `top` phases in which the straggler lost the most time."""
     phases = sorted(
         report.skew,
         key=lambda phase: (
@@ -185,7 +187,7 @@ def skew_table(report: Report, top: int, room: int) -> Table:
 
 
 def idle_table(idle: Sequence[Idle], room: int) -> Table:
-    """How the processes spent the step."""
+    """Return how the processes spent the step."""
     kinds = causes(each.causes for each in idle)
     headers = ["", "step", "work", *kinds.values()]
 
@@ -211,7 +213,7 @@ def idle_table(idle: Sequence[Idle], room: int) -> Table:
 
 
 def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table:
-    """Time in collectives of which it is not known who waited for whom."""
+    """Return time in collectives whose waits cannot be attributed."""
     cells = [
         [
             row.role or "step",
@@ -229,7 +231,7 @@ def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table:
 
 
 def overlap_table(report: Report, room: int) -> Table:
-    """Communication and computation, the mean of the processes."""
+    """Return communication and computation, the mean of the processes."""
     count = len(report.overlap)
     total = sum(each.communication for each in report.overlap)
     overlapped = sum(each.overlapped for each in report.overlap)
@@ -245,7 +247,7 @@ def overlap_table(report: Report, room: int) -> Table:
 
 
 def regions_table(times: Sequence[TimeOf], room: int) -> Table:
-    """A row per region, in the order given."""
+    """Return a row per region, in the given order."""
     rows = []
     for time in times:
         each = time.per_process
@@ -266,7 +268,7 @@ def regions_table(times: Sequence[TimeOf], room: int) -> Table:
 
 
 def ops_table(ops: Sequence[Op], room: int) -> Table:
-    """A row per operator or kernel, in the order given."""
+    """Return a row per operator or kernel, in the given order."""
     rows = [
         [op.name if len(op.name) <= 72 else op.name[:71] + "…", number(op.calls), seconds(op.self_seconds), share(op.share)]
         for op in ops
@@ -275,7 +277,7 @@ def ops_table(ops: Sequence[Op], room: int) -> Table:
 
 
 def cost_lines(report: Report) -> RenderableType | None:
-    """Memory, and what recording cost, a sentence each; None where nothing is known."""
+    """Return memory and recording overhead, one sentence each; None if nothing is known."""
     lines = []
     if report.memory:
         peak = max(report.memory, key=lambda each: each.peak_bytes)
@@ -295,7 +297,10 @@ def cost_lines(report: Report) -> RenderableType | None:
 
 
 def stops_table(costs: Sequence[StopCost], room: int) -> Table:
-    """What the traces of engines took to be written, the longest for each forward step first, and estimates for other bounds."""
+    """Return the time that engines took to write their traces, with estimates for other limits.
+
+    The longest time per forward step is first.
+    """
     bounds = sorted({bound for cost in costs for bound, _ in cost.estimates})
     longest = sorted(costs, key=lambda cost: -cost.seconds / cost.iterations)
     rows = []
@@ -308,7 +313,7 @@ def stops_table(costs: Sequence[StopCost], room: int) -> Table:
 
 
 def changes_table(changes: Sequence[Change], room: int) -> Table:
-    """A row per change, in the order given."""
+    """Return a row per change, in the given order."""
     rows: list[list[str | Text]] = []
     for change in changes:
         difference = change.b - change.a

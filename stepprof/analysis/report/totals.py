@@ -1,4 +1,4 @@
-"""Tables of a report that are sums over processes: time by role and region, overlap, memory, and what the recording cost."""
+"""Sum over processes: time by role and region, overlap, memory, recording overhead."""
 
 from __future__ import annotations
 

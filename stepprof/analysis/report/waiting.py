@@ -1,6 +1,7 @@
-"""Who waited for whom inside collectives, how long, and in which region.
+"""Sum up the waits inside collectives, by process and phase, with the rank that caused them.
 
-How long each waits in one collective is in `stepprof.analysis.report.wait_attribution`; what of it the recording caused, in `stepprof.analysis.report.profiler_waits`. Here it is added up by process and phase.
+`stepprof.analysis.report.wait_attribution` computes the wait of each process in one collective.
+`stepprof.analysis.report.profiler_waits` computes the part that the recording caused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seconds, shares and causes as a reader says them."""
+"""Format seconds, shares and causes for people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CAUSES = {
 
 
 def seconds(value: float | None) -> str:
-    """A length of time to three digits.
+    """Return a duration with three digits.
 
     >>> seconds(None), seconds(0), seconds(123.4), seconds(1.234), seconds(0.0123), seconds(-4.2e-6)
     ('-', '0 s', '123 s', '1.23 s', '12.3 ms', '-4.20 µs')
@@ -41,7 +41,7 @@ def seconds(value: float | None) -> str:
 
 
 def share(value: float) -> str:
-    """A part of a whole in per cent.
+    """Return a share in per cent.
 
     >>> share(0.412), share(0.0042), share(0)
     ('41%', '0.4%', '0%')
@@ -51,7 +51,7 @@ def share(value: float) -> str:
 
 
 def causes(found: Iterable[Mapping[str, float]]) -> dict[str, str]:
-    """The causes that occur, each with its heading; those that are known first, in their order.
+    """Return the causes that occur, each with its heading; known ones first, in their order.
 
     >>> causes([{"unknown": 1.0, "rollout": 2.0}, {"meteor": 0.5, "profiler": 0.0}])
     {'rollout': 'rollout', 'unknown': 'unknown', 'meteor': 'meteor'}

@@ -1,4 +1,5 @@
-"""Reading what was recorded: traces of every backend and engine and the spans, placed on one clock, and written as one timeline.
+"""Read recorded traces and spans, place them on one clock, and write one timeline.
 
-The offline half of the reading wing. It meets the recording side in the run directory alone, and reads traces that stepprof did not record as well. Needs the extra ``report``.
+Traces of every backend and engine are supported, also those that stepprof did not record. This
+package shares only the run directory with the recording side. It needs the extra ``report``.
 """

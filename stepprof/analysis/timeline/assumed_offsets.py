@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ALL", "assumed_for", "assumed_offsets", "check_assumed"]
 
 ALL = "*"
-"""The name that stands for every source without an anchor."""
+"""The name for all sources without a start time."""
 OPTION = "--assume-offset"
 _LARGEST_SECONDS = 4_102_444_800
 """The year 2100."""
@@ -49,12 +49,14 @@ def assumed_offsets(texts: Iterable[str]) -> dict[str, int]:
 
 
 def assumed_for(wanted: Input, assume: Mapping[str, int]) -> int | None:
-    """What is assumed of this source by one of its names; None: nothing."""
+    """Return the offset for one of this source's names; None if there is none."""
     return next((assume[name] for name in _names(wanted) if name in assume), None)
 
 
 def check_assumed(assume: Mapping[str, int], inputs: Iterable[Input]) -> None:
-    """See that every name is one of a source's: its path as it is shown, its file's name, its label, or its host.
+    """Check that every name is the path, file name, label or host of a source.
+
+    Raise ConfigError otherwise, with the closest name.
 
     Raises:
         ConfigError: one is not; says the nearest that is.

@@ -1,7 +1,8 @@
-"""Put the clocks of several machines onto one: from the comparisons in the manifests to the offset and the error of each source.
+"""Put the clocks of several machines onto one common clock.
 
-The common clock is that of the machine that compared the most others with its own, as a rule the driver's. A comparison of two other machines reaches further through the one that they share;
-errors add up along the way. Machines that no comparison connects with the common clock are clock islands: their times are not comparable with those of others.
+The comparisons in the manifests give the offset and the error of each source. The common clock is
+that of the machine that compared the most others with its own, usually the driver's. Two machines
+that were compared with a third one are related through it, and their errors add up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of a source goes into a timeline."""
+"""Filter the events of a source for a timeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What is left out. Flows go with the slices that they join."""
+    """The filter options. Flows are removed together with the slices that they connect."""
 
     min_ns: int = 0
     """Slices shorter than this are left out."""
@@ -34,7 +34,9 @@ class Filters:
         return self != Filters()
 
     def apply(self, source: Source) -> Source:
-        """The source without what is left out; what stays, stays whole: a slice that reaches over an edge of the range is not cut."""
+        """Return the source without the filtered events. A slice that crosses an edge of the range
+        is not cut.
+        """
         if not self:
             return source
         slices, instants, counters = source.slices, source.instants, source.counters

@@ -1,6 +1,7 @@
-"""What there is to be read: from runs, steps, folders and files to a list of inputs, each small enough to travel to a worker.
+"""Find the inputs: turn runs, steps, folders and files into a list, each item small enough to send
+to a worker.
 
-What only this module knows: which files of a run make one step, and how other tools name theirs.
+This module knows which files of a run belong to one step, and how other tools name their files.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ __all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What one run directory has of a step; small, so that it can travel."""
+    """The parts of a step in one run directory; small, so that it can be sent to another node."""
 
     run: Path
     manifest: dict[str, Any]
     clocks: list[dict[str, Any]]
     inputs: list[tuple[Input, str | None]]
-    """Each with the fragment that told of it."""
+    """Each with the fragment that names it."""
     findings: list[tuple[str | None, str | None, str]]
-    """(the fragment that told of it, whose it is, the problem)."""
+    """(the fragment that reports it, its owner, the problem)."""
 
     @property
     def step(self) -> int:
@@ -66,7 +67,7 @@ Elsewhere = Callable[[Sequence[Path], "int | None"], "list[Gathered]"]
 
 @dataclass(slots=True)
 class Found:
-    """What `find` found."""
+    """The result of `find`."""
 
     inputs: list[Input] = field(default_factory=list)
     considered: list[Input] = field(default_factory=list)
