@@ -60,7 +60,7 @@ def test_without_torch_npu(run, capsys):
     ("arguments", "reason"),
     [
         (["--step", "3"], "step 3 of"),
-        (["--workers", "0"], "--workers = 0: too small"),
+        (["--workers", "0"], "--workers = 0: must be >= 1"),
         (["--timeout", "0"], "--timeout = 0.0"),
         (["--step", "9"], "9"),
     ],
