@@ -282,7 +282,7 @@ class TestCommands:
         shown = json.loads(capsys.readouterr().out)
         assert {each["count"] for each in shown["spans"] if each["name"] == "update"} == {24}
         assert main(["spans", str(run), "--occurrence", "1"]) == 2
-        assert "Name it with --step" in capsys.readouterr().err
+        assert "--occurrence: requires --step" in capsys.readouterr().err
 
     def test_a_restarted_job(self, epochs, capsys):
         """The job begins anew under its run id and comes to the step again."""

@@ -183,7 +183,7 @@ class TestCommands:
         """A report compares two."""
         third = job(tmp_path / "c")
         assert main(["report", *two, str(third)]) == 2
-        assert "3 different ones" in capsys.readouterr().err
+        assert "3 runs given" in capsys.readouterr().err
 
     def test_find_refuses_them(self, two, tmp_path):
         """Whatever reads several directories at once."""
