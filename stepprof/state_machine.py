@@ -71,7 +71,7 @@ class TargetMachine:
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self.holder = "nobody"
+        self.holder = "no window"
         self.since = time.monotonic()
         self.owner: int | None = None
         """The only thread that may stop the capture; None: any thread may."""
@@ -105,7 +105,7 @@ class TargetMachine:
         started, self.since = self.since, time.monotonic()
         transition: Any = event.transition
         fields = {key: value for key, value in event.kwargs.items() if key not in ("holder", "act")}
-        self.holder = "nobody" if self.state == "idle" else event.kwargs["holder"]
+        self.holder = "no window" if self.state == "idle" else event.kwargs["holder"]
         logger.info("state.changed", **_line(transition.source, self, self.since - started, fields))
 
     def _raise(self, event: EventData) -> None:

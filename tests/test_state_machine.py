@@ -74,7 +74,7 @@ class TestTargetMachine:
             assert getattr(machine, trigger)(holder=HOLDER)
             assert [machine.state] == expected
             return
-        holder = "nobody" if state == "idle" else HOLDER
+        holder = "no window" if state == "idle" else HOLDER
         message = rf"rank-0: cannot {trigger} while {state} \(held by {holder}\)"
         with pytest.raises(StateError, match=message):
             getattr(machine, trigger)(holder="another window")
@@ -120,7 +120,7 @@ class TestTargetMachine:
             machine = in_state(state)
             assert machine.holder == HOLDER
             machine.abort(holder=HOLDER)
-            assert machine.holder == "nobody"
+            assert machine.holder == "no window"
 
     def test_the_librarys_own_lines_stay_out_of_the_log(self, caplog) -> None:
         """Each transition has one line; the lines of other machines of the application are not touched."""

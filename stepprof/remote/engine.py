@@ -51,7 +51,7 @@ class Engine:
         self.changes = callable(target) and not is_known(target)
         """Whether who the engines are has to be asked again at each arm."""
         self.counts = ranks is None
-        """Whether its engines span as many ranks as they have workers: nobody said which."""
+        """Whether its engines span as many ranks as they have workers: the caller named none."""
         self._target = target
         self._first = replica
         self._ranks = ranks
@@ -112,7 +112,7 @@ class Engine:
         return said[place * share : (place + 1) * share]
 
     async def ask_again(self) -> None:
-        """Who the engines are now. Raises what the callable raises, ConfigError for what nobody knows."""
+        """Who the engines are now. Raises what the callable raises, ConfigError for a target of no known kind."""
         if callable(self._target) and not is_known(self._target):
             found = await in_thread(self._target)
             if inspect.isawaitable(found):
@@ -166,5 +166,5 @@ class Engine:
 
 
 def _free(first: int, ranks: bool, used: set[tuple[bool, int]]) -> Iterator[int]:
-    """The numbers from the first on that nobody has."""
+    """Return free numbers, from the first on."""
     return (number for number in itertools.count(first) if (ranks, number) not in used)

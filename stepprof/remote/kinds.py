@@ -1,6 +1,6 @@
 """Find the kind of engine that a target is, and connect a driver to it.
 
-What a target is, is told by the names of its type: a library is never imported to ask. Only what the user wrote wrongly raises.
+A target is recognised by the names of its type: a library is never imported to ask. Only what the user wrote wrongly raises.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUILT_IN = {
 
 
 def connect_all(target: object, options: Mapping[str, object]) -> list[EngineDriver]:
-    """A driver for each target of a list. Raises ConfigError where nobody knows one."""
+    """Return a driver for each target of a list. Raises ConfigError for one of no known kind."""
     if isinstance(target, (list, tuple, set, frozenset)):
         return [driver for each in target for driver in connect_all(each, options)]
     if options.get("kind") == "both":

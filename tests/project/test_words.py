@@ -23,29 +23,7 @@ WORDS = (
     "last word",
     "owed",
 )
-PLACES = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "docs",
-    "examples",
-    "stepprof/__init__.py",
-    "stepprof/__main__.py",
-    "stepprof/analysis",
-    "stepprof/backends",
-    "stepprof/cli",
-    "stepprof/config",
-    "stepprof/doctor",
-    "stepprof/errors.py",
-    "stepprof/formats",
-    "stepprof/formatting.py",
-    "stepprof/host",
-    "stepprof/instrument",
-    "stepprof/log.py",
-    "stepprof/log_events.py",
-    "stepprof/recording",
-    "stepprof/redaction.py",
-    "stepprof/run",
-)
+PLACES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs", "examples", "stepprof")
 """Files and folders that are held to it."""
 _FOUND = re.compile(rf"\b({'|'.join(WORDS)})(?!\w)", re.IGNORECASE)
 

@@ -50,14 +50,14 @@ class Exports:
         self._label = label
         self._note = note
         self._changed = changed
-        self._owed: dict[LocalCapture, ExportCall] = {}
+        self._pending: dict[LocalCapture, ExportCall] = {}
         self._running: dict[LocalCapture, str] = {}
         self._recorded: set[int] = set()
 
     @property
     def unsubmitted(self) -> bool:
         """Whether there is a capture that is not yet with its job."""
-        return bool(self._owed)
+        return bool(self._pending)
 
     @property
     def pending(self) -> tuple[str, ...]:
@@ -66,21 +66,21 @@ class Exports:
 
     def owe(self, capture: LocalCapture, export: ExportCall) -> None:
         """Note that the stop is done; the export is to be submitted."""
-        self._owed[capture] = export
+        self._pending[capture] = export
 
     def forget(self, capture: LocalCapture) -> None:
         """Forget a stop that failed after all."""
-        self._owed.pop(capture, None)
+        self._pending.pop(capture, None)
 
     def submit_all(self) -> None:
         """At the end: exports that another thread is about to submit, or that an interrupt kept from being submitted."""
-        for capture in list(self._owed):
+        for capture in list(self._pending):
             self.submit(capture)
 
     def submit(self, capture: LocalCapture) -> None:
         """Give the export to its job."""
         with capture.submitting:  # the second thread waits, and finds it done
-            export = self._owed.get(capture)
+            export = self._pending.get(capture)
             if export is None:
                 return
             capture.exported_beside = is_background()
@@ -92,7 +92,7 @@ class Exports:
                 lambda result: self._ended(capture, result),
                 in_child=capture.exported_in_child,
             )
-            self._owed.pop(capture, None)
+            self._pending.pop(capture, None)
         self._changed()
 
     def _ended(self, capture: LocalCapture, result: ExportResult) -> None:
@@ -101,7 +101,7 @@ class Exports:
 
     def _note_result(self, capture: LocalCapture, result: ExportResult) -> None:
         window = capture.window
-        self._owed.pop(capture, None)
+        self._pending.pop(capture, None)
         self._running.pop(capture, None)
         try:
             exported = capture.exported(result)

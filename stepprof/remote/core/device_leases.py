@@ -36,13 +36,13 @@ class Turn:
         self._held: list[_Shared] = []
 
     def announce(self, window: EngineWindow) -> None:
-        """Count among those who record these devices, so that nobody keeps one while only armed."""
+        """Register as a recorder of these devices; no engine holds a lease while it is only armed."""
         with contextlib.suppress(BackendError):  # told when it is its turn
             for shared in _of(window):
                 shared.lease.is_shared()
 
     async def take(self, recording: Recording, window: EngineWindow, label: str) -> str | None:
-        """Have them, or wait for them until the window is over; why they are not to be had, which the recording is told then."""
+        """Acquire the leases, waiting until the window is over at most; return why they are not available, or None."""
         refused = await self._take(recording.stop, window, f"{label} of step {window.window.step}")
         if refused is not None and recording.late is None:
             reason = f"{refused}; nothing was sent to the engine"

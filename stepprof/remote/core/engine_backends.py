@@ -1,6 +1,6 @@
 """What an engine records with, where its role's backend is not torch: which kind of engine has what, and what is said where it has not.
 
-nsys sees an engine only where the engine's own processes run under it; the engine is told when to begin and to end (`cudaProfilerStart`), and nsys writes the report (`stepprof.remote.nsys.engine`).
+nsys sees an engine only where the engine's own processes run under it; the engine receives the calls that begin and end it (`cudaProfilerStart`), and nsys writes the report (`stepprof.remote.nsys.engine`).
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Recording:
         self.window: EngineWindow | None = None
         """Its folder, once there is one."""
         self.stop = asyncio.Event()
-        """The window is over, or nobody waits for the start any longer."""
+        """The window is over, or no window waits for the start any longer."""
         self.started = Gate()
         """Open when the start has succeeded or failed."""
         self.finished = Gate()

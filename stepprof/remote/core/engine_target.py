@@ -1,7 +1,7 @@
 """An engine as a target: the four states around a driver, its health, and its part of each window.
 
 Everything here runs on stepprof's own event loop, so that one thread changes the state. A start is committed before it is sent:
-once the request has left, a stop is owed, whatever becomes of the one who waits. Nothing sent is ever cancelled; who waited too
+once the request has left, a stop must follow, even if the waiting window times out. Nothing sent is ever cancelled; who waited too
 long stops waiting, and the late answer is still worked off: a late start is stopped at once, a late stop's files are kept.
 """
 
@@ -40,7 +40,7 @@ __all__ = ["EngineTarget", "HealthChange"]
 
 @dataclass(frozen=True, slots=True)
 class HealthChange:
-    """What is to be told of an engine."""
+    """What the manifest and the log say of an engine."""
 
     label: str
     name: str
@@ -50,7 +50,7 @@ class HealthChange:
 
 
 class Observer(Protocol):
-    """Who is told of what becomes of an engine: the fleet."""
+    """Receives changes of an engine's state and health: the registry."""
 
     def changed(self) -> None:
         """The state or the health has changed."""
@@ -72,7 +72,7 @@ class EngineTarget:
         driver: speaks to it.
         role: whose windows it follows.
         replica: its number among the role's engines.
-        fleet: is told of each change of the state or the health.
+        fleet: receives each change of the state or the health.
         trace_dir: a folder that the engine's host and this one share.
     """
 
@@ -358,7 +358,7 @@ class EngineTarget:
         recording.late = recording.late or late
 
     def give_up_stop(self, recording: Recording, seconds: float) -> None:
-        """Nobody waits for the stop any longer; its files are kept when they come."""
+        """Stop waiting for the stop; its files are kept when they come."""
         if recording.finished.is_open or recording.entry.status in ("failed", "skipped"):
             return
         recording.timed_out = True
@@ -440,7 +440,7 @@ class EngineTarget:
             self._set_health(health, describe_error(error))
 
     def _set_health(self, health: Health, reason: str | None) -> None:
-        """Told once for each change: an engine that stays dead for a thousand steps is told of once."""
+        """Log each change once: an engine that stays dead for a thousand steps is logged once."""
         before, self.health = self.health, health
         if before != health:
             if health == "unreachable" and not self._left:

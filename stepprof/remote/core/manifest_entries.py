@@ -96,7 +96,7 @@ class Entries:
             entry.body_error = text
 
     def write_soon(self, targets: Iterable[EngineTarget] = ()) -> None:
-        """Have it written off this thread, with the clocks as they are known now; a window that reached nobody leaves nothing."""
+        """Have it written off this thread, with the clocks as they are known now; a window that reached no engine leaves nothing."""
         self.note_clocks(targets)
         if self.fragment.engines:
             self.fragment.save()

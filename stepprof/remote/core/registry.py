@@ -116,7 +116,7 @@ class Fleet:
 
     @property
     def calm(self) -> bool:
-        """Whether a window that is not selected has nothing to tell: nobody is armed for a step that may not come, nobody listens."""
+        """Whether a window that is not selected needs no announcement: no engine is armed for a step that may not come, and none listens."""
         return not self._armed and not self._listeners
 
     def statuses(self) -> dict[str, str]:
@@ -235,7 +235,7 @@ class Fleet:
             logger.debug("arm.refused", reason=describe_error(error))
 
     def pass_by(self, step: int, role: str | None) -> concurrent.futures.Future[None] | None:
-        """A window comes in: who listens is told; engines that were armed for a step before it are armed no more.
+        """A window opens: announce it to the engines that listen, and disarm engines that were armed for an earlier step.
 
         Returns:
             What is done when everybody has been told, if anybody is; a recorded window waits for it for a moment.
@@ -247,7 +247,7 @@ class Fleet:
         if not self._listeners or self._told == (step, role):
             return None
         self._told = step, role
-        # of two steps that overlap in different roles, each is told to those whose business it is
+        # two steps may overlap in different roles: each is announced to the engines of its role
         told = [tell for engine, tell in self._listeners if role is None or engine.role == role]
         return remote_loop().submit(_announce(told, step, role)) if told else None
 

@@ -1,7 +1,7 @@
-"""One window over its engines: all start together and stop together; one that is slow, dead or hung delays nobody past the bound.
+"""One window over its engines: all start together and stop together; one that is slow, dead or hung delays no other past the bound.
 
 Who opens a window has the starts sent and waits, with a bound, on whatever thread or event loop it is on; everything else happens
-on stepprof's own loop. What came of each engine is in `stepprof.remote.core.manifest_entries`.
+on stepprof's own loop. The outcome of each engine is kept by `stepprof.remote.core.manifest_entries`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bracket:
         self._started: concurrent.futures.Future[None] | None = None
         self._stopped: concurrent.futures.Future[None] | None = None
 
-    # -- from whoever opens and closes the window
+    # -- called by the session, which opens and closes the window
 
     def send_starts(self) -> None:
         """Have the starts sent."""
@@ -117,7 +117,7 @@ class Bracket:
     # -- on the loop
 
     async def arm(self) -> None:
-        """Prepare every selected engine that is free. A hint: what goes wrong is told when the window comes."""
+        """Prepare every selected engine that is free. A hint: failures are reported when the window opens."""
         free = [
             target
             for target in await self._members.targets()

@@ -1,7 +1,7 @@
 """One request to a server, on a thread of its own, by the standard library alone.
 
 Engines keep state of their own, so what matters here is what is known after a request that failed: whether it never left, or left
-and was not answered (then a stop is owed). Keys and passwords are kept out of whatever is shown: names, messages, `repr`.
+and was not answered (then a stop must follow). Keys and passwords are kept out of whatever is shown: names, messages, `repr`.
 Environment variables that name a proxy are not followed: engines stand in the same cluster.
 """
 

@@ -35,7 +35,7 @@ _LATEST = 1 << 40
 async def clock(client: Client) -> Clock | None:
     """Compare a server's clock with ours; None where it does not tell the time.
 
-    On this host there is nothing to measure. A connection that only looks like one within the host, a tunnel, is told by a clock that
+    On this host there is nothing to measure. A connection that only looks like one within the host, a tunnel, is recognised by a clock that
     cannot be ours. Elsewhere some answers are asked for, for about a second at most; the bounds become narrower from one call to the
     next.
 

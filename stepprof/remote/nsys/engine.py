@@ -1,4 +1,4 @@
-"""An engine's part in a capture of nsys's: told when to begin and to end, and its report is found, moved and told of like that of a rank.
+"""An engine's part in a capture of nsys: its process begins and ends the capture, and its report is found, moved and listed like that of a rank.
 
 nsys names a report after the process that it started and the number of the range. So an engine of this process (an object, or one in a Ray actor, where this runs inside the actor) has the
 reports of this process's own session, whichever of its children call `cudaProfilerStart`; a server has those of the process that listens on its port. What only this module knows: that
@@ -99,7 +99,7 @@ class NsysPart:
         holder = count.holder(self._number)
         if holder is not None and holder != (self._window.window.step, self._window.stem):
             return Stopped(joined=holder)
-        return self._owed()
+        return self._pending()
 
     def withdraw(self) -> None:
         """The engine was never told to begin after all."""
@@ -107,11 +107,11 @@ class NsysPart:
             self._started.count.withdraw(self._number)
 
     def abandon(self) -> None:
-        """It is over, and nobody waits for its report."""
+        """End it without waiting for its report."""
         if self.sent:
             self._started.count.end(self._number)
 
-    def _owed(self) -> Stopped:
+    def _pending(self) -> Stopped:
         window, launch = self._window, self._started.launch
         if launch is None:
             return Stopped(partial=ELSEWHERE)

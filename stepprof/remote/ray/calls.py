@@ -155,7 +155,7 @@ class NodeAgent:
         return await asyncio.to_thread(lambda: [size_of(path) for path in paths])
 
     async def settled(self, fragment: str, timeout: float) -> bytes:
-        """A fragment with its last word, or what it says when the time is up."""
+        """Return a fragment in its final state, or as it is when the time is up."""
         from stepprof.remote.ray.node_files import settled_fragment
 
         return await asyncio.to_thread(settled_fragment, fragment, timeout)
@@ -220,7 +220,7 @@ class Agents:
         return result
 
     def forget(self, node: str | None, key: str) -> None:
-        """An actor is detached: its agent lets go of the handle."""
+        """Release the handle of a detached actor in its agent."""
         if node in self._agents and key in self._known[node]:
             self._known[node].discard(key)
             self._agents[node].drop.remote(key)
@@ -253,7 +253,7 @@ class Agents:
             async for piece in stream:
                 for number, result in await asyncio.wrap_future(piece.future()):
                     answers[number].set_result(result)
-        except Exception as error:  # noqa: BLE001 - every one that is still waited for is told
+        except Exception as error:  # noqa: BLE001 - every call that still waits gets it
             self._forget(node)
             reason = _first_line(error)
             logger.warning("agent.lost", node=node, reason=reason)

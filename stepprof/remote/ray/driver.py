@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["CLOSE_SECONDS", "ActorDriver", "SpansDriver", "agents", "drivers"]
 
 FETCH_BYTES = 256 * 2**20
-"""A file above this size stays on its node, unless `attach` is told otherwise."""
+"""A file above this size stays on its node, unless an argument of `attach` says otherwise."""
 
 CLOSE_SECONDS = 30.0
 """How long the exit of the interpreter waits for actors that are still attached then."""

@@ -1,4 +1,4 @@
-"""Files on another node's disk: brought to the run's folder in bounded pieces, or left there and told of.
+"""Files on another node's disk: copied to the run's folder in bounded pieces, or left there and listed.
 
 Pieces travel through Ray's object store, by way of an agent on the node: it needs no turn of the actor, which may be training, and
 outlives it. Nothing is written under its final name before it is whole.
@@ -63,7 +63,7 @@ class Carrier:
     limit: int
 
     async def engine_files(self, stopped: Stopped, source: Path, folder: Path) -> Stopped:
-        """Bring an engine's artifacts from its folder there to the same place here; what is left there is told as the reason why it is partial."""
+        """Bring an engine's artifacts from its folder there to the same place here; what stays there is the reason for `partial`."""
         brought: list[Artifact] = []
         left: list[str] = []
         for artifact in stopped.artifacts:
@@ -190,7 +190,7 @@ def lost_fragment(
 
 
 def mark(run: Path) -> Path:
-    """A file that nobody has looked for before: no cache of a shared file system knows that it is not there."""
+    """Return the path of a file that no process looked for before: no cache of a shared file system can say that it is missing."""
     marker = run / f".seen-{uuid.uuid4().hex}"
     marker.touch()
     return marker

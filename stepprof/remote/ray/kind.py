@@ -2,7 +2,7 @@
 
 A driver (`stepprof.remote.ray.driver`) only carries: in the actor's process `stepprof.remote.ray.inside.entry` finds the engine and runs the
 very same driver that would run here, or has the actor's own session follow. What only this module knows: that Ray ends before us
-at the exit of the interpreter, unless somebody who came after it has a word first.
+at the exit of the interpreter, after the exit handlers that were registered later.
 """
 
 from __future__ import annotations

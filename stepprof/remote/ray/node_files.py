@@ -29,7 +29,7 @@ def size_of(path: str) -> int | None:
 
 
 def settled_fragment(path: str, timeout: float) -> bytes:
-    """A fragment, as soon as no export of its windows is awaited, or whoever would write it is dead, or the time is up. Raises OSError."""
+    """Return a fragment once no export of its windows is pending, its writer is dead, or the time is up. Raises OSError."""
     deadline = time.monotonic() + timeout
     while True:
         data = read_plain(path)

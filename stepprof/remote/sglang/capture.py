@@ -73,7 +73,7 @@ class Link(Protocol):
 
 @dataclass(slots=True)
 class _Sent:
-    """A start that left: a stop is owed."""
+    """A start that was sent: a stop must follow."""
 
     window: EngineWindow
     request: Request
@@ -341,7 +341,7 @@ def _nothing(recorded: bool | None, sent: _Sent) -> str:
 
 
 async def _until_whole(folder: Path, facts: Facts, seconds: float) -> None:
-    """Wait for files that nobody announces."""
+    """Wait for files that SGLang does not announce."""
     waited = 0.0
     while waited < seconds:
         found = await in_thread(find, folder, facts.users)

@@ -1,6 +1,6 @@
-"""SGLang in this process: an ``Engine`` or a ``TokenizerManager`` is told to record.
+"""SGLang in this process: starts and stops the profiler of an ``Engine`` or a ``TokenizerManager``.
 
-What only this module knows: how its objects are recognised, and what is told of an engine that was started with its first use. How its
+What only this module knows: how its objects are recognised, and what is reported of an engine that was started with its first use. How its
 calls are made is in `stepprof.remote.sglang.link`, what is sent and what that leaves behind in `stepprof.remote.sglang.capture`, servers
 are in `stepprof.remote.sglang.server`.
 """
@@ -71,7 +71,7 @@ class SglangEngine(EngineDriver):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that it was first used on; until then, that of whoever attached it."""
+        """The event loop that it was first used on; until then, the loop of the code that attached it."""
         return self._link.home() or self._attached_on
 
     @property

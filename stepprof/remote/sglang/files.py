@@ -78,7 +78,7 @@ class Found:
 
 @dataclass(slots=True)
 class Brought:
-    """What came of the files of one capture."""
+    """The outcome of one capture, by its files."""
 
     artifacts: list[Artifact] = field(default_factory=list)
     stages: set[str] = field(default_factory=set)
@@ -86,7 +86,7 @@ class Brought:
 
 
 def folder_of(window: EngineWindow) -> Path:
-    """Where the engine is told to write: its folder in the run, or one of its own in the folder that both hosts see."""
+    """Return where the engine has to write: its folder in the run, or one of its own in the folder that both hosts see."""
     if window.trace_dir is None:
         return window.output
     run = str(window.metadata.get("run_id") or "run")
@@ -302,7 +302,7 @@ def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) 
 
 
 def is_whole(path: Path, users: frozenset[int] | None = None) -> bool:
-    """Whether a file of one of these users can be read to its end: asked where nobody says that it is."""
+    """Whether a file of one of these users can be read to its end: checked where SGLang does not say so."""
     with contextlib.suppress(OSError, *damages()), open_engine_file(path, users) as file:
         for _ in blocks(cast("IO[bytes]", gzip.GzipFile(fileobj=file))):
             pass

@@ -2,7 +2,7 @@
 
 What only this module knows: on which event loop a call may be made. The answers of SGLang's scheduler are read by a task on the loop
 that the engine was first used on, so that a call made elsewhere is never answered, and a first call made elsewhere ties the engine to
-the wrong loop: whoever generates then waits for ever. Hence:
+the wrong loop: code that generates then waits for ever. Hence:
 
 * an engine that has been used is called on its loop; where that loop runs (asynchronous use), nothing more is needed;
 * where it does not (a synchronous ``Engine`` between two calls), the loop is run from a thread of ours until the answer is there, for
@@ -47,7 +47,7 @@ FIRST_USE_SECONDS = 0.002
 """How often an engine that has not been used is looked at while a window waits for it."""
 
 NOT_RECORDING = "not in progress"
-"""What SGLang's refusal of a stop says that nobody is owed."""
+"""What SGLang answers to a stop without a start."""
 
 
 class ObjectLink:
@@ -272,9 +272,9 @@ def _version() -> str:
 def _run_until(
     loop: asyncio.AbstractEventLoop, answer: concurrent.futures.Future[Any], seconds: float
 ) -> None:
-    """Run a loop that nobody runs until the answer is there, on this thread.
+    """Run an idle loop on this thread until the answer is there.
 
-    Nothing of this is left on the loop if its owner comes first: the future that it runs for is nobody's, and a timer only sets it.
+    Nothing of this is left on the loop if its owner comes first: no other code has the future that it runs for, and a timer only sets it.
     """
     ended: asyncio.Future[None] = loop.create_future()
 

@@ -206,7 +206,7 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _check_backends(backends: tuple[str, ...], facts: Facts, *, by_stage: bool) -> None:
-    """Refuse what would kill the engine, or leave files that nobody can tell apart."""
+    """Refuse what would kill the engine, or leave files that cannot be told apart."""
     beside_torch = [name for name in backends if name in ("nsys", "memory")]
     if not beside_torch:
         return

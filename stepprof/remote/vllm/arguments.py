@@ -4,8 +4,8 @@ What only this module knows: the settings of vLLM's profiler over the versions (
 from 0.13 on), and the folder that makes one folder per step possible. vLLM's output folder cannot be changed while the engine
 lives, in no version; but it is resolved anew whenever a trace is written, so it is given a symbolic link to retarget:
 
-    {folder}/engine-1/current -> idle          what the engine is told; between windows it leads to `idle`
-    {folder}/engine-1/idle/                    what somebody else's use of the profiler leaves
+    {folder}/engine-1/current -> idle          the folder that the engine writes to; between windows a link to `idle`
+    {folder}/engine-1/idle/                    files of other uses of the profiler
     {folder}/engine-1/step-2.rollout-0.1/      where it leads while step 2 is recorded; empty and gone afterwards
 """
 

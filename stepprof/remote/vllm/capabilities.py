@@ -1,4 +1,4 @@
-"""What a vLLM engine can be told, and what came of it, in words that serve an object and a server alike.
+"""Arguments of vLLM's profiler, and its outcomes in words, shared by the drivers of objects and servers.
 
 What only this module knows: which bounds a version takes for each capture and which only at its construction, and what it means when
 a stop brought fewer files than there are workers, or none.

@@ -1,4 +1,4 @@
-"""vLLM in this process: an ``AsyncLLM`` or an ``LLM`` is told to record, each version in its own words.
+"""vLLM in this process: starts and stops the profiler of an ``AsyncLLM`` or an ``LLM``, as each version needs it.
 
 What only this module knows: which of its calls can be believed, and that three things end a process: its front-end profiler (started and stopped on two threads), stacks in a long capture,
 and a second profiler in a process that is its own worker. Servers are in `stepprof.remote.vllm.server`.
@@ -366,6 +366,6 @@ def _as_failure(error: Exception, method: str, name: str) -> EngineFailure:
 
 
 def _forget(answer: asyncio.Future[Any]) -> None:
-    """Look at a result that nobody waits for, so that asyncio does not complain."""
+    """Read a result that no caller waits for, so that asyncio does not complain."""
     if not answer.cancelled():
         answer.exception()

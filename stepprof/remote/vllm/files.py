@@ -83,7 +83,7 @@ def bring(
     *,
     over: bool = True,
 ) -> Brought:
-    """Make the capture's traces artifacts of the run; those of workers that nobody asked for are removed.
+    """Make the capture's traces artifacts of the run; those of workers outside the selection are removed.
 
     Args:
         folder: where the engine writes.

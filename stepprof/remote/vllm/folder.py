@@ -195,7 +195,7 @@ class TraceFolder:
 
 
 def new_prefix() -> str:
-    """What the names of one engine's files begin with, where its version lets them: engines that share a folder are told apart by it."""
+    """Prefix of the names of one engine's files, where its version allows one: it distinguishes engines that share a folder."""
     return f"{PREFIX}{uuid.uuid4().hex[:8]}"
 
 

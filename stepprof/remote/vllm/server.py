@@ -312,7 +312,7 @@ class VllmServer(EngineDriver):
             )
 
     def _folder(self, window: EngineWindow) -> Path | None:
-        """Where its traces can be found from here; None: nobody said."""
+        """Where its traces can be found from here; None: the caller did not say."""
         if window.trace_dir is not None:
             return window.trace_dir
         if self._settings.folder and self._client.same_host:

@@ -12,7 +12,7 @@ from stepprof.backends.base import ExportError
 from stepprof.backends.nsys.reports import ReportLost
 from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
-from stepprof.remote.ray.inside.late_reports import Owed
+from stepprof.remote.ray.inside.late_reports import PendingReports
 from stepprof.remote.ray.inside.messages import Collected
 from stepprof.remote.ray.late_files import ActorsLater
 from stepprof.run.model import Artifact, Window
@@ -58,7 +58,7 @@ class TestInTheActor:
     )
     def test_it_is_asked_for(self, outcome, answer):
         """Nothing until it has come; then what it is, once."""
-        owed = Owed()
+        owed = PendingReports()
         owed.begin(WINDOW, Soon(outcome))
         assert owed.collect(WINDOW, None) is None
         assert collected(owed, 1.0) == answer

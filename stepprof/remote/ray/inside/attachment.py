@@ -17,7 +17,7 @@ from stepprof.remote.core.inherited_captures import keep
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.ray.inside.attachments import make_room, watch
 from stepprof.remote.ray.inside.find_engine import locate, only_engine, same_url, shown
-from stepprof.remote.ray.inside.late_reports import Owed
+from stepprof.remote.ray.inside.late_reports import PendingReports
 from stepprof.remote.ray.inside.messages import Attachment, Facts, Inside, Report, Unknown, boot_id, node_id
 from stepprof.run.layout import step_folder
 from stepprof.run.manifest_writer import describe_error
@@ -47,7 +47,7 @@ class Guest:
         self.token = token
         self.turn = threading.Lock()
         self.plain = False
-        self.owed = Owed()
+        self.pending = PendingReports()
         """What its engine still waits for."""
         self.attachment: Attachment | None = None
         self._engine: EngineDriver | None = None
@@ -95,7 +95,7 @@ class Guest:
         folder = str(self._local(window).folder)
         if stopped.later is None:
             return Report(stopped, folder=folder)
-        self.owed.begin(window, stopped.later)
+        self.pending.begin(window, stopped.later)
         return Report(replace(stopped, later=None), folder=folder, awaited=True)
 
     def enter(self, window: EngineWindow) -> None:

@@ -34,7 +34,7 @@ def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
         return _leave(token, *arguments)
     guest = guests.setdefault(token, Guest(token))
     if verb == "collect":
-        return Answer(guest.owed.collect(*arguments))
+        return Answer(guest.pending.collect(*arguments))
     act = getattr(guest, verb)
     wait_seconds: float | None = 0.0
     if _on_main_thread():

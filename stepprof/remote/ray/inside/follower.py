@@ -39,7 +39,7 @@ CLOSE_SECONDS = 5.0
 """How long the end of a session waits for another thread that is just stopping its capture."""
 
 _OF_THE_DRIVER = ("on_complete", "keep_steps", "keep_bytes")
-"""What one process does for all: here it is the one that is followed."""
+"""Duties of one process per run: here the followed process has them."""
 
 
 class Follower:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from stepprof.remote.base import EngineWindow, Later
 
-__all__ = ["Owed"]
+__all__ = ["PendingReports"]
 
 Key = tuple[int, "str | None", int]
 
 
-class Owed:
+class PendingReports:
     """What one engine owes, by window."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ class Attachment:
     find: object
     rank: int | None
     position: int
-    """Its number among the ranks that were attached: its rank, where nobody knows it better."""
+    """Its number among the ranks that were attached: its rank, unless the job states another one."""
     world_size: int | None
     config: Mapping[str, object]
     run_id: str
