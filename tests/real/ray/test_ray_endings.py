@@ -170,6 +170,6 @@ class TestExit:
         try:
             assert ran.returncode == 0, ran.stderr
             assert ended - float(began) < BOUND + 10
-            assert "shutdown.waiting" in ran.stderr
+            assert "the end of the run waits for engines" in ran.stderr
         finally:
             os.kill(int(pid), signal.SIGCONT)

@@ -195,7 +195,7 @@ def test_no_cluster_is_an_error_that_names_the_option(run, capsys, run_script) -
     script = "import sys\nfrom stepprof.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     done = run_script(script, "report", str(run), "--ray", "127.0.0.1:1")
     assert done.returncode == 2
-    assert '--ray = "127.0.0.1:1": no cluster answers' in done.stderr
+    assert '--ray = "127.0.0.1:1": no cluster responds' in done.stderr
 
 
 def test_without_ray(monkeypatch) -> None:
