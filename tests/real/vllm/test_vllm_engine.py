@@ -383,7 +383,7 @@ class TestSelection:
                 tmp_path, step, with_stack=True, record_shapes=True, by_stage=True, max_iterations=9
             )
             on_remote(driver.arm(window))
-        told = [record.getMessage() for record in caplog.records if "as it was built" in record.getMessage()]
+        told = [record.getMessage() for record in caplog.records if "engine.limited" in record.getMessage()]
         assert len(told) == 3
         assert "with_stack = true was asked for, and it was built without" in told[0]
 

@@ -101,7 +101,7 @@ def test_a_shutdown_on_the_engines_loop(live: Live, recording: Callable[..., Any
     assert live.run(loop()) < 40
     assert not live.engine._profile_session_active
     (entry,) = told(tmp_path)
-    assert entry["status"] == "partial"
+    assert entry["status"] == "partial", entry
     assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 4
 
 
