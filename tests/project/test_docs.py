@@ -135,7 +135,7 @@ def test_every_folder_of_the_package_is_shown():
         for line in tree.splitlines()
         for inner in ["", *re.findall(r"\b(\w+)/", line.split("/", 1)[1])]
     }
-    package = ROOT / "stepprof"
+    package = Path(stepprof.__file__).parent
     folders = {each.parent.relative_to(package).as_posix() for each in package.glob("*/**/__init__.py")}
     assert shown == {each for each in folders if each.count("/") < 2 and each != "examples"}
 

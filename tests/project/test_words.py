@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import stepprof
+
 ROOT = Path(__file__).parents[2]
 WORDS = (
     "is told",
@@ -23,7 +25,13 @@ WORDS = (
     "last word",
     "owed",
 )
-PLACES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs", "examples", "stepprof")
+PLACES = (
+    *(
+        ROOT / name
+        for name in ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs", "examples")
+    ),
+    Path(stepprof.__file__).parent,
+)
 """Files and folders that are held to it."""
 _FOUND = re.compile(rf"\b({'|'.join(WORDS)})(?!\w)", re.IGNORECASE)
 
@@ -38,12 +46,12 @@ def files(place: Path) -> Iterator[Path]:
 
 
 class TestWords:
-    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
     def test_they_are_not_used(self, place):
         """Name the actor, and use the noun: the background thread, pending exports, the result."""
         found = [
-            f"{path.relative_to(ROOT)}:{number}: {match[0]}"
-            for path in files(ROOT / place)
+            f"{path}:{number}: {match[0]}"
+            for path in files(place)
             for number, line in enumerate(path.read_text().splitlines(), 1)
             for match in _FOUND.finditer(line)
         ]

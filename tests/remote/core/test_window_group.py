@@ -444,7 +444,9 @@ class TestTrouble:
         one, session = engine(), recording()
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
-            session.background.round()
+            deadline = time.monotonic() + 5
+            while not told(session) and time.monotonic() < deadline:  # the session's own thread may be at it
+                session.background.round()
             [entry] = told(session)
             assert entry.status == "lost"
 
