@@ -47,7 +47,7 @@ def test_later(npu, cann):
     run = str(npu.run_path)
     assert verify_run(npu.run_path).ok
     before = command(npu, cann, "merge", run)
-    assert 'not analysed yet: "stepprof analyse' in before.stdout + before.stderr
+    assert 'is not analysed yet: run "stepprof analyse' in before.stdout + before.stderr
     done = command(npu, cann, "analyse", run, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = json.loads(done.stdout)["analysed"]
