@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import TypeAlias
 
 from stepprof.analysis.report.schema import GanttRow
 from truth.known import Known, merged, total
@@ -10,6 +11,9 @@ from truth.model import Stretch
 from truth.noting import CLOSE, Notes, key_of
 
 __all__ = ["compare_gantt"]
+
+Bar: TypeAlias = "tuple[int, int, str, str | None]"
+"""Start and length in microseconds, name, role."""
 
 FEW_BARS = 50
 FEW_STRETCHES = 250
@@ -43,10 +47,20 @@ def _bars(notes: Notes, each: Known, row: GanttRow, start: int) -> None:
         for bar in row.bars
         if bar.name != "profiler"
     }
-    if extra := shown - true:
+    if extra := _only_in(shown, true):
         notes.say(f"bars of {each.rank}", sorted(map(str, extra))[:3], "none of these")
-    if len(true) <= FEW_BARS and (missing := {bar for bar in true if bar[1]} - shown):
+    if len(true) <= FEW_BARS and (missing := _only_in({bar for bar in true if bar[1]}, shown)):
         notes.say(f"bars of {each.rank}", "without these", sorted(map(str, missing))[:3])
+
+
+def _only_in(bars: set[Bar], others: set[Bar]) -> set[Bar]:
+    """Return the bars that the others lack. Half a microsecond may be rounded up in one and down in the other."""
+    near = (-1, 0, 1)
+    return {
+        bar
+        for bar in bars
+        if not any((bar[0] + start, bar[1] + length, *bar[2:]) in others for start in near for length in near)
+    }
 
 
 def _busy(notes: Notes, each: Known, row: GanttRow) -> None:

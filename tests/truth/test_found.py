@@ -137,6 +137,24 @@ FOUND = {
     "a thread that leaves late has not waited for one that came just before": Shape(
         seed=252209314, ranks=12, kinds=("broadcast",), rounds=4, jitter=True
     ),
+    "a bar that begins at half a microsecond is rounded either way": Shape(
+        seed=195,
+        ranks=4,
+        machines=4,
+        device="cuda",
+        devices=2,
+        compared="all",
+        clock_error=True,
+        phases=("actor", "critic"),
+        layout="disjoint",
+        kinds=("all_reduce",),
+        rounds=2,
+        local="ops",
+        fates=((0, "capped"), (3, "unselected")),
+        profiler="equal",
+        spans=False,
+        engines=((2, 1), (2, 1), (1, 1)),
+    ),
 }
 
 
