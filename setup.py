@@ -2,4 +2,6 @@
 
 from setuptools import find_packages, setup
 
-setup(packages=[*find_packages(include=["stepprof", "stepprof.*"]), "stepprof.examples"])
+WITHOUT_CODE = ["stepprof.analysis.report.assets"]  # a package all the same to setuptools, which warns if it is not listed
+
+setup(packages=[*find_packages(include=["stepprof", "stepprof.*"]), *WITHOUT_CODE, "stepprof.examples"])

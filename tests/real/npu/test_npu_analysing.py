@@ -54,7 +54,7 @@ def test_later(npu, cann):
     assert result["problem"] is None
     assert is_analysed(npu.folder_of())
     again = command(npu, cann, "analyse", run)
-    assert "0 of 0 captures analysed, 1 were before" in again.stdout
+    assert "0 of 0 captures analysed, 1 were analysed before" in again.stdout
     events = json.loads((npu.folder_of() / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").read_text())
     assert sum(event.get("name") == "aten::mm" for event in events) == 20
     merged = command(npu, cann, "merge", run, "--format", "json", "--output", "timeline.json")
