@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.instrument.region import bind, counter, mark, region
 from stepprof.instrument.state import State
-from stepprof.instrument.step import profile_step, state, tick
+from stepprof.instrument.step import current_step, profile_step, state, tick
 
 if TYPE_CHECKING:
     from stepprof import errors
@@ -59,6 +59,7 @@ __all__ = [
     "attach",
     "bind",
     "counter",
+    "current_step",
     "detach",
     "errors",
     "init",

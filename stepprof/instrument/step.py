@@ -1,4 +1,4 @@
-"""``profile_step``: the window of a step, as a block, an async block, start/stop and a decorator; ``tick`` and ``state``.
+"""``profile_step``: the window of a step, as a block, an async block, start/stop and a decorator; ``tick``, ``state`` and ``current_step``.
 
 A window that is not selected costs a comparison, a context variable and its span. Which windows are selected is the
 session's business; this module knows how to come in and go out in every form, and that each going out is done once.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 UNSEEN = 1
 """In the place of a start time: neither selected nor, with ``spans = false``, recorded at all."""
 
-__all__ = ["StepWindow", "profile_step", "state", "tick"]
+__all__ = ["StepWindow", "current_step", "profile_step", "state", "tick"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,6 +61,8 @@ class StepWindow(Scope):
         if quiet is not None and quiet[0] <= step < quiet[1] and session.calm:
             self._after = after = None
             if not recorder.keep and recorder.hook is None:
+                self._before = newest.window
+                newest.window = self  # for `current_step`
                 self._start = UNSEEN
                 return self
         else:
@@ -104,15 +106,15 @@ class StepWindow(Scope):
             end = perf_counter_ns()
             if after is not None and after[0] is not None:
                 after[0].end(end, moved=True)
-            if start == UNSEEN:
-                return
-            if self._outer is not None:
-                self._outer = holding(self._outer, self._thread, self._task)
             before = self._before
             if before is not None:
                 self._before = before = last_open(before)
             if newest.window is self:
                 newest.window = before
+            if start == UNSEEN:
+                return
+            if self._outer is not None:
+                self._outer = holding(self._outer, self._thread, self._task)
             recorder = cell.recorder
             if recorder is None:
                 return
@@ -323,6 +325,23 @@ def tick() -> None:
     if recorder is None or recorder.is_compiling() or recorder.hook is None or session is None:
         return
     session.tick()
+
+
+def current_step() -> int | None:
+    """Return the number of the step that is open here, recorded or not; None outside of every window.
+
+    A region that ends here belongs to this step: that of the window, or of the ``bind(step=…)``, around this code; of a task that
+    began inside a window, that window's; else that of the window that this process entered last and that is still open. In an
+    attached actor the open windows of the driver count too. Unlike ``state().step``, it never names a step that is still to come.
+
+    >>> current_step() is None
+    True
+    """
+    recorder = cell.recorder
+    if recorder is None or recorder.is_compiling():
+        return None
+    where = recorder.where()
+    return None if where is None else where.number
 
 
 def state() -> State:

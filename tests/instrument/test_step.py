@@ -12,7 +12,7 @@ from faulty import control, ended, outcomes
 from spanning import only, spans_of
 
 import stepprof
-from stepprof import profile_step, region, state, tick
+from stepprof import current_step, profile_step, region, state, tick
 from stepprof.instrument.scope import newest
 
 
@@ -182,6 +182,64 @@ class TestSteps:
             pass
         ended(session)
         assert outcomes(session) == [(2, "actor", "complete")]
+
+
+class TestCurrentStep:
+    @pytest.mark.parametrize("options", [{}, {"spans": False}])
+    def test_recorded_or_not(self, start, options) -> None:
+        """It is the step of the open window, also where nothing is recorded; between windows it is None, also while the next step is armed."""
+        start(backend="null", steps="3", **options)
+        seen = []
+        for step in (1, 2, 3, 4):
+            seen.append(current_step())
+            with profile_step(step):
+                seen.append(current_step())
+                with profile_step(step, role="actor"):
+                    seen.append(current_step())
+                seen.append(current_step())
+        seen.append(current_step())
+        assert seen == [None, 1, 1, 1, None, 2, 2, 2, None, 3, 3, 3, None, 4, 4, 4, None]
+
+    @pytest.mark.parametrize("options", [{}, {"spans": False}])
+    def test_windows_that_end_in_another_order(self, start, options) -> None:
+        """The step that is still open is named, whichever was entered last."""
+        start(backend="null", steps="1000", **options)
+        first, second, third = (profile_step(step, role=f"r{step}").start() for step in (1, 2, 3))
+        second.stop()
+        third.stop()
+        assert current_step() == 1
+        first.stop()
+        assert current_step() is None
+
+    def test_in_threads_and_tasks(self, session) -> None:
+        """A thread is in the step that is open; a task stays in the step in which it began; `bind` overrules both."""
+        found = []
+
+        async def late():
+            await asyncio.sleep(0.01)
+            found.append(current_step())
+
+        async def main():
+            with profile_step(5):
+                task = asyncio.ensure_future(late())
+                await asyncio.sleep(0)
+            with profile_step(6):
+                await task
+                found.append(current_step())
+
+        asyncio.run(main())
+        with profile_step(7):
+            thread = threading.Thread(target=lambda: found.append(current_step()))
+            thread.start()
+            thread.join()
+            with stepprof.bind(step=4):
+                found.append(current_step())
+        assert found == [5, 6, 7, 4]
+
+    def test_without_a_session(self) -> None:
+        """There is no step."""
+        with profile_step(1):
+            assert current_step() is None
 
 
 class TestRefusals:

@@ -146,7 +146,17 @@ class TestPublicNames:
 
     def test_functions_have_examples(self) -> None:
         """Each public function and block shows how it is used."""
-        for name in ("bind", "counter", "mark", "profile_step", "region", "shutdown", "state", "tick"):
+        for name in (
+            "bind",
+            "counter",
+            "current_step",
+            "mark",
+            "profile_step",
+            "region",
+            "shutdown",
+            "state",
+            "tick",
+        ):
             assert ">>>" in (inspect.getdoc(getattr(stepprof, name)) or ""), name
 
     def test_types_are_shipped(self) -> None:
