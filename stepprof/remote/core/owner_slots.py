@@ -6,6 +6,7 @@ its process.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -55,6 +56,8 @@ class Held:
     """What another process needs to find the capture's files."""
     driver: Finisher | None = None
     """The driver itself, where it is in this process."""
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False, repr=False)
+    """Held while the capture is being ended: of two ends at a time, the second would find that the first has taken the files."""
 
     def __str__(self) -> str:
         run = self.window.metadata.get("run_id", "unknown")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.host.process_identity import writer_identity
@@ -116,6 +116,21 @@ class Hold:
         if not ending.cancelled() and ending.exception() is not None:
             logger.warning("capture.left", name=self._name, reason=str(ending.exception()))
 
+    @property
+    def ending(self) -> asyncio.Lock:
+        """Return the lock of the capture that this driver holds."""
+        return asyncio.Lock() if self.held is None else self.held.ending
+
+    async def stop(
+        self, window: EngineWindow, end: Callable[[], Awaitable[Stopped]], forget: Callable[[], object]
+    ) -> Stopped:
+        """Return what `end` brings, or what another driver has kept; then `forget` is called. Raises what `end` raises."""
+        async with self.ending:
+            if await self.is_taken():
+                forget()
+                return await self.taken_over(window)
+            return await end()
+
     async def is_taken(self) -> bool:
         """Return whether another driver holds it by now, which took this one for dead."""
         if self.slot is None or self.held is None:
@@ -173,6 +188,19 @@ class Hold:
         return None if held is None or held.lives(self.slot.silent_seconds(), _living.__contains__) else held
 
     async def _end(self, held: Held, finisher: Finisher, reason: str) -> None:
+        async with held.ending:
+            if not await self._is_over(held):
+                await self._finish(held, finisher, reason)
+
+    async def _is_over(self, held: Held) -> bool:
+        """Return whether the capture was ended while this driver waited for its turn."""
+        assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
+        if held is self.held:
+            return False
+        other = await _do(self.slot, self.slot.read)
+        return other is None or other.token != held.token
+
+    async def _finish(self, held: Held, finisher: Finisher, reason: str) -> None:
         assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
         logger.warning("capture.recovered", name=self._name, left_by=str(held), reason=reason)
         try:

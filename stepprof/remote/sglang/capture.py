@@ -159,10 +159,10 @@ class SglangCapture:
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """End the capture, and bring its files to the run."""
-        if await self._hold.is_taken():
-            self._sent = None
-            return await self._hold.taken_over(window)
-        return await self._end(send=True)
+        return await self._hold.stop(window, lambda: self._end(send=True), self._forget)
+
+    def _forget(self) -> None:
+        self._sent = None
 
     async def finish(self, window: EngineWindow) -> Stopped:
         """End a capture whose stop failed, or never came; it is left alone where another stop has ended it."""
@@ -259,6 +259,10 @@ class SglangCapture:
 
     async def abort(self) -> None:
         """End whatever was sent and throw away what it brought; what had ended by itself is no failure."""
+        async with self._hold.ending:
+            await self._abort()
+
+    async def _abort(self) -> None:
         sent, facts = self._sent, self._facts
         if sent is None or facts is None:
             return

@@ -152,9 +152,9 @@ class VllmEngine(EngineDriver):
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """Stop it, and take what it wrote."""
-        if await self._hold.is_taken():
-            self._forget()
-            return await self._hold.taken_over(window)
+        return await self._hold.stop(window, lambda: self._stop(window), self._forget)
+
+    async def _stop(self, window: EngineWindow) -> Stopped:
         if self._part is not None:
             stopped = await self._part.end(lambda: self._call("stop_profile"))
             self._part = None

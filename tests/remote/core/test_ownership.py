@@ -289,6 +289,34 @@ class TestHold:
             time.sleep(0.01)
         assert slot.read() is None
 
+    def test_a_stop_that_is_pending(self, tmp_path: Path, window: EngineWindow) -> None:
+        """Its capture is ended once: the close of its driver and the next driver wait for that stop, and find that it is over."""
+        slot, ending = MemorySlot(f"object:{tmp_path}/pending"), Finishing(Stopped())
+        first, second = Hold("engine", slot), Hold("engine", slot)
+
+        async def run() -> Stopped:
+            answer = ownership.asyncio.Event()
+
+            async def end() -> Stopped:
+                await answer.wait()
+                await first.give()
+                return Stopped(partial="of the stop")
+
+            await first.take(window, driver=ending)
+            stopping = ownership.asyncio.ensure_future(first.stop(window, end, lambda: None))
+            await ownership.asyncio.sleep(0)
+            await first.close(lambda _: ending, 0.05)
+            settling = ownership.asyncio.ensure_future(second.settle(lambda _: ending))
+            await ownership.asyncio.sleep(0.05)
+            answer.set()
+            await settling
+            return await stopping
+
+        assert on_remote(run()).partial == "of the stop"
+        assert not ending.finished
+        assert slot.read() is None
+        assert not (window.folder / "manifest").exists()
+
     def test_an_end_that_fails_late(
         self, tmp_path: Path, window: EngineWindow, log: Any, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -308,6 +310,32 @@ class TestStop:
             assert "a bad moment" in str(refusal(driver.stop(window)))
             run(driver.start(window))
             assert posts(server) == ["/start_profile", "/stop_profile", "/stop_profile", "/start_profile"]
+
+    def test_a_close_while_a_stop_is_pending(
+        self, shared: Callable[..., EngineWindow], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It waits for that stop and sends no other: one of two would find that the other has taken the files."""
+        release = threading.Event()
+
+        def stop(_: Any) -> int:
+            assert release.wait(20)
+            write_trace(window.trace_dir / "current" / f"rank0.{STAMP}.pt.trace.json.gz")
+            return 200
+
+        with vllm(POST_stop_profile=stop) as (server, driver):
+            window = shared()
+            run(driver.arm(window))
+            run(driver.start(window))
+            stopping = remote_loop().submit(driver.stop(window))
+            while len(posts(server)) < 2:
+                time.sleep(0.01)
+            run(driver.close(1.0, 0.3))
+            release.set()
+            stopped = stopping.result(20)
+            run(driver.close(1.0, 5.0))
+            assert posts(server) == ["/start_profile", "/stop_profile"]
+        assert len(stopped.artifacts) == 1
+        assert "capture.recovered" not in caplog.text
 
     def test_without_a_folder_its_failure_is_all_there_is(self, window: EngineWindow) -> None:
         """Nothing can be looked for."""
