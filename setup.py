@@ -2,6 +2,8 @@
 
 from setuptools import find_packages, setup
 
-WITHOUT_CODE = ["stepprof.analysis.report.assets"]  # a package all the same to setuptools, which warns if it is not listed
+WITHOUT_CODE = [
+    "stepprof.analysis.report.assets"
+]  # a package all the same to setuptools, which warns if it is not listed
 
 setup(packages=[*find_packages(include=["stepprof", "stepprof.*"]), *WITHOUT_CODE, "stepprof.examples"])

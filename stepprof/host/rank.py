@@ -15,7 +15,10 @@ from typing import Any
 
 from stepprof.errors import ConfigError
 
-__all__ = ["Identity", "find_identity"]
+__all__ = ["SHORT_ID", "Identity", "find_identity"]
+
+SHORT_ID = 8
+"""So many digits of an actor's id tell the actors of one job apart."""
 
 _VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 
@@ -35,9 +38,11 @@ class Identity:
     records: bool = True
 
 
-def find_identity(rank: int | None, world_size: int | None, environ: Mapping[str, str]) -> Identity:
+def find_identity(
+    rank: int | None, world_size: int | None, environ: Mapping[str, str], name: str | None = None
+) -> Identity:
     """Return rank and world size: given, else from torch.distributed, the launcher's variables,
-    Ray, else 0 of 1.
+    Ray, else 0 of 1. A process without a rank has its name in place of it.
 
     Raises:
         ConfigError: a rank or a world size is no whole number, or a rank lies beyond its world.
@@ -58,10 +63,12 @@ def find_identity(rank: int | None, world_size: int | None, environ: Mapping[str
             return _checked(Identity(_number(rank_name, environ), world, f"${rank_name}"))
     ray = _ray()
     if ray is not None:
-        return Identity(ray, world_size, "ray", final=False, records=False)
+        return Identity(name or ray, world_size, "ray", final=False, records=False)
     started = _started_by_rank(environ)
     if started is not None:
         return _checked(started)
+    if name is not None:
+        return Identity(name, world_size, "name", final=False)
     return _checked(Identity(0, 1 if world_size is None else world_size, "default", final=False))
 
 
@@ -128,4 +135,4 @@ def _ray() -> str | None:
     if ray is None or not getattr(ray, "is_initialized", bool)():
         return None
     actor = ray.get_runtime_context().get_actor_id()
-    return "driver" if actor is None else f"actor-{actor}"
+    return "driver" if actor is None else f"actor-{actor[:SHORT_ID]}"

@@ -24,6 +24,7 @@ from stepprof.log import logger
 from stepprof.recording.session import Session, current_session
 from stepprof.run.job_store import JobStore
 from stepprof.run.layout import open_run
+from stepprof.run.names import process_name
 
 __all__ = ["init", "shutdown"]
 
@@ -37,6 +38,7 @@ def init(
     rank: int | None = None,
     world_size: int | None = None,
     run_id: str | None = None,
+    name: str | None = None,
 ) -> Session:
     """Start the session of this process. From now on windows and regions are recorded as configured.
 
@@ -46,15 +48,18 @@ def init(
         rank: the global rank. None: that of torch.distributed, if it is initialised, else of the launcher's variables, else 0 of 1.
         world_size: the number of ranks, if ``rank`` is given.
         run_id: the name of the run. None: from the launcher, so that all ranks agree.
+        name: what this process is called in tables, files and headlines if it has no rank: ``driver``, ``reward``. Different
+            processes need different names. None: ``driver``, or ``actor-`` and the beginning of its id in a Ray actor.
 
     Returns:
         The session. A second call with the same configuration returns the same session.
 
     Raises:
         ConfigError: the configuration is wrong, cannot match this job, or differs from that of the running session; or
-            ``output_dir`` is not writable.
+            ``output_dir`` is not writable, or ``name`` is no plain name.
     """
     settled = load(config)
+    called = None if name is None else process_name(name)
     configured = config is not None or any(
         os.environ.get(name) for name in ("STEPPROF_CONFIG", *KEY_OF_VARIABLE)
     )
@@ -66,7 +71,7 @@ def init(
             elif session.config != settled:
                 raise ConfigError(_difference(session.config, settled))
             return session
-        identity = find_identity(rank, world_size, os.environ)
+        identity = find_identity(rank, world_size, os.environ, called)
         if not configured or not settled.enabled or (settled.off and not settled.spans):
             return Session(settled, identity, None)
         if identity.world_size is not None and (identity.final or world_size is not None):

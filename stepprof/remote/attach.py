@@ -51,7 +51,8 @@ def attach(
         ranks: the global ranks of the engine, as in the configuration (``"0-7"``); of a list: in equal parts. None: as many ranks as
             the engine has workers, in the order of the replicas.
         trace_dir: a folder that the engine's host and this host share, if they do not share the run directory.
-        name: its name in logs and in the manifest. None: its URL, its actor's name, or its type.
+        name: its name in logs and in the manifest; those of a list have a number behind it. An actor without a rank
+            (``kind="spans"``) is called so in every table and file. None: its URL, its actor's class, or its type.
         options: options of the kind of engine, such as ``api_key`` of a server.
 
     Returns:

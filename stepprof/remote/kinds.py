@@ -28,9 +28,16 @@ BUILT_IN = {
 
 
 def connect_all(target: object, options: Mapping[str, object]) -> list[EngineDriver]:
-    """Return a driver for each target of a list. Raises ConfigError for one of no known kind."""
+    """Return a driver for each target of a list, with the list's name and a number. Raises ConfigError for one of no known kind."""
     if isinstance(target, (list, tuple, set, frozenset)):
-        return [driver for each in target for driver in connect_all(each, options)]
+        numbered = options.get("name") is not None and len(target) > 1
+        return [
+            driver
+            for number, each in enumerate(target)
+            for driver in connect_all(
+                each, {**options, "name": f"{options['name']}-{number}"} if numbered else options
+            )
+        ]
     if options.get("kind") == "both":
         return [recognise(target, **{**options, "kind": each}) for each in ("engine", "rank")]
     return [recognise(target, **options)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 
-__all__ = ["LONGEST_NAME", "is_plain_name", "safe_name"]
+from stepprof.errors import ConfigError
+
+__all__ = ["LONGEST_NAME", "is_plain_name", "process_name", "safe_name"]
 
 LONGEST_NAME = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -33,3 +35,20 @@ def is_plain_name(name: object) -> bool:
     (True, False, False, False)
     """
     return isinstance(name, str) and bool(name) and safe_name(name) == name
+
+
+def process_name(name: object) -> str:
+    """Return the name of a process without a rank: a plain name that is no number. Raises ConfigError with the nearest one.
+
+    >>> process_name("agent-loop")
+    'agent-loop'
+    """
+    if isinstance(name, str) and is_plain_name(name) and not name.isdigit():
+        return name
+    near = safe_name(str(name)) or "worker"
+    near = f"worker-{near}" if near.isdigit() else near
+    raise ConfigError.at(
+        "name",
+        name,
+        f'must be letters, digits, ".", "_" and "-", at most {LONGEST_NAME}, and no number; did you mean {near}?',
+    )

@@ -76,6 +76,17 @@ class TestGiven:
             find_identity(rank, world, {})
 
 
+class TestNames:
+    def test_a_process_without_a_rank(self, monkeypatch) -> None:
+        """It is called by its name in place of a rank, and gets its rank where one becomes known."""
+        assert find_identity(None, None, {}, "driver") == Identity("driver", None, "name", final=False)
+        assert find_identity(None, None, {"RANK": "3"}, "trainer") == Identity(3, None, "$RANK")
+        context = SimpleNamespace(get_actor_id=lambda: "0123456789abcdef")
+        module(monkeypatch, "ray", is_initialized=lambda: True, get_runtime_context=lambda: context)
+        assert find_identity(None, None, {}, "loop").rank == "loop"
+        assert find_identity(None, None, {}).rank == "actor-01234567"
+
+
 class TestLaunchers:
     @pytest.mark.parametrize(
         ("environ", "expected"),

@@ -171,6 +171,16 @@ class TestRank:
         assert [w["rank"] for w in ended(session)] == [rank]
         assert (session.path / "step-000002" / "manifest" / f"step-rank-{rank}.json").exists()
 
+    def test_a_process_without_one_has_a_name(self, init) -> None:
+        """It is in every path; a name that is no plain one is refused with the nearest."""
+        for name, near in (("a/b", "a-b-"), ("0", "worker-0"), ("", "worker")):
+            with pytest.raises(ConfigError, match=f"^name = .*did you mean {near}"):
+                init({"steps": "2"}, name=name)
+        session = init({"steps": "2"}, run_id="r", name="driver")
+        loop([2])
+        assert session.rank == "driver"
+        assert (session.path / "step-000002" / "manifest" / "step-rank-driver.json").exists()
+
     def test_one_that_is_not_selected_writes_no_manifest(self, init, log) -> None:
         """Nor does it say that steps never came; its spans are kept."""
         session = init({"steps": "2, 9"}, rank=1, world_size=2)

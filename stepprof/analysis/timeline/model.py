@@ -75,6 +75,8 @@ class Origin:
         'rollout/0 worker 1'
         >>> Origin("rank", "x", role="actor", rank=3).label
         'actor rank 3'
+        >>> Origin("spans", "x", rank="agent-loop-0").label
+        'agent-loop-0'
         """
         if self.kind == "trace":
             return self.path
@@ -82,7 +84,7 @@ class Origin:
             number = "?" if self.replica is None else str(self.replica)
             return f"{self.role or 'engine'}/{number} worker {0 if self.rank is None else self.rank}"
         again = "" if self.occurrence == 1 else f" ({self.occurrence})"
-        who = self.rank if self.rank == "driver" else f"rank {'?' if self.rank is None else self.rank}"
+        who = self.rank if isinstance(self.rank, str) else f"rank {'?' if self.rank is None else self.rank}"
         if self.kind == "spans" or self.role is None:
             return f"{who}{again}"
         return f"{self.role} {who}{again}"

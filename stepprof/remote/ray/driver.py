@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.config.validators import byte_size
 from stepprof.errors import ConfigError
 from stepprof.host import process_identity
+from stepprof.host.rank import SHORT_ID
 from stepprof.instrument.context import cell
 from stepprof.log import logger
 from stepprof.recording.session import current_session
@@ -33,6 +34,7 @@ from stepprof.remote.ray.inside.messages import Answer, Attachment, Facts, Insid
 from stepprof.remote.ray.late_files import ActorsLater
 from stepprof.run.layout import step_folder
 from stepprof.run.manifest_writer import describe_error
+from stepprof.run.names import process_name, safe_name
 from stepprof.run.schema import WindowEntry
 
 if TYPE_CHECKING:
@@ -74,7 +76,8 @@ class ActorDriver(EngineDriver):
         actor_id = handle._actor_id.hex()
         # an engine and a rank in one actor are two: who drives the one does not drive the other
         self.key = f"ray:{actor_id}" if kind == "engine" else f"ray:{actor_id}:{kind}"
-        self.name = options.get("name") or f"{_class_name(handle)}:{actor_id[:8]}"
+        self.name = options.get("name") or f"{_class_name(handle)}:{actor_id[:SHORT_ID]}"
+        self._label = None if kind != "spans" else _label(handle, options.get("name"))
         rank = _whole("rank", options.get("rank"))
         self.rank = None if kind == "engine" else rank
         self.stop_seconds = CLOSE_SECONDS
@@ -302,6 +305,7 @@ class ActorDriver(EngineDriver):
             options=self._engine_options,
             job=session.job,
             lease=new_lease(),
+            name=self._label,
             requests=() if window is None else _requests(session, window.window),
         )
 
@@ -407,6 +411,13 @@ def _why_waiting(facts: Facts | None) -> str:
 def _class_name(handle: Any) -> str:
     described = getattr(handle, "_ray_actor_creation_function_descriptor", None)
     return str(getattr(described, "class_name", None) or type(handle).__name__).rpartition(".")[2]
+
+
+def _label(handle: Any, name: str | None) -> str:
+    """Return what an actor without a rank is called. Raises ConfigError for a name that is not plain."""
+    if name is not None:
+        return process_name(name)
+    return safe_name(f"{_class_name(handle)}-{handle._actor_id.hex()[:SHORT_ID]}")
 
 
 def _whole(key: str, value: object) -> int | None:

@@ -14,6 +14,7 @@ from driving import fragments, kill, until, workers_path
 import stepprof
 from stepprof.host.process_identity import writer_identity
 from stepprof.instrument.scope import newest
+from stepprof.run.manifest import read_spans
 from stepprof.run.status import read_statuses
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -245,10 +246,25 @@ class TestWindows:
                 until(lambda step=step: ray_here.get(handle.step.remote()) == step)
                 ray_here.get(handle.score.remote(step))
         stepprof.shutdown(20)
-        (file,) = (session.path / "spans").glob("rank-actor-*.jsonl")
+        (file,) = (session.path / "spans").glob("rank-Reward-*.jsonl")
         spans = [json.loads(line) for line in file.read_text().splitlines()[1:]]
         scores = [span for span in spans if span["name"] == "score"]
         assert [(span["step"], span["role"]) for span in scores] == [(n, "rollout") for n in (1, 2, 3)]
+
+    def test_names(self, ray_here, make, session):
+        """Actors without a rank are called as they were attached, with a number in a list: in their files, their state and the report."""
+        handles = [make(Reward), make(Reward)]
+        with pytest.raises(stepprof.errors.ConfigError, match=r"name = \"a b\": .* did you mean a-b-"):
+            stepprof.attach(handles[0], kind="spans", name="a b")
+        stepprof.attach(handles, kind="spans", role="reward", name="reward-worker")
+        with stepprof.profile_step(3, role="reward"):
+            until(lambda: all(step == 3 for step in ray_here.get([each.step.remote() for each in handles])))
+            ray_here.get([handle.score.remote(1) for handle in handles])
+        stepprof.shutdown(20)
+        names = ["reward-worker-0", "reward-worker-1"]
+        assert [status["rank"] for status in read_statuses(session.path)] == ["driver", *names]
+        assert sorted({span["rank"] for span in read_spans(session.path) if span["name"] == "score"}) == names
+        assert all((session.path / "spans" / f"rank-{name}.000001.jsonl").exists() for name in names)
 
 
 class Driver:

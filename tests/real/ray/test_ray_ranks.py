@@ -390,7 +390,7 @@ class TestSpans:
         ray_here.get(handle.release.remote())
         ray_here.get(first + second)
         drive(driver.close(20, 20))
-        found = spans(session, f"actor-{handle._actor_id.hex()}")
+        found = spans(session, f"AgentLoop-{handle._actor_id.hex()[:8]}")
         for name in ("generate", "tool_call"):
             regions = [span for span in found if span["name"] == name]
             assert len(regions) == 1000
@@ -407,7 +407,7 @@ class TestSpans:
             drive(driver.announce(step, "rollout"))
             ray_here.get(handle.score.remote(step))
         drive(driver.close(20, 20))
-        found = spans(session, f"actor-{handle._actor_id.hex()}")
+        found = spans(session, f"Reward-{handle._actor_id.hex()[:8]}")
         scores = [span for span in found if span["name"] == "score"]
         assert [(span["step"], span["attrs"]["uid"]) for span in scores] == [(1, 1), (2, 2), (3, 3)]
         assert ray_here.get(handle.state.remote()).startswith("idle")

@@ -196,6 +196,7 @@ class Follower:
                         rank=attachment.rank if self._spans else _rank(attachment),
                         world_size=attachment.world_size or _distributed()[1],
                         run_id=attachment.run_id,
+                        name=attachment.name,
                     )
                 except StepprofError as error:
                     raise EngineFailure(f"no session in the actor: {error}", "unconfigured") from None

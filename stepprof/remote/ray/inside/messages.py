@@ -45,6 +45,8 @@ class Attachment:
     """The other process's job."""
     lease: Lease | None = None
     """Who drives the actor; with the end of that process the attachment ends."""
+    name: str | None = None
+    """What the actor's process is called if it has no rank."""
     requests: tuple[Mapping[str, object], ...] = ()
     """What was asked for while the job runs, and holds in this window: the actor may not see the folder where it lies."""
 
