@@ -22,9 +22,23 @@ from stepprof.config.options.otel import OtelOptions
 from stepprof.config.options.schedule import Schedule
 from stepprof.config.options.torch import TorchOptions
 from stepprof.config.options.watch import WatchOptions
-from stepprof.config.policy import CHECKS, TABLES, Policy, RolePolicy, arguments, items, resolve
+from stepprof.config.policy import TABLES, Policy, RolePolicy, arguments, items, resolve
+from stepprof.config.post_step_validators import command, upload_url
 from stepprof.config.selection import Ranks, Steps
-from stepprof.config.validators import MemoryFloor, keys_of, read_table, role_name, settle, under
+from stepprof.config.validators import (
+    MemoryFloor,
+    byte_size,
+    checked,
+    choice,
+    folder,
+    keys_of,
+    read_table,
+    role_name,
+    seconds,
+    settle,
+    under,
+    whole,
+)
 from stepprof.errors import ConfigError
 
 __all__ = [
@@ -68,7 +82,7 @@ class Config:
 
     enabled: bool = True
     """False switches everything off, in every role: no captures and no spans."""
-    output_dir: str | os.PathLike[str] = "stepprof-runs"
+    output_dir: str | os.PathLike[str] = checked("stepprof-runs", folder)
     """The folder under which each run gets a folder of its own."""
     steps: Steps | str | int | Sequence[int | str] = "none"
     """Which steps are recorded, in the caller's own numbering."""
@@ -100,19 +114,19 @@ class Config:
     """Whether the regions of every step are kept and written to rolling files."""
     strict: bool = False
     """Raise where stepprof would otherwise degrade and log; for tests and CI."""
-    on_complete: str | Sequence[str] | None = None
+    on_complete: str | Sequence[str] | None = checked(None, command)
     """A command to run, on one rank, when a step is recorded on all of them."""
-    on_complete_when: str = "step"
+    on_complete_when: str = checked("step", choice("step", "run"))
     """When on_complete is run: after each recorded "step", or once at the end of the "run"."""
-    on_complete_timeout_seconds: float = 60.0
+    on_complete_timeout_seconds: float = checked(60.0, seconds)
     """How long on_complete may take; then it is killed, with all that it has started."""
-    upload: str | None = None
+    upload: str | None = checked(None, upload_url)
     """Where artifacts and manifests are uploaded to, such as "s3://bucket/prefix"; needs stepprof[upload]."""
-    upload_timeout_seconds: float = 600.0
+    upload_timeout_seconds: float = checked(600.0, seconds)
     """How long the upload of what one process has recorded of a step may take, all tries together."""
-    keep_steps: int | None = None
+    keep_steps: int | None = checked(None, whole(1))
     """The artifacts of so many recorded steps are kept, the latest ones; those of older ones are deleted."""
-    keep_bytes: int | str | None = None
+    keep_bytes: int | str | None = checked(None, byte_size)
     """How many bytes of artifacts are kept in the run; those of the oldest steps are deleted first."""
     torch: TorchOptions | Mapping[str, object] = field(default_factory=TorchOptions)
     """Options of the torch backend."""
@@ -136,7 +150,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Check every field, and resolve the policy of every role."""
-        settle(self, CHECKS)
+        settle(self, like=RolePolicy)
         put = object.__setattr__
         for name, table in {**TABLES, **OWN_TABLES}.items():
             if not isinstance(given := getattr(self, name), table):

@@ -16,15 +16,13 @@ from stepprof.config.options.nsys import NsysOptions
 from stepprof.config.options.schedule import Schedule
 from stepprof.config.options.torch import TorchOptions
 from stepprof.config.plugins import backend_names, check_backends
-from stepprof.config.post_step_validators import command, upload_url
 from stepprof.config.selection import Ranks, Steps
 from stepprof.config.validators import (
     NO_LIMIT,
-    Check,
     MemoryFloor,
     byte_size,
+    checked,
     choice,
-    folder,
     keys_of,
     known_keys,
     limit,
@@ -34,7 +32,6 @@ from stepprof.config.validators import (
     settle,
     texts,
     under,
-    whole,
 )
 from stepprof.errors import ConfigError
 
@@ -78,6 +75,30 @@ class Policy:
         return getattr(self, backend) if backend in TABLES else self.plugins.get(backend, {})
 
 
+def items(mapping: object, key: str) -> list[tuple[str, object]]:
+    """Return the named tables that stand at `key`; refuse what is no mapping."""
+    if not isinstance(mapping, Mapping):
+        raise ConfigError.at(key, mapping, f"expected tables, such as [{key}.name]")
+    return [(str(name), value) for name, value in mapping.items()]
+
+
+def _schedule(value: object, key: str) -> object:
+    return value if isinstance(value, Schedule) or value == NO_LIMIT else read_table(Schedule, value, key)
+
+
+def _regions(value: object, key: str) -> tuple[str, ...]:
+    return () if value in ((), []) else texts(value, key)
+
+
+def _plugin_tables(value: object, key: str) -> dict[str, dict[str, object]]:
+    tables: dict[str, dict[str, object]] = {}
+    for name, table in items(value, key):
+        if not isinstance(table, Mapping):
+            raise ConfigError.at(f"{key}.{name}", table, "expected a table of options")
+        tables[name] = dict(table)
+    return tables
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolePolicy:
     """The keys that differ for one role; None inherits from the `Config`.
@@ -90,31 +111,31 @@ class RolePolicy:
 
     enabled: bool | None = None
     """False leaves the role out."""
-    steps: Steps | str | int | Sequence[int | str] | None = None
+    steps: Steps | str | int | Sequence[int | str] | None = checked(None, Steps.parse)
     """Which steps of this role are recorded."""
-    ranks: Ranks | str | int | Sequence[int | str] | None = None
+    ranks: Ranks | str | int | Sequence[int | str] | None = checked(None, Ranks.parse)
     """Which global ranks record this role; for an engine's role: the replicas that own them."""
-    backend: str | Sequence[str] | None = None
+    backend: str | Sequence[str] | None = checked(None, check_backends)
     """What records this role."""
-    capture_per: str | None = None
+    capture_per: str | None = checked(None, choice("step", "role", "region"))
     """What one capture covers: "step", "role" or "region"."""
-    regions: Sequence[str] | None = None
+    regions: Sequence[str] | None = checked(None, _regions)
     """With capture_per = "region": the names of the regions."""
     join_steps: bool | None = None
     """Whether consecutive selected steps are one capture."""
-    schedule: Schedule | Mapping[str, object] | str | None = None
+    schedule: Schedule | Mapping[str, object] | str | None = checked(None, _schedule)
     """Which entries of a region are captured; "none" for the whole window."""
-    max_seconds: float | str | None = None
+    max_seconds: float | str | None = checked(None, limit(seconds))
     """Cap on one capture; "none" for no cap."""
-    max_bytes: int | str | None = None
+    max_bytes: int | str | None = checked(None, limit(byte_size))
     """Cap on one artifact; "none" for no cap."""
-    min_free_memory: MemoryFloor | str | int | None = None
+    min_free_memory: MemoryFloor | str | int | None = checked(None, memory_floor)
     """The free host memory under which a capture ends."""
-    export: str | None = None
+    export: str | None = checked(None, choice("auto", "inline", "fork", "thread"))
     """Where export jobs run."""
-    engine_start_timeout_seconds: float | None = None
+    engine_start_timeout_seconds: float | None = checked(None, seconds)
     """How long the start of an engine's capture is waited for."""
-    engine_stop_timeout_seconds: float | None = None
+    engine_stop_timeout_seconds: float | None = checked(None, seconds)
     """How long the stop of an engine's capture is waited for."""
     torch: TorchOptions | Mapping[str, object] | None = None
     """Options of the torch backend."""
@@ -126,12 +147,12 @@ class RolePolicy:
     """Options of the memory backend."""
     engine: EngineOptions | Mapping[str, object] | None = None
     """Options of the engines attached for this role; a role with this table is an engine's, and its ranks are checked against what is attached."""
-    plugins: Mapping[str, Mapping[str, object]] | None = None
+    plugins: Mapping[str, Mapping[str, object]] | None = checked(None, _plugin_tables)
     """Options of backends that plug-ins bring, by name; in a file each is a table of its own."""
 
     def __post_init__(self) -> None:
         """Check every field that is given."""
-        settle(self, CHECKS)
+        settle(self)
         for name, table in TABLES.items():
             given = getattr(self, name)
             if given is not None and not isinstance(given, table):
@@ -204,48 +225,3 @@ def arguments(table: type[Any], mapping: object) -> dict[str, Any]:
 
 def _may_be_plugin(table: type[Any], name: object, value: object) -> bool:
     return isinstance(value, Mapping) and name not in keys_of(table)
-
-
-def items(mapping: object, key: str) -> list[tuple[str, object]]:
-    """Return the named tables that stand at `key`; refuse what is no mapping."""
-    if not isinstance(mapping, Mapping):
-        raise ConfigError.at(key, mapping, f"expected tables, such as [{key}.name]")
-    return [(str(name), value) for name, value in mapping.items()]
-
-
-def _schedule(value: object, key: str) -> object:
-    return value if isinstance(value, Schedule) or value == NO_LIMIT else read_table(Schedule, value, key)
-
-
-def _plugin_tables(value: object, key: str) -> dict[str, dict[str, object]]:
-    tables: dict[str, dict[str, object]] = {}
-    for name, table in items(value, key):
-        if not isinstance(table, Mapping):
-            raise ConfigError.at(f"{key}.{name}", table, "expected a table of options")
-        tables[name] = dict(table)
-    return tables
-
-
-CHECKS: dict[str, Check] = {
-    "output_dir": folder,
-    "steps": Steps.parse,
-    "ranks": Ranks.parse,
-    "backend": check_backends,
-    "capture_per": choice("step", "role", "region"),
-    "regions": lambda value, key: () if value in ((), []) else texts(value, key),
-    "schedule": _schedule,
-    "max_seconds": limit(seconds),
-    "max_bytes": limit(byte_size),
-    "min_free_memory": memory_floor,
-    "export": choice("auto", "inline", "fork", "thread"),
-    "engine_start_timeout_seconds": seconds,
-    "engine_stop_timeout_seconds": seconds,
-    "on_complete": command,
-    "on_complete_when": choice("step", "run"),
-    "on_complete_timeout_seconds": seconds,
-    "upload": upload_url,
-    "upload_timeout_seconds": seconds,
-    "keep_steps": whole(1),
-    "keep_bytes": byte_size,
-    "plugins": _plugin_tables,
-}

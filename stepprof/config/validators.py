@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
 from decimal import Decimal
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from stepprof.errors import ConfigError, shown
@@ -290,15 +289,18 @@ def checked(default: Any, check: Check) -> Any:
     return field(default=default, metadata={"check": check})
 
 
-def settle(table: Any, checks: Mapping[str, Check] = MappingProxyType({})) -> None:
-    """Replace each field of the frozen dataclass `table` by its checked form; None stays None where that is the field's default.
+def settle(table: Any, *, like: type[Any] | None = None) -> None:
+    """Replace each field of the frozen dataclass `table` by its checked form.
+
+    None stays None where that is the field's default.
 
     Args:
         table: its fields state their checks by `checked`; a field of type bool needs none.
-        checks: of fields that state none.
+        like: a dataclass with the checks of the fields of the same name that state none.
     """
+    shared = {} if like is None else {item.name: item.metadata.get("check") for item in fields(like)}
     for item in fields(table):
-        check = item.metadata.get("check") or checks.get(item.name)
+        check = item.metadata.get("check") or shared.get(item.name)
         if check is None and str(item.type).startswith("bool"):
             check = flag
         if check is None or ((value := getattr(table, item.name)) is None and item.default is None):

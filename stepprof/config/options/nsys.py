@@ -54,6 +54,30 @@ def _windows(value: object, key: str) -> int | str:
     return number
 
 
+def _pieces(word: str) -> list[str]:
+    return [piece for piece in re.split(r"[^A-Za-z0-9._:/@%+=-]+", word) if piece] or ["nvtx"]
+
+
+def _extra(value: object, key: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ConfigError.at(key, value, 'expected a table, such as { gpu-metrics-devices = "0" }')
+    found = {}
+    for name, setting in value.items():
+        where = f"{key}.{name}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            plain = str(name).lstrip("-").lower()
+            raise ConfigError.at(where, setting, f'not the name of an option; did you mean "{plain}"?')
+        if name in _RESERVED:
+            instead = _RESERVED[name]
+            problem = f"did you mean nsys.{instead}?" if instead else "stepprof sets it; leave it out"
+            raise ConfigError.at(where, setting, problem)
+        text = str(setting).lower() if isinstance(setting, bool) else str(setting)
+        if not _TEXT.fullmatch(text):
+            raise ConfigError.at(where, setting, "a character that a shell would take for something else")
+        found[name] = text
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NsysOptions:
     """What Nsight Systems records, and where its reports are.
@@ -82,33 +106,9 @@ class NsysOptions:
     """Where nsys writes its reports, where it was started by a command of your own; None: as `nsys_command` or Ray says."""
     report_timeout_seconds: float = checked(300.0, seconds)
     """How long a report is waited for after its window, in the background."""
-    extra: Mapping[str, str] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"check": _extra})
     """More options of `nsys profile`, without their dashes, such as { gpu-metrics-devices = "0" }."""
 
     def __post_init__(self) -> None:
         """Check every field."""
-        settle(self, {"extra": _extra})
-
-
-def _pieces(word: str) -> list[str]:
-    return [piece for piece in re.split(r"[^A-Za-z0-9._:/@%+=-]+", word) if piece] or ["nvtx"]
-
-
-def _extra(value: object, key: str) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise ConfigError.at(key, value, 'expected a table, such as { gpu-metrics-devices = "0" }')
-    found = {}
-    for name, setting in value.items():
-        where = f"{key}.{name}"
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            plain = str(name).lstrip("-").lower()
-            raise ConfigError.at(where, setting, f'not the name of an option; did you mean "{plain}"?')
-        if name in _RESERVED:
-            instead = _RESERVED[name]
-            problem = f"did you mean nsys.{instead}?" if instead else "stepprof sets it; leave it out"
-            raise ConfigError.at(where, setting, problem)
-        text = str(setting).lower() if isinstance(setting, bool) else str(setting)
-        if not _TEXT.fullmatch(text):
-            raise ConfigError.at(where, setting, "a character that a shell would take for something else")
-        found[name] = text
-    return found
+        settle(self)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepprof.config.validators import checked, settle, texts, whole
 from stepprof.errors import ConfigError
+
+
+def _one_name(value: object, key: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError.at(key, value, 'expected the name of a region, such as "mini_batch"')
+    return texts(value, key)[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +22,7 @@ class Schedule:
     1
     """
 
-    region: str
+    region: str = field(metadata={"check": _one_name})
     """The name of the region whose entries are counted."""
     skip_first: int = checked(0, whole(0))
     """How many entries pass once, before the first round."""
@@ -31,10 +37,4 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        settle(self, {"region": _one_name})
-
-
-def _one_name(value: object, key: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError.at(key, value, 'expected the name of a region, such as "mini_batch"')
-    return texts(value, key)[0]
+        settle(self)
