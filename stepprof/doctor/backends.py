@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stepprof.config.plugins import BUILT_IN, backend_names
-from stepprof.doctor import memory
 from stepprof.doctor.finding import Finding
+from stepprof.doctor.torch_stages import MEMORY
 
 __all__ = ["BackendLine", "backend_lines"]
 
@@ -71,7 +71,7 @@ def _nsys(found: dict[str, Finding]) -> Told:
 
 
 def _memory(found: dict[str, Finding]) -> Told:
-    finding = found.get(memory.NAME)
+    finding = found.get(MEMORY)
     if finding is None:
         return False, next(_reasons(found, "torch", "torch extension"), "not tested")
     return finding.level == "ok" and finding.applies, finding.detail

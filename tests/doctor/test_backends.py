@@ -11,7 +11,7 @@ from stepprof.cli.main import main
 from stepprof.doctor import torch_child
 from stepprof.doctor.backends import backend_lines
 from stepprof.doctor.finding import Finding
-from stepprof.doctor.memory import memory_findings
+from stepprof.doctor.torch_stages import stage_findings
 
 
 def lines(*findings: Finding) -> dict[str, tuple[bool | None, str]]:
@@ -41,7 +41,7 @@ class TestMemory:
     )
     def test_what_was_tried_in_words(self, found: dict, level: str, detail: str, records: bool) -> None:
         """What stands in the way has a remedy, and decides whether the backend can record."""
-        (finding,) = memory_findings(found)
+        (finding,) = stage_findings({"memory": found})
         assert finding.level == level
         assert detail in finding.detail
         assert bool(finding.remedy) == (level != "ok")
@@ -49,7 +49,7 @@ class TestMemory:
 
     def test_nothing_is_said_where_torch_was_not_tried(self) -> None:
         """The finding on torch says why; the backend's line repeats it."""
-        assert list(memory_findings(None)) == []
+        assert list(stage_findings({})) == []
         broken = Finding("torch", "problem", "import torch fails", "install it")
         assert lines(broken)["memory"] == (False, "import torch fails")
         assert lines(broken)["torch"] == (False, "import torch fails")
