@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepprof.cli.common import add_all, add_json, add_run, chosen_run, print_json, seconds
 from stepprof.cli.output import console, say_text
@@ -16,9 +17,13 @@ from stepprof.cli.process_table import ALIGN, HEADERS, PROBLEMS, status_notes, s
 from stepprof.formatting import printable, table
 from stepprof.run.status import LIVE, read_statuses
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 __all__ = ["add", "describe", "render", "run"]
 
 EVERY_SECONDS = 1.0
+_HAS_RICH = importlib.util.find_spec("rich") is not None
 _COLOURS = {
     "live": "green",
     "stale": "yellow",
@@ -113,61 +118,46 @@ def _title(content: Mapping[str, Any]) -> str:
 
 def _print(content: Mapping[str, Any], *, show_all: bool) -> None:
     """Print with colours on a terminal that rich supports, else as plain text."""
-    shown = _rich(content, show_all=show_all) if sys.stdout.isatty() else None
-    if shown is None:
-        say_text(render(content, show_all=show_all))
+    if sys.stdout.isatty() and _HAS_RICH:
+        console().print(_coloured(content, show_all=show_all), soft_wrap=True)
     else:
-        console().print(shown, crop=False)
+        say_text(render(content, show_all=show_all))
 
 
-def _rich(content: Mapping[str, Any], lines: int | None = None, *, show_all: bool = False) -> Any:
-    """Return the status for rich, limited to the height of the terminal; None without rich."""
-    try:
-        from rich.cells import cell_len
-        from rich.console import Group, RenderableType
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        return None
+def _coloured(content: Mapping[str, Any], lines: int | None = None, *, show_all: bool = False) -> Text:
+    """Return the status with colours, in at most `lines` lines: the height of the terminal."""
+    from rich.text import Text
+
     processes, notes = content["processes"], status_notes(content, show_all=show_all)
     cells, how_many = status_rows(processes, show_all=show_all)
     if lines is not None and lines < len(cells) + len(how_many) + len(notes) + 3:
         processes, notes = sorted(processes, key=urgency), notes[: lines // 4]
         cells, how_many = status_rows(processes, show_all=show_all)
-    rows = [[printable("-" if cell is None else str(cell)) for cell in row] for row in cells]
+    header, *rows = table(HEADERS, cells, ALIGN).split("\n")
     notes = [*(f"({line})" for line in how_many), *notes]
     if lines is not None and lines < len(rows) + len(notes) + 3:
-        shown = max(
-            lines - len(notes) - 4, 1
-        )  # without the title, the headers, the line of omitted rows, and the cursor
+        # without the title, the headers, the line of omitted rows, and the cursor
+        shown = max(lines - len(notes) - 4, 1)
         notes = [f"… and {len(rows) - shown} more lines: `stepprof status` without --watch", *notes]
         rows = rows[:shown]
-    columns = Table(box=None, pad_edge=False)
-    for header, side, *texts in zip(HEADERS, ALIGN, *rows, strict=True):
-        widest = max(
-            map(cell_len, [header, *texts])
-        )  # a terminal that is too narrow wraps the line; no column is cut
-        columns.add_column(header, justify="right" if side == "r" else "left", no_wrap=True, min_width=widest)
-    for row in rows:
-        columns.add_row(*(Text(text, style=_COLOURS.get(text.removeprefix("was "), "")) for text in row))
-    parts: list[RenderableType] = [
-        Text(_title(content), style="bold"),
-        columns,
-        *(Text(note) for note in notes),
-    ]
-    return Group(*parts)
+    coloured = Text("\n".join([header, *rows, *notes]))
+    for word, style in _COLOURS.items():
+        coloured.highlight_regex(rf"(?<=  )(?:was )?{word}(?=  |\n)", style)
+    # a terminal that is too narrow wraps the lines itself; no column is cut
+    title = Text(f"{_title(content)}\n", style="bold")
+    return Text(no_wrap=True, overflow="ignore").append_text(title).append_text(coloured)
 
 
 def _watch(
     path: Path, content: dict[str, Any], seconds: float, *, as_json: bool, show_all: bool
 ) -> dict[str, Any]:
     """Show the status until every process has ended. Return the last one shown."""
-    if not as_json and sys.stdout.isatty() and _rich(content) is not None:
+    if not as_json and sys.stdout.isatty() and _HAS_RICH:
         from rich.live import Live
 
         with Live(console=console(), auto_refresh=False, transient=True) as live:
             while _goes_on(content):
-                live.update(_rich(content, live.console.size.height, show_all=show_all), refresh=True)
+                live.update(_coloured(content, live.console.size.height, show_all=show_all), refresh=True)
                 time.sleep(seconds)
                 content = describe(path)
         _print(content, show_all=show_all)
