@@ -27,10 +27,12 @@ MODULES = {
         tuple(name for name in stepprof.__all__ if name != "errors"),
     ),
     "stepprof.errors": ("Every exception that stepprof raises.", ()),
-    "stepprof.run.manifest": (
-        "Read a run directory.",
-        ("find_run", "list_runs", "read_run", "read_step", "read_spans", "steps"),
+    "stepprof.run.runs": (
+        "Find the runs of a folder and the steps of a run.",
+        ("find_run", "list_runs", "read_run", "steps"),
     ),
+    "stepprof.run.manifest": ("Read what was recorded in a step.", ("read_step",)),
+    "stepprof.run.spans": ("Read the spans of a run.", ("read_spans",)),
     "stepprof.remote.vllm": (
         "Build a vLLM engine that can be recorded.",
         ("engine_args", "serve_args", "environment"),

@@ -14,7 +14,7 @@ from typing import Any
 from stepprof.formatting import counted
 from stepprof.host.plain_files import readable
 from stepprof.run.layout import AFTER, MANIFEST, REQUESTS, SPANS, STATUS, step_folder
-from stepprof.run.manifest import read_run, steps
+from stepprof.run.runs import read_run, steps
 from stepprof.run.status import read_statuses
 
 __all__ = ["Kept", "foreign_files", "never_kept"]

@@ -15,9 +15,9 @@ from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
 from stepprof.recording.watch.baseline import median_of
 from stepprof.run.layout import SPANS
-from stepprof.run.manifest import read_spans
 from stepprof.run.occurrence_spans import Portions, within
 from stepprof.run.outermost_spans import Outermost
+from stepprof.run.spans import read_spans
 from stepprof.run.summary import Rank, rank_order
 
 __all__ = ["SpanTable", "SpanTime", "Wanted", "span_times"]

@@ -22,8 +22,10 @@ from stepprof.host.plain_files import readable
 from stepprof.run.conflicts import sentences
 from stepprof.run.folders import ASIDE
 from stepprof.run.layout import MANIFEST, RUN_FILE, step_folder, step_number
-from stepprof.run.manifest import read_spans, read_step, run_problems, steps
+from stepprof.run.manifest import read_step
 from stepprof.run.occurrences import split
+from stepprof.run.runs import run_problems, steps
+from stepprof.run.spans import read_spans
 from stepprof.run.summary import SESSIONS, absent_ranks, engine_label, told_once, untold
 
 __all__ = ["Problem", "Verification", "verify_run"]

@@ -12,7 +12,7 @@ from typing import Any
 from stepprof.cli.output import say_json
 from stepprof.errors import ConfigError
 from stepprof.run.layout import SPANS, STATUS, step_number
-from stepprof.run.manifest import find_run, is_run, list_runs
+from stepprof.run.runs import find_run, is_run, list_runs
 
 __all__ = [
     "add_all",

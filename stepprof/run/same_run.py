@@ -21,7 +21,7 @@ from stepprof.formatting import duration
 from stepprof.host.plain_files import data_bytes, open_plain, read_table
 from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import MANIFEST, SPANS, step_folder
-from stepprof.run.manifest import read_run, steps
+from stepprof.run.runs import read_run, steps
 
 __all__ = ["Evidence", "evidence_of", "is_part", "parts_of_one_run", "why_apart"]
 

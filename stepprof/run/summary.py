@@ -13,11 +13,13 @@ from typing import Any
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.run.layout import SPANS
-from stepprof.run.manifest import read_run, read_spans, read_step
+from stepprof.run.manifest import read_step
 from stepprof.run.occurrence_spans import Portions, within
 from stepprof.run.occurrences import split
 from stepprof.run.outermost_spans import Outermost
 from stepprof.run.reasons import ReasonCode
+from stepprof.run.runs import read_run
+from stepprof.run.spans import read_spans
 
 __all__ = [
     "SESSIONS",

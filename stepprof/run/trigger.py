@@ -140,7 +140,7 @@ def _check_user(path: Path, statuses: Sequence[Mapping[str, Any]]) -> None:
 
 def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str, Any]]) -> None:
     """Refuse what no rank of this run could do."""
-    from stepprof.run.manifest import read_run  # the reading wing: not loaded into a job that never asks
+    from stepprof.run.runs import read_run  # the reading wing: not loaded into a job that never asks
 
     content = read_run(path)
     world = next((s["world_size"] for s in statuses if s["world_size"]), content.get("world_size"))

@@ -19,7 +19,8 @@ from pathlib import Path
 from ran import Ran
 
 from stepprof.analysis.artifact_check import check_artifact
-from stepprof.run.manifest import list_runs, read_step
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs
 
 SERVER = """
 import asyncio, gc, json, os, signal, sys, time, types, warnings

@@ -16,7 +16,7 @@ import stepprof
 from stepprof import counter, mark, profile_step, region
 from stepprof.cli.main import main
 from stepprof.instrument.attributes import LONGEST_NAME, short_name
-from stepprof.run.manifest import read_spans
+from stepprof.run.spans import read_spans
 
 LONG = "x" * 2**20
 

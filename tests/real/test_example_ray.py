@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from stepprof.analysis.verify import verify_run
-from stepprof.run.manifest import read_spans, read_step
-from stepprof.run.manifest import steps as recorded_steps
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import steps as recorded_steps
+from stepprof.run.spans import read_spans
 from stepprof.run.status import read_statuses
 
 HERE = Path(__file__).parent

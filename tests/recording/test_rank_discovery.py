@@ -12,7 +12,8 @@ import textwrap
 import pytest
 
 from stepprof.analysis.verify import verify_run
-from stepprof.run.manifest import list_runs, read_run, read_step
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run
 
 pytestmark = pytest.mark.torch
 

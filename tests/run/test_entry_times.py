@@ -12,7 +12,7 @@ from faulty import control, ended
 from stepprof import profile_step, region
 from stepprof.host.clock import Anchor
 from stepprof.run.entry_times import Timing
-from stepprof.run.manifest import read_spans
+from stepprof.run.spans import read_spans
 
 FIGURES = {"arm": "arm_seconds", "start": "start_seconds", "stop": "stall_seconds"}
 COMPARED_NS = 50_000
@@ -326,7 +326,8 @@ class TestWithTorch:
         warm.run(
             """
             import gzip, json
-            from stepprof.run.manifest import read_spans, read_step
+            from stepprof.run.manifest import read_step
+            from stepprof.run.spans import read_spans
             common = {"output_dir": "runs", "min_free_memory": "none"}
 
             def own(entry):

@@ -12,7 +12,9 @@ import pytest
 
 from stepprof.errors import ConfigError
 from stepprof.run.layout import open_run, writer_identity
-from stepprof.run.manifest import find_run, is_run, list_runs, read_run, read_spans, read_step, steps
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import find_run, is_run, list_runs, read_run, steps
+from stepprof.run.spans import read_spans
 
 
 def make_run(output_dir, run_id="r", **description):

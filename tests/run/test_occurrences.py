@@ -17,8 +17,9 @@ from stepprof.analysis.timeline.find import find
 from stepprof.analysis.timeline.load import load
 from stepprof.cli.main import main
 from stepprof.errors import ConfigError
-from stepprof.run.manifest import read_spans, read_step
+from stepprof.run.manifest import read_step
 from stepprof.run.occurrences import split
+from stepprof.run.spans import read_spans
 
 SECOND = 1_000_000_000
 BEGIN = 1_700_000_000 * SECOND

@@ -9,8 +9,8 @@ import pytest
 import stepprof
 from stepprof.analysis.span_stats import Wanted, span_times
 from stepprof.cli.main import main
-from stepprof.run.manifest import find_run
 from stepprof.run.outermost_spans import Outermost
+from stepprof.run.runs import find_run
 from stepprof.run.summary import region_times
 
 

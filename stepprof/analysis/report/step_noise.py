@@ -22,7 +22,7 @@ from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.analysis.timeline.span_sources import LARGEST_NS, span_files
 from stepprof.instrument.attributes import short_name
 from stepprof.run.layout import SPANS
-from stepprof.run.manifest import steps
+from stepprof.run.runs import steps
 from stepprof.run.span_lines import span_lines
 
 __all__ = ["FEWEST", "spreads"]

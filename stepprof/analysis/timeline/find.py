@@ -35,8 +35,9 @@ from stepprof.formats.npu_folder import is_database
 from stepprof.host.plain_files import readable
 from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
-from stepprof.run.manifest import find_run, find_step, is_run, read_clocks, read_step, run_id_of, steps
+from stepprof.run.manifest import read_clocks, read_step
 from stepprof.run.occurrences import of_fragments, told
+from stepprof.run.runs import find_run, find_step, is_run, run_id_of, steps
 from stepprof.run.same_run import evidence_of, parts_of_one_run, why_apart
 from stepprof.run.summary import absent_ranks
 

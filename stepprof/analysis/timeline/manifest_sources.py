@@ -16,9 +16,10 @@ from stepprof.analysis.timeline.span_sources import span_files
 from stepprof.formats import npu_folder
 from stepprof.host.plain_files import readable
 from stepprof.run.layout import SPANS, step_folder
-from stepprof.run.manifest import read_step, steps
+from stepprof.run.manifest import read_step
 from stepprof.run.occurrence_spans import Portion
 from stepprof.run.occurrences import split
+from stepprof.run.runs import steps
 from stepprof.run.summary import SESSIONS, engine_label, told_once
 
 __all__ = [

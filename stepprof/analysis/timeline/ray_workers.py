@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from stepprof.analysis.timeline.find import Gathered, Input, gather
 from stepprof.analysis.timeline.workers import Failed, call
 from stepprof.errors import ConfigError
-from stepprof.run.manifest import is_run, read_run, steps
+from stepprof.run.runs import is_run, read_run, steps
 from stepprof.run.same_run import Evidence, evidence_of, is_part
 
 __all__ = ["Cluster"]

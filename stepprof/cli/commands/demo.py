@@ -31,9 +31,10 @@ from stepprof.cli.trace_options import report_console
 from stepprof.config.config import Config, load
 from stepprof.config.selection import Ranks, Steps
 from stepprof.errors import ConfigError
-from stepprof.run.manifest import read_spans, read_step
-from stepprof.run.manifest import steps as recorded_steps
+from stepprof.run.manifest import read_step
 from stepprof.run.names import safe_name
+from stepprof.run.runs import steps as recorded_steps
+from stepprof.run.spans import read_spans
 from stepprof.run.summary import held_seconds
 
 __all__ = ["add", "run"]

@@ -11,7 +11,7 @@ from typing import Any
 from stepprof.cli.common import add_json, add_run, chosen_run, output_dir, print_json
 from stepprof.cli.output import say, say_text
 from stepprof.formatting import size, table
-from stepprof.run.manifest import list_runs, read_run, run_id_of, steps
+from stepprof.run.runs import list_runs, read_run, run_id_of, steps
 from stepprof.run.summary import StepSummary, summarize_step
 
 __all__ = ["RUN_COLUMNS", "STEP_COLUMNS", "add", "run"]

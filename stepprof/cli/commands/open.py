@@ -16,7 +16,7 @@ from stepprof.cli.make_outputs import make_timeline
 from stepprof.cli.output import say
 from stepprof.errors import ConfigError
 from stepprof.run.layout import step_folder
-from stepprof.run.manifest import find_step
+from stepprof.run.runs import find_step
 
 __all__ = ["add", "run"]
 

@@ -211,7 +211,7 @@ def _run_of(path: str, folder: Path) -> tuple[str, Path]:
     The key is the run id for a run, and the path itself for anything else.
     """
     from stepprof.run.layout import step_number
-    from stepprof.run.manifest import find_run, is_run, run_id_of
+    from stepprof.run.runs import find_run, is_run, run_id_of
 
     place = Path(path).resolve()
     if place.is_file():

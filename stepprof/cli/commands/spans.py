@@ -17,8 +17,9 @@ from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formatting import duration, number, printable, size, table
 from stepprof.host.atomic_files import write_atomically
-from stepprof.run.manifest import read_clocks, run_id_of, steps
+from stepprof.run.manifest import read_clocks
 from stepprof.run.occurrence_spans import Portions, read_occurrence
+from stepprof.run.runs import run_id_of, steps
 
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.manifest_sources import Input

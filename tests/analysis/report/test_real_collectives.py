@@ -21,7 +21,8 @@ from warm import Warm
 from stepprof.analysis.report.analyse import analyse
 from stepprof.analysis.report.terminal import print_report
 from stepprof.analysis.timeline.find import find
-from stepprof.run.manifest import list_runs, read_step
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs
 
 pytestmark = pytest.mark.torch
 

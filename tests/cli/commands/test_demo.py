@@ -19,7 +19,9 @@ import pytest
 from stepprof.analysis.verify import verify_run
 from stepprof.cli.commands.demo import TRAIN_STEPS
 from stepprof.cli.main import main
-from stepprof.run.manifest import find_run, read_run, read_spans, read_step, steps
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import find_run, read_run, steps
+from stepprof.run.spans import read_spans
 
 pytestmark = [pytest.mark.torch, pytest.mark.demo, pytest.mark.timeout(300)]
 

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from stepprof.run.manifest import list_runs, read_run, read_step
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run
 
 LIGHTNING = """
 import sys

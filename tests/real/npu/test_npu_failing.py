@@ -6,7 +6,8 @@ import pytest
 from conftest import SESSION
 
 from stepprof.formats.npu_folder import missing_parts
-from stepprof.run.manifest import list_runs, read_step
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs
 
 TWO = """
 init()

@@ -7,7 +7,8 @@ import signal
 
 from conftest import SESSION
 
-from stepprof.run.manifest import list_runs, read_step
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs
 
 RECORDER = """
 init()

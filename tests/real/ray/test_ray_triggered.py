@@ -7,8 +7,9 @@ from actor_engine import Server
 from driving import fragments, kill, until
 
 import stepprof
-from stepprof.run.manifest import read_step, steps
+from stepprof.run.manifest import read_step
 from stepprof.run.requests import Request, place_request, withdraw_request
+from stepprof.run.runs import steps
 from stepprof.run.status import read_statuses
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]

@@ -18,7 +18,7 @@ from sglang_driven import Trace, forward_steps
 from sglang_host import Host, HostDiedError
 
 from stepprof.run.manifest import read_step
-from stepprof.run.manifest import steps as recorded_steps
+from stepprof.run.runs import steps as recorded_steps
 from stepprof.run.status import read_statuses
 
 PARALLEL = {"dp_size": 2}

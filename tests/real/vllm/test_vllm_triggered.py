@@ -15,8 +15,9 @@ from driven import begin
 from vllm_driven import Trace
 
 import stepprof
-from stepprof.run.manifest import read_step, steps
+from stepprof.run.manifest import read_step
 from stepprof.run.requests import Request, place_request
+from stepprof.run.runs import steps
 from stepprof.run.status import read_statuses
 from stepprof.run.trigger import wait_for_answers
 

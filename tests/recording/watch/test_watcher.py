@@ -20,7 +20,8 @@ from stepprof.recording.selector import Selector
 from stepprof.recording.span_processors import Readers
 from stepprof.recording.watch import watcher
 from stepprof.recording.watch.watcher import MAX_HISTORIES, Watcher
-from stepprof.run.manifest import read_step, steps
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import steps
 
 LOOP = """
 import json, logging, os, sys, time

@@ -1,0 +1,159 @@
+"""Find the runs of a folder and the steps of a run, and read `run.json`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepprof.errors import ConfigError
+from stepprof.host.plain_files import read_table
+from stepprof.run.fields import LONGEST_NAME, cut, wrong
+from stepprof.run.layout import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
+
+__all__ = [
+    "find_run",
+    "find_step",
+    "is_run",
+    "list_runs",
+    "load_table",
+    "read_run",
+    "run_id_of",
+    "run_problems",
+    "steps",
+]
+
+
+def find_run(output_dir: Path, run: str | None = None) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        output_dir: the folder that holds runs.
+        run: a run id, or the path of a run or of a folder of runs. None: the run in ``output_dir`` that was recorded into last.
+
+    Raises:
+        ConfigError: no such run; the message says where it was searched and what is there.
+    """
+    if run is None:
+        runs = list_runs(output_dir)
+        if not runs:
+            raise ConfigError(
+                f'output_dir = "{output_dir}": no run is recorded there; name another folder with --output-dir, or record a first run with "stepprof demo"'
+            )
+        return runs[-1]
+    inside = output_dir / run
+    for candidate in (inside, Path(run)):
+        if candidate.is_dir():
+            below = [] if is_run(candidate) else list_runs(candidate)
+            return below[-1] if below else candidate
+    known = ", ".join(path.name for path in reversed(list_runs(output_dir)[-5:]))
+    raise ConfigError(
+        f'run "{run}": neither a run under "{output_dir}" nor a folder; {f"the newest there: {known}" if known else "nothing is recorded there"}'
+    )
+
+
+def list_runs(output_dir: Path) -> list[Path]:
+    """Return the runs under ``output_dir``, the one that was recorded into last at the end; empty if the folder does not exist."""
+    try:
+        folders = [path for path in output_dir.iterdir() if not path.name.startswith(".") and is_run(path)]
+    except OSError:
+        return []
+    return sorted(folders, key=lambda path: (_last_recorded(path), path.name))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder has been recorded into; one that may not be looked into is none."""
+    try:
+        return (path / RUN_FILE).is_file() or bool(steps(path))
+    except PermissionError:
+        return False
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Return the content of ``run.json``; empty if it is missing or damaged."""
+    return _read_run(path)[0]
+
+
+def run_problems(path: Path) -> list[str]:
+    """Return what is wrong with `run.json`; nothing is where it is missing."""
+    return _read_run(path)[1]
+
+
+def _read_run(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what `run.json` says, without what cannot be; and what that was."""
+    content, problem = load_table(path / RUN_FILE)
+    if content is None:
+        return {}, [problem] if os.path.lexists(path / RUN_FILE) else []
+    problems = []
+    for key, is_good in _RUN_FIELDS.items():
+        if content.get(key) is not None and not is_good(content[key]):
+            problems.append(f"damaged: {key} = {cut(content[key])}")
+            del content[key]
+    return content, problems
+
+
+_RUN_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "run_id": lambda value: type(value) is str and 0 < len(value) <= LONGEST_NAME and "\0" not in value,
+    "world_size": lambda value: wrong("world_size", value) is None,
+    "created_unix_ns": lambda value: wrong("created_unix_ns", value) is None,
+    "config": lambda value: isinstance(value, dict),
+    "writer": lambda value: isinstance(value, dict),
+}
+
+
+def run_id_of(path: Path) -> str:
+    """What a run is called: by `run.json`, else by its folder."""
+    return str(read_run(path).get("run_id", path.name))
+
+
+def steps(path: Path) -> list[int]:
+    """Return the steps that have a folder in the run, in order."""
+    try:
+        numbers = [step_number(child.name) for child in path.iterdir() if child.is_dir()]
+    except OSError:
+        return []
+    return sorted(number for number in numbers if number is not None)
+
+
+def find_step(runs: Sequence[Path], step: int | None) -> int:
+    """The step that is meant: the last one recorded where none is named.
+
+    Args:
+        runs: the folders of one run, of several nodes that share no disk.
+        step: its number; None: the last.
+
+    Raises:
+        ConfigError: it is not recorded; names the nearest that is.
+    """
+    recorded = sorted({number for run in runs for number in steps(run)})
+    if not recorded:
+        raise ConfigError(f'run "{runs[0]}": no step is recorded; "stepprof check" says what is there')
+    if step is None:
+        return recorded[-1]
+    if step not in recorded:
+        nearest = min(recorded, key=lambda other: abs(other - step))
+        raise ConfigError(f"step {step}: not recorded in {runs[0]}; the nearest that is: {nearest}")
+    return step
+
+
+def load_table(file: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return a JSON object, or None and the reason."""
+    try:
+        return read_table(file), ""
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        return None, str(error)
+
+
+def _last_recorded(path: Path) -> int:
+    """When a run was last recorded into: reports and merged timelines that are made later do not count."""
+    places = [path / RUN_FILE, path / SPANS, *(path / step_folder(step) / MANIFEST for step in steps(path))]
+    times = [0]
+    for place in places:
+        try:
+            times.append(place.stat().st_mtime_ns)
+        except OSError:  # a run that has none of these, or loses it while we look
+            continue
+    return max(times)
