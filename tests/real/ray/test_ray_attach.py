@@ -14,7 +14,7 @@ from driving import fragments, kill, until, workers_path
 import stepprof
 from stepprof.host.process_identity import writer_identity
 from stepprof.instrument.scope import newest
-from stepprof.run.manifest import read_spans
+from stepprof.run.spans import read_spans
 from stepprof.run.status import read_statuses
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
