@@ -82,15 +82,33 @@ class _Logger:
     def warning(self, event: str, **fields: object) -> None:
         self._say("warning", event, fields)
 
-    def notice(self, event: str, **fields: object) -> None:
-        """Log at level info; where no logging is configured, on stderr too, unless the logger ``stepprof`` has a higher level."""
+    def notice(self, event: str, *, loud: bool = False, **fields: object) -> None:
+        """Log at level info; where no logging is configured, on stderr too, unless the logger ``stepprof`` has a higher level.
+
+        Args:
+            event: the event.
+            loud: write to stderr also where the root logger is configured and keeps lines of this level to itself: the user has
+                written no line of stepprof, so that a line in a log is all there is to see.
+            fields: of the event.
+        """
         last = logging.lastResort
-        if structlog.is_configured() or _standard.hasHandlers() or last is None:
+        kept = _is_shown(logging.INFO) if loud else _standard.hasHandlers()
+        if structlog.is_configured() or kept or last is None:
             self._say("info", event, fields)
         elif _standard.level <= logging.INFO and _standard.manager.disable < logging.INFO:
             with contextlib.suppress(Exception):
                 text = sentence({"event": event, **_attributed(fields)})
                 last.handle(_standard.makeRecord(_standard.name, logging.INFO, "", 0, text, (), None))
+
+
+def _is_shown(level: int) -> bool:
+    """Return whether a handler of the application writes lines of this level."""
+    where: logging.Logger | None = _standard
+    while where is not None and _standard.isEnabledFor(level):
+        if any(handler.level <= level for handler in where.handlers):
+            return True
+        where = where.parent if where.propagate else None
+    return False
 
 
 def _attributed(fields: dict[str, object]) -> dict[str, object]:

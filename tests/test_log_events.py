@@ -35,7 +35,7 @@ def calls() -> Iterator[Call]:
                 of, level = ast.unparse(node.func.value), node.func.attr
                 if of == "logger" and level in ("debug", "info", "warning", "notice"):
                     event = getattr(node.args[0], "value", None) if node.args else None
-                    names = {keyword.arg for keyword in node.keywords if keyword.arg}
+                    names = {keyword.arg for keyword in node.keywords if keyword.arg not in (None, "loud")}
                     yield Call(
                         f"{path.relative_to(PACKAGE)}:{node.lineno}",
                         "info" if level == "notice" else level,

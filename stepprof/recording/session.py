@@ -73,6 +73,8 @@ class Session:
         self.path = None if run is None else run.path
         self.lent = False
         """Made on behalf of another process that this one follows: what the code here asks of `init` afterwards is settled already."""
+        self.by_adapter = False
+        """Made by an adapter of a framework: the user has written no line, and is shown one after a recorded step."""
         self._closed = run is None
         if run is None:
             return
@@ -105,7 +107,7 @@ class Session:
         self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
         self.after = _after(config, run, origin)
         """What comes after a recording; None: nothing was asked for."""
-        self._notice = StepNotice(str(run.path), self._speaks)
+        self._notice = StepNotice(str(run.path), self._speaks, lambda: self.by_adapter)
         origin.observers.append(self._notice.take)
         self.live = Live(self, run)
         self._spans.observers.append(self.live.pace.see)
@@ -355,7 +357,7 @@ class Session:
         """Return whether no lower rank is selected, so that one rank of a job reports for all."""
         rank = self.rank
         if self.lent or not isinstance(rank, int):
-            return not self.lent and rank == "driver"
+            return not self.lent and (rank == "driver" or self.fleet is not None)
         wanted = [policy.ranks for policy in self.selector.policies() if not policy.steps.is_none]
         return not any(lower in ranks for ranks in wanted for lower in range(rank))
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stepprof.formatting import counted, size
 from stepprof.log import logger
+from stepprof.run.summary import SESSIONS
 
 if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Fragment
@@ -26,11 +28,13 @@ class StepNotice:
     Args:
         run: the path of the run directory.
         speaks: return whether this process writes the line for its job.
+        is_loud: return whether the line must be seen: an adapter of a framework has made the session.
     """
 
-    def __init__(self, run: str, speaks: Callable[[], bool]) -> None:
+    def __init__(self, run: str, speaks: Callable[[], bool], is_loud: Callable[[], bool]) -> None:
         self._run = run
         self._speaks = speaks
+        self._is_loud = is_loud
         self._lock = threading.RLock()
         self._fragments: dict[int, set[Fragment]] = {}
         self._logged: set[int] = set()
@@ -46,7 +50,7 @@ class StepNotice:
         if self._fragments:
             with self._lock:
                 for step in sorted(self._fragments):
-                    if step != last_step and not any(each.awaited for each in self._fragments[step]):
+                    if step != last_step and self._is_final(step):
                         self._log(step)
 
     def close(self) -> None:
@@ -55,18 +59,37 @@ class StepNotice:
             for step in sorted(self._fragments):
                 self._log(step)
 
+    def _is_final(self, step: int) -> bool:
+        """Return whether nothing of a step is pending, here and in ranks that follow this process."""
+        if any(each.awaited for each in self._fragments[step]):
+            return False
+        return not self._has_ranks(step) or not any(entry["pending"] for entry in self._recorded(step))
+
+    def _has_ranks(self, step: int) -> bool:
+        """Return whether ranks in other processes have followed this one: their files are in their own fragments."""
+        return any(entry.kind in SESSIONS for each in self._fragments[step] for entry in each.engines)
+
+    def _recorded(self, step: int) -> list[dict[str, Any]]:
+        """Return what all processes have written of the windows and engines of a step."""
+        from stepprof.run.manifest import read_step
+
+        manifest = read_step(Path(self._run), step)
+        return [*manifest["windows"], *manifest["engines"]]
+
+    def _artifacts(self, step: int) -> list[dict[str, Any]]:
+        if self._has_ranks(step):
+            return [artifact for entry in self._recorded(step) for artifact in entry["artifacts"]]
+        entries = [entry for each in self._fragments[step] for entry in (*each.windows, *each.engines)]
+        return [artifact for entry in entries for artifact in entry.artifacts]
+
     def _log(self, step: int) -> None:
-        fragments = self._fragments.pop(step)
+        artifacts = self._artifacts(step)
+        self._fragments.pop(step)
         self._logged.add(step)
-        artifacts = [
-            artifact
-            for each in fragments
-            for entry in [*each.windows, *each.engines]
-            for artifact in entry.artifacts
-        ]
         if artifacts and self._speaks():
             logger.notice(
                 "step.recorded",
+                loud=self._is_loud(),
                 step=step,
                 files=counted(len(artifacts), "file"),
                 size=size(sum(artifact["bytes"] for artifact in artifacts)),

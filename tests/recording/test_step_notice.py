@@ -14,7 +14,7 @@ import stepprof
 logging.getLogger("stepprof").setLevel(int(sys.argv[1]))
 if len(sys.argv) > 2:
     logging.basicConfig(level=sys.argv[2])
-stepprof.init({"steps": "1,3", "backend": "torch", "output_dir": "runs", "min_free_memory": "none"}, run_id="job")
+stepprof.init({"steps": "1,3", "backend": "torch", "output_dir": "runs", "min_free_memory": "none"}, run_id="job").by_adapter = "adapter" in sys.argv
 for step in range(5):
     with stepprof.profile_step(step):
         pass
@@ -43,6 +43,13 @@ class TestStderr:
     def test_a_level_switches_it_off(self, run_script, arguments):
         """That of the logger `stepprof`, or of the configured root logger."""
         assert "is recorded" not in run_script(SCRIPT, *arguments).stderr
+
+    def test_of_a_framework_it_is_seen(self, run_script):
+        """Where an adapter has made the session, also if the framework keeps lines below WARNING to itself, and once only."""
+        for level in ("WARNING", "INFO"):
+            shown = run_script(SCRIPT, "0", level, "adapter").stderr
+            assert shown.count("step.recorded") + shown.count(" is recorded: 1 file, ") == 2, shown
+        assert "recorded" not in run_script(SCRIPT, "40", "WARNING", "adapter").stderr
 
 
 @pytest.mark.usefixtures("faulty")

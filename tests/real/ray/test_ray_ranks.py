@@ -204,6 +204,24 @@ class TestRanks:
         assert sorted(entry["status"] for entry in told) == ["complete", "joined"]
         assert verify_run(session.path).problems == []
 
+    def test_the_line_after_a_recorded_step(self, trainers, tmp_path, log):
+        """The driver writes it, with the files of the ranks that follow it, also where it has another name."""
+        handles = trainers(2)
+        config = {
+            "output_dir": str(tmp_path),
+            "steps": "2",
+            "ranks": "all",
+            "engine_start_timeout_seconds": 60,
+        }
+        stepprof.init(config, run_id="job", name="main")
+        stepprof.attach(handles, role="actor", kind="rank")
+        for step in (2, 3):
+            with stepprof.profile_step(step, role="actor"):
+                pass
+        stepprof.shutdown(30)
+        (line,) = [line for line in log if line["event"] == "step.recorded"]
+        assert (line["step"], line["files"], line["rank"]) == (2, "2 files", "main")
+
     def test_its_own_session(self, ray_here, trainers, connect, session, windows):
         """A session that the actor has made itself is followed, and not ended with the attachment."""
         (handle,) = trainers()
