@@ -31,7 +31,7 @@ TESTED_THROUGH = {
     "analysis/report/test_combine.py": "analysis/report/gantt analysis/report/idle analysis/report/skew analysis/report/totals",
     "analysis/report/test_step_noise.py": "analysis/report/visits",
     "analysis/report/test_terminal.py": "analysis/report/terminal_tables",
-    "analysis/report/test_waiting.py": "analysis/report/profiler_waits analysis/report/wait_attribution",
+    "analysis/report/test_waiting.py": "analysis/report/profiler_waits",
     "analysis/test_artifact_check.py": "analysis/timeline/outliers",
     "analysis/test_verify.py": "analysis/post_step_notes",
     "analysis/timeline/test_chrome.py": "analysis/timeline/lanes analysis/timeline/ordering analysis/timeline/own_metadata",

@@ -155,6 +155,16 @@ FOUND = {
         spans=False,
         engines=((2, 1), (2, 1), (1, 1)),
     ),
+    "collectives come in the order of the ranks and not of clocks that may be wrong": Shape(
+        seed=2240,
+        ranks=6,
+        machines=3,
+        device="cuda",
+        clock_error=True,
+        groups="both",
+        profiler="differing",
+        engines=((3, 1), (2, 1)),
+    ),
 }
 
 

@@ -81,6 +81,8 @@ class Matching:
     """Of each call of each peer how many members of its group were recorded; 0: not known; -1: the call is matched."""
     members: list[npt.NDArray[np.int64]] = field(default_factory=list)
     """Of each call of each peer how many members its group has; 0: not known."""
+    error_ns: int | None = 0
+    """How wrong a comparison of times of any two peers may be; None: some were never compared."""
 
 
 @dataclass(slots=True)
@@ -97,7 +99,7 @@ def match(peers: Sequence[Peer]) -> Matching:
     Args:
         peers: one for each process, in any order.
     """
-    found = Matching([peer.columns for peer in peers])
+    found = Matching([peer.columns for peer in peers], error_ns=_error_ns(peers))
     for columns in found.columns:
         found.recorded.append(np.zeros(len(columns.start), np.int64))
         found.members.append(np.zeros(len(columns.start), np.int64))

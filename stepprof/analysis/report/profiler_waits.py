@@ -1,12 +1,17 @@
-"""What of the waits in collectives the recording caused: it started or stopped the profiler on a rank for longer than on others, and that rank came later."""
+"""Separate the part of the waits in collectives that the recording caused.
+
+The recording starts and stops the profiler, which holds a rank up. If that takes longer on one rank than on others, the others wait for that rank in their next collective.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.analysis.report.collective_order import order_of
 from stepprof.analysis.report.collectives import synchronises
 from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.matching import Matching
@@ -14,20 +19,102 @@ from stepprof.analysis.report.wait_attribution import UNKNOWN, Settled
 
 __all__ = ["take_out_profiler"]
 
+_LONG_AGO = -(2**62)
 
-class _Running:
-    """How long the profiler has held a process up until a time."""
 
-    def __init__(self, held: Intervals) -> None:
-        self._held = held
-        self._before = np.concatenate(([0], np.cumsum(held.end - held.start)))
+def take_out_profiler(settled: Sequence[Settled], held: Sequence[Intervals], matching: Matching) -> None:
+    """Split each wait into the part that another rank caused and the part that the profiler caused.
 
-    def until(self, time: int) -> int:
-        """Nanoseconds before a time."""
-        at = int(np.searchsorted(self._held.start, time, side="right"))
-        if not at:
-            return 0
-        return int(self._before[at]) - max(int(self._held.end[at - 1]) - time, 0)
+    `early` is how much earlier each process would be without the profiler. A collective that synchronises makes it equal for all members. As a rule it differs only from a start or stop of the profiler
+    to the next collective of all ranks, and other collectives are skipped.
+
+    If a member was in a call that could not be matched meanwhile, it may have waited for the profiler there. Then nothing is taken out, and the straggler is unknown.
+
+    Args:
+        settled: all collectives; changed in place.
+        held: when the profiler held each peer up.
+        matching: the calls of the peers.
+    """
+    if not any(len(each) for each in held):
+        return
+    order = order_of(settled)
+    gains = _gains(settled, held, order)
+    calls = [(number, column) for number, each in enumerate(settled) for column in range(each.start.shape[1])]
+    fresh = np.flatnonzero(np.concatenate([np.zeros(0, bool), *(each.any(axis=0) for each in gains)])[order])
+    unmatched = [_unmatched(matching, at) for at in range(len(held))]
+    peers = sorted({at for each in settled for at in each.matched.members})
+    early = np.zeros(len(held), np.int64)
+    counted = early.copy()
+    since = ended = _LONG_AGO
+    place = 0
+    while place < len(order):
+        if not np.ptp(early[peers]):
+            following = int(np.searchsorted(fresh, place))
+            if following == len(fresh):
+                return
+            place = int(fresh[following])
+            since = _next_hold(held, {at: int(counted[at]) for at in peers}, ended, matching.error_ns)
+        number, column = calls[order[place]]
+        each, members = settled[number], np.array(settled[number].matched.members)
+        early[members] += gains[number][:, column]
+        counted[members] += gains[number][:, column]
+        if np.ptp(early[members]):
+            entries = zip(members.tolist(), each.start[:, column].tolist(), strict=True)
+            met = any(_met(unmatched[at], since, time) for at, time in entries)
+            (_leave_unknown if met else _take_out)(each, column, members, early)
+        ended = int(each.end[:, column].min())
+        place += 1
+
+
+def _gains(settled: Sequence[Settled], held: Sequence[Intervals], order: npt.NDArray[np.intp]) -> list[Times]:
+    """Return for each member of each collective how long the profiler held it up since its collective before."""
+    place = np.empty(len(order), np.intp)
+    place[order] = np.arange(len(order))
+    gains = [np.zeros_like(each.start) for each in settled]
+    first = np.cumsum([0, *(each.start.shape[1] for each in settled)])
+    rows: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, each in enumerate(settled):
+        for row, at in enumerate(each.matched.members):
+            rows[at].append((number, row))
+    for at, parts in rows.items():
+        until = np.concatenate([_held_until(held[at], settled[number].start[row]) for number, row in parts])
+        places = np.concatenate([place[first[number] : first[number + 1]] for number, _ in parts])
+        by_place = np.argsort(places)
+        gain = np.empty_like(until)
+        gain[by_place] = np.diff(np.maximum.accumulate(until[by_place]), prepend=0)
+        ends = np.cumsum([settled[number].start.shape[1] for number, _ in parts])
+        for (number, row), values in zip(parts, np.split(gain, ends[:-1]), strict=True):
+            gains[number][row] = values
+    return gains
+
+
+def _held_until(held: Intervals, times: Times) -> Times:
+    """Return how long the profiler has held a process up before some times."""
+    before = np.concatenate(([0], np.cumsum(held.end - held.start)))
+    at = np.searchsorted(held.start, times, side="right")
+    last = np.concatenate(([_LONG_AGO], held.end))[at]
+    return np.asarray(before[at] - np.maximum(last - times, 0), np.int64)
+
+
+def _next_hold(held: Sequence[Intervals], counted: dict[int, int], ended: int, error_ns: int | None) -> int:
+    """Return the earliest time at which the profiler may next hold a process up, on any clock.
+
+    Args:
+        held: when the profiler held each process up.
+        counted: for how long it has held up each process that has matched collectives.
+        ended: when the collective before ended; earlier holds of other processes are over.
+        error_ns: how far the clocks of two processes may differ; None: not known.
+    """
+    if error_ns is None:
+        return _LONG_AGO
+    starts = []
+    for at, each in enumerate(held):
+        if at in counted:
+            following = np.searchsorted(np.cumsum(each.end - each.start), counted[at], side="right")
+        else:
+            following = np.searchsorted(each.start, ended - error_ns)
+        starts += each.start[following : following + 1].tolist()
+    return min(starts, default=_LONG_AGO) - error_ns
 
 
 def _unmatched(matching: Matching, at: int) -> tuple[Times, Times]:
@@ -37,62 +124,6 @@ def _unmatched(matching: Matching, at: int) -> tuple[Times, Times]:
     left = left[np.argsort(columns.start[left], kind="stable")]
     begun = columns.start[left]
     return begun, np.maximum.accumulate(begun + columns.duration[left])
-
-
-def take_out_profiler(settled: Sequence[Settled], held: Sequence[Intervals], matching: Matching) -> None:
-    """Split the waits into what another rank caused and what the profiler did, which held that rank up for longer.
-
-    `early` is how much earlier each process would be without the holds of the profiler; after a collective that synchronises it is the same for all members. Calls are gone through in the order in which
-    they end, only while `early` differs: as a rule from a start or a stop of the profiler to the next collective of all ranks.
-
-    Where a member was in a call that could not be matched meanwhile, it may have waited for the profiler there. So nothing is taken out then, and the straggler is unknown.
-    """
-    calls = [(each, column) for each in settled for column in range(each.start.shape[1])]
-    holds = np.sort(np.concatenate([np.zeros(0, np.int64), *(each.start for each in held)]))
-    if not calls or not len(holds):
-        return
-    ends = np.concatenate([each.end.max(axis=0) for each in settled])
-    entries = np.concatenate([each.start.max(axis=0) for each in settled])
-    order = np.argsort(ends, kind="stable")
-    entries = np.maximum.accumulate(entries[order])
-    running = [_Running(each) for each in held]
-    unmatched = [_unmatched(matching, at) for at in range(len(held))]
-    peers = sorted({at for each in settled for at in each.matched.members})
-    early = np.zeros(len(held), np.int64)
-    counted = np.zeros(len(held), np.int64)
-    since = int(holds[0])
-    place = 0
-    while place < len(order):
-        each, column = calls[order[place]]
-        members = np.array(each.matched.members)
-        now = np.array(
-            [
-                running[at].until(time)
-                for at, time in zip(members.tolist(), each.start[:, column].tolist(), strict=True)
-            ]
-        )
-        early[members] += np.maximum(now - counted[members], 0)
-        counted[members] = np.maximum(now, counted[members])
-        if np.ptp(early[members]) and any(
-            _met(unmatched[at], since, time)
-            for at, time in zip(members.tolist(), each.start[:, column].tolist(), strict=True)
-        ):
-            _leave_unknown(each, column, members, early)
-        else:
-            _take_out(each, column, members, early)
-        place += 1
-        if not np.ptp(early[peers]):
-            end = int(each.end[:, column].max())
-            since = max(end, int(holds[min(int(np.searchsorted(holds, end)), len(holds) - 1)]))
-        if not np.ptp(early[peers]) and place < len(order):
-            # until the profiler holds a process up again, nothing differs
-            following = np.searchsorted(holds, ends[order[place - 1]], side="right")
-            if following == len(holds) and all(running[at].until(2**62) == counted[at] for at in peers):
-                return
-            if following < len(holds) and all(
-                running[at].until(int(holds[following]) - 1) == counted[at] for at in peers
-            ):
-                place = max(place, int(np.searchsorted(entries, holds[following])))
 
 
 def _met(unmatched: tuple[Times, Times], since: int, until: int) -> bool:

@@ -317,6 +317,27 @@ class TestProfiler:
         )
         assert (waited(found), found.by_process["a"].for_profiler.total / MS) == ({"a": 5}, 20)
 
+    def test_a_clock_that_is_ahead(self):
+        """c's clock is 8 ms ahead, so the first collective seems to end after the next one of a and b: the profiler held b and c up for as long."""
+        found = waits(
+            peer("a", 0, numbered(0, 40, 1, (0, 1, 2)), numbered(41, 2, 1, (0, 1)), error=5),
+            peer("b", 1, numbered(20, 20, 1, (0, 1, 2)), numbered(41, 2, 1, (0, 1)), error=5),
+            peer("c", 2, numbered(43, 5, 1, (0, 1, 2)), error=5, host="other"),
+            profiler={"b": held((0, 20)), "c": held((0, 20))},
+        )
+        assert waited(found) == {"a": 15, "b": 15}
+        assert in_ms({label: found.by_process[label].for_profiler.total for label in "abc"}) == {"a": 20}
+
+    def test_a_meeting_that_seems_to_be_over(self):
+        """b's clock may be 5 ms ahead: a was in a call that could not be matched when the profiler held b up."""
+        found = waits(
+            peer("a", 0, numbered(0, 9, 1, (0, 9)), numbered(40, 30, 1, (0, 1)), error=5),
+            peer("b", 1, numbered(65, 5, 1, (0, 1)), host="other"),
+            profiler={"b": held((10, 30))},
+        )
+        assert (waited(found), found.by_process["a"].for_profiler.total) == ({"a": 25}, 0)
+        assert in_ms(found.by_phase[ACTOR].caused) == {}
+
 
 class TestPhases:
     """A wait is booked on the phase of the waiting rank's own call."""

@@ -1,0 +1,77 @@
+"""The order of collectives: that of the processes that went through them, also where the clocks of hosts are wrong."""
+
+from __future__ import annotations
+
+from digested import MS, T0, numbered, peer
+
+from stepprof.analysis.report.collective_order import order_of
+from stepprof.analysis.report.matching import match
+from stepprof.analysis.report.wait_attribution import settle
+
+
+def ends(*peers):
+    """When each collective ended by the first member's clock, in order; milliseconds."""
+    matching = match(peers)
+    settled = [settle(matched, matching) for matched in matching.matched]
+    end = [time for each in settled for time in each.end[0].tolist()]
+    return [(end[number] - T0) / MS for number in order_of(settled)]
+
+
+class TestOrder:
+    """Each process went through its collectives in the order that its own clock shows."""
+
+    def test_of_one_clock(self):
+        """By their ends."""
+        assert ends(peer("a", 0, (20, 5), (0, 5), world=2), peer("b", 1, (20, 5), (0, 5), world=2)) == [5, 25]
+
+    def test_a_clock_that_is_ahead(self):
+        """c's clock is 8 ms ahead: a and b were in the collective of all three before their own."""
+        found = ends(
+            peer("a", 0, numbered(0, 10, 1, (0, 1, 2)), numbered(11, 2, 1, (0, 1)), error=5),
+            peer("b", 1, numbered(5, 5, 1, (0, 1, 2)), numbered(11, 2, 1, (0, 1)), error=5),
+            peer("c", 2, numbered(10, 8, 1, (0, 1, 2)), error=5, host="other"),
+        )
+        assert found == [10, 13]
+
+    def test_a_thread_that_goes_on_late(self):
+        """c leaves the first collective when a and b have left their next one."""
+        found = ends(
+            peer("a", 0, numbered(0, 10, 1, (0, 1, 2)), numbered(11, 2, 1, (0, 1))),
+            peer("b", 1, numbered(5, 5, 1, (0, 1, 2)), numbered(11, 2, 1, (0, 1))),
+            peer("c", 2, numbered(5, 10, 1, (0, 1, 2))),
+        )
+        assert found == [10, 13]
+
+    def test_by_way_of_another_process(self):
+        """a's clock is hours behind: its own collectives come between those with b, and keep their order."""
+        found = ends(
+            peer("b", 1, numbered(3_600_000, 5, 1, (0, 1)), numbered(3_600_040, 5, 2, (0, 1)), island="1"),
+            peer(
+                "a",
+                0,
+                numbered(0, 5, 1, (0, 1)),
+                numbered(10, 5, 1, (0, 2)),
+                numbered(20, 5, 2, (0, 2)),
+                numbered(40, 5, 2, (0, 1)),
+            ),
+            peer("c", 2, numbered(10, 5, 1, (0, 2)), numbered(20, 5, 2, (0, 2))),
+        )
+        assert found == [3_600_005, 15, 25, 3_600_045]
+
+    def test_calls_that_overlap(self):
+        """On two streams: neither came first, so their ends decide."""
+        found = ends(
+            peer("a", 0, numbered(0, 10, 1, (0, 1, 2)), numbered(5, 4, 1, (0, 1))),
+            peer("b", 1, numbered(0, 10, 1, (0, 1, 2)), numbered(5, 8, 1, (0, 1))),
+            peer("c", 2, numbered(0, 11, 1, (0, 1, 2))),
+        )
+        assert found == [10, 9]
+
+    def test_processes_that_contradict_each_other(self):
+        """In damaged traces: each collective is there once."""
+        first, second = numbered(0, 5, 1, (0, 1)), numbered(10, 5, 2, (0, 1))
+        swapped = numbered(10, 5, 1, (0, 1)), numbered(0, 5, 2, (0, 1))
+        assert sorted(ends(peer("a", 0, first, second), peer("b", 1, *swapped))) == [5, 15]
+
+    def test_no_collective(self):
+        assert ends(peer("a", 0, world=2)) == []
