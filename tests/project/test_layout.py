@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ TESTED_THROUGH = {
 """Modules that no test imports: they are parts of what this test file runs."""
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Return the files of the package by the dotted names of their modules; an installation has the examples too."""
     found = {}
@@ -98,14 +100,20 @@ def imports() -> Imports:
     """Return what each module imports of the package, at its top, inside functions and for types."""
     files = modules()
     return {
-        name: {each for each in imported(path, files) if each != name and each in files}
+        name: {each for each in imported(path) if each != name and each in files}
         for name, path in files.items()
     }
 
 
-def imported(path: Path, files: dict[str, Path]) -> Iterator[str]:
-    """Yield the names of the modules that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """Return the names of the modules that a file imports."""
+    return frozenset(names_in(ast.parse(path.read_text(encoding="utf-8")), modules()))
+
+
+def names_in(tree: ast.Module, files: dict[str, Path]) -> Iterator[str]:
+    """Yield the names of the modules that a module imports."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -185,8 +193,8 @@ class TestFiles:
 def untested() -> Iterator[str]:
     """Yield the paths of the modules that no test file of the mirrored folder is named after, or imports."""
     files = modules()
-    seen = {folder: imported_in(folder, files) for folder in TESTS.rglob("*") if folder.is_dir()}
-    seen[TESTS] = imported_in(TESTS, files)
+    seen = {folder: imported_in(folder) for folder in TESTS.rglob("*") if folder.is_dir()}
+    seen[TESTS] = imported_in(TESTS)
     for name, path in files.items():
         place = path.relative_to(PACKAGE).with_suffix("")
         folder = TESTS / place.parent
@@ -196,6 +204,6 @@ def untested() -> Iterator[str]:
             yield place.as_posix()
 
 
-def imported_in(folder: Path, files: dict[str, Path]) -> set[str]:
+def imported_in(folder: Path) -> set[str]:
     """Return the modules that the test files of a folder import."""
-    return {each for path in folder.glob("test_*.py") for each in imported(path, files)}
+    return {each for path in folder.glob("test_*.py") for each in imported(path)}
