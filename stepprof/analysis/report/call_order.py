@@ -1,8 +1,13 @@
-"""Find out whether the collectives in a trace are exactly those that one thread called in it, in that order, in the group of all ranks.
+"""Find out whether one thread called all collectives of a trace, in the group of all ranks.
 
-gloo's annotations say neither the process group of a collective nor its number. They can still be matched across ranks by their order, if nothing else is possible: the job has one process group,
-and every rank recorded them from the same call on. The second holds where a thread called them within its window: the calls of a window are the same on all ranks, while what was called before it
-may run into one rank's capture and not into another one's. torch records the call (an operator of ``c10d``) apart from the collective itself, which threads of gloo's run.
+gloo's annotations state neither the process group of a collective nor its number. Its calls can
+still be matched across ranks by their order if two conditions hold. The job has one process group,
+and all ranks recorded the calls from the same one on.
+
+The second condition holds where a thread called them within its window: the calls of a window are
+the same on all ranks. A call made before the window may still run in the capture of one rank and
+not in that of another. torch records the call (an operator of ``c10d``) apart from the collective
+itself, which gloo's threads run.
 """
 
 from __future__ import annotations
@@ -18,17 +23,21 @@ from stepprof.analysis.timeline.model import Source
 __all__ = ["Issued", "issued"]
 
 QUIET_NS = 50_000_000
-"""A call does not wait for so long while none of gloo's threads is busy: they begin one within 0.15 ms, on a loaded machine within 40 ms (torch 2.13)."""
+"""The longest time that a call waits while gloo's threads are idle. They begin a call within 0.15
+ms, on a loaded machine within 40 ms (torch 2.13).
+"""
 LATE_NS = 1_000_000
-"""How much later than its caller goes on the annotation of a call may end: 0.1 ms, and more where threads have to be scheduled."""
+"""How much later than its caller continues the annotation of a call may end: 0.1 ms, and more where
+threads have to be scheduled.
+"""
 _FEW = 3
 _CALL = "c10d::"
 _PAIRS = ("send", "recv")
-"""Between two ranks: no collectives."""
+"""Transfers between two ranks are no collectives."""
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """Who called all collectives of a source."""
+    """The thread that called all collectives of a source."""
 
     world: int
     """How many ranks the job has, all in one process group."""
@@ -36,7 +45,8 @@ class Issued(msgspec.Struct, frozen=True):
 
 
 def issued(source: Source, bounds: tuple[int, int] | None = None) -> Issued | None:
-    """Return which thread called all collectives of a source; None where it is not sure that all of them, and no others, are there.
+    """Return the thread that called all collectives of a source; None if others may have called
+    some.
 
     Args:
         source: cut to the bounds.
@@ -59,7 +69,7 @@ def issued(source: Source, bounds: tuple[int, int] | None = None) -> Issued | No
         return None  # one that was cut may have begun in an earlier window
     if (begun < called).any():
         return None
-    # were the first one of an earlier call, each of these calls would have waited until the next one was made, the last one beyond the end
+    # if the first one were of an earlier call, each call would have waited for the next one, and the last one beyond the end
     idle = np.maximum(begun[1:] - reach[:-1], 0).sum() + (0 if bounds is None else bounds[1] - reach[-1])
     one_by_one = len(called) >= _FEW and bool((called[1:] >= reach[:-1] - LATE_NS).all())
     if not one_by_one and idle < QUIET_NS:
@@ -74,7 +84,10 @@ def _is(name: str, *, called: bool) -> bool:
 
 
 def _world(metadata: Mapping[str, object]) -> int | None:
-    """How many ranks the job has, if they are its only process group: a call may also be of a group of one rank, as frameworks make them."""
+    """Return the number of ranks if they are the job's only process group.
+
+    Frameworks also make groups of one rank, and a call may be of such a group.
+    """
     stated = metadata.get("distributedInfo")
     if not isinstance(stated, dict):
         return None

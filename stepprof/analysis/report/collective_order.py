@@ -1,7 +1,9 @@
-"""Order matched collectives as the processes went through them.
+"""Order matched collectives as the processes called them.
 
-A process makes one call after another, and its own clock shows in which order. The clocks of several hosts may be wrong by more than the time between two collectives, and threads leave a collective at
-different times. The ends of two collectives then appear in the wrong order. So their ends give the order only where no process contradicts it.
+A process makes one call after another, and its own clock shows their order. The clocks of several
+hosts may differ by more than the time between two collectives, and threads leave a collective at
+different times. Then the ends of two collectives appear in the wrong order. So collectives are
+ordered by their ends, unless the calls of a process show another order.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from stepprof.analysis.report.wait_attribution import Settled
 __all__ = ["order_of"]
 
 MOST_PASSES = 100
-"""A contradiction is moved from process to process, one process a pass. Only the calls of damaged traces contradict each other forever."""
+"""Each pass corrects one process. Only the calls of damaged traces contradict each other forever."""
 
 
 def order_of(settled: Sequence[Settled]) -> npt.NDArray[np.intp]:
@@ -45,7 +47,10 @@ def order_of(settled: Sequence[Settled]) -> npt.NDArray[np.intp]:
 def _calls_by_process(
     settled: Sequence[Settled],
 ) -> list[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
-    """Return the collectives of each process by their ends on its clock, and how many of these had ended before each one began."""
+    """Return the collectives of each process by their ends on its clock.
+
+    The second array states how many of these had ended before each one began.
+    """
     parts: dict[int, list[tuple[npt.NDArray[np.intp], Times, Times]]] = defaultdict(list)
     first = 0
     for each in settled:

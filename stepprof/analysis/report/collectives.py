@@ -1,6 +1,7 @@
-"""Collectives: which slices are communication by their names, of what kind each is, and the calls of one source in a form that travels.
+"""Recognise collectives by the names of slices, and pack the calls of one source.
 
-What only this module knows: the words of NCCL, HCCL, gloo and their like. Which calls of several ranks are one collective is `matching`'s, who waited for whom in it `waiting`'s.
+Only this module knows the names that NCCL, HCCL, gloo and similar libraries use. `matching` finds
+the calls of several ranks that are one collective, and `waiting` the waits in them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ __all__ = [
 ]
 
 MOST_CALLS = 50_000
-"""Calls of one source that travel; of a source with more, none do."""
+"""The largest number of calls of a source that a digest contains. A source with more contributes
+none.
+"""
 
 _DEVICE = re.compile(
     r"nccl|\brccl|hccl|hcom_|mscclpp|nvshmem|deep_?ep|cross_device_reduce|(one|two)_shot_all|multimem_all"
@@ -45,7 +48,9 @@ Kind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier",
     "broadcast", "reduce", "gather", "scatter", "point_to_point",
 ]  # fmt: skip
-"""The kind of a collective. In the first five no rank leaves before the last one has entered; the next four have a root; the last one is between two ranks."""
+"""The kind of a collective. In the first five no rank leaves before the last one has entered; the
+next four have a root; the last one is a transfer between two ranks.
+"""
 
 _SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 _KINDS: dict[Kind, re.Pattern[str]] = {
@@ -61,11 +66,11 @@ _KINDS: dict[Kind, re.Pattern[str]] = {
     "scatter": re.compile(r"scatter", re.IGNORECASE),
     "reduce": re.compile(r"reduce", re.IGNORECASE),
 }
-"""The first that fits is meant."""
+"""The first match counts."""
 
 
 def is_device_communication(name: str) -> bool:
-    """Whether a kernel moves data between ranks, by its name.
+    """Return whether a kernel moves data between ranks, by its name.
 
     >>> is_device_communication("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     True
@@ -76,7 +81,7 @@ def is_device_communication(name: str) -> bool:
 
 
 def is_host_communication(name: str) -> bool:
-    """Whether an annotation on a thread is a collective of a host library (``gloo:all_reduce``)."""
+    """Return whether an annotation on a thread is a collective of a host library (``gloo:all_reduce``)."""
     return _HOST.match(name) is not None
 
 
@@ -90,12 +95,12 @@ def kind_of(name: str) -> Kind:
 
 
 def synchronises(kind: Kind) -> bool:
-    """Whether no rank leaves before the last one has entered."""
+    """Return whether no rank leaves before the last one has entered."""
     return kind in _SYNCHRONISING
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks as short text that is equal for equal sets.
+    """Format ranks as short text that is equal for equal sets.
 
     >>> ranks_text([3, 0, 1, 2, 8])
     '0-3,8'
@@ -117,7 +122,7 @@ class Group(msgspec.Struct, frozen=True):
     """A process group, as far as a trace describes it."""
 
     name: str
-    """What tells it from other groups of the job; equal on each of its ranks."""
+    """Identifies it among the groups of the job; equal on each of its ranks."""
     ranks: str = ""
     """Its global ranks, by `ranks_text`; empty: not known."""
     size: int = 0
@@ -126,7 +131,7 @@ class Group(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the arguments of calls say: a row per call.
+    """The arguments of calls: a row per call.
 
     Attributes:
         groups: the process groups.
@@ -183,22 +188,22 @@ class Calls(msgspec.Struct, frozen=True):
     duration: bytes = b""
     groups: list[Group] = []
     group: bytes = b""
-    """The process group of each, -1: the trace does not say; empty: of none it does."""
+    """The process group of each, -1: not stated; empty if none is stated."""
     seq: bytes = b""
-    """Which call of its group each is, -1: the trace does not say."""
+    """The number of each call in its group, -1: not stated."""
     regions: list[str] = []
     region: bytes = b""
-    """The innermost region that holds each, -1: none; empty: of none."""
+    """The innermost region around each, -1: none; empty if no call has one."""
     unfinished: list[int] = []
-    """Calls that had not ended when the capture did."""
+    """Calls that were still running when the capture ended."""
     world: int = 0
-    """Ranks of the job, by the trace; 0: it does not say."""
+    """Ranks of the job, by the trace; 0: not stated."""
     rank: int = -1
-    """The rank of the process in that world, by the trace; -1: it does not say."""
+    """The rank of the process in that world, by the trace; -1: not stated."""
     configured: list[str] = []
     """The ranks of each process group that the process is in, by the trace, as `ranks_text`."""
     left_out: int = 0
-    """How many there are, where there are too many."""
+    """Their number, if there are too many to pack."""
 
     @classmethod
     def collect(
@@ -305,6 +310,6 @@ def columns_of(parts: Sequence[tuple[str | None, Calls]]) -> Columns:
 
 
 def _renumbered(packed: bytes, names: Sequence[_Key], numbers: dict[_Key, int]) -> npt.NDArray[np.int64]:
-    """Numbers into `names` as numbers into the names of all parts; -1 stays."""
+    """Translate indices into `names` to indices into the names of all parts; -1 stays."""
     table = np.array([*(numbers.setdefault(name, len(numbers)) for name in names), -1], np.int64)
     return table[np.frombuffer(packed, "<i4").astype(np.int64)]

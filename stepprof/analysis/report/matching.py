@@ -1,8 +1,11 @@
-"""Which calls of several ranks are one collective.
+"""Match the calls of several ranks that are one collective.
 
-Calls that state their process group are matched within it, by number where they are numbered. Of the others (gloo on threads, torch 2.13) the process groups of the job are known from the traces,
-and a call belongs to the only group that it can be of, if the calls of all members overlap. A collective counts as matched only if every member of its group is there: a rank that was not recorded may be
-the one that the others wait for. What cannot be matched so stays unmatched, and no rank is named for it.
+Calls that state their process group are matched within it, by number if they are numbered. For the
+others (gloo on threads, torch 2.13) the traces list the process groups of the job. A call is
+matched if it can be of one group only, and the calls of all members overlap.
+
+A collective is matched only if every member of its group was recorded. A rank that was not recorded
+may be the one that the others wait for. Other calls stay unmatched, and no rank is named for them.
 """
 
 from __future__ import annotations
@@ -20,10 +23,17 @@ from stepprof.analysis.report.intervals import Intervals, Times
 __all__ = ["Matched", "Matching", "Peer", "match"]
 
 TOLERANCE_NS = 200_000
-"""How far a rank's call may end before the last one begins, beyond the clocks' errors: of 600 synchronising calls of gloo (torch 2.13, one machine) each ended 62 us or more after the last one began."""
+"""How long before the last call begins a rank's call may end, in addition to the clocks' errors.
+
+Of 600 synchronising calls of gloo (torch 2.13, one machine) each ended 62 us or more after the last
+one began.
+"""
 
 _SLACKS_NS = (0, 2_000_000, 50_000_000, 200_000_000)
-"""How far from the edges of a capture calls are left out: the ends of one call spread by up to 38 ms on a busy machine (torch 2.13, gloo)."""
+"""Calls within this distance from the edges of a capture are left out.
+
+The ends of one call spread by up to 38 ms on a busy machine (torch 2.13, gloo).
+"""
 
 Rows = npt.NDArray[np.intp]
 
@@ -33,16 +43,17 @@ class Peer:
     """The communication of one process.
 
     Attributes:
-        label: what the process is called.
+        label: name of the process.
         columns: its communication.
         rank: its rank in the job; -1: not known.
         world: ranks of the job; 0: not known.
         configured: the ranks of each process group that it is in, as `ranks_text`; empty: not known.
         island: processes of one island can be compared in time.
-        error_ns: how wrong a time of it may be, on the clock of its island.
+        error_ns: error of its times on the clock of its island.
         machine: processes of one machine have no error between them.
         captured: when it was captured; None: not known.
-        whole: whether its captures hold all of its windows, from their begin to their end; windows begin and end at the same places of every rank's program.
+        whole: whether its captures hold all of its windows, from start to end. Windows start and
+            end at the same places of every rank's program.
     """
 
     label: str
@@ -59,14 +70,17 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Collectives of one kind whose members were all recorded: call `rows[m][i]` of `members[m]` is the i-th of them."""
+    """Collectives of one kind whose members were all recorded.
+
+    Call `rows[m][i]` of `members[m]` is its part of the i-th collective.
+    """
 
     kind: Kind
     members: list[int]
     """Into the peers."""
     rows: list[Rows]
     error_ns: int | None
-    """How wrong a comparison of their times may be; None: their clocks were never compared."""
+    """The error of a comparison of their times; None: their clocks were never compared."""
     on_host: bool
 
 
@@ -78,11 +92,13 @@ class Matching:
     """Of each peer."""
     matched: list[Matched] = field(default_factory=list)
     recorded: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    """Of each call of each peer how many members of its group were recorded; 0: not known; -1: the call is matched."""
+    """For each call of each peer, how many members of its group were recorded; 0: not known; -1:
+    the call is matched.
+    """
     members: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    """Of each call of each peer how many members its group has; 0: not known."""
+    """For each call of each peer, how many members its group has; 0: not known."""
     error_ns: int | None = 0
-    """How wrong a comparison of times of any two peers may be; None: some were never compared."""
+    """The error of a comparison of times of any two peers; None: some were never compared."""
 
 
 @dataclass(slots=True)
@@ -114,7 +130,10 @@ def match(peers: Sequence[Peer]) -> Matching:
 def _buckets(
     columns: Sequence[Columns],
 ) -> tuple[dict[tuple[str, Kind], _Bucket], dict[Kind, _Bucket]]:
-    """The calls by group and kind, and those that state no group by kind. What is between two ranks is in neither."""
+    """Return the calls with a stated group by group and kind, and the other calls by kind.
+
+    Transfers between two ranks are in neither.
+    """
     stated: dict[tuple[str, Kind], _Bucket] = {}
     others: dict[Kind, _Bucket] = {}
     for number, each in enumerate(columns):
@@ -133,7 +152,7 @@ def _buckets(
 
 
 def _match_stated(name: str, bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> None:
-    """Calls that say which group they are of."""
+    """Match calls that state their group."""
     first = next(iter(bucket.entries))
     group = next(each for each in found.columns[first].groups if each.name == name)
     size = group.size
@@ -157,10 +176,11 @@ def _match_stated(name: str, bucket: _Bucket, peers: Sequence[Peer], found: Matc
 
 
 def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> None:
-    """Calls that state no group: the traces say which groups there are, time says which of them a call is of.
+    """Match calls that state no group, by the groups that the traces list and by time.
 
-    A rank that is in one group alone says which calls are of that; once these are matched, another rank may be left with one group. Where every rank is in several, time alone proves nothing: ranks
-    of different groups often call at the same time.
+    Calls of a rank that is in one group only are of that group. Once these are matched, another
+    rank may be left with one group. If every rank is in several groups, time alone proves nothing:
+    ranks of different groups often call at the same time.
     """
     groups = _groups_of(peers, bucket.entries)
     by_rank = {peers[at].rank: at for at in bucket.entries}
@@ -169,7 +189,7 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
     whole = all(rank in by_rank for group in groups for rank in group)
     alone = _has_alone(peers, bucket.entries)
     if alone and not (whole and synchronises(bucket.kind) and len(groups) == 1):
-        # calls of one group that synchronise overlap; of others nothing tells which are of a group of one
+        # synchronising calls of one group overlap; others may be of a group of one rank, and nothing shows which
         return
     if len(groups) == 1:
         (only,) = groups
@@ -181,7 +201,7 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
         return
     error = _error_ns([peers[at] for at in bucket.entries])
     if error is None or not whole:
-        return  # a call may be of the group that is not whole
+        return  # a call may be of the group that was not recorded completely
     left = dict(bucket.entries)
     open_groups = [tuple(by_rank[rank] for rank in group) for group in groups]
     while single := next(
@@ -200,7 +220,7 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
         shared = _captured(single, peers)
         for at, rows in aligned.items():
             rest = np.setdiff1d(left[at], rows, assume_unique=True)
-            # a call from when a member of this group was not captured may still be of it
+            # a call may still be of this group if a member was not captured at that time
             left[at] = (
                 rest if shared is None else _within({at: rest}, found, shared, error + _SLACKS_NS[1])[at]
             )
@@ -210,7 +230,11 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
 def _partners(
     kind: Kind, anchor: int, entries: Mapping[int, Rows], error: int, found: Matching
 ) -> dict[int, Rows] | None:
-    """The calls of a group's members that belong to those of one member, which are all of that group; None: it cannot be said."""
+    """Return the calls of a group's members that belong to those of one member, which are all of
+    that group.
+
+    None: they cannot be determined.
+    """
     if len({len(rows) for rows in entries.values()}) == 1:
         return dict(entries) if not synchronises(kind) or _overlap(entries, found, error) else None
     if not synchronises(kind):
@@ -221,7 +245,7 @@ def _partners(
         if at == anchor:
             continue
         begins, ends = (np.sort(times) for times in _times(found, at, rows))
-        # how many of its calls end before the anchor's begins, and how many begin before it ends
+        # the number of its calls that end before the anchor's begins, and that begin before it ends
         over = np.searchsorted(ends, begin - error, side="right")
         under = np.searchsorted(begins, end + error, side="left")
         if (under - over != 1).any():  # none of its calls overlaps the anchor's, or several do
@@ -237,7 +261,10 @@ def _times(found: Matching, at: int, rows: Rows) -> tuple[Times, Times]:
 
 
 def _groups_of(peers: Sequence[Peer], entries: Iterable[int]) -> list[list[int]]:
-    """The process groups of some peers that have more than one member, as their traces list them, else the whole job; the largest first."""
+    """Return the process groups of some peers that have several members, the largest first.
+
+    They are those that the traces list, otherwise the whole job.
+    """
     texts: dict[str, None] = {}
     for at in entries:
         peer = peers[at]
@@ -249,7 +276,10 @@ def _groups_of(peers: Sequence[Peer], entries: Iterable[int]) -> list[list[int]]
 
 
 def _has_alone(peers: Sequence[Peer], entries: Iterable[int]) -> bool:
-    """Whether any of some peers is in a group of its own beside others, as frameworks make one for each rank: a call of it may be of that."""
+    """Return whether a peer is in a group of one rank in addition to others.
+
+    Frameworks make such a group for each rank, and a call may be of it.
+    """
     return any(
         len(peers[at].configured) > 1 and any(len(_ranks_of(text)) == 1 for text in peers[at].configured)
         for at in entries
@@ -265,7 +295,9 @@ def _ranks_of(text: str) -> list[int]:
 
 
 def _distinct(entries: Mapping[int, Rows], peers: Sequence[Peer]) -> dict[int, Rows]:
-    """One entry of each rank; of a rank that two processes say they are, none can be trusted."""
+    """Return one entry of each rank. A rank that two processes claim has none: neither can be
+    trusted.
+    """
     count: dict[int, int] = defaultdict(int)
     for at in entries:
         count[peers[at].rank] += 1
@@ -292,11 +324,14 @@ def _take(kind: Kind, aligned: Mapping[int, Rows], peers: Sequence[Peer], found:
 
 
 def _match_in_order(kind: Kind, entries: Mapping[int, Rows], peers: Sequence[Peer], found: Matching) -> None:
-    """Calls of one group that are not numbered: the i-th of each member, where their numbers agree and time does not object."""
+    """Match calls of one group that are not numbered: the i-th calls of all members.
+
+    Their numbers must be equal, and their times must fit.
+    """
     error = _error_ns([peers[at] for at in entries])
     if (
         error is None
-    ):  # a call that was under way when a capture began is not in it: equal counts prove nothing
+    ):  # a call that was running when a capture began is not in it, so equal counts prove nothing
         return
     shared = _captured(entries, peers)
     if len({len(rows) for rows in entries.values()}) > 1:
@@ -316,7 +351,7 @@ def _match_in_order(kind: Kind, entries: Mapping[int, Rows], peers: Sequence[Pee
 
 
 def _captured(entries: Iterable[int], peers: Sequence[Peer]) -> Intervals | None:
-    """When all of some peers were captured; None: not known."""
+    """Return when all of some peers were captured; None: not known."""
     shared: Intervals | None = None
     for at in entries:
         captured = peers[at].captured
@@ -327,12 +362,17 @@ def _captured(entries: Iterable[int], peers: Sequence[Peer]) -> Intervals | None
 
 
 def _within(entries: Mapping[int, Rows], found: Matching, shared: Intervals, slack: int) -> dict[int, Rows]:
-    """The calls that end in some times, and not near their edges: members leave a synchronising collective at about the same time."""
+    """Return the calls that end inside some intervals and not near their edges.
+
+    Members leave a synchronising collective at about the same time.
+    """
     return {at: rows[_inside(_times(found, at, rows)[1], shared, slack)] for at, rows in entries.items()}
 
 
 def _inside(times: Times, shared: Intervals, slack: int) -> npt.NDArray[np.bool_]:
-    """Which of some times lie within the stretches, so far from their edges; less than 0: or so near to them."""
+    """Return which times are inside the intervals and at least `slack` from their edges; a negative
+    `slack` allows times outside.
+    """
     at = np.searchsorted(shared.start + slack, times, side="right") - 1
     return (
         (at >= 0) & (times <= (shared.end - slack)[np.maximum(at, 0)])
@@ -348,22 +388,27 @@ def _hold_the_same(
     shared: Intervals | None,
     error: int,
 ) -> bool:
-    """Whether as many calls with a root are the same ones on each member: their overlap says nothing.
+    """Return whether equally many calls with a root are the same calls on each member. Their
+    overlap shows nothing.
 
-    They are where captures hold all windows. Else all must begin where every member was captured: one that was captured for longer may have another call in place of one that it lacks. Of a damaged
-    trace it is not known what is missing: then a member whose captures hold everything says how many there were.
+    They are the same if the captures contain all windows. Otherwise all must begin while every
+    member was captured: a member that was captured for longer may have another call in place of a
+    missing one. It is not known what a damaged trace lacks. Then a member with complete captures
+    shows how many calls there were.
     """
     whole = [peers[at].whole for at in entries]
     if all(whole) or shared is None:
         return any(whole)
     slack = -error - TOLERANCE_NS
-    if not all(found.columns[at].finished.all() for at in entries):  # one more call that may be of this kind
+    if not all(
+        found.columns[at].finished.all() for at in entries
+    ):  # there is another call that may be of this kind
         return False
     return all(_inside(_times(found, at, rows)[0], shared, slack).all() for at, rows in entries.items())
 
 
 def _overlap(entries: Mapping[int, Rows], found: Matching, error: int) -> bool:
-    """Whether the calls of all members overlap, one by one."""
+    """Return whether the calls of all members overlap, one by one."""
     latest: Times | None = None
     earliest: Times | None = None
     for at, rows in entries.items():
@@ -377,7 +422,7 @@ def _overlap(entries: Mapping[int, Rows], found: Matching, error: int) -> bool:
 
 
 def _error_ns(peers: Sequence[Peer]) -> int | None:
-    """How wrong a comparison of any two of them may be; None: some were never compared."""
+    """Return the error of a comparison of any two of them; None: some were never compared."""
     if len({peer.island for peer in peers}) > 1:
         return None
     by_machine: dict[str | None, int] = {}

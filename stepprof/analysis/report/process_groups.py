@@ -1,6 +1,8 @@
-"""Which process group a collective was of, as far as the trace says: torch writes that beside every kernel of NCCL's (and beside `record_param_comms`), since CUPTI's kernels are linked to what launched them.
+"""Read the process group of a collective from the trace.
 
-gloo's annotations on threads say nothing of the kind (torch 2.13): there the groups follow from which calls overlap.
+torch states it next to every kernel of NCCL (and next to `record_param_comms`), since CUPTI links
+kernels to their launches. gloo's annotations on threads do not state it (torch 2.13); there the
+groups follow from the calls that overlap.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ __all__ = ["Communication", "configured_groups", "groups_of"]
 
 _NUMBER = re.compile(r"\d{1,7}")
 _LARGEST_GROUP = 1 << 20
-"""More ranks than any job has: a larger number is of a damaged file."""
+"""More ranks than any job has. A larger number is from a damaged file."""
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -40,7 +42,10 @@ class _Args(msgspec.Struct, gc=False):
     finished: bool = True
 
     def group(self) -> Group | None:
-        """Return the group; None where the event does not say. Of a large group torch cuts the ranks short: then the size goes on."""
+        """Return the group; None if the event does not state it.
+
+        torch truncates the ranks of a large group; then the size is used.
+        """
         if self.ranks is None and self.name is None:
             return None
         told = str(self.ranks or "").replace(" ", "")
@@ -59,13 +64,15 @@ _args = msgspec.json.Decoder(_Args)
 
 
 class Communication:
-    """Keeps the arguments of communication while a file is read, as `stepprof.analysis.timeline.load.load` takes it."""
+    """Keeps the arguments of communication while a file is read.
+    `stepprof.analysis.timeline.load.load` takes it.
+    """
 
     def __init__(self) -> None:
         self._wanted = np.zeros(0, np.bool_)
 
     def __call__(self, events: Sequence[Event], name: Indices, names: Interned[str]) -> list[Args]:
-        """The arguments of collectives; None for everything else."""
+        """Return the arguments of collectives; None for everything else."""
         known = len(self._wanted)
         if len(names) > known:
             new = [
@@ -79,7 +86,9 @@ class Communication:
 
 
 def groups_of(args: Sequence[Args]) -> Told:
-    """Return what the arguments of calls say of their process groups and numbers, and whether they had ended."""
+    """Return the process groups and numbers that the arguments of calls state, and whether the
+    calls had ended.
+    """
     groups: Interned[Group] = Interned()
     group, seq = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
     unfinished = np.zeros(len(args), bool)
@@ -101,7 +110,8 @@ def groups_of(args: Sequence[Args]) -> Told:
 
 
 def configured_groups(metadata: Mapping[str, object]) -> tuple[int, int, list[str]]:
-    """Return what a trace says of its job: the world size (0: not said), its own rank (-1: not said), and the ranks of each process group that it is in.
+    """Return the world size (0: not stated), the rank (-1: not stated) and the ranks of each
+    process group in a trace.
 
     >>> configured_groups({"distributedInfo": {"rank": 1, "world_size": 3, "pg_config": [{"pg_size": 2, "ranks": [0, 1]}]}})
     (3, 1, ['0-1'])

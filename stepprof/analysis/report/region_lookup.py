@@ -1,7 +1,9 @@
-"""Which region holds each call of communication.
+"""Find the region around each communication call.
 
-A call of a thread lies in regions of the thread that started it, by time. A kernel runs later than the host launched it, perhaps while the host is in another region. So for kernels the annotations
-count that torch writes on the stream itself (``gpu_user_annotation``), from the first kernel that was launched in a region to the last; without these the region of a kernel is not known.
+A call of a thread is in regions of the thread that started it, by time. A kernel runs later than
+its launch, perhaps while the host is in another region. So for kernels, the annotations count that
+torch writes on the stream itself (``gpu_user_annotation``): from the first kernel that was launched
+in a region to the last. Without these, the region of a kernel is not known.
 """
 
 from __future__ import annotations
@@ -16,14 +18,19 @@ from stepprof.analysis.timeline.model import Source
 __all__ = ["NONE", "regions_around"]
 
 NONE = -1
-"""In place of a name: no region holds the call, or it is not known which."""
+"""Stands for a name: no region contains the call, or it is not known which."""
 LATE_NS = 1_000_000
-"""How much later than the region that awaits it a call of a thread may end: the thread goes on before the worker has closed the annotation, by 0.1 ms (torch 2.13, gloo) and more where threads have to be
-scheduled."""
+"""How much later than the region that waits for it a call of a thread may end.
+
+The thread continues before the worker has closed the annotation: by 0.1 ms (torch 2.13, gloo), and
+more where threads have to be scheduled.
+"""
 
 
 def regions_around(source: Source, chosen: Chosen) -> npt.NDArray[np.int64]:
-    """Return for each of the chosen calls the name of the innermost region that holds all of it, into the names of the source."""
+    """Return for each chosen call the name of the innermost region around all of it, as an index
+    into the source's names.
+    """
     slices, calls = source.slices, chosen.calls
     found = np.full(len(calls), NONE, np.int64)
     track = slices.track[calls]
@@ -31,7 +38,9 @@ def regions_around(source: Source, chosen: Chosen) -> npt.NDArray[np.int64]:
     on_host = ~on_stream[track]
     threads = np.unique(slices.track[chosen.dispatches])
     regions = chosen.regions
-    if len(threads):  # of the threads that start collectives, and of coroutines, which may lie on any
+    if len(
+        threads
+    ):  # regions of the threads that start collectives, and of coroutines, which may be on any thread
         tasks = np.flatnonzero([each.kind == "async" for each in source.tracks])
         regions = regions[np.isin(slices.track[regions], np.concatenate((threads, tasks)))]
     found[on_host] = _innermost(source, regions, calls[on_host], LATE_NS)
@@ -45,7 +54,7 @@ def regions_around(source: Source, chosen: Chosen) -> npt.NDArray[np.int64]:
 
 
 def _innermost(source: Source, regions: Indices, calls: Indices, late_ns: int) -> npt.NDArray[np.int64]:
-    """Of some calls, the name of the innermost of some regions that holds each."""
+    """Return for some calls the name of the innermost of some regions around each."""
     if not len(regions):
         return np.full(len(calls), NONE, np.int64)
     slices = source.slices
@@ -63,7 +72,7 @@ def _innermost(source: Source, regions: Indices, calls: Indices, late_ns: int) -
 
 
 def _around(begins: Times, ends: Times) -> npt.NDArray[np.int64]:
-    """Of some regions, by their beginning, which one of them is around each; -1: none."""
+    """Return for some regions, by their start, the region around each; -1: none."""
     around = np.full(len(begins), -1, np.int64)
     opened: list[tuple[int, int]] = []
     for at, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):

@@ -1,6 +1,7 @@
-"""Which slices of a source are what: operators, kernels, communication, regions, windows. The one place that knows the words of the exporters.
+"""Classify the slices of a source: operators, kernels, communication, regions, windows.
 
-The choice is made per name, category and track, of which there are few, and then spread over the slices.
+Only this module knows the words of the exporters. It classifies each name, category and track, of
+which there are few, and applies that to the slices.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _BY_CATEGORY: Tests = {
     _OP: lambda word: word == "cpu_op",
     _REGION: lambda word: word in ("region", "user_annotation", "stepprof"),
     _WINDOW: lambda word: word == "window",
-    # on a stream's row without being work: where annotations of the host show on the device
+    # on a stream's row, but not work: annotations of the host that the device shows
     _NOTE: lambda word: word in ("gpu_user_annotation", "overhead"),
     _COPY: lambda word: word in ("gpu_memcpy", "gpu_memset"),
     _DEVICE_CALL: lambda word: word == "communication",  # of an NPU
@@ -49,10 +50,10 @@ _BY_TRACK: Tests = {
 _BY_NAME: Tests = {
     _HOST_CALL: is_host_communication,
     _DEVICE_CALL: is_device_communication,
-    # the call that starts a collective: neither communication nor computation
+    # the call that starts a collective is neither communication nor computation
     _DISPATCH: lambda name: name.startswith("c10d::"),
     _STEP: lambda name: name.startswith(_STEPS),
-    # a library that moves the data itself: what NCCL and HCCL write on threads is only the start of a kernel
+    # a library that moves the data itself; what NCCL and HCCL write on threads is only the start of a kernel
     _BY_HOST: lambda name: name.lower().startswith(("gloo:", "mpi:", "ucc:")),
 }
 
@@ -67,14 +68,14 @@ class Chosen:
 
     Attributes:
         ops: operators on threads.
-        device: whatever ran on streams.
-        computation: of the device where there is one, else operators; without copies of a device.
-        communication: collectives of the device where there is one, else of the host.
+        device: everything that ran on streams.
+        computation: of the device, or operators without a device; copies are excluded.
+        communication: collectives of the device, or of the host without a device.
         calls: communication of the device, and that of threads that move the data themselves.
         regions: regions and annotations, without collectives and the steps of engines and profilers.
         windows: of ``profile_step``.
         dispatches: the calls on threads that start collectives.
-        annotations: what torch writes on a stream for a region of the host.
+        annotations: regions of the host that torch writes on a stream.
     """
 
     def __init__(self, source: Source) -> None:
@@ -83,7 +84,7 @@ class Chosen:
         bits = _table(_BY_CATEGORY, source.categories)[slices.category]
         bits |= _table(_BY_TRACK, [track.kind for track in source.tracks])[slices.track]
         bits |= _table(_BY_NAME, source.names)[slices.name]
-        # torch_npu has the profiler's steps among the operators
+        # torch_npu writes the profiler's steps among the operators
         self.ops = np.flatnonzero((bits & (_OP | _THREAD | _HOST_CALL | _STEP)) == _OP | _THREAD)
         self.regions = np.flatnonzero((bits & (_REGION | _HOST | _HOST_CALL | _STEP)) == _REGION | _HOST)
         self.windows = np.flatnonzero((bits & (_WINDOW | _HOST)) == _WINDOW | _HOST)
@@ -104,11 +105,11 @@ class Chosen:
         self._bits = bits
 
     def on(self, kind: TrackKind) -> Indices:
-        """The slices on tracks of a kind."""
+        """Return the slices on tracks of a kind."""
         return np.flatnonzero(self._bits & _KINDS[kind])
 
     def are_windows(self, which: Indices) -> npt.NDArray[np.bool_]:
-        """Which of some regions are windows that stepprof wrote into a trace."""
+        """Return which of some regions are windows that stepprof wrote into a trace."""
         args, slices = self._source.slices.args, self._source.slices
         if args is None or OURS not in self._source.categories:
             return np.zeros(len(which), np.bool_)
@@ -122,7 +123,11 @@ class Chosen:
         )
 
     def roles(self, which: Indices) -> list[str | None]:
-        """The role of each of some slices: what its args say where there is a window of that role (an attribute may be called so too), else that of the source."""
+        """Return the role of each slice.
+
+        It is the role in its args if there is a window of that role (an attribute may have the same
+        name), otherwise that of the source.
+        """
         args = self._source.slices.args
         default = self._source.origin.role
         if args is None or self._source.origin.kind != "spans":
@@ -134,7 +139,7 @@ class Chosen:
 
 
 def _table(tests: Tests, words: Iterable[str]) -> Bits:
-    """The bits of each of some words."""
+    """Return the bits of each word."""
     return np.array([sum(bit for bit, fits in tests.items() if fits(word)) for word in words], np.uint16)
 
 
