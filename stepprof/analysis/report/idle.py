@@ -1,7 +1,10 @@
-"""How each process spent the step: what of it shows work, and what the rest was as far as the data says.
+"""Compute how each process spent the step: working, or waiting for one of the known causes.
 
-Work is what was recorded as such: kernels of any device, operators, forward steps of an engine with sequences; where there is no device also the CPU time that the thread of a window used beyond its
-operators. Each other moment has one cause, the surest first. What no capture covers is `not_recorded`, and a process that nothing was recorded of has no row.
+Work is what was recorded as work: kernels, operators, and forward steps of an engine with
+sequences. Without a device, it includes the CPU time of the window's thread beyond its operators.
+
+Every other moment has one cause. If several apply, the most certain one counts. What no capture
+covers is `not_recorded`. A process of which nothing was recorded has no row.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ __all__ = ["idle_times"]
 
 _DRIVER = re.compile(r"-engines-rank-(.+?)(?:\.\d+)?\.json$")
 LEAST_NS = 1000
-"""Less of a cause is where two edges of one moment do not quite meet."""
+"""A smaller part of a cause results from rounding: two edges of one moment differ slightly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +50,14 @@ def idle_times(
     waits: Mapping[str, Waiting],
     engines: Sequence[Mapping[str, Any]] = (),
 ) -> list[Idle]:
-    """Return a row for each process that windows or a trace are known of.
+    """Return a row for each process that has windows or a trace.
 
     Args:
         processes: of one island.
-        when: the step, from its begin to its end.
+        when: the step, from its start to its end.
         engine_roles: roles that engines work in: a rank in such a window waits for them.
         waits: inside collectives, by label.
-        engines: of the manifests: while one is started or stopped, the job waits for it.
+        engines: from the manifests. While an engine is started or stopped, the job waits for it.
     """
     phases = {
         role: union(window for process in processes for window in process.windows if window.role == role)
@@ -75,7 +78,7 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
     on_device = process.has_device
     if not on_device:
         closed = 0
-    # a process of which neither a capture nor an end of one is known was not recorded, and has no row
+    # no capture and no end of a window is known: the process was not recorded, and has no row
     if not len(computing | communicating | process.generating()) and not process.told:
         return None
     unmatched = waiting.unmatched
@@ -110,11 +113,11 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
     give("peers", Intervals.all_of(phase for role, phase in step.phases.items() if role in own))
     give("other_role", Intervals.all_of(phase for role, phase in step.phases.items() if role not in own))
     by_cpu = worked - (busy.total - closed)
-    for cause in ("unknown", "not_recorded"):  # the CPU time says how much of a gap was work, not when
+    for cause in ("unknown", "not_recorded"):  # the CPU time shows how much of a gap was work, but not when
         taken = min(by_cpu, causes.get(cause, 0))
         causes[cause] = causes.get(cause, 0) - taken
         by_cpu -= taken
-    if closed:  # gaps too narrow to travel one by one lie where the device was traced
+    if closed:  # gaps that the digest closed are in the covered time of the device
         causes["host"] = causes.get("host", 0) + closed
     causes["unknown"] = causes.get("unknown", 0) + left.total
     wall = step.when.total
@@ -127,7 +130,11 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
 
 
 def _own(process: Process, step: _Step) -> Intervals:
-    """While it was in windows of its own: not in those in which it waits for engines, nor in one around all of its roles. One of which no end is known lasts until its next one."""
+    """While the process was in windows of its own.
+
+    Windows in which it waits for engines do not count, nor does one around all of its roles. A
+    window without a known end lasts until the next one.
+    """
     end = int(step.when.end[-1]) if len(step.when) else 0
     stretches = [(window.role, window.start, window.end) for window in process.windows]
     for role, since in process.open_ended():
@@ -143,7 +150,10 @@ def _own(process: Process, step: _Step) -> Intervals:
 def _by_cpu_time(
     process: Process, engine_roles: frozenset[str | None], gaps: Intervals, computing: Intervals
 ) -> int:
-    """How much of the gaps in its own windows a process worked [ns]: the CPU time of the window's thread beyond what operators took, at most the gaps."""
+    """Return how much of the gaps in its own windows a process worked [ns].
+
+    That is the CPU time of the window's thread beyond its operators, limited to the gaps.
+    """
     own = [window for window in process.told if window["role"] is not None]
     own = [window for window in own if window["role"] not in engine_roles] if own else process.told
     worked, reach = 0, 0
@@ -153,7 +163,7 @@ def _by_cpu_time(
         start, end, cpu = window["start_unix_ns"], window["end_unix_ns"], window.get("thread_cpu_seconds")
         if (
             start is None or end is None or not cpu or end <= reach
-        ):  # a window in another one: the CPU time is counted there
+        ):  # a window inside another one: its CPU time is counted there
             continue
         reach = int(end)
         low, high = int(start) - process.offset_ns, int(end) - process.offset_ns
@@ -163,7 +173,9 @@ def _by_cpu_time(
 
 
 def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process]) -> Intervals:
-    """While engines were started and stopped, by the clock of the process that drove them, where that is one of these."""
+    """While engines were started and stopped, by the clock of the driver, if the driver is one of
+    these processes.
+    """
     offsets = {str(process.origin.rank): process.offset_ns for process in processes if process.kind == "rank"}
     start, end = [], []
     for engine in engines:

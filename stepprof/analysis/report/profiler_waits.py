@@ -1,6 +1,7 @@
 """Separate the part of the waits in collectives that the recording caused.
 
-The recording starts and stops the profiler, which holds a rank up. If that takes longer on one rank than on others, the others wait for that rank in their next collective.
+The recording starts and stops the profiler, which holds a rank up. If that takes longer on one rank
+than on others, the others wait for that rank in their next collective.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ _LONG_AGO = -(2**62)
 def take_out_profiler(settled: Sequence[Settled], held: Sequence[Intervals], matching: Matching) -> None:
     """Split each wait into the part that another rank caused and the part that the profiler caused.
 
-    `early` is how much earlier each process would be without the profiler. A collective that synchronises makes it equal for all members. As a rule it differs only from a start or stop of the profiler
-    to the next collective of all ranks, and other collectives are skipped.
+    `early` is how much earlier each process would be without the profiler. A collective that
+    synchronises makes it equal for all members. As a rule it differs only from a start or stop of
+    the profiler to the next collective of all ranks, and other collectives are skipped.
 
-    If a member was in a call that could not be matched meanwhile, it may have waited for the profiler there. Then nothing is taken out, and the straggler is unknown.
+    If a member was in a call that could not be matched meanwhile, it may have waited for the
+    profiler there. Then nothing is taken out, and the straggler is unknown.
 
     Args:
         settled: all collectives; changed in place.
@@ -127,14 +130,16 @@ def _unmatched(matching: Matching, at: int) -> tuple[Times, Times]:
 
 
 def _met(unmatched: tuple[Times, Times], since: int, until: int) -> bool:
-    """Whether a process was in a call that could not be matched, between two times."""
+    """Return whether a process was in a call that could not be matched, between two times."""
     begun, reach = unmatched
     before = int(np.searchsorted(begun, until))
     return before > 0 and int(reach[before - 1]) > since
 
 
 def _leave_unknown(each: Settled, column: int, members: npt.NDArray[np.int64], early: Times) -> None:
-    """One collective: its members waited, for another rank or for the profiler."""
+    """Handle one collective whose members waited for another rank or for the profiler: it is not
+    known which.
+    """
     each.last = each.last.copy() if not each.last.flags.writeable else each.last
     each.last[:, column] = UNKNOWN
     if synchronises(each.matched.kind):
@@ -142,14 +147,14 @@ def _leave_unknown(each: Settled, column: int, members: npt.NDArray[np.int64], e
 
 
 def _take_out(each: Settled, column: int, members: npt.NDArray[np.int64], early: Times) -> None:
-    """One collective: what its members would have waited had each entered as much earlier as it would be."""
+    """Handle one collective: compute what its members would have waited without the profiler."""
     entered, wait, last = each.entered[:, column], each.wait[:, column], each.last[:, column]
     would = entered - early[members]
     if synchronises(each.matched.kind):
         needed, needed_then = np.full(len(members), entered.max()), np.full(len(members), would.max())
         if wait.any():
             each.last = each.last.copy() if not each.last.flags.writeable else each.last
-            # a rank that was there before this one is not whom it waited for, whatever would have been
+            # a rank that was there before this one is not the one that it waited for, whatever would have been
             latest = would.argmax()
             each.last[:, column] = np.where(entered[latest] > entered, latest, UNKNOWN)
     else:

@@ -28,18 +28,21 @@ MOST_PHASES = 100
 
 
 def end_skew(processes: Sequence[Process], waits: Mapping[str, Waiting]) -> list[PhaseSkew]:
-    """For each role and region that several processes of one clock went through: the last one to finish its last call, the widest spread first.
+    """Return for each role and region the last process to finish its last call, the widest spread
+    first.
+
+    Only processes of one clock are compared.
 
     Args:
         processes: of the step.
-        waits: inside collectives, by label: a rank that waited for another one in a phase is not to blame for that.
+        waits: inside collectives, by label: a rank is not blamed for its waits for others.
     """
     phases: dict[tuple[str, Phase], dict[str, _Part]] = defaultdict(dict)
     for process in processes:
         held, waiting = process.held(), waits.get(process.label, Waiting())
         stood = (waiting.when | waiting.for_profiler | waiting.unmatched) - process.working()[0]
         left_open = {role for role, _ in process.open_ended()}
-        # a region without a role may be of a window that has not ended
+        # a region without a role may be in a window that has not ended
         unfollowed = left_open | {None} if left_open else left_open
         for window in process.windows:
             if window.role not in left_open:
@@ -64,10 +67,10 @@ class _Part:
     held: Intervals
     """While the profiler held it up, in the whole step."""
     stood: Intervals
-    """While it stood in collectives and did not compute, in the whole step."""
+    """While it was in collectives without computing, in the whole step."""
 
     def held_until(self, time: int) -> int:
-        """How long the profiler had held it up by then [ns]."""
+        """Return how long the profiler had held it up by then [ns]."""
         return self.held.clip(-(2**62), time).total
 
 
@@ -83,12 +86,12 @@ def _row(phase: Phase, parts: list[_Part]) -> PhaseSkew:
     parts.sort(key=lambda part: -part.last)
     straggler, earliest = parts[0], parts[-1]
     unsure = unsure_ns(straggler.process, earliest.process)
-    # behind the median by more than the clocks may be wrong, also against those of other machines
+    # behind the median by more than the error of the clocks, also compared with other machines
     doubts = [unsure_ns(straggler.process, part.process) for part in parts[1:]]
     doubt = None if None in doubts else max(each for each in doubts if each is not None)
     spread = straggler.last - earliest.last
     behind = straggler.last - median(part.last for part in parts[1:])
-    # the profiler may have held the last one up for longer than the others
+    # the profiler may have held up the last process for longer than the others
     held = straggler.held_until(straggler.last) - median(part.held_until(part.last) for part in parts[1:])
     by_profiler = min(max(held, 0), max(behind, 0))
     return PhaseSkew(
@@ -106,7 +109,9 @@ def _row(phase: Phase, parts: list[_Part]) -> PhaseSkew:
 
 
 def waits_of(processes: Sequence[Process]) -> list[Waits]:
-    """What the processes waited inside collectives: the ranks of the job among themselves, the workers of an engine among themselves."""
+    """Return the waits inside collectives: between the ranks of the job, and between the workers of
+    an engine.
+    """
     jobs: dict[object, list[tuple[Process, Peer]]] = defaultdict(list)
     job_of = _jobs([process for process in processes if process.kind != "engine"])
     for process in processes:
@@ -127,7 +132,11 @@ def waits_of(processes: Sequence[Process]) -> list[Waits]:
 
 
 def _jobs(processes: Sequence[Process]) -> dict[str, str | None]:
-    """Which processes are ranks of one job, by label: those that have a role in common, directly or by way of others. A run may hold several, each with a rank 0."""
+    """Return the job of each process, by label.
+
+    Processes with a common role are of one job, also indirectly. A run may contain several jobs,
+    each with a rank 0.
+    """
     parent: dict[str | None, str | None] = {}
 
     def root(role: str | None) -> str | None:
@@ -171,7 +180,11 @@ def _peer(process: Process, digests: Sequence[Digest]) -> Peer:
 
 
 def _phases(process: Process, columns: Columns) -> list[Phase]:
-    """The role and the region of each call: the role is that of the shortest window that holds its beginning, and all of a kernel, which may run after the window that launched it."""
+    """Return the role and region of each call.
+
+    The role is that of the shortest window around the start of the call. For a kernel it is the
+    window around all of it: a kernel may run after the window that launched it.
+    """
     roles = [columns.roles[number] for number in columns.role.tolist()]
     ends = columns.start + columns.duration
     for window in sorted(process.windows, key=lambda window: window.start - window.end):
@@ -180,12 +193,15 @@ def _phases(process: Process, columns: Columns) -> list[Phase]:
             roles[at] = window.role
     names = [*columns.regions, None]  # -1: in none
     phases = [(role, names[number]) for role, number in zip(roles, columns.region.tolist(), strict=True)]
-    # the window itself is in its trace under its own name
+    # the trace contains the window itself under its own name
     return [(role, None) if region == (role or WHOLE_STEP) else (role, region) for role, region in phases]
 
 
 def collective_skew(waits: Mapping[Phase, PhaseWaits]) -> list[PhaseSkew]:
-    """For each phase, the process that the others waited for longest inside its collectives; `spread` is the longest wait for it, less its own waiting."""
+    """Return for each phase the process that the others waited for longest inside its collectives.
+
+    `spread` is the longest wait for it, minus its own waiting.
+    """
     rows = []
     for (role, region), phase in waits.items():
         straggler = phase.straggler
@@ -218,7 +234,7 @@ def collective_skew(waits: Mapping[Phase, PhaseWaits]) -> list[PhaseSkew]:
 
 
 def unmatched_times(unmatched: Mapping[Phase, Unmatched]) -> list[UnmatchedTime]:
-    """The communication that could not be matched, the longest first."""
+    """Return the communication that could not be matched, the longest first."""
     rows = []
     for (role, region), phase in unmatched.items():
         times = [ProcessTime(label, spent / 1e9, phase.calls[label]) for label, spent in phase.spent.items()]

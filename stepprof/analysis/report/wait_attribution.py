@@ -1,9 +1,15 @@
-"""How long each member of a matched collective waited in it, and for whom.
+"""Compute how long each member of a matched collective waited in it, and for which rank.
 
-In a collective that synchronises, no rank leaves before the last one has entered. So a rank waits from its own entry until the last one's, and two measures bound that: by entries, which is only as
-right as the clocks, and by durations (what its call took longer than the shortest one), which needs no clock but takes it that all leave together, as they do on devices and not where threads have to be
-scheduled. A wait is the smaller of the two, and by entries alone among the threads of one machine. With a root (broadcast, reduce, gather, scatter) a rank waits for the last one that entered before it left,
-which is named only where it came so much later than all others that none of them can be the one that was needed.
+In a collective that synchronises, no rank leaves before the last one has entered. So a rank waits
+from its own entry until the last entry. Two measures bound the wait. Entries depend on the clocks.
+Durations (how much longer than the shortest call) need no clock, but assume that all ranks leave
+together: devices do, threads have to be scheduled.
+
+A wait is the smaller of the two; among the threads of one machine only entries count.
+
+With a root (broadcast, reduce, gather, scatter) a rank waits for the last one that entered before
+it left. That rank is named only if it entered so much later than all others that none of these can
+be the one that was needed.
 """
 
 from __future__ import annotations
@@ -20,11 +26,17 @@ from stepprof.analysis.report.matching import Matched, Matching
 __all__ = ["UNKNOWN", "Settled", "settle"]
 
 UNKNOWN = -1
-"""In place of a member: it is not known which."""
+"""Stands for a member: it is not known which."""
 JITTER, JITTER_NS = 0.05, 50_000
-"""By how much of a transfer, and by how many nanoseconds, two transfers of one collective differ on a device."""
+"""The difference between two transfers of one collective on a device: a share of the transfer plus
+nanoseconds.
+"""
 THREAD_NS = 80_000_000
-"""And by how many where threads carry them out: a busy machine lets a thread go on so late. Of 2,400 calls of gloo's broadcast among 4 and 6 processes on two processors, the latest was 76 ms late (torch 2.13)."""
+"""The same where threads transfer: on a busy machine a thread continues late.
+
+Of 2,400 calls of gloo's broadcast among 4 and 6 processes on two processors, the latest was 76 ms
+late (torch 2.13).
+"""
 
 
 @dataclass(slots=True)
@@ -35,17 +47,19 @@ class Settled:
     start: Times
     end: Times
     entered: Times
-    """When each entered, as far as it can be compared: by the clock, or relative to the end of the call where clocks do not tell."""
+    """The entry of each, as far as it can be compared: by the clock, or relative to the end of the
+    call if clocks do not show it.
+    """
     wait: Times
-    """For another rank; without what the profiler caused, once that is taken out."""
+    """The wait for another rank. The part that the profiler caused is subtracted later."""
     profiler: Times
-    """What the profiler caused of the wait."""
+    """The part of the wait that the profiler caused."""
     last: npt.NDArray[np.intp]
-    """Which member each waited for; `UNKNOWN`: not known."""
+    """The member that each waited for; `UNKNOWN`: not known."""
 
 
 def settle(matched: Matched, matching: Matching) -> Settled:
-    """Who waited how long, and for whom."""
+    """Compute how long each member waited, and for which one."""
     rows_of = list(zip(matched.members, matched.rows, strict=True))
     start = np.stack([matching.columns[at].start[rows] for at, rows in rows_of])
     took = np.stack([matching.columns[at].duration[rows] for at, rows in rows_of])
@@ -72,9 +86,11 @@ def settle(matched: Matched, matching: Matching) -> Settled:
 
 
 def _entered(matched: Matched, start: Times, took: Times) -> Times:
-    """When each member entered a collective that synchronises: by the clock where that is exact. Else all leave together, so that the one that took least entered last.
+    """Return when each member entered a collective that synchronises.
 
-    Threads do not leave together: what the clock says within its error bounds what durations say.
+    If the clock is exact, it counts. Otherwise all leave together, so the member with the shortest
+    call entered last. Threads do not leave together: the clock, within its error, bounds what
+    durations show.
     """
     error = matched.error_ns
     if error == 0:
@@ -87,19 +103,23 @@ def _entered(matched: Matched, start: Times, took: Times) -> Times:
 
 
 def _apart(matched: Matched, shortest: Times) -> Times:
-    """How long after the entry that it needed a rank may leave: for about as long as the shortest call takes. The clocks may be wrong when it leaves, and when another one enters."""
+    """Return how long after the entry that it needed a rank may leave: about as long as the
+    shortest call.
+
+    The clocks may be wrong at both times.
+    """
     late = THREAD_NS if matched.on_host else JITTER_NS
     return shortest + (shortest * JITTER).astype(np.int64) + late + 2 * (matched.error_ns or 0)
 
 
 def _last_before(start: Times, end: Times) -> npt.NDArray[np.intp]:
-    """Of each member and collective, which member was the last to enter before this one left."""
+    """Return for each member and collective the last member to enter before this one left."""
     order = np.argsort(start, axis=0, kind="stable")
     ordered = np.take_along_axis(start, order, axis=0)
     members, count = start.shape
     low = int(ordered.min())
     width = int(end.max()) - low + 1
-    if width.bit_length() + count.bit_length() >= 63:  # times of a damaged file
+    if width.bit_length() + count.bit_length() >= 63:  # times of a damaged file may be this far apart
         return np.broadcast_to(np.arange(members)[:, None], start.shape)
     offsets = np.arange(count, dtype=np.int64) * width - low
     keys = (ordered + offsets).T.ravel()  # sorted: collective by collective, by entry

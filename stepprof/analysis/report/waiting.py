@@ -38,17 +38,20 @@ class Waiting:
 
 @dataclass(slots=True)
 class PhaseWaits:
-    """The matched collectives of one phase, by the process's label; nanoseconds. What a process waited in two at once counts once."""
+    """The matched collectives of one phase, by the process's label; nanoseconds.
+
+    Time in which a process waited in two collectives counts once.
+    """
 
     calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     waited: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """For any other rank."""
+    """The wait for any other rank."""
     caused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """What all others waited for this one."""
+    """The time that all others waited for this one."""
     straggler: str | None = None
-    """The one that caused most."""
+    """The process that caused most."""
     for_straggler: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """How long each waited for the straggler."""
+    """The time that each waited for the straggler."""
 
 
 @dataclass(slots=True)
@@ -66,7 +69,7 @@ class Unmatched:
 
 @dataclass(slots=True)
 class Waits:
-    """All of it, by label and by phase."""
+    """The waits by label and by phase."""
 
     by_process: dict[str, Waiting] = field(default_factory=lambda: defaultdict(Waiting))
     by_phase: dict[Phase, PhaseWaits] = field(default_factory=lambda: defaultdict(PhaseWaits))
@@ -80,14 +83,14 @@ def waits_in(
     held: Sequence[Intervals],
     computing: Sequence[Intervals],
 ) -> Waits:
-    """Add up what was waited, less the moments in which the process computed meanwhile.
+    """Sum up the waits, without the time in which the process computed meanwhile.
 
     Args:
-        labels: of the peers that were matched.
+        labels: names of the peers that were matched.
         matching: of their calls.
         phases: of each peer the phase of each of its calls.
         held: of each peer, when the profiler held it up.
-        computing: of each peer, when it computed: a call that was begun early hides behind that.
+        computing: of each peer, when it computed. Computation hides a call that was started early.
     """
     waits = Waits()
     numbers: dict[Phase, int] = {}
@@ -128,7 +131,9 @@ def waits_in(
 
 
 _Part = tuple[npt.NDArray[np.int64], Times, Times, Times, npt.NDArray[np.int64]]
-"""Of some calls of a process: their phases, starts, waits, what the profiler caused, and for which peers it waited."""
+"""For some calls of a process: their phases, starts, waits, the part that the profiler caused, and
+the peers that it waited for.
+"""
 
 
 def _add(
@@ -140,7 +145,9 @@ def _add(
     labels: Sequence[str],
     by_number: Sequence[Phase],
 ) -> list[tuple[int, int, int]]:
-    """Add what one process waited. Returns (phase, peer, nanoseconds) for each that it waited for in each phase."""
+    """Add the waits of one process, and return (phase, peer, nanoseconds) for each peer that it
+    waited for in each phase.
+    """
     if not parts:
         return []
     phase, start, wait, profiler, other = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -165,7 +172,9 @@ def _add(
 def _totals(
     key: npt.NDArray[np.int64], start: Times, length: Times, computing: Intervals
 ) -> list[tuple[int, int]]:
-    """For each key the nanoseconds that any of its stretches covers, without those of `computing`; keys without any stretch are left out."""
+    """Return for each key the nanoseconds that its intervals cover, without `computing`. Keys
+    without an interval are left out.
+    """
     real = length > 0
     key, start, length = key[real], start[real], length[real]
     if not len(key):
@@ -175,7 +184,7 @@ def _totals(
     width = int((start + length).max()) - low + 1
     if width.bit_length() + len(keys).bit_length() >= 63:  # times of a damaged file
         return []
-    offset = number * width - low  # the stretches of each key lie apart from those of the others
+    offset = number * width - low  # the intervals of each key are kept apart from those of the others
     merged = Intervals.union(start + offset, start + length + offset)
     number = merged.start // width
     back = low - number * width
