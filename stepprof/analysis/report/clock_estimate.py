@@ -1,10 +1,15 @@
-"""Estimate how the clocks of hosts differ that were never compared, from the collectives that their ranks went through together.
+"""Estimate clock offsets between hosts from the collectives that their ranks took part in.
 
-No rank leaves an all-reduce before every other rank has entered it. So for each matched call of ranks on the clocks A and B, the offset o = clock(B) - clock(A) is bounded from both sides:
-start_B - end_A <= o <= end_B - start_A. All calls together bound it to an interval, and the estimate is the median difference of the calls' ends within that interval, since ranks leave about together.
-The error is the larger distance to the edges of the interval, so the offset is within it whenever the calls are matched rightly. An interval without any offset shows that they are not.
+No rank leaves an all-reduce before every other rank has entered it. So each matched call of ranks
+on the clocks A and B bounds the offset o = clock(B) - clock(A) from both sides: start_B - end_A <=
+o <= end_B - start_A. All calls together bound it to an interval.
 
-Clocks drift: a bound is exact when the call was made, and widens by `DRIFT` with the distance from it.
+The estimate is the median difference of the calls' ends within that interval, since ranks leave at
+about the same time. The error is the larger distance to the edges of the interval. So the offset is
+within the error if the calls are matched correctly. An empty interval shows that they are not.
+
+Clocks drift: a bound is exact at the time of the call, and widens by `DRIFT` with the distance from
+it.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ __all__ = ["UNKNOWN_NS", "Estimate", "Member", "Move", "Series", "estimate"]
 
 
 UNKNOWN_NS = 2**62
-"""The end of a call that the trace does not show: its capture ended before it."""
+"""The end of a call that was still running when its capture ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +40,9 @@ class Series:
     start: Times
     end: Times
     number: npt.NDArray[np.int64] | None = None
-    """The number of each in its group, each once; None: not known, and these are all calls of the group since a moment that is the same for all ranks."""
+    """The number of each call in its group, without duplicates. None: not known; then these are all
+    calls of the group since a moment that is the same for all ranks.
+    """
     size: int = 0
     """How many ranks the group has; 0: not known."""
 
@@ -51,17 +58,19 @@ class Member:
     """Calls of two jobs are never matched."""
     rank: int
     error_ns: int
-    """How wrong its times may be on the clock of its island."""
+    """The error of its times on the clock of its island."""
     first: int
     last: int
-    """Between which times the estimate has to hold."""
+    """The period in which the estimate has to hold."""
     series: Mapping[str, Series]
     """By process group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """How an island comes onto the clock of another one: its own times less `offset_ns`, right within `error_ns`."""
+    """Place an island on the clock of another one: its own times minus `offset_ns`, with an error
+    of `error_ns`.
+    """
 
     island: str
     offset_ns: int
@@ -70,16 +79,18 @@ class Move:
 
 @dataclass(slots=True)
 class Estimate:
-    """What the collectives show."""
+    """The result of `estimate`."""
 
     moves: dict[str, Move] = field(default_factory=dict)
-    """By island; one that is not here stays where it is."""
+    """By island. An island that is not listed is not moved."""
     findings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Calls:
-    """The calls of all ranks of one island in one group: when the last rank entered at the earliest, and the first one left at the latest."""
+    """The calls of all ranks of one island in one group: the latest entry and the earliest leave of
+    each.
+    """
 
     number: npt.NDArray[np.int64]
     kind: npt.NDArray[np.int64]
@@ -92,9 +103,9 @@ class _Mismatch(Exception):
 
 
 def estimate(members: Sequence[Member]) -> Estimate:
-    """Place islands onto each other's clocks, as far as the collectives of their ranks show how these differ.
+    """Place islands on each other's clocks, as far as the collectives of their ranks allow.
 
-    Islands come onto the common clock (named ``""``) where groups lead to it, else onto that of one of them.
+    Islands are placed on the common clock (named ``""``) if groups connect them to it, else on the clock of one of them.
     """
     made = Estimate()
     hosts: dict[str, set[str]] = defaultdict(set)
@@ -165,7 +176,7 @@ def _place(ways: Mapping[str, Sequence[Link]], extents: dict[str, tuple[int, int
                     heapq.heappush(
                         queue, (error + bounds[1], len(order) + len(queue), further.there, further)
                     )
-    # the offset of an island has to hold as long as any that is placed by way of it
+    # the offset of an island has to hold for as long as the islands that are placed through it
     for island, link in reversed(order):
         if link is not None and (bounds := offset_between(link, extents[island])) is not None:
             first, last = (edge - bounds[0] for edge in extents[island])
@@ -201,8 +212,10 @@ def _matched(members: Sequence[Member], group: str) -> dict[str, _Calls]:
 def _in_order(series: Sequence[Series]) -> list[Series]:
     """Number the calls of all ranks of a group by their order.
 
-    Calls of one rank that overlap (of several threads) may have begun in another order than on other ranks. Calls that overlap on any rank are therefore one: no rank has ended all of them before every
-    rank has begun all of them. What does not overlap on any rank has the same order on all of them.
+    Calls of one rank that overlap (of several threads) may have begun in another order on other
+    ranks. So calls that overlap on any rank count as one: no rank has ended all of them before
+    every rank has begun all of them. Calls that overlap on no rank have the same order on all of
+    them.
     """
     first = series[0].kind
     if any(not np.array_equal(first, each.kind) for each in series[1:]):
@@ -226,7 +239,7 @@ def _in_order(series: Sequence[Series]) -> list[Series]:
 
 
 def _together(parts: Sequence[tuple[Member, Series]]) -> _Calls:
-    """Put the calls of all ranks of an island together."""
+    """Combine the calls of all ranks of an island."""
     number = np.concatenate([each.number for _, each in parts if each.number is not None])
     kind = np.concatenate([each.kind for _, each in parts])
     entered = np.concatenate([each.start - member.error_ns for member, each in parts])

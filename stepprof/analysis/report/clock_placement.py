@@ -1,4 +1,4 @@
-"""Place sources whose hosts were never compared onto the common clock, by the collectives that their ranks went through with others."""
+"""Place sources on the common clock by their collectives, if their hosts were never compared."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from stepprof.analysis.timeline.model import Alignment, Origin
 __all__ = ["estimated", "job_of", "moved_alignment", "place"]
 
 _KINDS: dict[Kind, int] = {"barrier": 0, "reduce_scatter": 1, "all_gather": 2, "all_reduce": 3}
-"""What every rank waits for every other one in. An all-to-all may have nothing to send to some, so that it does not."""
+"""Collectives in which every rank waits for every other one. A rank of an all-to-all may have no
+data for another one, which then does not wait for it.
+"""
 _ALL = "all ranks"
 
 
 def place(
     digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]], processes: Mapping[Process, Alignment]
 ) -> tuple[list[Digest], dict[Process, Alignment], list[str]]:
-    """Place sources as far as comparisons or collectives lead to the common clock.
+    """Place sources on the common clock as far as comparisons or collectives allow.
 
     Args:
         digests: of all sources.
@@ -34,7 +36,7 @@ def place(
         processes: how the times of each process in the manifests are placed.
 
     Returns:
-        The digests, the processes, and what kept the collectives from showing more.
+        The digests, the processes, and the reasons why other clocks could not be estimated.
     """
     made = estimated(digests, manifests)
     placed = []
@@ -47,7 +49,7 @@ def place(
 
 
 def moved_alignment(alignment: Alignment, moves: Mapping[str, Move]) -> Alignment:
-    """Return how a source comes onto the common clock once its island has been moved."""
+    """Return how a source is placed on the common clock after its island was moved."""
     move = moves.get(alignment.island)
     if move is None:
         return alignment
@@ -56,7 +58,10 @@ def moved_alignment(alignment: Alignment, moves: Mapping[str, Move]) -> Alignmen
 
 
 def job_of(origin: Origin) -> tuple[object, ...] | None:
-    """Return of which job a source's collectives are: only those of one job are matched. None: it is not of a rank."""
+    """Return the job whose collectives a source has; None if it is not of a rank.
+
+    Only collectives of one job are matched.
+    """
     if origin.kind == "spans" or type(origin.rank) is not int:
         return None
     if origin.kind == "engine" and origin.replica is None:
@@ -65,7 +70,7 @@ def job_of(origin: Origin) -> tuple[object, ...] | None:
 
 
 def estimated(digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]]) -> Estimate:
-    """Return what the collectives show of clocks that were never compared."""
+    """Estimate the offsets of clocks that were never compared, from the collectives."""
     if len({digest.alignment.island for digest in digests}) < 2:
         return Estimate()
     windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]
@@ -106,7 +111,10 @@ def estimated(digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]])
 
 
 def _series(digest: Digest, threads: set[str], edges: Sequence[int]) -> dict[str, Series]:
-    """The collectives of a source by process group, those that can be matched; the digest has cut them to the edges of its process's windows."""
+    """Return the collectives of a source that can be matched, by process group.
+
+    The digest has cut them to the windows of its process.
+    """
     calls = digest.calls
     name = np.frombuffer(calls.name, "<i4").astype(np.int64)
     if not len(name):

@@ -1,4 +1,7 @@
-"""Place the sources of a timeline before it is merged: where hosts were never compared, the collectives of their ranks are read first."""
+"""Place the sources of a timeline on the common clock before the merge.
+
+If hosts were never compared, the collectives of their ranks are read first.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ def placed(
     assume: Mapping[str, int] | None = None,
     cluster: Cluster | None = None,
 ) -> Found:
-    """Return what was found with its sources on the common clock, as far as collectives show how the clocks differ.
+    """Return the found sources on the common clock, as far as collectives show the clock offsets.
 
     Args:
         found: by `stepprof.analysis.timeline.find.find`.
         workers: processes at most, as `stepprof.analysis.report.analyse.analyse` takes them.
         progress: called with (sources done, all sources) after each that has to be read.
         assume: offsets of sources [ns], as `load` takes them.
-        cluster: does the work in place of processes of this machine.
+        cluster: runs the work instead of processes of this machine.
     """
     from stepprof.analysis.timeline.workers import each_in_worker
 

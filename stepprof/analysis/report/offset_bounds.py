@@ -1,7 +1,8 @@
-"""Bound the offset of two clocks by the calls that ranks on both of them went through together.
+"""Bound the offset of two clocks by the calls that ranks on both of them took part in.
 
-For each call, o = clock there - clock here lies between what the last entry there says against the first leave here, and the first leave there against the last entry here. Clocks drift: a bound
-is exact when the call was made, and widens with the distance from it.
+For each call, o = clock there - clock here is at least the last entry there minus the first leave
+here, and at most the first leave there minus the last entry here. Clocks drift: a bound is exact at
+the time of the call, and widens with the distance from it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,26 @@ from stepprof.analysis.report.intervals import Times
 __all__ = ["DRIFT", "READING_NS", "Link", "offset_between"]
 
 DRIFT = 5e-4
-"""How fast two clocks part at most: 500 ppm, by which the Linux kernel lets the error of a clock grow and limits its correction (MAXFREQ of NTP). Free crystals differ by 100 ppm at most."""
+"""The highest rate at which two clocks drift apart: 500 ppm.
+
+The Linux kernel lets the error of a clock grow by that much and limits its correction to it
+(MAXFREQ of NTP). Free crystals differ by 100 ppm at most.
+"""
 READING_NS = 10_000
-"""How wrong the time of an event may be on its own host's clock: in a trace of an H100 no kernel began less than 9.6 µs after its launch or ended less than 8.2 µs before its synchronisation."""
+"""The error of an event's time on its own host's clock.
+
+In a trace of an H100 no kernel began less than 9.6 µs after its launch or ended less than 8.2 µs
+before its synchronisation.
+"""
 _RATE = DRIFT * (1 + DRIFT)
-"""The same, for a distance in time that one of the clocks says."""
+"""The same rate, for a duration that one of the clocks measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """The calls that two islands have in common: when the last rank of each entered, and the first one left, by its own clock."""
+    """The calls that two islands have in common: the last entry and the first leave of each, by the
+    island's own clock.
+    """
 
     here: str
     there: str
@@ -35,12 +46,16 @@ class Link:
     left_there: Times
 
     def turned(self) -> Link:
-        """Return the same calls, seen from the other island."""
+        """Return the same calls as seen from the other island."""
         return Link(self.there, self.here, self.entered_there, self.left_there, self.entered, self.left)
 
 
 def offset_between(link: Link, extent: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the offset of the island there from the one here, and its error as long as the extent lasts (on the clock there); None: no offset fits."""
+    """Return the offset of the island there from the one here, and its error over the extent (on
+    the clock there).
+
+    None: no offset fits.
+    """
     middle = int(np.median(link.left_there - link.left))
     origin = int(link.entered_there[0])
     low = (link.entered_there - link.left - middle).astype(np.float64) - 2 * READING_NS
@@ -58,7 +73,7 @@ def offset_between(link: Link, extent: tuple[int, int]) -> tuple[int, int] | Non
 
 
 class _Bound:
-    """Values that something is below at their times, and below by `_RATE` more for the distance at other times."""
+    """Upper bounds at some times. At other times a bound is higher by `_RATE` times the distance."""
 
     def __init__(self, time: npt.NDArray[np.float64], value: npt.NDArray[np.float64]) -> None:
         order = np.argsort(time, kind="stable")
@@ -69,7 +84,7 @@ class _Bound:
         self.value = np.minimum(after, before)
 
     def at(self, time: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The bound at some times."""
+        """Return the bound at some times."""
         right = np.searchsorted(self.time, time)
         left = np.clip(right - 1, 0, None)
         right = np.clip(right, None, len(self.time) - 1)
@@ -78,7 +93,7 @@ class _Bound:
         )
 
     def farthest(self, first: float, last: float) -> float:
-        """The largest value of the bound between two times."""
+        """Return the largest value of the bound between two times."""
         gaps = np.diff(self.time)
         peaks = (self.value[:-1] + self.value[1:] + _RATE * gaps) / 2
         inside = (self.time[1:] > first) & (self.time[:-1] < last)

@@ -1,4 +1,4 @@
-"""Move a digest to another clock: every time in it, and how it came there."""
+"""Move a digest to another clock: shift all its times, and record its new alignment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _Curve = TypeVar("_Curve", Batches, Samples)
 
 
 def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
-    """Return the digest with all its times earlier.
+    """Return the digest with all its times earlier by `offset_ns`.
 
     Args:
-        digest: what is moved.
-        offset_ns: by how much.
-        alignment: how its source is placed from now on.
+        digest: to move.
+        offset_ns: nanoseconds to subtract.
+        alignment: the new alignment of its source.
     """
     replace = msgspec.structs.replace
 
