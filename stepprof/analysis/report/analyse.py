@@ -44,11 +44,12 @@ def analyse(
     assume: Mapping[str, int] | None = None,
     cluster: Cluster | None = None,
 ) -> Report:
-    """Report on what was found.
+    """Report on the found sources.
 
     Args:
         found: by `stepprof.analysis.timeline.find.find`.
-        workers: processes at most; by default as many as there are processors, and none where there is little to read. 1: everything in this one.
+        workers: the largest number of processes; by default one per processor, and none for small
+            inputs. 1: everything in this process.
         progress: called with (sources done, all sources) after each.
         assume: nanoseconds that are added to the times of sources, as `load` takes them.
         cluster: does the work in place of processes of this machine.
@@ -60,7 +61,9 @@ def analyse(
 
 
 def tasks_of(found: Found, assume: Mapping[str, int] | None = None) -> list[Task]:
-    """The arguments of `digest_input` for each source, for whatever calls it where the sources lie."""
+    """Return the arguments of `digest_input` for each source, for the process that reads the
+    source.
+    """
     bounds = _bounds_of_processes(found)
     return [(wanted, _bounds_of(wanted.origin, bounds), assume) for wanted in found.inputs]
 
@@ -95,7 +98,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
 def digest_input(
     wanted: Input, bounds: Bounds | None = None, assume: Mapping[str, int] | None = None
 ) -> Digest:
-    """Read one source and digest it: what a worker does, on this host or on the one where the file lies.
+    """Read one source and digest it: the work of one worker, on the host that has the file.
 
     Args:
         wanted: from `find`.
@@ -118,7 +121,7 @@ def digest_input(
 
 
 def _bounds_of_processes(found: Found) -> dict[Process, Bounds]:
-    """Return when each process was in windows of the step: one capture may go over several steps."""
+    """Return when each process was in windows of the step. A capture may cover several steps."""
     windows = [window for manifest in found.manifests for window in manifest["windows"]]
     return windows_edges(map(measurable, windows))
 

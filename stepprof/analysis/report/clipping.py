@@ -1,4 +1,4 @@
-"""The part of a source that is worked with: what lies in the step (one capture may go over several), and what a damaged file has not put somewhere else in history."""
+"""Cut a source to the step, and remove what a damaged file places months away."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ from stepprof.analysis.timeline.model import Source, Times
 __all__ = ["sound", "within"]
 
 FARTHEST_NS = 2**52
-"""52 days: a capture has not lasted that long, and sums over it are exact."""
+"""52 days. No capture is longer, and sums within this limit are exact."""
 
 LARGEST_VALUE = 2.0**53
-"""Of a counter: more is neither a batch nor bytes."""
+"""The largest value of a counter; a larger one is neither a batch size nor a number of bytes."""
 
 Flags = npt.NDArray[np.bool_]
 
 
 def sound(source: Source) -> Source:
-    """The source without values beyond measure, and without what lies `FARTHEST_NS` from the middle of it; a finding says how much that was."""
+    """Return the source without impossible values and without events more than `FARTHEST_NS` from
+    its middle.
+
+    A finding states how many events are omitted.
+    """
     slices, instants, counters = source.slices, source.instants, source.counters
     times = [column for column in (slices.start, instants.time, counters.time) if len(column)]
     if not times:
         return source
     earliest, latest = min(int(column.min()) for column in times), max(int(column.max()) for column in times)
     longest = int(slices.duration.max(initial=0))
-    usable = np.abs(counters.value) <= LARGEST_VALUE  # not of what is no number
+    usable = np.abs(counters.value) <= LARGEST_VALUE  # NaN has no place in a median
     if latest - earliest + longest <= FARTHEST_NS and usable.all():
         return source
     middle = int(np.median(np.concatenate(times).astype(np.float64)))
@@ -53,7 +57,7 @@ def sound(source: Source) -> Source:
 
 
 def within(source: Source, start: int, end: int) -> Source:
-    """The part of a source between two times, slices cut to it."""
+    """Return the part of a source between two times, slices cut to it."""
     slices = source.slices
     ends = slices.start + slices.duration
 

@@ -124,7 +124,7 @@ def combine(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The tables of one island, which compare times."""
+    """The tables of one island. These compare times."""
 
     island: Island
     gantt: list[GanttRow]
@@ -179,7 +179,7 @@ def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
     for digest in spans if edges or begun or spans else everything:
         if digest.start is not None and digest.end is not None:
             edges.append((digest.start, digest.end))
-    if begun and not edges:  # of windows without an end nothing says how long the step took
+    if begun and not edges:  # windows without an end do not show how long the step took
         return min(begun), min(begun)
     edges += [(since, since) for since in begun]
     if not edges:
@@ -188,7 +188,7 @@ def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
 
 
 def _rollouts(processes: Sequence[Process], start: int, short: Collection[str]) -> list[Rollout]:
-    """Of each engine, of all together where there are several, and of the samples of each process that bound some."""
+    """Return a row per engine, a row for all engines, and rows for the samples of each process."""
     engines: dict[tuple[object, ...], _Engine] = {}
     for process in processes:
         for digest in process.digests:
@@ -217,7 +217,7 @@ def _rollouts(processes: Sequence[Process], start: int, short: Collection[str]) 
         for digest in process.digests
         if digest.samples is not None and digest.origin.kind == "spans"
     ]
-    # one after the other: they are looked at, not generated together
+    # such processes look at the samples one after the other, and do not generate them together
     together = [(label, samples) for label, samples in bound if samples.curve().value.max(initial=0) > 1]
     for label, samples in together:
         rows.append(rollout(f"samples of {label}", samples.curve(), start, samples=samples.longest))
@@ -233,7 +233,11 @@ def _rollouts(processes: Sequence[Process], start: int, short: Collection[str]) 
 
 @dataclass(slots=True)
 class _Engine:
-    """The schedulers of one engine: workers of one go the same steps, so that the busiest tells of it; those of a data-parallel engine go their own."""
+    """The schedulers of one engine.
+
+    Workers of one scheduler run the same steps, so the busiest of them represents it. Workers of a
+    data-parallel engine run steps of their own.
+    """
 
     name: str = ""
     schedulers: dict[object, dict[object, tuple[str, Batches]]] = field(default_factory=dict)
@@ -248,7 +252,9 @@ class _Engine:
             workers[origin.rank] = (process.label, batches)
 
     def together(self) -> tuple[str, Curve, int, float | None]:
-        """Whose it is, the batch size over time of all schedulers, their forward steps, and the peak where it is known of single ones."""
+        """Return the label, the batch size over time of all schedulers, their forward steps, and
+        the peak if single steps are known.
+        """
         each = [
             max(workers.values(), key=lambda worker: worker[1].iterations)
             for workers in self.schedulers.values()
@@ -293,7 +299,7 @@ def _without_trace(
             if entry["artifacts"] or entry["status"] == "joined" or entry.get("backend") == "null":
                 continue
             if entry.get("kind") in SESSIONS and entry["status"] == "complete":
-                continue  # the word of the driver about a rank, which tells of its trace itself
+                continue  # the driver's entry about a rank, which has an entry of its own for its trace
             if kind == "rank":
                 label = Origin(
                     "rank", "", role=entry["role"], rank=entry["rank"], occurrence=entry["occurrence"] or 1

@@ -1,7 +1,8 @@
-"""What one source says of a step, small enough to travel: from millions of events to some kilobytes.
+"""Reduce a source to what the report needs of it: from millions of events to some kilobytes.
 
-A digest is made where the trace lies (in a worker process, on another host) and combined where the report is made. Sums are exact; sets of intervals are reduced to a bound of stretches by closing
-their narrowest gaps, and how much that was is stated beside them.
+A digest is made by the process that reads the trace (a worker, also on another host), and combined
+with others into the report. Sums are exact. Sets of intervals are reduced to a limited number of
+intervals by closing their narrowest gaps; the total of the closed gaps is stated.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MOST_STRETCHES = 4096
 REGION_STRETCHES = 64
 MOST_REGIONS = 500
 ALIKE = 0.9
-"""The share of equal steps above which two workers have one scheduler."""
+"""Two workers with a larger share of equal steps belong to one scheduler."""
 _MEMORY = re.compile(r"memory (allocated|reserved) ")
 
 
@@ -50,7 +51,7 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
     start: int
     end: int
     ends: bool = True
-    """Whether `end` is its own; False: its capture ended then, and it went on."""
+    """Whether `end` is the window's end. False: its capture ended then, and the window continued."""
 
 
 class RegionTotal(msgspec.Struct, frozen=True):
@@ -60,18 +61,18 @@ class RegionTotal(msgspec.Struct, frozen=True):
     role: str | None
     calls: int
     covered: int
-    """Nanoseconds in which any call ran: calls that overlap count once."""
+    """Nanoseconds in which any call ran; overlapping calls count once."""
     first: int
     last: int
     """Start of the first call, end of the last one."""
     when: bytes
     """Packed intervals, at most `REGION_STRETCHES`."""
     window: bool = False
-    """Whether it is a window, which a trace without spans shows as far as it was captured."""
+    """Whether it is a window. A trace without spans shows a window only as far as it was captured."""
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, array_like=True):
-    """The highest value of a counter of memory; `device` and of what: ``GPU 0, allocated``."""
+    """The highest value of a counter of memory, with its `device` and kind: ``GPU 0, allocated``."""
 
     device: str
     peak: int
@@ -79,21 +80,23 @@ class MemoryPeak(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a source's device did, or its threads where no device was traced; nanoseconds, packed intervals."""
+    """The activity of a source's device, or of its threads if no device was traced; nanoseconds,
+    packed intervals.
+    """
 
     device: str
     """``gpu``, ``npu`` or ``cpu``."""
     number: str
-    """Which of several; empty for the threads."""
+    """The number of the device; empty for the threads."""
     compute: int
     communication: int
     overlapped: int
     busy: int
     computing: bytes
-    """When it computed, copies of a device included."""
+    """While it computed, or copied data of a device."""
     communicating: bytes
     closed: int
-    """Nanoseconds of gaps that the two sets of intervals above count as busy."""
+    """Nanoseconds of closed gaps, which the two sets of intervals above count as busy."""
 
 
 class Digest(msgspec.Struct, frozen=True):
@@ -103,22 +106,22 @@ class Digest(msgspec.Struct, frozen=True):
     alignment: Alignment
     events: int
     start: int | None = None
-    """First start and last end of anything in the step; None: there is nothing."""
+    """First start and last end of all events in the step; None if there are no events."""
     end: int | None = None
     windows: list[Window] = []
     regions: list[RegionTotal] = []
     works: list[Work] = []
-    """One for each device; of a process without one, what its threads did."""
+    """One for each device; for a process without a device, one for its threads."""
     calls: Calls = Calls()
     issued: Issued | None = None
-    """Who called them, where that is sure: None otherwise."""
+    """The thread that called them; None if that is not certain."""
     ops: OpTable = OpTable()
     kernels: OpTable = OpTable()
     batches: Batches | None = None
     recorded_steps: int = 0
-    """Forward steps in the whole capture of an engine, also of those outside of its window."""
+    """Forward steps in the whole capture of an engine, including those outside of its window."""
     unclear: bool = False
-    """Which of these forward steps are of the engine's window is not known."""
+    """It is not known which of these forward steps are in the engine's window."""
     samples: Samples | None = None
     memory: list[MemoryPeak] = []
     findings: list[str] = []
@@ -127,15 +130,16 @@ class Digest(msgspec.Struct, frozen=True):
     status: str | None = None
     """Its outcome in the manifest."""
     whole: bool = True
-    """Whether everything in the file was read: of a damaged one, what is not there says nothing."""
+    """Whether all of the file was read. In a damaged file, the absence of an event shows nothing."""
 
 
 def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
-    """Reduce a source to what a report needs of it.
+    """Reduce a source to what the report needs of it.
 
     Args:
-        source: as it was read, with args where it is a span file: its slices' args say their role.
-        bounds: of the step, in nanoseconds of the source's own clock; what lies outside is left out. None: all of it is of the step.
+        source: as it was read. A span file includes its args, which state the role of each slice.
+        bounds: of the step, in nanoseconds of the source's own clock; events outside are left
+            out. None: all events are of the step.
     """
     source = sound(source)
     if bounds is not None:
@@ -201,7 +205,7 @@ def _calls(source: Source, chosen: Chosen) -> Calls:
 
 
 def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[str]]:
-    """The regions by name and role, those that took longest first."""
+    """Return the regions by name and role, the longest first."""
     slices, which = source.slices, chosen.regions
     if not len(which):
         return [], []
@@ -240,7 +244,7 @@ def _regions(source: Source, chosen: Chosen) -> tuple[list[RegionTotal], list[st
 
 
 def _outermost(track: npt.NDArray[np.int32], start: Times, end: Times) -> int:
-    """How many calls of one region lie in no other call of it on the same track."""
+    """Return how many calls of a region are not inside another call of it on the same track."""
     order = np.lexsort((-end, start, track))
     track, start, end = track[order], start[order], end[order]
     edges = np.flatnonzero(np.diff(track, prepend=-1))
@@ -252,12 +256,12 @@ def _outermost(track: npt.NDArray[np.int32], start: Times, end: Times) -> int:
 
 
 def _works(source: Source, chosen: Chosen) -> list[Work]:
-    """When each device, or without one the threads, computed and communicated."""
+    """Return when each device computed and communicated; without a device, when the threads did."""
     if not len(chosen.device):
         work = _work(source, ("cpu", ""), chosen.computation, chosen.communication, chosen.computation)
         return [] if work is None else [work]
     kind = _device(source)
-    # the rows of an NPU are of several processes in name, and of one device
+    # the rows of an NPU have the names of several processes, and are of one device
     devices = [track.key[1] if track.kind == "stream" and kind == "gpu" else "" for track in source.tracks]
     numbers = {device: at for at, device in enumerate(dict.fromkeys(devices))}
     device_of = np.array([numbers[device] for device in devices])[source.slices.track]
@@ -278,7 +282,9 @@ def _works(source: Source, chosen: Chosen) -> list[Work]:
 def _work(
     source: Source, device: tuple[str, str], computation: Indices, communication: Indices, other: Indices
 ) -> Work | None:
-    """What one device did, or the threads; `other` is all that is no communication."""
+    """Return the activity of one device, or of the threads. `other`: everything except
+    communication.
+    """
     computing, communicating, working = (
         _union(source.slices, which) for which in (computation, communication, other)
     )
@@ -306,12 +312,16 @@ def _union(slices: Slices, which: Indices) -> Intervals:
 
 
 def _device(source: Source) -> str:
-    """Only the traces of an NPU have these categories on their streams."""
+    """Categories that only traces of an NPU have on their streams."""
     return "npu" if {"communication", "overlap analysis"}.intersection(source.categories) else "gpu"
 
 
 def _batches(source: Source, chosen: Chosen) -> Batches | None:
-    """Of all schedulers in the file together: workers of one scheduler go the same steps, those of different ones (data parallelism) do not."""
+    """Return the batch sizes of all schedulers in the file.
+
+    Workers of one scheduler run the same steps. Those of different schedulers (data parallelism) do
+    not.
+    """
     counters = source.counters
     which = _counters(source, lambda name: name.endswith(BATCH_SIZE))
     if not len(which):
@@ -329,13 +339,15 @@ def _batches(source: Source, chosen: Chosen) -> Batches | None:
                 schedulers[same] = curve
     if not schedulers:
         return None
-    # a step without a request (vLLM has such) is none
+    # a step without a request (vLLM has such steps) counts as none
     worked = sum(int(np.count_nonzero(curve.value > 0)) for curve in schedulers)
     return collect_batches(total_curve(schedulers) if len(schedulers) > 1 else schedulers[0], worked)
 
 
 def _go_together(one: Curve, other: Curve) -> bool:
-    """Whether two workers go the same steps: as many, of the same batch sizes, at about the same times."""
+    """Return whether two workers run the same steps: equal in number and batch size, at about the
+    same times.
+    """
     longer, shorter = (one, other) if len(one.value) >= len(other.value) else (other, one)
     if not len(shorter.value):
         return True
@@ -346,7 +358,10 @@ def _go_together(one: Curve, other: Curve) -> bool:
 
 
 def _samples(source: Source, chosen: Chosen) -> Samples | None:
-    """The samples on tracks of their own, in the role that they spent most time in: that one generates them, others only look at them later."""
+    """Return the samples that have tracks of their own, in the role in which they spent most time.
+
+    That role generates them; other roles only process them later.
+    """
     slices, which = source.slices, chosen.on("sample")
     if not len(which):
         return None
@@ -372,7 +387,7 @@ def _counters(source: Source, fits: Callable[[str], bool]) -> Indices:
 
 
 def _memory(source: Source) -> list[MemoryPeak]:
-    """The highest point of each counter of memory."""
+    """Return the peak of each counter of memory."""
     counters = source.counters
     which = _counters(source, lambda name: _MEMORY.match(name) is not None)
     peaks = []

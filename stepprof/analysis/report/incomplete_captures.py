@@ -1,4 +1,4 @@
-"""Captures that are not all of their windows: capped, lost, damaged, or never begun."""
+"""List captures that do not cover their windows: capped, lost, damaged, or never started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_A_CAPTURE = "null"
 
 
 def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, Any]]) -> list[Shortfall]:
-    """Return what of the step was meant to be recorded and was not."""
+    """Return the captures that were selected in the step and are incomplete or missing."""
     found = [
         each for process in processes for window in process.told if (each := _of_window(process, window))
     ]
@@ -40,7 +40,7 @@ def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, A
                 engine["error"],
                 None
                 if by_itself
-                else recorded,  # it ended before its window did: when is not in the manifest
+                else recorded,  # the capture ended before its window, so the manifest does not have the window's end
                 recorded if by_itself else None,
                 (steps.get(label) or None) if by_itself else None,
             )
@@ -61,7 +61,7 @@ def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
         return None
     start = window["start_unix_ns"]
     own = None
-    if start is not None:  # the window's own end is in the spans
+    if start is not None:  # the spans have the window's own end
         begin = int(start) - process.offset_ns
         spans = [each for each in process.windows if each.ends and each.role == window["role"]]
         nearest = min(spans, key=lambda each: abs(each.start - begin), default=None)

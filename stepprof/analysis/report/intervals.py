@@ -1,6 +1,8 @@
-"""Arithmetic on sets of intervals: unions, what two sets share, and which slice is whose child. Everything is vectorised: a trace has millions of slices.
+"""Compute with sets of intervals: unions, intersections, and the nesting of slices.
 
-An `Intervals` is sorted, disjoint and without empty parts, so that its length is a plain sum and two of them are compared in one sweep. Times are integer nanoseconds.
+Everything is vectorised: a trace has millions of slices. An `Intervals` is sorted and disjoint, and
+has no empty part. So its length is a plain sum, and two of them are compared in one pass. Times are
+integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """A set of points in time, as half-open stretches from `start` to `end`."""
+    """A set of points in time, as half-open intervals from `start` to `end`."""
 
     start: Times
     end: Times
 
     @classmethod
     def union(cls, start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
-        """What any of some intervals covers, in whatever order they come.
+        """Return the union of intervals, which may be in any order.
 
         >>> Intervals.union([5, 0, 2], [6, 3, 4]).pairs()
         [(0, 4), (5, 6)]
@@ -48,7 +50,7 @@ class Intervals:
 
     @classmethod
     def all_of(cls, sets: Iterable[Intervals]) -> Intervals:
-        """The union of several sets."""
+        """Return the union of several sets."""
         sets = [EMPTY, *sets]
         return cls.union(
             np.concatenate([each.start for each in sets]), np.concatenate([each.end for each in sets])
@@ -56,7 +58,7 @@ class Intervals:
 
     @classmethod
     def one(cls, start: int, end: int) -> Intervals:
-        """One stretch; nothing where it is empty."""
+        """Return a single interval; `EMPTY` if it has no length."""
         return cls(np.array([start], np.int64), np.array([end], np.int64)) if end > start else EMPTY
 
     @classmethod
@@ -67,7 +69,7 @@ class Intervals:
         return cls(both[:half], both[half:])
 
     def pack(self) -> bytes:
-        """As bytes, for a way through JSON."""
+        """Return the intervals as bytes, to be stored in JSON."""
         return np.concatenate((self.start, self.end)).astype("<i8").tobytes()
 
     def __len__(self) -> int:
@@ -79,7 +81,7 @@ class Intervals:
         return int((self.end - self.start).sum())
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Each stretch, as Python's integers."""
+        """Return each interval, as Python's integers."""
         return list(zip(self.start.tolist(), self.end.tolist(), strict=True))
 
     def __or__(self, other: Intervals) -> Intervals:
@@ -94,7 +96,7 @@ class Intervals:
         return self._where(other, 1)
 
     def _where(self, other: Intervals, level: int) -> Intervals:
-        """Where the sum of 1 inside `self` and 2 inside `other` is `level`."""
+        """Return where 1 inside `self` plus 2 inside `other` is `level`."""
         if not len(self) or not len(other):
             return self if level == 1 else EMPTY
         times = np.concatenate((self.start, self.end, other.start, other.end))
@@ -106,7 +108,7 @@ class Intervals:
         return Intervals.union(times[at], times[at + 1])
 
     def clip(self, start: int, end: int) -> Intervals:
-        """What lies between two times.
+        """Return the part between two times.
 
         >>> Intervals.union([0, 5], [3, 9]).clip(2, 6).pairs()
         [(2, 3), (5, 6)]
@@ -116,7 +118,7 @@ class Intervals:
         return Intervals(low[real], high[real])
 
     def within(self, start: Times, end: Times) -> Times:
-        """How much of each of some stretches it covers.
+        """Return how much of each given interval it covers.
 
         >>> Intervals.union([0, 5], [3, 9]).within(np.array([2, 4]), np.array([6, 5])).tolist()
         [2, 0]
@@ -124,7 +126,7 @@ class Intervals:
         return self._until(end) - self._until(start)
 
     def _until(self, time: Times) -> Times:
-        """How much of it lies before each of some times."""
+        """Return how much of it is before each given time."""
         if not len(self):
             return np.zeros(len(time), np.int64)
         before = np.concatenate(([0], np.cumsum(self.end - self.start)))
@@ -132,7 +134,8 @@ class Intervals:
         return before[at] - np.where(at > 0, np.maximum(self.end[at - 1] - time, 0), 0)
 
     def coarse(self, most: int) -> tuple[Intervals, int]:
-        """At most so many stretches, the narrowest gaps closed, and how many nanoseconds of gaps that were.
+        """Return at most `most` intervals, with the narrowest gaps closed, and the nanoseconds of
+        closed gaps.
 
         >>> coarse, closed = Intervals.union([0, 2, 9], [1, 3, 10]).coarse(2)
         >>> coarse.pairs(), closed
@@ -153,7 +156,9 @@ EMPTY = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def nesting_order(track: npt.NDArray[np.integer], start: Times, end: Times) -> Indices:
-    """The order in which slices open: by track, then by time, the longer one first where two begin together."""
+    """Return the order in which slices open: by track, then by time. Of two that start together,
+    the longer one is first.
+    """
     if not len(start):
         return np.zeros(0, np.intp)
     low = int(start.min())
@@ -173,13 +178,18 @@ def nesting_order(track: npt.NDArray[np.integer], start: Times, end: Times) -> I
 
 
 def depths(track: npt.NDArray[np.integer], start: Times, end: Times) -> npt.NDArray[np.int32]:
-    """How many slices of its track are open where each one begins. Slices in nesting order, none of them empty."""
+    """Return how many slices of its track are open when each one starts.
+
+    The slices are in nesting order, and none is empty.
+    """
     if not len(start):
         return np.zeros(0, np.int32)
     ranks = np.cumsum(np.concatenate(([0], track[1:] != track[:-1])))
     low = int(start.min())
     span = int(end.max()) - low + 1
-    if span.bit_length() + int(ranks[-1]).bit_length() >= 63:  # a damaged file: its times lie centuries apart
+    if (
+        span.bit_length() + int(ranks[-1]).bit_length() >= 63
+    ):  # times in a damaged file may be centuries apart
         both, where = np.unique(np.concatenate((start, end)), return_inverse=True)
         start, end, low, span = where[: len(start)], where[len(start) :], 0, len(both)
     base = ranks.astype(np.int64) * span - low
@@ -188,10 +198,12 @@ def depths(track: npt.NDArray[np.integer], start: Times, end: Times) -> npt.NDAr
 
 
 def self_times(track: npt.NDArray[np.integer], start: Times, duration: Times) -> Times:
-    """Nanoseconds of each slice that none of its children covers, in the order of the arguments.
+    """Return the nanoseconds of each slice that none of its children covers, in the order of the
+    arguments.
 
-    A child that outlives its parent counts against the parent as long as that lasts. Where slices of a track overlap without nesting otherwise, a slice is at most charged to one
-    of those that were open: no time is negative.
+    The time of a child that outlives its parent counts against the parent until the parent ends. If
+    slices of a track overlap without nesting, a slice is charged to at most one of the open slices:
+    no time is negative.
     """
     own = duration.astype(np.int64, copy=True)
     real = np.flatnonzero(duration > 0)
@@ -202,7 +214,7 @@ def self_times(track: npt.NDArray[np.integer], start: Times, duration: Times) ->
     start, end, track = start[order], end[order], track[order]
     depth = depths(track, start, end)
     count = len(order)
-    # by depth, and by place among those of one depth: the last one to begin before it, one less deep, is what it lies in
+    # sorted by depth, then by place among those of one depth: the parent is the last one of the depth before to begin earlier
     by_depth = np.sort(depth.astype(np.int64) * count + np.arange(count), kind="stable")
     inside = by_depth[np.searchsorted(by_depth, count) :]
     parent = by_depth[np.searchsorted(by_depth, inside - count) - 1] % count

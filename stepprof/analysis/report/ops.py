@@ -1,6 +1,7 @@
-"""Operators and kernels: calls, time and self time by name.
+"""Sum up operators and kernels by name: calls, time and self time.
 
-The self time of an operator is what none of the operators that it calls takes; a kernel calls none. Of each source the costliest names travel, and the sum of all: shares are of everything.
+The self time of an operator excludes the operators that it calls; a kernel calls none. A digest
+contains the costliest names of its source and the sum of all, so shares refer to everything.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stepprof.analysis.report.schema import Op, ProcessTime
 __all__ = ["MOST_NAMES", "OpTable", "OpTime", "count_kernels", "count_ops", "merge_ops"]
 
 MOST_NAMES = 300
-"""Names of one source that travel, by self time: after these comes what no table shows."""
+"""The number of names of a source in its digest, by self time. Tables show fewer."""
 MOST_OPS = 100
 MOST_PROCESSES = 64
 
@@ -42,12 +43,12 @@ class OpTable(msgspec.Struct, frozen=True):
 def count_ops(
     names: list[str], name: npt.NDArray[np.int32], track: npt.NDArray[np.int32], start: Times, duration: Times
 ) -> OpTable:
-    """Operators of the threads of one source: what each costs by itself."""
+    """Return the operators on the threads of one source, with their self times."""
     return _table(names, name, duration, self_times(track, start, duration))
 
 
 def count_kernels(names: list[str], name: npt.NDArray[np.int32], duration: Times) -> OpTable:
-    """What ran on the streams of one source."""
+    """Return the kernels and copies on the streams of one source."""
     return _table(names, name, duration, duration)
 
 
@@ -62,7 +63,7 @@ def _table(names: list[str], name: npt.NDArray[np.int32], duration: Times, own: 
 
 
 def merge_ops(tables: Iterable[tuple[str, OpTable]], kind: str, most: int = MOST_OPS) -> list[Op]:
-    """The costliest names over all sources, by self time.
+    """Return the costliest names over all sources, by self time.
 
     Args:
         tables: the process's label and its table; a process may come several times.

@@ -1,6 +1,7 @@
-"""From sources to processes: which traces and spans are of one process, what it is called in every table, and which windows it went through.
+"""Combine sources into processes: their traces and spans, names and windows.
 
-One process has a span file and a trace per capture; they are one by host and process id. An engine's workers, and files of unknown processes, are rows of their own.
+A process has a span file and a trace per capture, which have the same host and process id. An
+engine's workers, and files of unknown processes, have rows of their own.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Process:
     label: str
     kind: str
     origin: Origin
-    """Of its first source; of a process that only the manifest knows, what that says."""
+    """The origin of its first source, or what the manifest states about a process without sources."""
     alignment: Alignment
-    """How its clock was brought onto that of its island."""
+    """How its clock was aligned with that of its island."""
     digests: list[Digest]
     windows: list[Window] = field(default_factory=list)
     told: list[Mapping[str, Any]] = field(default_factory=list)
@@ -48,17 +49,19 @@ class Process:
 
     @property
     def machine(self) -> str | None:
-        """The key of its machine: the boot id, or the host's name if that is all that is known."""
+        """The key of its machine: the boot id, or the host's name if the boot id is not known."""
         return self.origin.machine or self.host
 
     @property
     def island(self) -> str:
-        """By whose clock its times are: processes of one island can be compared in time."""
+        """The clock of its times. Processes of one island can be compared in time."""
         return self.alignment.island
 
     @property
     def regions(self) -> list[RegionTotal]:
-        """From its spans, which have them all; without spans, from its traces, but for the windows that the manifest knows better."""
+        """Its windows from its spans. Without spans, those of its traces, completed by the
+        manifest.
+        """
         spans = [digest for digest in self.digests if digest.origin.kind == "spans"]
         regions = [region for digest in spans or self.digests for region in digest.regions]
         return [region for region in regions if not (region.window and self.told)]
@@ -70,12 +73,12 @@ class Process:
 
     @property
     def error_ns(self) -> int | None:
-        """How wrong its place on the clock of its island may be; None: not known."""
+        """The error of its place on the clock of its island; None: not known."""
         return self.alignment.error_ns
 
     @property
     def roles(self) -> frozenset[str | None]:
-        """Of its windows, those of which no end is known too."""
+        """The roles of its windows, including those without a known end."""
         return frozenset(window.role for window in self.windows) | {role for role, _ in self.open_ended()}
 
     @property
@@ -85,19 +88,22 @@ class Process:
 
     @property
     def is_followed(self) -> bool:
-        """Whether it is known when its regions ended: by its spans, or by captures that are whole."""
+        """Whether the ends of its regions are known, from spans or from captures that are whole."""
         if any(digest.origin.kind == "spans" for digest in self.digests):
             return True
         return self.is_whole or (not self.told and all(digest.whole for digest in self.digests))
 
     @property
     def is_whole(self) -> bool:
-        """Whether its captures hold all of its windows, from their begin to their end."""
+        """Whether its captures contain all of its windows, from start to end."""
         short = any(window["capped_by"] is not None or window["status"] not in _WHOLE for window in self.told)
         return bool(self.told) and not short and all(digest.whole for digest in self.digests)
 
     def open_ended(self) -> list[tuple[str | None, int]]:
-        """Windows of which the end is not known, as (role, since when): the process died in one, or its capture ended before it and it has no spans."""
+        """Windows without a known end, as (role, start).
+
+        The process died in such a window, or its capture ended earlier and it has no spans.
+        """
         found = [(window.role, window.end) for window in self.windows if not window.ends]
         closed = [window for window in self.windows if window.ends]
         for window in self.told:
@@ -109,18 +115,22 @@ class Process:
         return found
 
     def in_role(self, role: str | None) -> Intervals:
-        """When it was in a window of a role, as far as ends are known."""
+        """Return when it was in a window of a role, as far as ends are known."""
         return union(window for window in self.windows if window.role == role and window.ends)
 
     def working(self) -> tuple[Intervals, Intervals, int]:
-        """When it computed, when it communicated, and how many nanoseconds of gaps these two hold: on any of its devices, else on its threads."""
+        """Return when it computed and when it communicated, and the nanoseconds of closed gaps in
+        these.
+
+        That is on any of its devices, otherwise on its threads.
+        """
         works = [work for digest in self.digests for work in digest.works]
         computing = Intervals.all_of(Intervals.unpack(work.computing) for work in works)
         communicating = Intervals.all_of(Intervals.unpack(work.communicating) for work in works)
         return computing, communicating, sum(work.closed for work in works)
 
     def generating(self) -> Intervals:
-        """When an engine's worker had sequences to generate."""
+        """Return when an engine's worker had sequences to generate."""
         busy = EMPTY
         for digest in self.digests:
             if digest.batches is not None:
@@ -130,7 +140,9 @@ class Process:
         return busy
 
     def covered(self) -> Intervals:
-        """What its captures cover: there, a moment without an event is a moment in which nothing of the kind happened."""
+        """The time that its captures cover. There, the absence of events shows that the process did
+        nothing.
+        """
         traces = [digest for digest in self.digests if digest.origin.kind != "spans"]
         whole = [digest for digest in traces if digest.whole and digest.start is not None]
         if self.kind != "rank" or not self.told:
@@ -146,7 +158,7 @@ class Process:
         )
 
     def held(self) -> Intervals:
-        """While the profiler held the process up: until a window began, and after it ended."""
+        """While the profiler held the process up: before a window began and after it ended."""
         start, end = [], []
         for window in self.told:
             for _, begin, finish in profiler_times(window):
@@ -156,7 +168,7 @@ class Process:
 
 
 def is_of(window: Mapping[str, Any], path: str) -> bool:
-    """Return whether a window is in the capture whose trace has this path below the run."""
+    """Return whether a window is in the capture whose trace has this path in the run."""
     if any(path.endswith(f"/{artifact['path']}") for artifact in window["artifacts"]):
         return True
     capture = window["capture"]
@@ -165,13 +177,13 @@ def is_of(window: Mapping[str, Any], path: str) -> bool:
 
 
 def union(windows: Iterable[Window]) -> Intervals:
-    """Return what any of some windows covers."""
+    """Return the union of some windows."""
     windows = list(windows)
     return Intervals.union([window.start for window in windows], [window.end for window in windows])
 
 
 def measurable(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of a manifest without numbers that are none, or beyond all measure: a damaged file has them.
+    """Return an entry of a manifest without NaN and impossible numbers, which damaged files have.
 
     >>> measurable({"role": "actor", "stall_seconds": float("nan"), "start_unix_ns": 1e300, "replica": 1})
     {'role': 'actor', 'stall_seconds': None, 'start_unix_ns': None, 'replica': 1}
@@ -183,7 +195,9 @@ def measurable(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsure_ns(one: Process, other: Process) -> int | None:
-    """Return how wrong a comparison of two processes' times may be; None: their clocks were never compared."""
+    """Return the error of a comparison of two processes' times; None: their clocks were never
+    compared.
+    """
     if one is other or (one.machine is not None and one.machine == other.machine):
         return 0
     return clocks.unsure_ns(one.alignment, other.alignment)
@@ -194,12 +208,12 @@ def gather(
     windows: Sequence[Mapping[str, Any]],
     placed: Mapping[tuple[object, ...], Alignment] | None = None,
 ) -> list[Process]:
-    """The processes, as people order them: the driver, ranks, engines, whatever else.
+    """Return the processes in this order: the driver, ranks, engines, others.
 
     Args:
         digests: of all sources.
         windows: of the manifests.
-        placed: how the times of each process in the manifests come onto the common clock.
+        placed: how the times of each process in the manifests are placed on the common clock.
     """
     grouped: dict[tuple[object, ...], list[Digest]] = defaultdict(list)
     for digest in digests:
@@ -233,7 +247,7 @@ def gather(
 def _without_source(
     entries: Sequence[Mapping[str, Any]], clocks: Mapping[str | None, Alignment], placed: Alignment | None
 ) -> Process:
-    """A process of which only the manifest is left: it has no spans, and brought no trace."""
+    """Return a process that only the manifest shows: it has neither spans nor a trace."""
     window = entries[0]
     pid = window["pid"] if isinstance(window["pid"], int) else None
     role = window["role"] if len({each["role"] for each in entries}) == 1 else None
@@ -265,7 +279,11 @@ def _kind(group: Sequence[Digest]) -> str:
 
 
 def _windows(process: Process) -> list[Window]:
-    """From its spans, else from the manifest, whose times are by its own clock; of a capture that was capped, the manifest does not know when its window ended."""
+    """Return the windows from the spans, otherwise from the manifest, whose times are by the
+    process's clock.
+
+    The manifest does not know when the window of a capped capture ended.
+    """
     windows = [window for digest in process.digests for window in digest.windows]
     if windows:
         return windows
@@ -283,7 +301,9 @@ def _windows(process: Process) -> list[Window]:
 
 
 def _order(process: Process, begins: int) -> tuple[object, ...]:
-    """Ranks that do the same together, the one that begins first above the others."""
+    """Return a key to sort ranks by: those with the same roles are together, the first to start
+    above the others.
+    """
     origin = process.origin
     rank = origin.rank
     kinds = ("rank", "engine", "trace")
@@ -311,7 +331,7 @@ def _label(process: Process) -> str:
 
 
 def _distinguish(processes: Sequence[Process]) -> None:
-    """Two processes of one name differ by host, then by process id, then by path."""
+    """Distinguish processes of one name by host, then by process id, then by path."""
     tells: tuple[Callable[[Process], object], ...] = (
         lambda process: process.host,
         lambda process: process.origin.pid,

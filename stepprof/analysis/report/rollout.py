@@ -31,7 +31,9 @@ __all__ = [
 ]
 
 MOST_POINTS = 20_000
-"""Steps of a curve that travel; a longer one is averaged over stretches of equal length."""
+"""The number of steps of a curve in a digest. A longer curve is averaged over intervals of equal
+length.
+"""
 CURVE_POINTS = 300
 MOST_SAMPLES = 50
 
@@ -51,7 +53,9 @@ class Curve:
         return np.diff(self.time).astype(np.float64)
 
     def reduced(self, most: int) -> Curve:
-        """The same, with at most so many steps of equal length, each with its mean."""
+        """Return a curve of at most `most` steps; longer ones are averaged over intervals of equal
+        length.
+        """
         if len(self.value) <= most:
             return self
         edges = np.linspace(self.time[0], self.time[-1], most + 1).astype(np.int64)
@@ -67,7 +71,7 @@ class Batches(msgspec.Struct, frozen=True):
     time: bytes
     value: bytes
     peak: float
-    """Of single iterations: a mean over many is lower."""
+    """The peak of single iterations; a mean over many is lower."""
 
     def curve(self) -> Curve:
         """Unpacked."""
@@ -87,7 +91,9 @@ class SampleTime(msgspec.Struct, frozen=True):
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """All samples of one source as a curve of how many were in flight, packed, and the longest ones, longest first."""
+    """All samples of one source: how many were in flight over time (packed), and the longest ones,
+    longest first.
+    """
 
     count: int
     time: bytes
@@ -107,7 +113,7 @@ def collect_batches(curve: Curve, iterations: int) -> Batches:
 
     Args:
         curve: the batch size over time; 0 where nothing ran.
-        iterations: how many forward steps it is from.
+        iterations: number of forward steps in it.
     """
     packed = curve.reduced(MOST_POINTS)
     return Batches(
@@ -124,10 +130,10 @@ def collect_samples(
     start: Times,
     duration: Times,
 ) -> Samples:
-    """The samples of one source, from the slices on their tracks; at least one.
+    """Return the samples of one source from the slices on their tracks. There must be at least one.
 
     Args:
-        samples: what each sample is called.
+        samples: name of each sample.
         names: of the slices.
         sample: of each slice, into `samples`.
         name: of each slice, into `names`.
@@ -152,7 +158,7 @@ def collect_samples(
 
 
 def _in_flight(first: Times, last: Times) -> Curve:
-    """How many of some stretches hold at a time."""
+    """Return how many of some intervals contain each time."""
     times = np.concatenate((first, last))
     steps = np.repeat(np.array([1.0, -1.0]), [len(first), len(last)])
     order = np.argsort(times, kind="stable")
@@ -162,7 +168,7 @@ def _in_flight(first: Times, last: Times) -> Curve:
 
 
 def total_curve(curves: Sequence[Curve]) -> Curve:
-    """The sum of several curves, each none outside of its own time."""
+    """Return the sum of several curves; each is zero outside of its own time."""
     times = np.concatenate([curve.time for curve in curves])
     steps = np.concatenate([np.diff(curve.value, prepend=0.0, append=0.0) for curve in curves])
     order = np.argsort(times, kind="stable")
@@ -181,16 +187,16 @@ def rollout(
     samples: Sequence[SampleTime] = (),
     whole: bool = True,
 ) -> Rollout | None:
-    """What the curve of a generation phase says; None where it has no length.
+    """Return the figures of the curve of a generation phase; None if it has no length.
 
     Args:
-        label: whose it is.
+        label: name of the engine or process.
         curve: batch sizes, or samples in flight.
         origin_ns: second 0 of the report.
-        iterations: how many iterations the curve is of.
-        peak: the largest batch, where the curve's own steps are means.
+        iterations: number of iterations in the curve.
+        peak: the largest batch, if the steps of the curve are means.
         samples: the longest ones.
-        whole: the curve is all of the phase.
+        whole: whether the curve covers all of the phase.
     """
     lengths = curve.lengths
     total = float(lengths.sum())

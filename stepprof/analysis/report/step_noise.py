@@ -1,6 +1,8 @@
-"""How far the steps of a run differ among themselves, by the spans of all of them: what a difference between two recorded steps has to exceed before it means anything.
+"""Measure how much the steps of a run differ, from the spans of all steps.
 
-Recording makes a step longer, and the first one of a run compiles, allocates and opens connections: neither says how equal steps differ, so both are left out.
+A difference between two recorded steps means nothing unless it exceeds that noise. Recording makes
+a step longer, and the first step of a run compiles, allocates and opens connections. Both are left
+out.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from stepprof.run.span_lines import span_lines
 __all__ = ["FEWEST", "spreads"]
 
 FEWEST = 3
-"""Steps from which on a spread means something."""
+"""The number of steps from which a spread is meaningful."""
 MOST_PENDING = 64
-"""Spans of one part of a step that are kept one by one, before their union takes their place."""
+"""The number of spans of one part of a step that are kept one by one, before they are merged."""
 
 
 class _Span(msgspec.Struct, gc=False):
@@ -44,13 +46,13 @@ class _Span(msgspec.Struct, gc=False):
 
 _span = msgspec.json.Decoder(_Span)
 _Key = tuple[str | None, str | None]
-"""A role and, but for its windows, a region of it."""
+"""A role and a region of it; windows have no region."""
 _Visit = tuple[int, int]
-"""A step, and which of the visits to it: its number may be used again."""
+"""A step and the number of the visit to it: a step number may be used again."""
 
 
 class _Covered:
-    """What some spans cover, kept as their union: of many ranks that do the same at one time it is little more than of one."""
+    """The union of some spans. It is small if many ranks do the same at one time."""
 
     __slots__ = ("_pending", "_union")
 
@@ -66,7 +68,7 @@ class _Covered:
 
     @property
     def seconds(self) -> float:
-        """How long any of them was on."""
+        """Nanoseconds in which any of them ran."""
         self._unite()
         return self._union.total / 1e9
 
@@ -78,10 +80,10 @@ class _Covered:
 
 @dataclass(slots=True)
 class _Steps:
-    """What the spans of a run say of each of its steps."""
+    """The spans of a run, summed up by step."""
 
     edges: dict[_Visit, tuple[int, int]] = field(default_factory=dict)
-    """From the first begin to the last end."""
+    """From the first start to the last end."""
     parts: dict[_Key, dict[_Visit, _Covered]] = field(default_factory=lambda: defaultdict(dict))
 
     def add(self, step: _Visit, span: _Span) -> None:
@@ -99,7 +101,11 @@ class _Steps:
 
 
 def spreads(runs: Sequence[Path]) -> list[Spread]:
-    """Return the spread of the whole step, of each role and of each region between the steps of a run, whose parts may lie in several folders; empty with fewer than `FEWEST` steps."""
+    """Return the spread between the steps of a run: of the whole step, of each role and of each
+    region.
+
+    The parts of a run may be in several folders. The result is empty for fewer than `FEWEST` steps.
+    """
     found = _Steps()
     visits = Numbering()
     for process in (process for run in runs for process in span_files(run / SPANS)):
@@ -131,7 +137,10 @@ def _spread(role: str | None, region: str | None, seconds: Sequence[float]) -> S
 
 
 def _spans(file: Path, *, windows: bool = False) -> Iterable[_Span]:
-    """The windows and regions of a file, or its windows alone; what is damaged is reported where the step itself is read."""
+    """Return the windows and regions of a file, or its windows only.
+
+    Damage is reported when the step itself is read.
+    """
     try:
         for line in span_lines(file, windows=windows):
             try:

@@ -1,6 +1,7 @@
-"""Estimate what an engine's stop would have cost with another bound of forward steps.
+"""Estimate the cost of an engine's stop for other limits of forward steps.
 
-An engine answers no request while it writes its trace, and the trace grows with each forward step. So the time that was needed for the recorded ones, divided by their number, is the rate of the estimate.
+An engine answers no request while it writes its trace, and the trace grows with each forward step.
+The rate is the time for the recorded steps divided by their number.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from stepprof.run.summary import SESSIONS, engine_label
 __all__ = ["recorded_steps", "stop_costs"]
 
 BOUNDS = (32, 128, 512)
-"""Values of `max_iterations` that an estimate is given for."""
+"""Values of `max_iterations` to estimate for."""
 
 
 def recorded_steps(processes: Iterable[Process]) -> dict[str, int]:
-    """Return how many forward steps the capture of each engine has, those outside of its window included: of the worker that has most."""
+    """Return the number of forward steps in the capture of each engine, including those outside of
+    its window.
+
+    The worker with the most steps counts.
+    """
     steps: dict[str, int] = {}
     for process in processes:
         origin = process.origin
@@ -32,7 +37,7 @@ def recorded_steps(processes: Iterable[Process]) -> dict[str, int]:
 
 
 def stop_costs(processes: Iterable[Process], engines: Sequence[Mapping[str, Any]]) -> list[StopCost]:
-    """Return the estimate of each engine of which it is known what its trace took to be written."""
+    """Return the estimate of each engine whose time to write its trace is known."""
     steps = recorded_steps(processes)
     found = []
     for engine in engines:
@@ -48,9 +53,9 @@ def stop_costs(processes: Iterable[Process], engines: Sequence[Mapping[str, Any]
 
 
 def _seconds(engine: Mapping[str, Any]) -> tuple[float, str]:
-    """Return what the trace took to be written, and from what that is known.
+    """Return the time to write the trace, and the source of that figure.
 
-    The stop of an engine that had ended its capture by itself says nothing of it: the trace was written before.
+    If an engine ended its capture by itself, its stop does not show that time: the trace was written before.
     """
     if engine["write_seconds"]:
         return engine["write_seconds"], "write"

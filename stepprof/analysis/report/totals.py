@@ -37,7 +37,7 @@ def _times(
 
 
 def role_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
-    """In the order in which they begin."""
+    """Return the rows of roles, in the order in which they start."""
     parts: dict[tuple[str | None, str | None], list[tuple[Process, Intervals, int, int]]] = defaultdict(list)
     first: dict[str | None, int] = {}
     for process in processes:
@@ -53,7 +53,7 @@ def role_times(processes: Sequence[Process], start: int, end: int) -> list[TimeO
 
 
 def region_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
-    """The longest first."""
+    """Return the longest first."""
     parts: dict[tuple[str | None, str | None], dict[str, tuple[Process, Intervals, int, int]]] = defaultdict(
         dict
     )
@@ -61,7 +61,7 @@ def region_times(processes: Sequence[Process], start: int, end: int) -> list[Tim
         for region in process.regions:
             entries = parts[region.role, region.name]
             when = Intervals.unpack(region.when)
-            if process.label in entries:  # of several captures
+            if process.label in entries:  # combined over several captures
                 _, known, calls, covered = entries[process.label]
                 entries[process.label] = (
                     process,
@@ -77,7 +77,10 @@ def region_times(processes: Sequence[Process], start: int, end: int) -> list[Tim
 
 
 def overlaps(processes: Sequence[Process]) -> list[Overlap]:
-    """Communication and computation of each device, and of each process without one that communicates: its captures together."""
+    """Return communication and computation of each device, over all captures of a process.
+
+    A process without a device has a row if it communicates.
+    """
     rows = []
     for process in processes:
         works: dict[tuple[str, str], list[Work]] = defaultdict(list)
@@ -112,7 +115,7 @@ def overlaps(processes: Sequence[Process]) -> list[Overlap]:
 
 
 def memory_peaks(processes: Sequence[Process], start: int) -> list[Memory]:
-    """The highest point of each process on each device, the highest first."""
+    """Return the peak of each process on each device, the highest first."""
     rows: dict[tuple[str, str], Memory] = {}
     for process in processes:
         for digest in process.digests:
@@ -126,7 +129,7 @@ def memory_peaks(processes: Sequence[Process], start: int) -> list[Memory]:
 def overheads(
     processes: Sequence[Process], windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
 ) -> list[Overhead]:
-    """What the manifest says of each process and each engine."""
+    """Return what the manifest states about each process and each engine."""
     labels = {id(window): process.label for process in processes for window in process.told}
     sums: dict[str, dict[str, float | None]] = {}
     for window in windows:

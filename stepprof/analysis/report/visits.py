@@ -1,4 +1,7 @@
-"""Number the visits of each step over all processes of a run: a step number that is used again, in each epoch or by a restarted job, is another step."""
+"""Number the visits of each step over all processes of a run.
+
+A step number may be used again, in each epoch or by a restarted job. Then it is another step.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,25 @@ from stepprof.run.summary import Rank
 __all__ = ["Numbering", "StepWindow", "later_visits"]
 
 StepWindow = tuple[int, int, int, "str | None"]
-"""Begin, end, step and role of a window."""
+"""Start, end, step and role of a window."""
 
 
 @dataclass(slots=True)
 class _Rank:
-    """The visits of a rank's processes so far, and until when its last process is known to have lived."""
+    """The visits of a rank's processes so far, and the last time at which its last process is known
+    to have lived.
+    """
 
     end: int
     before: Counter[int] = field(default_factory=Counter)
-    """Of each step the visits by processes that ended before the last one began."""
+    """For each step, the visits by processes that ended before the last one started."""
     last: Counter[int] = field(default_factory=Counter)
 
 
 class Numbering:
-    """Numbers visits process by process; those of a rank in the order in which they lived."""
+    """Numbers visits process by process. The processes of a rank are numbered in the order in which
+    they lived.
+    """
 
     def __init__(self) -> None:
         self._ranks: dict[Rank, _Rank] = {}
@@ -35,7 +42,7 @@ class Numbering:
         self._before: Counter[int] = Counter()
 
     def begin(self, rank: Rank, windows: Iterable[StepWindow]) -> None:
-        """Go on to a process with these windows."""
+        """Continue with a process that has these windows."""
         ordered = sorted(windows, key=lambda window: window[:2])
         self._later = later_visits(ordered)
         visits = Counter(dict.fromkeys((step for _, _, step, _ in ordered), 1))
@@ -44,7 +51,7 @@ class Numbering:
         known = self._ranks.get(rank)
         if known is None:
             known = self._ranks[rank] = _Rank(life[1])
-        elif ordered and life[0] > known.end:  # it follows the process before: the job was restarted
+        elif ordered and life[0] > known.end:  # it started after the process before: the job was restarted
             known.before += known.last
             known.last = Counter()
         known.end = max(known.end, life[1])
@@ -52,12 +59,14 @@ class Numbering:
         self._before = known.before
 
     def number(self, step: int, start: int) -> int:
-        """Return the visit of a step that what begins then is in, from 0."""
+        """Return the number of the visit of a step that starts at a time, from 0."""
         later = self._later.get(step)
         return self._before[step] + (bisect_right(later, start) if later else 0)
 
     def unequal(self) -> set[int]:
-        """Return the steps that some ranks visited more often than others: their visits cannot be told apart by number."""
+        """Return the steps that some ranks visited more often than others. Their visits cannot be
+        distinguished by number.
+        """
         counts: dict[int, set[int]] = defaultdict(set)
         for rank in self._ranks.values():
             for step, count in (rank.before + rank.last).items():
@@ -66,7 +75,8 @@ class Numbering:
 
 
 def later_visits(ordered: Iterable[StepWindow]) -> dict[int, list[int]]:
-    """Return when each visit of a step but the first began, of one process, for the steps that it visited several times.
+    """Return the start of each visit but the first, for the steps that one process visited several
+    times.
 
     A role visits a step again when it enters it again after another step of the role, and none of these windows overlap.
     """
