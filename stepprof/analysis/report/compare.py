@@ -1,8 +1,12 @@
-"""Two steps, or two runs: what got slower and what faster, and whether that is more than noise.
+"""Compare two steps or two runs: find what became slower or faster by more than noise.
 
-The noise of a figure is twice the standard deviation between processes that did equal work, or from step to step of a run, in A or in B: whichever is the largest of those that are known. So a change
-within it is surely none, and one beyond it is worth a look. How steps differ is known of what has spans, which a run has of every step; operators and kernels are of recorded steps alone. Those are
-compared by their self time per process, since two runs may have recorded different numbers of ranks.
+The noise of a figure is twice a standard deviation: between processes that did equal work, or
+between the steps of a run, in A or in B. The largest that is known counts. A change within the
+noise means nothing.
+
+The spread between steps is known for spans, which a run has for every step. Operators and kernels
+exist in recorded steps only. They are compared by self time per process, since two runs may have
+recorded different numbers of ranks.
 """
 
 from __future__ import annotations
@@ -18,21 +22,23 @@ __all__ = ["compare", "noise_text"]
 MOST_CHANGES = 200
 MOST_HEADLINES = 8
 WORTH_SAYING = 0.01
-"""Of the step: a smaller change is no headline, and a smaller part that only one of the two has is no finding."""
+"""Share of the step. A smaller change is no headline, and a smaller part that only one step has is
+no finding.
+"""
 
 
 _Key = tuple["str | None", "str | None"]
 _Steps = Mapping[_Key, tuple[float, int]]
-"""Of a role and region: twice the standard deviation between steps, and of how many steps."""
+"""By role and region: twice the standard deviation between steps, and the number of steps."""
 
 
 def compare(a: Report, b: Report, spreads: Sequence[Sequence[Spread]] = ()) -> Comparison:
-    """Compare B with A: what got slower, and what got faster.
+    """Compare B with A, and list what became slower or faster.
 
     Args:
-        a: the report of one step: what is compared with.
-        b: that of another one, of the same run or of another.
-        spreads: how far the steps of each run differ, by `stepprof.analysis.report.step_noise.spreads`.
+        a: the report of the step to compare with.
+        b: the report of another step, of the same run or of another.
+        spreads: how much the steps of each run differ, by `stepprof.analysis.report.step_noise.spreads`.
     """
     steps: dict[_Key, tuple[float, int]] = {}
     for each in (each for of_run in spreads for each in of_run):

@@ -1,4 +1,8 @@
-"""The rows of the Gantt chart: each process over the step, its windows above the regions inside them, and when its device or its threads worked."""
+"""Build the rows of the Gantt chart.
+
+A row shows a process over the step: its windows above the regions inside them, and when its device
+or its threads worked.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from stepprof.analysis.report.schema import Bar, GanttRow
 __all__ = ["gantt"]
 
 MOST_BARS = 24_000
-"""Of all rows together."""
+"""The limit for all rows."""
 FEWEST_BARS = 60
-"""A row has at least so many."""
+"""The minimum for each row."""
 BUSY_STRETCHES = 300
 GENERATION = "generation"
 
@@ -43,7 +47,7 @@ def gantt(processes: Sequence[Process], start: int) -> list[GanttRow]:
 
 
 def _bars(process: Process, start: int, most: int) -> list[Bar]:
-    """The longest stretches; calls of one region that overlap (coroutines) are one."""
+    """Return the longest intervals; overlapping calls of one region (coroutines) are one interval."""
     found: list[tuple[int, int, str, str | None]] = []
     for role in {window.role for window in process.windows}:
         when = union(window for window in process.windows if window.role == role)

@@ -1,4 +1,7 @@
-"""The bars of the Gantt chart as columns of integers: a tenth of their JSON, and drawn without a copy."""
+"""Pack the bars of the Gantt chart as columns of integers.
+
+They are a tenth of the size of the same bars in JSON, and the page draws them without a copy.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,24 @@ __all__ = ["MOST_BARS", "MOST_STRETCHES", "Columns", "pack_gantt"]
 Columns = list[tuple[str, npt.NDArray[np.uint32]]]
 
 MOST_BARS = 200_000
-"""More are beyond what anybody can see and what a page should weigh: of those the shortest are left out, and the page says how many."""
+"""More bars cannot be seen and make the page too heavy. The shortest are left out, and the page
+states how many.
+"""
 MOST_STRETCHES = 120_000
 _FINEST = 1e-6  # seconds
 _LONGEST_NAME = 300
 
 
 def pack_gantt(rows: Sequence[GanttRow], seconds: float) -> tuple[dict[str, object], Columns]:
-    """What the page gets of the rows, and the columns of all their bars and stretches, row after row.
+    """Return the rows for the page, and the columns of all their bars and busy intervals, row after
+    row.
 
     Args:
         rows: the processes.
-        seconds: how long the step is: by it the unit of time is chosen, a microsecond at best.
+        seconds: length of the step. It determines the unit of time, which is at least a microsecond.
 
     Returns:
-        A JSON-able table: ``tick`` (seconds per unit), ``names``, ``roles``, ``rows`` (each with the number of its ``bars`` per depth and of its ``busy`` stretches), ``left_out``; and
+        A JSON-able table: ``tick`` (seconds per unit), ``names``, ``roles``, ``rows`` (each with the number of its ``bars`` per depth and of its ``busy`` intervals), ``left_out``; and
         the columns start, length, name (into ``names``), role (into ``roles``), busy_start, busy_length.
     """
     reach = max(
@@ -91,7 +97,9 @@ def _ticks(values: list[float]) -> npt.NDArray[np.uint32]:
 
 
 def _shortest_kept(lengths: list[float], most: int) -> float:
-    """The length below which bars are left out, so that at most about `most` stay; 0 where all may."""
+    """Return the length below which bars are left out so that about `most` remain; 0 if all may
+    remain.
+    """
     if len(lengths) <= most:
         return 0.0
     return float(np.nextafter(np.partition(np.asarray(lengths), -most - 1)[-most - 1], np.inf))

@@ -1,6 +1,8 @@
-"""The findings as sentences, the costliest first: what a manager reads, and what an engineer looks at next.
+"""State the findings in sentences, the costliest first.
 
-A sentence is only made of what stands out; each has a bound below which it is not worth acting on. Seconds are those of the step that would be won if the cause went away, as far as that can be said.
+A sentence states only what stands out: each has a threshold below which the finding is not worth
+acting on. Its seconds are those that the step would save without the cause, as far as the data
+shows that.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ def _where(report: Report) -> list[Headline]:
     if not report.seconds:
         return []
     if len(report.islands) > 1:
-        known = [each for each in report.islands if each.seconds]  # not of a window whose end is not known
+        known = [
+            each for each in report.islands if each.seconds
+        ]  # a window without a known end is not counted
         shown = [f"{seconds_text(each.seconds)} on {_names(each.hosts)}" for each in known[: MOST_NAMES + 1]]
         more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         text = f"the step took {', '.join(shown)}{more}, each by its own clock"
@@ -92,7 +96,7 @@ def _where(report: Report) -> list[Headline]:
         return []
     worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or roles[:1]
     parts = ", ".join(f"{time.role} {time.share:.0%}" for time in worth)
-    # ranks enter a role at different times: it lasts while any of them is in it
+    # ranks enter a role at different times: the role lasts while any of them is in it
     overlap = " (they overlap)" if sum(time.share for time in worth) > 1 + WORTH_SAYING else ""
     text = f"the step took {three_digits(report.seconds)}: {parts}{overlap}"
     return [Headline(text, "step", report.seconds)]

@@ -1,7 +1,8 @@
-"""The report as ONE page of HTML that needs nothing else: no network, no server, no second file.
+"""Write the report as one page of HTML without network, server or further files.
 
-Nothing that was recorded can act in it. What comes from a trace is in the page as gzip in base64 and nowhere else, the script puts it up as text, and the page's own policy allows no script and no
-style but those whose digests it names, and no request to anywhere.
+Recorded data cannot run code in it. Data from a trace is only in the page as gzip in base64, and
+the script inserts it as text. The page's own policy allows only the script and style with the
+stated digests, and no requests.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _POLICY = "default-src 'none'; script-src '{script}'; style-src '{style}'; img-s
 
 
 def render(content: Report | Comparison) -> str:
-    """The page of a report, or of a comparison of two."""
+    """Return the page of a report, or of a comparison of two."""
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     style = _asset("style.css")
     policy = _POLICY.format(script=_digest(script), style=_digest(style))
@@ -45,7 +46,9 @@ def render(content: Report | Comparison) -> str:
 
 
 def _payload(content: Report | Comparison) -> str:
-    """Base64 of gzip of: the length of the JSON (uint32), the JSON, padding to 4 bytes, and the columns that the JSON describes."""
+    """Base64 of gzip of the length of the JSON (uint32), the JSON, padding to 4 bytes, and the
+    columns that the JSON describes.
+    """
     table: dict[str, object]
     columns: Columns = []
     if isinstance(content, Report):

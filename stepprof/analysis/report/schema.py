@@ -1,7 +1,7 @@
-"""What a report says: the stable schema of ``stepprof report --json``, and what the terminal and the page are drawn from.
+"""Define the schema of ``stepprof report --json``. The terminal and the page are rendered from it.
 
-Seconds are relative to ``start_unix_ns`` of the report where they are points in time (``at``, ``start``, ``end``), lengths of time otherwise. A field that is None, or a list that is
-empty, is not known from what was recorded: never zero.
+Points in time (``at``, ``start``, ``end``) are seconds after the report's ``start_unix_ns``; all
+other seconds are durations. A field that is None and a list that is empty are unknown, never zero.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Headline(msgspec.Struct, frozen=True):
 
 
 class Bar(msgspec.Struct, frozen=True, array_like=True):
-    """One stretch of a row: a window, a region, an engine's phase."""
+    """One bar of a row: a window, a region, a phase of an engine."""
 
     start: float
     seconds: float
@@ -66,7 +66,9 @@ class GanttRow(msgspec.Struct, frozen=True):
     kind: str
     bars: list[Bar]
     busy: list[tuple[float, float]] = []
-    """Where its device or its threads worked, merged to a few hundred stretches of (start, seconds)."""
+    """Where its device or its threads worked, merged to a few hundred intervals of (start,
+    seconds).
+    """
 
 
 class ProcessTime(msgspec.Struct, frozen=True):
@@ -84,51 +86,65 @@ class TimeOf(msgspec.Struct, frozen=True):
     role: str | None
     region: str | None
     seconds: float
-    """On the clock: the union over all processes."""
+    """Wall time: the union over all processes."""
     share: float
-    """Of the step's wall time."""
+    """Share of the step's wall time."""
     per_process: list[ProcessTime]
     clock: str | None = None
-    """The hosts whose clocks this is on, where the step was recorded on clocks that were never compared."""
+    """The hosts of this clock, if the step was recorded on clocks that were never compared."""
 
 
 class PhaseSkew(msgspec.Struct, frozen=True):
-    """A phase that several ranks go through: who came last, and what the others waited."""
+    """The straggler of a phase that several ranks go through, and the waits of the others."""
 
     role: str | None
     region: str | None
     straggler: str
-    """The process that ended last; of collectives the one that the others waited for longest."""
+    """The process that ended last; in collectives, the one that the others waited for longest."""
     spread: float
     """Last end minus the first end."""
     behind_median: float
     """How far it was behind the median of the others."""
     waited: list[ProcessTime]
-    """How long each of the others was done before the last one; of collectives how long it waited for the straggler in them without computing meanwhile, and in how many calls."""
+    """The wait of each of the others, and its number of calls.
+
+    ``end``: from its own end to the last one. ``collectives``: its wait for the straggler in
+    collectives, without time in which it computed.
+    """
     significant: bool
-    """Whether the spread exceeds what the clocks may be wrong by."""
+    """Whether the spread exceeds the error of the clocks."""
     basis: str = "end"
-    """``end``: by when the processes finished the phase. ``collectives``: by how long each stood in the phase's collectives until the straggler came; `spread` is then the longest
-    wait less the straggler's own."""
+    """``end``: by the time when the processes finished the phase. ``collectives``: by their waits
+    in the phase's collectives until the straggler came; `spread` is then the longest wait minus the
+    straggler's own.
+    """
     began_later: float | None = None
-    """How much later than the median of the others it began: so much of its being late is not of this phase."""
+    """How much later than the median of the others it started. That part of the delay is not from
+    this phase.
+    """
     by_profiler: float = 0.0
-    """How much of its being late the profiler caused, which held it up for longer than the median of the others."""
+    """The part of the delay that the profiler caused by holding it up for longer than the median of
+    the others.
+    """
     by_waiting: float = 0.0
-    """How much of its being late it stood in the phase's collectives, where it may have waited for others."""
+    """The part of the delay that it spent in the phase's collectives, where it may have waited for
+    others.
+    """
 
 
 class UnmatchedTime(msgspec.Struct, frozen=True):
-    """Communication that could not be matched across ranks: waiting and transfer cannot be separated in it, and no rank is named."""
+    """Communication that could not be matched across ranks. Waiting and transfer cannot be
+    separated, and no rank is named.
+    """
 
     role: str | None
     region: str | None
     spent: list[ProcessTime]
     """By process, the longest first."""
     recorded: int | None
-    """How many members of the process group were recorded; None: not known, or not the same for all calls."""
+    """The recorded members of the process group; None: not known, or not the same for all calls."""
     members: int | None
-    """How many members the group has; None: likewise."""
+    """The members of the group; None: not known, or not the same for all calls."""
 
 
 class Idle(msgspec.Struct, frozen=True):
@@ -136,9 +152,11 @@ class Idle(msgspec.Struct, frozen=True):
 
     label: str
     wall: float
-    """The step, on the clock of the process's host."""
+    """Length of the step, on the clock of the process's host."""
     busy: float
-    """What was recorded as work: kernels, operators, forward steps, and CPU time of a window's thread beyond these."""
+    """Seconds recorded as work: kernels, operators, forward steps, and CPU time of a window's
+    thread beyond these.
+    """
     causes: dict[str, float]
     """``profiler`` (held up by the recording, or waiting for another rank that was), ``collective`` (waiting for another rank in a collective), ``collective_unmatched`` (in communication that could
     not be matched), ``host`` (its device had nothing to do), ``not_recorded`` (in windows that no capture covers), ``rollout``, ``peers``, ``other_role`` (nothing of its own was recorded while
@@ -146,7 +164,7 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One sample that was bound with ``stepprof.bind(sample=…)``: its seconds by what it did."""
+    """One sample that was bound with ``stepprof.bind(sample=…)``: its seconds by region."""
 
     sample: str
     start: float
@@ -169,9 +187,9 @@ class Rollout(msgspec.Struct, frozen=True):
     curve: list[tuple[float, float]]
     """(at, batch size), at most a few hundred points, each holding until the next."""
     samples: list[Sample] = []
-    """The longest ones, longest first."""
+    """The longest samples, longest first."""
     whole: bool = True
-    """Whether the capture is all of the phase; False: it was capped, or is not complete."""
+    """Whether the capture covers all of the phase. False: it was capped, or is incomplete."""
 
 
 class Overlap(msgspec.Struct, frozen=True):
@@ -179,14 +197,14 @@ class Overlap(msgspec.Struct, frozen=True):
 
     label: str
     device: str
-    """``gpu``, ``npu`` or ``cpu``; with its number where the process used several: ``gpu 1``."""
+    """``gpu``, ``npu`` or ``cpu``; with its number if the process used several: ``gpu 1``."""
     compute: float
     communication: float
     overlapped: float
     exposed: float
-    """Communication that nothing overlaps."""
+    """Communication that no computation overlaps."""
     busy_share: float | None
-    """Of the device, over what the captures of its process cover; None where that is not known."""
+    """Share of the time that the captures of its process cover, for the device; None: not known."""
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -199,65 +217,67 @@ class Op(msgspec.Struct, frozen=True):
     seconds: float
     self_seconds: float
     share: float
-    """Of all self time of its kind."""
+    """Share of the self time of all operators, or of all kernels."""
     per_process: list[ProcessTime] = []
     """Its self time in each process, the longest first."""
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """The highest point of a process's memory."""
+    """The peak of a process's memory."""
 
     label: str
     device: str
-    """And of what: ``GPU 0, allocated``."""
+    """Device and kind: ``GPU 0, allocated``."""
     peak_bytes: int
     at: float | None
 
 
 class Overhead(msgspec.Struct, frozen=True):
-    """What recording cost a process, or an engine. Seconds; None: not known."""
+    """The cost of recording for a process or an engine. Seconds; None: not known."""
 
     label: str
     arm: float | None = None
     """Preparing the profiler, before a window or in an earlier one."""
     start: float | None = None
-    """Starting it; of an engine its start call."""
+    """Starting the profiler; for an engine, its start call."""
     wait: float | None = None
     """Waiting for an earlier stop."""
     stall: float | None = None
-    """What the stop held the training thread, with an export in place."""
+    """The time for which the stop held the training thread, including an export in the process."""
     export: float | None = None
-    """The export beside training."""
+    """The export that runs concurrently with training."""
     stop: float | None = None
     """An engine's stop call."""
 
     @property
     def held(self) -> float:
-        """What held the training thread, in all."""
+        """All time for which recording held the training thread."""
         return sum(filter(None, (self.arm, self.start, self.wait, self.stall)))
 
 
 class StopCost(msgspec.Struct, frozen=True):
-    """What an engine's trace took to be written, and an estimate of what it would have taken with another bound."""
+    """The time that an engine took to write its trace, with estimates for other limits."""
 
     label: str
     iterations: int
     """Forward steps in the trace."""
     seconds: float
     basis: str
-    """``write``: from the end of the recording until the file was written. ``stop``: the answer to the stop, less the time for which the engine recorded on."""
+    """``write``: from the end of the recording until the file was written. ``stop``: the time until
+    the engine answered the stop, minus the time for which it continued to record.
+    """
     estimates: list[tuple[int, float]]
     """(max_iterations, seconds), in proportion to the forward steps."""
 
 
 class Shortfall(msgspec.Struct, frozen=True):
-    """A capture that is not all of its window, or brought nothing."""
+    """A capture that does not cover all of its window, or has no trace."""
 
     label: str
     status: str
-    """The outcome in the manifest; ``damaged`` where the file is."""
+    """The outcome in the manifest; ``damaged`` if the file is damaged."""
     capped_by: str | None
-    """What ended it before its window: ``max_seconds``, …"""
+    """The limit that ended it before its window: ``max_seconds``, …"""
     reason: str | None
     recorded: float | None
     """Seconds that it covers; None: not known."""
@@ -268,18 +288,20 @@ class Shortfall(msgspec.Struct, frozen=True):
 
 
 class Island(msgspec.Struct, frozen=True):
-    """Hosts whose clocks are known against each other, where there are others that are not: times of different islands are never compared."""
+    """Hosts whose clocks were compared with each other but not with other hosts. Times of different
+    islands are never compared.
+    """
 
     hosts: list[str]
     start_unix_ns: int
     """Second 0 of all times of its processes."""
     seconds: float
     clock: str = ""
-    """What its clock is called; empty: the common clock of the step."""
+    """The name of its clock; empty: the common clock of the step."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What is wrong with what the report is made from."""
+    """A problem of the data that the report is made from."""
 
     source: str | None
     problem: str
@@ -290,17 +312,19 @@ class Report(msgspec.Struct, frozen=True):
 
     run_id: str
     step: int | None
-    """None: traces that say of no step."""
+    """None: the traces state no step."""
     start_unix_ns: int
     seconds: float
-    """From the first window to the last; where clocks were never compared, of the island where that is longest."""
+    """From the first window to the last. If clocks were never compared, the longest of all islands."""
     clock: str
-    """How the sources came onto one clock, in a sentence."""
+    """How the sources were placed on one clock, in a sentence."""
     clock_error_ns: int | None
     schema_version: int = SCHEMA_VERSION
     stepprof: str = ""
     occurrence: int = 1
-    """Which occurrence of the step, out of `occurrences`: its number may have been used for several steps."""
+    """The occurrence of the step, out of `occurrences`: its number may have been used for several
+    steps.
+    """
     occurrences: int = 1
     version: int | str | None = None
     headlines: list[Headline] = []
@@ -321,11 +345,13 @@ class Report(msgspec.Struct, frozen=True):
     shortfalls: list[Shortfall] = []
     findings: list[Finding] = []
     islands: list[Island] = []
-    """More than one where the step was recorded on hosts whose clocks were never compared; then each figure is of the processes of one."""
+    """Several if the step was recorded on hosts whose clocks were never compared. Then each figure
+    covers the processes of one island.
+    """
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How far the steps of a run that were not recorded differ among themselves in one thing."""
+    """How much the steps of a run that were not recorded differ in one part."""
 
     role: str | None
     """None, without a region: the whole step."""
@@ -338,7 +364,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What one thing took in A and in B."""
+    """The time of one part in A and in B."""
 
     what: str
     topic: str
@@ -346,19 +372,21 @@ class Change(msgspec.Struct, frozen=True):
     a: float
     b: float
     noise: float | None
-    """How far it differs anyway, in seconds: the larger one of the two below; None: neither is known."""
+    """The noise in seconds: the larger one of the two below; None: neither is known."""
     significant: bool
-    """Whether the difference exceeds the noise, where that is known."""
+    """Whether the difference exceeds the noise, if that is known."""
     noise_processes: float | None = None
-    """Between processes of A or of B that did equal work; None: one process only."""
+    """Between processes of A or of B that did equal work; None: there is one process."""
     noise_steps: float | None = None
-    """From step to step, by the spans of other steps of A's or of B's run; None: too few steps have spans, or it has none."""
+    """Between steps, by the spans of other steps of A's or of B's run; None: too few steps have
+    spans.
+    """
     steps: int = 0
-    """How many steps that is known of."""
+    """The number of steps that it is computed from."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two steps, or two runs: what got slower, and what faster; the largest change first."""
+    """Two steps or two runs: what became slower or faster, the largest change first."""
 
     a: str
     b: str

@@ -1,4 +1,6 @@
-"""Reports on disk: JSON by the schema, and the page; each appears whole or not at all."""
+"""Read and write reports: the page, and JSON with a schema. Each file is written completely or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ def dump(content: Report | Comparison) -> bytes:
 
 
 def read(path: Path, kind: type[_Content]) -> _Content:
-    """Read a report or a comparison that was written earlier.
+    """Read a report or a comparison from a file.
 
     Raises:
-        ConfigError: there is no such file, it holds something else, or it is of a schema that this stepprof does not know.
+        ConfigError: there is no such file, it has other content, or this stepprof does not know its schema.
     """
     try:
         data = read_plain(path.resolve(), _MOST_BYTES)
@@ -50,7 +52,7 @@ def write(path: Path, data: bytes) -> None:
     """Write `data` to `path`, and replace an earlier report there.
 
     Raises:
-        ConfigError: it cannot be written there.
+        ConfigError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""The report as text: headlines, the roles on the clock, and the few rows of each figure that a terminal has room for; the page has the rest."""
+"""Print the report as text: headlines, roles over time, and the first rows of each table. The page
+has all rows.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
 
     Args:
         report: what to print.
-        console: where; without colour and at its own width where it is no terminal.
+        console: to print to; without colour and with its own width if it is no terminal.
         top: rows of the longest tables.
     """
     plain = not console.encoding.lower().startswith("utf")

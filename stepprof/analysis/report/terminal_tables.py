@@ -49,7 +49,11 @@ _STYLES = ("cyan", "blue", "magenta", "yellow", "red", "green")
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], align: str, room: int) -> Table:
-    """A table as wide as its room. What is aligned right (figures) or "w" is shown whole in any room, and of the rest so many characters in a line: below that the table is wider than its room."""
+    """Return a table that fits into its room.
+
+    Right-aligned columns (figures) and "w" columns are never truncated. Other columns have a
+    minimum width; below that the table is wider than its room.
+    """
     cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     natural, wrapped, least = [], [], []
@@ -70,7 +74,8 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], align: 
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Columns that fit into their room, as far as they may: the widest gives way first, none below its least.
+    """Return column widths that fit the room. The widest column shrinks first, and none below its
+    minimum.
 
     >>> _narrowed([7, 30, 13], [7, 16, 6], 100), _narrowed([7, 30, 13], [7, 16, 6], 44), _narrowed([7, 30, 13], [7, 16, 6], 20)
     ([7, 30, 13], [7, 20, 13], [7, 16, 6])
@@ -336,7 +341,7 @@ def changes_table(changes: Sequence[Change], room: int) -> Table:
 
 
 def _noise_of(change: Change) -> str:
-    """Between what it was measured."""
+    """Between which processes or steps it was measured."""
     if change.noise is None:
         return ""
     return f"{change.steps} steps" if change.noise == change.noise_steps else "processes"
