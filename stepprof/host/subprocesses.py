@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 __all__ = ["Ended", "end", "has_ended", "run_bounded", "start"]
 
@@ -46,20 +47,24 @@ class Ended:
     """The end of its output."""
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], *, talks: bool = False) -> subprocess.Popen[bytes]:
-    """Start a program.
+def start(
+    argv: Sequence[str], env: Mapping[str, str], *, errors: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program whose output is a pipe.
 
-    With `talks`, its input, output and errors are pipes; else its input is empty and its errors go
-    to the output.
+    Args:
+        argv: the program and its arguments.
+        env: its whole environment.
+        errors: a file for its stderr; its stdin is a pipe then. None: stderr goes to the output, and stdin is empty.
 
     Raises:
         OSError: it cannot be started.
     """
     return subprocess.Popen(  # noqa: S603 - a command of the configuration, as a list, without a shell
         list(argv),
-        stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if errors is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if talks else subprocess.STDOUT,
+        stderr=subprocess.STDOUT if errors is None else errors,
         env=dict(env),
         close_fds=True,
         start_new_session=True,

@@ -5,7 +5,7 @@
       spans/rank-0.000001.jsonl                spans of every step, rolling files
       status/rank-0.json                       what each process does now, or did last
       requests/step-7-0b1c….json               what was asked for while the job ran
-      after/keeper.1.json                      who looks after what comes after a recording
+      after/leader.1.json                      who looks after what comes after a recording
       step-000002/
         manifest/actor-rank-0.json             one fragment per target, written ahead as `lost`
         manifest/on-complete.json              the command that was run when the step was recorded

@@ -80,10 +80,10 @@ class TestCheck:
         record(run)
         (run.path / "after").mkdir()
         (run.path / "after").chmod(0o777)
-        for name in ("keeper.json", "keeper.2.json"):
+        for name in ("leader.json", "leader.2.json"):
             as_stranger('touch "$1"', run.path / "after" / name)
         assert notes(run.path) == [
-            "after: keeper.2.json and 1 other file belongs to user 65534, and the run to user 0: the job ignores it"
+            "after: leader.2.json and 1 other file belongs to user 65534, and the run to user 0: the job ignores it"
         ]
 
 
@@ -121,10 +121,10 @@ class TestJob:
         path.parent.chmod(0o777)
         plant(path, content)
 
-    def test_a_keeper_that_never_ends(self, attacked, log, tmp_path, monkeypatch):
+    def test_a_leader_that_never_ends(self, attacked, log, tmp_path, monkeypatch):
         """Is passed over: the command runs, and the log says so."""
         monkeypatch.chdir(tmp_path)
-        attacked(lambda run: self.plant(run / "after" / "keeper.json", self.living()))
+        attacked(lambda run: self.plant(run / "after" / "leader.json", self.living()))
         assert (tmp_path / "ran").read_text() == "x"
         assert any("leader.ignored" in line for line in log())
 

@@ -209,4 +209,4 @@ def _afterwards(run) -> None:
         (manifest / name).write_text(json.dumps({**head, **content}))
     after = run.path / "after"
     after.mkdir()
-    (after / "keeper.json").write_text(json.dumps({**head, "unix_ns": BEGIN, "over": False}))
+    (after / "leader.json").write_text(json.dumps({**head, "unix_ns": BEGIN, "over": False}))

@@ -1,7 +1,8 @@
-"""Which recorded steps are whole: no rank still works on them, and each rank that has not reached them is gone.
+"""Find the recorded steps that are complete: no process will add to them any more.
 
-Read from what every process leaves in the run directory anyway, fragments of manifests and status files. What only this module knows: when a process that says nothing counts as gone. On its own host that can be
-seen; of another host's it is believed after a minute of silence, or where the job has been started anew since.
+The facts come from manifest fragments and status files, which every process writes anyway. A
+process without a final state counts as gone when it is dead on this host, when it was replaced by a
+later start of the job, or, on another host, after a minute without a new status.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from stepprof.run.status import read_statuses
 __all__ = ["Peers", "Step", "read_step_for", "step_numbers"]
 
 SILENT_SECONDS = 60.0
-"""A process of another host that has not told of itself for so long is gone."""
+"""A process of another host whose status has not changed for this long is gone."""
 
 OUTCOMES = ("complete", "partial", "skipped", "failed", "lost")
-"""From the best to the worst; a step is what its worst window or engine is."""
+"""From best to worst. A step has the status of its worst window or engine."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What the fragments of a step say, as far as it matters for what comes after it."""
+    """The content of a step's fragments, as far as post-step work needs it."""
 
     number: int
     windows: int = 0
@@ -41,18 +42,18 @@ class Step:
     """Something is still being recorded, exported or uploaded."""
     status: str = "complete"
     artifacts: dict[str, int] = field(default_factory=dict)
-    """Bytes of each, by the path below the step's folder."""
+    """Sizes in bytes, by the path below the step's folder."""
     not_uploaded: int = 0
-    """How many of them could not be uploaded."""
+    """Number of artifacts that could not be uploaded."""
 
     @property
     def bytes(self) -> int:
-        """What the artifacts take."""
+        """Return the size of all artifacts."""
         return sum(self.artifacts.values())
 
 
 class Peers:
-    """The processes of the run, as they tell of themselves.
+    """The processes of the run, according to their status files.
 
     Args:
         run: the run directory.
@@ -66,7 +67,7 @@ class Peers:
         self._passed_over: set[str] = set()
 
     def look(self) -> None:
-        """Read what they say now."""
+        """Read the status files again."""
         told = [each for each in read_statuses(self._run) if each["condition"] != "damaged"]
         self._statuses = [each for each in told if not self._is_foreign(each)]
         self._by_writer = {}
@@ -74,7 +75,7 @@ class Peers:
             self._by_writer.setdefault(_named(each["writer"]), []).append(each)
 
     def _is_foreign(self, status: Mapping[str, Any]) -> bool:
-        """Whether another user says that a process is not through: it would be waited for without end."""
+        """Return whether another user wrote this status: it could delay the step without end."""
         path = self._run / STATUS / str(status["file"])
         if status["uid"] in (None, _user()) or not is_foreign(path):
             return False
@@ -84,20 +85,20 @@ class Peers:
         return True
 
     def here(self, step: int) -> bool:
-        """Whether any of them may still have something to record of this step."""
+        """Return whether any process may still record something of this step."""
         return any(
             not each["ended"] and each["step"] is not None and each["step"] <= step and not self._gone(each)
             for each in self._statuses
         )
 
     def others(self, ours: object) -> bool:
-        """Whether any but our own has not come to its end."""
+        """Return whether any process but `ours` is still running."""
         return any(
             not each["ended"] and each["writer"] != ours and not self._gone(each) for each in self._statuses
         )
 
     def gone(self, writer: object) -> bool:
-        """Whether the process that wrote something will write no more."""
+        """Return whether the process with this identity will write no more."""
         if not isinstance(writer, Mapping) or is_alive(writer) is False:
             return True
         return any(each["ended"] or self._gone(each) for each in self._by_writer.get(_named(writer), ()))
@@ -111,7 +112,9 @@ class Peers:
         return not alive
 
     def silent(self, who: str, said: object) -> bool:
-        """Whether `who` has said the same thing, by our own clock, for as long as only a process does that is gone."""
+        """Return whether `who` has reported the same `said` for SILENT_SECONDS, by the clock of this
+        process.
+        """
         now = time.monotonic()
         before = self._said.get(who)
         if before is None or before[0] != said:
@@ -125,12 +128,12 @@ def _user() -> int | None:
 
 
 def _named(writer: Mapping[str, Any]) -> str:
-    """Return a process by what it says of itself, in one string."""
+    """Return the identity of a process as one string."""
     return json.dumps(writer, sort_keys=True)
 
 
 def step_numbers(run: Path) -> list[int]:
-    """The steps that have a folder in the run, in order."""
+    """Return the steps that have a folder in the run, in order."""
     try:
         with os.scandir(run) as entries:
             found = [step_number(entry.name) for entry in entries]
@@ -140,13 +143,13 @@ def step_numbers(run: Path) -> list[int]:
 
 
 def read_step_for(run: Path, number: int, peers: Peers, *, uploads: bool) -> Step:
-    """What the fragments of a step say.
+    """Return the content of a step's fragments.
 
     Args:
         run: the run directory.
         number: the step.
-        peers: says whose word is the last.
-        uploads: artifacts are uploaded: until then the step is pending.
+        peers: decides which writers are gone: their pending entries are final.
+        uploads: whether artifacts are uploaded; the step is pending until they are.
     """
     step = Step(number)
     try:
@@ -194,7 +197,7 @@ def _tables(value: object) -> list[dict[str, Any]]:
 
 
 def _is_below(path: object) -> bool:
-    """Whether an artifact's path stays below its step's folder, and out of the manifest."""
+    """Return whether an artifact's path stays below its step's folder, and outside of the manifest."""
     if not isinstance(path, str) or not path or "\\" in path or "\0" in path:
         return False
     parts = PurePosixPath(path).parts

@@ -1,7 +1,8 @@
-"""Running a command when something is recorded: once for each step, or once at the end of the run, on whichever rank takes it.
+"""Run the `on_complete` command: once for each step or once at the end of the run, on one rank.
 
-That it is taken, what it was, and how it ended stand in one file, which is made by one process alone: `manifest/on-complete.json` of the step, or `after/on-complete.json` of the run. A process that dies
-meanwhile leaves it as `lost`, and no process runs the command a second time.
+One process creates `manifest/on-complete.json` of the step (or `after/on-complete.json` of the run)
+and runs the command. The file has the command and its result. If the process dies meanwhile, the
+file says `lost`, and no process runs the command again.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ AT_THE_END = "the run ended, and could not wait longer"
 
 
 class Completer:
-    """The command of one configuration.
+    """Runs the command of one configuration.
 
     Args:
         run: the run directory.
-        run_id: what it is called.
+        run_id: the id of the run.
         argv: the command.
-        timeout_seconds: how long it may take.
-        header: of the fragments that tell of it: whose run, who writes.
-        stop: kills it early.
-        uploaded_to: where the artifacts go, if anywhere.
+        timeout_seconds: after this, the command is killed.
+        header: the run and the writer, for the files with the results.
+        stop: kills the command early.
+        uploaded_to: the URL of the uploads; None: there are none.
     """
 
     def __init__(
@@ -64,16 +65,20 @@ class Completer:
         self._stop = stop
         self._uploaded_to = uploaded_to
         self._earlier = self._ends()
-        """How often an earlier job in the same run has come to its end. Counted, not told by a clock: that of a file system is another one."""
+        """Number of earlier jobs in the same run that have ended. Files are counted, because the clock
+        of the file system may differ from ours.
+        """
 
     def missing(self) -> str | None:
-        """Why the command surely cannot be run here."""
+        """Return why the command cannot be started here; None if it can."""
         if shutil.which(self._argv[0]) is None:
             return f"on_complete: there is no command {self._argv[0]} here, or it may not be run"
         return None
 
     def for_step(self, step: Step) -> Path | None:
-        """Run it for a whole step, unless it was already; the file that tells of it, if it was run here."""
+        """Run the command for a complete step. Return the file with the result; None if it was already
+        run, or is not run here.
+        """
         path = self._ours(self._run / step_folder(step.number) / MANIFEST / ON_COMPLETE)
         if os.path.lexists(path):
             return None
@@ -81,7 +86,9 @@ class Completer:
         return self._take(path, {"step": step.number}, facts, [step])
 
     def for_run(self, steps: Sequence[Step]) -> Path | None:
-        """Run it for the run as it is now, unless another process of this job has."""
+        """Run the command for the run as it is now. Return None if another process of this job has run
+        it.
+        """
         make_folder(self._run, self._run / AFTER)
         path = self._ours(self._end(self._earlier + 1))
         if os.path.lexists(path):
@@ -90,7 +97,9 @@ class Completer:
         return self._take(path, {}, facts, steps)
 
     def _ours(self, path: Path) -> Path:
-        """Return the first name, from this one on, that no other user has taken: such a file says that the command was run, and it was not."""
+        """Return the first name from `path` on that is not another user's file: such a file claims
+        that the command was run.
+        """
         number = 1
         while is_foreign(found := suffixed(path, number)):
             logger.warning(
@@ -111,7 +120,9 @@ class Completer:
     def _take(
         self, path: Path, where: Mapping[str, object], facts: Mapping[str, str], steps: Sequence[Step]
     ) -> Path | None:
-        """Be the one that runs it, and run it; where no time is left, it is left to another process, or to a job that goes on in the run."""
+        """Claim the command and run it. If no time is left, leave it to another process, or to a job
+        that resumes the run.
+        """
         if self._stop.is_set():
             return None
         entry = CompletionEntry(command=list(self._argv), error=LOST, start_unix_ns=time.time_ns())

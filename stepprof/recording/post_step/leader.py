@@ -1,7 +1,10 @@
-"""What comes after a recording: uploads, a command, and the deleting of what is too old. None of it is ever the training thread's.
+"""Do the work after a recorded step, on background threads: uploads, the `on_complete` command,
+retention.
 
-Each process uploads what it has recorded itself. The rest is for one process of the run, its keeper: the first that comes, and where it has ended or died, another one. It looks once a second which steps are whole,
-runs the command for each and deletes what the budget no longer holds. Nothing here is loaded, and no thread started, unless it is configured.
+Each process uploads its own recordings. One process of the run, the leader, does the rest: once a
+second it looks for complete steps, runs the command for each, and deletes artifacts beyond the
+budget. The first process becomes the leader; if it ends or dies, another one takes over. This
+module is loaded only if one of these is configured.
 """
 
 from __future__ import annotations
@@ -39,21 +42,23 @@ __all__ = ["After"]
 LOOK_SECONDS = 1.0
 MANY_RANKS = 64
 MANY_LOOK_SECONDS = 5.0
-"""How often the keeper looks in a larger world, and how often all others look whether there is a keeper."""
+"""Interval of the leader's looks in a larger job, and of the other ranks' looks for a leader."""
 
 LATE_SECONDS = 600.0
-"""Ranks that have not got to the end of a step so long after all that is known of it was settled are not waited for."""
+"""A step whose known entries have been final for this long is complete, although ranks have not
+reached its end.
+"""
 
-KEEPER = "keeper.json"
+LEADER = "leader.json"
 
 
 class After:
-    """What comes after the recordings of one process.
+    """The post-step work of one process.
 
     Args:
-        config: what is asked for.
-        run: where it is recorded.
-        origin: who this process is.
+        config: the configuration.
+        run: the run directory.
+        origin: the identity of this process.
     """
 
     def __init__(self, config: Config, run: RunDir, origin: Origin) -> None:
@@ -68,48 +73,48 @@ class After:
                 self.uploader = Uploader(run, config.upload, config.upload_timeout_seconds)
             else:
                 logger.warning("upload.refused", reason=self._refused)
-        self.keeper: Keeper | None = None
+        self.leader: Leader | None = None
         if config.on_complete is not None or _prunes(config):
-            self.keeper = Keeper(config, run, origin, self._stop, self.uploader)
+            self.leader = Leader(config, run, origin, self._stop, self.uploader)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="stepprof-after", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         if self.uploader is not None:
             self._origin.observers.append(self.uploader.take)
             self.uploader.start()
         elif self._refused is not None:
             self._origin.observers.append(self._refuse)
-        if self.keeper is not None:
+        if self.leader is not None:
             self._thread.start()
 
     @property
     def pending(self) -> int:
-        """How many uploads have not ended."""
+        """Return the number of pending uploads."""
         return 0 if self.uploader is None else self.uploader.pending
 
     @property
     def last_error(self) -> str | None:
-        """What went wrong last."""
-        for each in (self.uploader, None if self.keeper is None else self.keeper.completer):
+        """Return the last error, or None."""
+        for each in (self.uploader, None if self.leader is None else self.leader.completer):
             if each is not None and each.last_error is not None:
                 return each.last_error
         return self._refused
 
     def _refuse(self, fragment: Fragment) -> None:
-        """What cannot be uploaded here says so in its manifest."""
+        """Write into the manifest why the artifacts cannot be uploaded here."""
         paths = fragment.artifact_paths()
         if not fragment.awaited and len(fragment.uploads) != len(paths):
             fragment.uploads = [UploadEntry(path=path, tries=0, error=self._refused) for path in paths]
             fragment.save()
 
     def _look(self) -> None:
-        keeper = self.keeper
-        assert keeper is not None  # noqa: S101 - narrows a type; no input decides it
-        while not self._ended.wait(keeper.pause_seconds):
-            self._try(lambda: keeper.look(final=False))
-        self._try(lambda: keeper.look(final=True))
+        leader = self.leader
+        assert leader is not None  # noqa: S101 - narrows a type; no input decides it
+        while not self._ended.wait(leader.pause_seconds):
+            self._try(lambda: leader.look(final=False))
+        self._try(lambda: leader.look(final=True))
 
     @staticmethod
     def _try(work: Callable[[], object]) -> None:
@@ -121,13 +126,15 @@ class After:
     # -- the end
 
     def finish_uploads(self, timeout: float, files: list[Path]) -> None:
-        """Everything is exported: what is not uploaded yet has so long, these files too."""
+        """Upload `files` and what is pending, for at most `timeout` seconds. All exports have ended."""
         if self.uploader is not None:
             self.uploader.close(timeout, files)
 
     def close(self, timeout: float) -> None:
-        """This process has said that it has ended: look for the last time. A command that runs longer than this is killed."""
-        if self.keeper is None:
+        """Look for the last time; kill a command that runs longer than `timeout` seconds. The final
+        status is written.
+        """
+        if self.leader is None:
             return
         self._ended.set()
         self._thread.join(timeout)
@@ -136,15 +143,15 @@ class After:
             self._thread.join(10.0)
 
 
-class Keeper:
-    """What one process does for all: the command, and the budget of what is kept.
+class Leader:
+    """What one process does for the whole run: the command and the retention.
 
     Args:
-        config: what is asked for.
-        run: where it is recorded.
-        origin: who this process is.
+        config: the configuration.
+        run: the run directory.
+        origin: the identity of this process.
         stop: ends a command.
-        uploader: what is written here is uploaded too.
+        uploader: uploads the files that are written here.
     """
 
     def __init__(
@@ -157,7 +164,7 @@ class Keeper:
         self._uploads = config.upload is not None
         self._peers = Peers(run.path)
         self._stop = stop
-        self._keeps: Path | None = None
+        self._claim: Path | None = None
         self._looked = -MANY_LOOK_SECONDS
         self._whole: dict[int, Step] = {}
         self._settled_at: dict[int, float] = {}
@@ -181,14 +188,14 @@ class Keeper:
 
     @property
     def pause_seconds(self) -> float:
-        """How long until the next look."""
+        """Return the seconds until the next look."""
         many = (self._origin.world_size or 1) > MANY_RANKS
         return MANY_LOOK_SECONDS if many else LOOK_SECONDS
 
     def look(self, *, final: bool) -> None:
-        """See which steps have become whole, and do what is due."""
+        """Find the steps that have become complete, and do the work for them."""
         try:
-            if self._is_ours(final=final):
+            if self._is_leader(final=final):
                 self._attend(final=final)
             self._failed = False
         except OSError as error:
@@ -199,13 +206,13 @@ class Keeper:
     def _attend(self, *, final: bool) -> None:
         open_steps = [number for number in step_numbers(self._path) if number not in self._whole]
         if open_steps or final:
-            self._peers.look()  # a thousand files: only when the word of others matters
+            self._peers.look()  # up to thousands of files: read only when a step is open
         new = [number for number in open_steps if self._is_whole(number)]
         config = self._config
         for number in new:
             if self.completer is not None and config.on_complete_when == "step":
                 self._share(self.completer.for_step(self._whole[number]))
-        # where no time was left for a command, the step waits for it as it is
+        # the step is kept if no time was left for its command
         if new and _prunes(config) and not self._stop.is_set():
             self._prune()
         if final and self.completer is not None and config.on_complete_when == "run":
@@ -214,7 +221,9 @@ class Keeper:
                 self._share(self.completer.for_run(recorded))
 
     def _is_whole(self, number: int) -> bool:
-        """Whether everybody is past the step, and then nothing of it is pending: in this order, since the last one writes its manifest before it goes on."""
+        """Return whether all ranks are past the step and nothing of it is pending. The order matters:
+        a rank writes its manifest before it goes on.
+        """
         here = self._peers.here(number)
         step = read_step_for(self._path, number, self._peers, uploads=self._uploads)
         if step.pending or not step.windows:
@@ -252,18 +261,18 @@ class Keeper:
         if path is not None and self._uploader is not None:
             self._uploader.add(path, replace=True)
 
-    # -- who it is
+    # -- the election
 
-    def _is_ours(self, *, final: bool) -> bool:
-        """Whether this process is the keeper; it becomes it where there is none."""
-        if self._keeps is None and not self._take_over(final=final):
+    def _is_leader(self, *, final: bool) -> bool:
+        """Return whether this process is the leader. It becomes the leader if there is none."""
+        if self._claim is None and not self._take_over(final=final):
             return False
-        assert self._keeps is not None  # noqa: S101 - narrows a type; no input decides it
+        assert self._claim is not None  # noqa: S101 - narrows a type; no input decides it
         if final:
-            self._sign(self._keeps, over=True)
+            self._sign(self._claim, over=True)
         elif time.monotonic() - self._looked >= MANY_LOOK_SECONDS:
             self._looked = time.monotonic()
-            self._sign(self._keeps, over=False)
+            self._sign(self._claim, over=False)
         return True
 
     def _take_over(self, *, final: bool) -> bool:
@@ -273,20 +282,20 @@ class Keeper:
         self._looked = now
         folder = self._path / AFTER
         number = 0
-        while os.path.lexists(suffixed(folder / KEEPER, number + 1)):
+        while os.path.lexists(suffixed(folder / LEADER, number + 1)):
             number += 1
-        # a look changes nothing: as many processes look as the job has
-        if number and not self._is_free(suffixed(folder / KEEPER, number)):
+        # a look writes nothing: every process of the job looks
+        if number and not self._is_free(suffixed(folder / LEADER, number)):
             return False
         make_folder(self._path, folder)
-        path = suffixed(folder / KEEPER, number + 1)
+        path = suffixed(folder / LEADER, number + 1)
         if not write_exclusively(path, self._content(over=final)):
             return False
-        self._keeps = path
+        self._claim = path
         return True
 
     def _is_free(self, path: Path) -> bool:
-        """Whether the process that keeps has ended, or is gone; another user's file keeps nothing."""
+        """Return whether the leader has ended or is gone. A file of another user makes no leader."""
         if is_foreign(path):
             self._pass_over(path)
             return True
@@ -301,7 +310,7 @@ class Keeper:
         return alive is None and self._peers.silent(str(path), signed)
 
     def _pass_over(self, path: Path) -> None:
-        """Log it once: its writer may want to keep `keep_steps` from running."""
+        """Log a file of another user once: it may be meant to prevent the retention."""
         if path not in self._passed_over:
             self._passed_over.add(path)
             logger.warning("leader.ignored", path=str(path), reason="it is not a file of this job's user")

@@ -1,7 +1,8 @@
-"""Deleting the artifacts of the oldest steps, where a budget was given for them.
+"""Delete the artifacts of the oldest steps, within the budget of the configuration.
 
-Recordings are the user's work, so that deleting is done by the narrowest means there are: only files that a manifest of the step names, reached from the run directory by folders that are no links, and never
-without a trace. `manifest/pruned.json` says what is deleted before the first file goes, and the manifest stays.
+Recordings are the user's work, so only files that a manifest of the step names are deleted, and no
+link is followed. `manifest/pruned.json` lists the files before the first one is deleted. The
+manifest stays.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["choose", "prune"]
 
 
 def choose(steps: Sequence[Step], keep_steps: int | None, keep_bytes: int | None) -> list[tuple[Step, str]]:
-    """Of whole steps in their order, which go, and because of which budget; the last one stays in any case.
+    """Return the steps to delete, each with the exceeded budget. The last step is always kept.
 
     >>> steps = [Step(n, artifacts={"a": 10}) for n in (1, 2, 3)]
     >>> [(step.number, why) for step, why in choose(steps, 2, None)], [step.number for step, _ in choose(steps, None, 5)]
@@ -45,13 +46,13 @@ def choose(steps: Sequence[Step], keep_steps: int | None, keep_bytes: int | None
 
 
 def prune(run: Path, step: Step, reason: str, header: Mapping[str, object]) -> PrunedEntry:
-    """Delete the artifacts of a step; says what is gone.
+    """Delete the artifacts of a step. Return what was deleted.
 
     Args:
         run: the run directory.
-        step: a whole step.
-        reason: which budget is used up.
-        header: of the fragment that tells of it: whose run, who writes.
+        step: a complete step.
+        reason: the exceeded budget.
+        header: the run and the writer, for the note.
 
     Raises:
         OSError: the note cannot be written; nothing is deleted then.
@@ -79,7 +80,9 @@ def prune(run: Path, step: Step, reason: str, header: Mapping[str, object]) -> P
 
 
 def _delete(run: Path, number: int, paths: Iterable[str]) -> list[str]:
-    """Delete files below a step's folder, and folders that are empty then; says what could not be, and why."""
+    """Delete files below a step's folder, then its empty folders. Return the files that could not be
+    deleted, with reasons.
+    """
     kept = []
     folders: set[tuple[str, ...]] = set()
     with contextlib.ExitStack() as opened:
@@ -95,12 +98,12 @@ def _delete(run: Path, number: int, paths: Iterable[str]) -> list[str]:
             try:
                 _delete_one(base, parts)
             except FileNotFoundError:
-                pass  # gone already
+                pass  # already deleted
             except OSError as error:
                 kept.append(f"{path}: {error.strerror or error}")
             folders.update(parts[:depth] for depth in range(1, len(parts)))
         for parts in sorted(folders, key=len, reverse=True):
-            with contextlib.suppress(OSError):  # something else lies there, which is not ours to delete
+            with contextlib.suppress(OSError):  # it holds a file that is not ours
                 above = _down(base, parts[:-1])
                 try:
                     os.rmdir(parts[-1], dir_fd=above)
@@ -116,13 +119,13 @@ def _delete_one(base: int, parts: tuple[str, ...]) -> None:
         if stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
             _delete_folder(above, name)
         else:
-            os.unlink(name, dir_fd=above)  # of a link, the link itself
+            os.unlink(name, dir_fd=above)  # of a link: the link itself
     finally:
         os.close(above)
 
 
 def _delete_folder(above: int, name: str) -> None:
-    """An artifact that is a folder, with what is in it."""
+    """Delete an artifact that is a folder, with its content."""
     folder = _down(above, (name,))
     try:
         with os.scandir(folder) as entries:
@@ -138,7 +141,9 @@ def _delete_folder(above: int, name: str) -> None:
 
 
 def _down(base: int, parts: tuple[str, ...]) -> int:
-    """A descriptor of the folder `parts` below `base`. Raises OSError where any of them is a link, or no folder."""
+    """Return a descriptor of the folder `parts` below `base`. Raise OSError if one of them is a link
+    or no folder.
+    """
     here = os.dup(base)
     for part in parts:
         try:

@@ -206,13 +206,13 @@ class TestCommand:
         assert (len(entry["output"]), entry["status"]) == (2000, "failed")
 
     def test_a_rank_that_dies_before_its_export(self, job: Job) -> None:
-        """The step is whole without it, as lost; the keeper may be the one that died."""
+        """The step is whole without it, as lost; the leader may be the one that died."""
         job.env["FILING_SECONDS"] = "0.5"
         config = {"on_complete": NOTE}
         for rank in (0, 1):
             job.start(rank, 2, config=config, dies=0, dies_after=2, steps=2)
             if rank == 0:
-                _wait(lambda: (job.run / "after" / "keeper.json").exists())
+                _wait(lambda: (job.run / "after" / "leader.json").exists())
         job.end(killed=(0,), steps=2)
         assert job.ran == ["2 lost 1000 0"]
 
@@ -340,7 +340,7 @@ class TestUpload:
         config = {"upload": f"flaky://{job.folder}/up", "upload_timeout_seconds": 1.5}
         manifests = job.go(config=config, rest_after=[4], rest=0.1)
         assert [each["status"] for step in (2, 4) for each in manifests[step]["uploads"]] == ["uploaded"] * 2
-        assert "it was not uploaded in time" in job.printed[0]
+        assert "the upload timed out" in job.printed[0]
 
     def test_a_shutdown_waits_no_longer_than_it_may(self, job: Job) -> None:
         """What is not uploaded then is told."""

@@ -29,7 +29,7 @@ from stepprof.host.process_identity import writer_identity
 from stepprof.host.subprocesses import run_bounded
 from stepprof.recording.post_step import completeness
 from stepprof.recording.post_step.completeness import Peers, Step, read_step_for
-from stepprof.recording.post_step.leader import Keeper
+from stepprof.recording.post_step.leader import Leader
 from stepprof.recording.post_step.retention import choose, prune
 from stepprof.recording.post_step.upload import uploads
 from stepprof.recording.post_step.upload.child import Target
@@ -421,59 +421,59 @@ class TestPruning:
         )
 
 
-class TestKeeper:
-    def keeper(self, run, uploader=None, **config) -> Keeper:
-        return Keeper(Config(**config), run, Origin(run, 0, 2), threading.Event(), uploader)
+class TestLeader:
+    def leader(self, run, uploader=None, **config) -> Leader:
+        return Leader(Config(**config), run, Origin(run, 0, 2), threading.Event(), uploader)
 
     def test_one_keeps(self, tmp_path) -> None:
         """A second process waits, and follows when the first has ended, or is gone, or says nothing more."""
         run = runs.make_run(tmp_path)
-        first, second, third = (self.keeper(run, keep_steps=1) for _ in range(3))
+        first, second, third = (self.leader(run, keep_steps=1) for _ in range(3))
         first.look(final=False)
         second.look(final=False)
-        assert (first._keeps is not None, second._keeps) == (True, None)
+        assert (first._claim is not None, second._claim) == (True, None)
         first.look(final=True)
         second.look(final=True)
-        assert second._keeps.name == "keeper.2.json"
-        gone = {**json.loads(second._keeps.read_text()), "over": False, "writer": runs.ended_writer()}
-        second._keeps.write_text(json.dumps(gone))
+        assert second._claim.name == "leader.2.json"
+        gone = {**json.loads(second._claim.read_text()), "over": False, "writer": runs.ended_writer()}
+        second._claim.write_text(json.dumps(gone))
         third.look(final=False)
-        assert third._keeps.name == "keeper.3.json"
+        assert third._claim.name == "leader.3.json"
 
     def test_who_only_looks_changes_nothing(self, tmp_path) -> None:
         """Thousands of processes look in one folder every few seconds: where another one keeps, none writes, links or removes anything."""
         run = runs.make_run(tmp_path)
-        self.keeper(run, keep_steps=1).look(final=False)
+        self.leader(run, keep_steps=1).look(final=False)
         os.utime(run.path / "after", ns=(0, 0))
-        second = self.keeper(run, keep_steps=1)
+        second = self.leader(run, keep_steps=1)
         for final in (False, True):
             second._looked = -100.0
             second.look(final=final)
-        assert second._keeps is None
+        assert second._claim is None
         assert (run.path / "after").stat().st_mtime_ns == 0
 
     def test_one_of_another_host(self, tmp_path, monkeypatch) -> None:
         """Whether it lives is told by its signs of life alone; so of a file that cannot be read."""
         run = runs.make_run(tmp_path)
-        first = self.keeper(run, keep_steps=1)
+        first = self.leader(run, keep_steps=1)
         first.look(final=False)
-        content = json.loads(first._keeps.read_text())
-        first._keeps.write_text(json.dumps({**content, "writer": {**writer_identity(), "host": "another"}}))
-        second = self.keeper(run, keep_steps=1)
+        content = json.loads(first._claim.read_text())
+        first._claim.write_text(json.dumps({**content, "writer": {**writer_identity(), "host": "another"}}))
+        second = self.leader(run, keep_steps=1)
         for _ in range(2):
             second._looked = -100.0
             second.look(final=False)
-        assert second._keeps is None
+        assert second._claim is None
         monkeypatch.setattr(completeness, "SILENT_SECONDS", 0.0)
         second._looked = -100.0
         second.look(final=False)
-        assert second._keeps.name == "keeper.2.json"
-        second._keeps.write_text("{")
-        third = self.keeper(run, keep_steps=1)
+        assert second._claim.name == "leader.2.json"
+        second._claim.write_text("{")
+        third = self.leader(run, keep_steps=1)
         for _ in range(2):
             third._looked = -100.0
             third.look(final=False)
-        assert third._keeps.name == "keeper.3.json"
+        assert third._claim.name == "leader.3.json"
 
     @pytest.mark.parametrize("year", [1980, 2100])
     def test_the_end_of_a_run_is_told_by_no_clock(self, tmp_path, year) -> None:
@@ -481,9 +481,9 @@ class TestKeeper:
         run = runs.make_run(tmp_path)
         command = ["sh", "-c", f"echo x >> {tmp_path}/ran"]
         for job in (1, 2):
-            ranks = [self.keeper(run, on_complete=command, on_complete_when="run") for _ in range(2)]
-            for keeper in ranks:
-                keeper.look(final=True)
+            ranks = [self.leader(run, on_complete=command, on_complete_when="run") for _ in range(2)]
+            for leader in ranks:
+                leader.look(final=True)
                 for path in (run.path / "after").glob("on-complete*"):
                     os.utime(path, ((year - 1970) * 31_556_952,) * 2)
             assert (tmp_path / "ran").read_text() == "x\n" * job
@@ -492,29 +492,29 @@ class TestKeeper:
         """No reason for `init` to fail."""
         run = runs.make_run(tmp_path)
         (run.path / "after").symlink_to("after")
-        assert self.keeper(run, on_complete=["true"]).completer is not None
+        assert self.leader(run, on_complete=["true"]).completer is not None
 
     def test_what_others_tell_is_read_only_where_it_matters(self, tmp_path) -> None:
         """Of a thousand ranks that is a tenth of a second of the interpreter: while a step is open, and at the end."""
         run = runs.make_run(tmp_path)
         TestWhole().status(run, rank=1, step=1)
-        keeper = self.keeper(run, keep_steps=1)
-        keeper.look(final=False)
-        assert keeper._peers._statuses == []
+        leader = self.leader(run, keep_steps=1)
+        leader.look(final=False)
+        assert leader._peers._statuses == []
         runs.record(run)
-        keeper.look(final=False)
-        assert len(keeper._peers._statuses) == 1
+        leader.look(final=False)
+        assert len(leader._peers._statuses) == 1
 
     def test_a_rank_that_stands_still_is_not_waited_for_for_ever(self, tmp_path, monkeypatch) -> None:
         """After ten minutes the step is taken as it is."""
         run = runs.make_run(tmp_path)
         runs.record(run)
         TestWhole().status(run, rank=1, step=2)
-        keeper = self.keeper(run, on_complete=["touch", str(tmp_path / "ran")])
-        keeper.look(final=False)
+        leader = self.leader(run, on_complete=["touch", str(tmp_path / "ran")])
+        leader.look(final=False)
         assert not (tmp_path / "ran").exists()
         monkeypatch.setattr("stepprof.recording.post_step.leader.LATE_SECONDS", 0.0)
-        keeper.look(final=False)
+        leader.look(final=False)
         assert (tmp_path / "ran").exists()
 
     def test_no_command_is_begun_when_no_time_is_left(self, tmp_path) -> None:
@@ -523,12 +523,12 @@ class TestKeeper:
         first = runs.record(run, step=2).folder / "actor" / "rank-0.trace.json.gz"
         runs.record(run, step=3)
         command = ["sh", "-c", f"ls $STEPPROF_STEP_DIR/actor >> {tmp_path}/ran"]
-        keeper = self.keeper(run, on_complete=command, keep_steps=1)
-        keeper.completer._stop.set()
-        keeper.look(final=True)
+        leader = self.leader(run, on_complete=command, keep_steps=1)
+        leader.completer._stop.set()
+        leader.look(final=True)
         assert not list(run.path.rglob("on-complete*"))
         assert first.exists()
-        self.keeper(run, on_complete=command, keep_steps=1).look(final=False)
+        self.leader(run, on_complete=command, keep_steps=1).look(final=False)
         assert (tmp_path / "ran").read_text() == "rank-0.trace.json.gz\n" * 2
         assert not first.exists()
 
@@ -536,13 +536,13 @@ class TestKeeper:
         """Not run, and told."""
         run = runs.make_run(tmp_path)
         runs.record(run)
-        keeper = self.keeper(run, on_complete=["touch", str(tmp_path / "ran")])
+        leader = self.leader(run, on_complete=["touch", str(tmp_path / "ran")])
         with capture_logs() as logs, pytest.MonkeyPatch.context() as patch:
             patch.setattr("stepprof.recording.post_step.hook.write_exclusively", _no_space)
-            keeper.look(final=False)
+            leader.look(final=False)
         assert not (tmp_path / "ran").exists()
         assert [line["reason"] for line in logs] == ["not run: [Errno 28] No space left on device"]
-        assert keeper.completer.last_error == "on_complete: not run: [Errno 28] No space left on device"
+        assert leader.completer.last_error == "on_complete: not run: [Errno 28] No space left on device"
 
     def test_a_pruned_capture_that_others_joined(self, tmp_path) -> None:
         """`check` knows that it is gone on purpose, and what was used of a budget of watching was used."""
@@ -552,7 +552,7 @@ class TestKeeper:
             run, step=3, role="actor", status="joined", data=b"", capture={"step": 2, "stem": "actor/rank-0"}
         )
         runs.record(run, step=4)
-        self.keeper(run, keep_steps=1).look(final=True)
+        self.leader(run, keep_steps=1).look(final=True)
         assert verify_run(run.path).problems == []
         assert [len(read_step(run.path, step)["pruned"]) for step in (2, 3, 4)] == [1, 0, 0]
         from stepprof.recording.control.auto_capture import AutoCaptures
@@ -567,12 +567,12 @@ class TestKeeper:
     def test_a_run_directory_that_cannot_be_used(self, tmp_path) -> None:
         """One line, however often it is looked at."""
         run = runs.make_run(tmp_path)
-        keeper = self.keeper(run, keep_steps=1)
+        leader = self.leader(run, keep_steps=1)
         (run.path / "after").write_text("no folder")
         with capture_logs() as logs:
             for _ in range(3):
-                keeper._looked = -100.0
-                keeper.look(final=False)
+                leader._looked = -100.0
+                leader.look(final=False)
         assert len(logs) == 1
 
 

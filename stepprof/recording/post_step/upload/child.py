@@ -1,7 +1,9 @@
-"""The program that uploads: started by the process that recorded, one line in for each file and one line out.
+"""Upload files, in a program of its own: it reads one request per line and writes one answer per line.
 
-A process of its own, since a store's client brings an event loop, a pool of connections and megabytes of modules, and a call that hangs can only be ended together with its process. It knows fsspec, and of
-stepprof only how a plain file is opened: a file gets its name at once and whole, is looked at again when it is there, and is tried again after a while when that fails.
+A store's client brings an event loop, connections and megabytes of modules, and a call that hangs
+can only be ended by killing its process. An upload is verified when it is there, and retried if it
+fails. Where the store has no atomic writes, a file is uploaded under a temporary name and then
+renamed.
 """
 
 from __future__ import annotations
@@ -24,31 +26,31 @@ from stepprof.run.reasons import ReasonCode
 __all__ = ["Target", "main"]
 
 WHOLE_AT_ONCE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oci", "oss", "tos", "memory"})
-"""Stores in which an object is there when it is whole; elsewhere a file is moved to its name at the end."""
+"""Stores with atomic writes. Elsewhere a file is renamed at the end."""
 MOST_ERROR = 1 << 16
-"""Characters of what a store says; the process that recorded masks the keys in it, and shortens it then."""
+"""Maximum characters of a store's message. The job masks the keys in it, then shortens it further."""
 _CHUNK = 1 << 20
 
 
 class Final(Exception):
-    """No further try would change it: another file lies there, or ours is not here."""
+    """A retry would not help: the name is taken, or the file cannot be read."""
 
     code: ReasonCode | None = None
 
 
 class NameTaken(Final):
-    """Another file lies there already."""
+    """Another file has this name."""
 
     code = ReasonCode.NAME_TAKEN
 
 
 class Target:
-    """Where files go to: a folder of some file system.
+    """The folder of a file system that files are uploaded to.
 
     Args:
         url: the folder.
-        tries: how often a file is tried; after one that failed as often, once each until one succeeds: a store that is down is not waited for at every file.
-        pause_seconds: before the second try; twice as long before each further one.
+        tries: maximum tries of a file. After a file has failed, each file is tried once until one succeeds, so that a store that is down does not delay every file.
+        pause_seconds: the pause before the second try; it doubles with each try.
     """
 
     def __init__(self, url: str, tries: int, pause_seconds: float) -> None:
@@ -61,12 +63,12 @@ class Target:
         self._pause_seconds = pause_seconds
 
     def upload(self, local: Path, name: str, *, replace: bool = False) -> dict[str, Any]:
-        """Upload one file under a name; return the outcome, and never raise.
+        """Upload one file under a name. Return the outcome; never raise.
 
         Args:
             local: the file.
             name: its path below the target.
-            replace: an earlier version of it lies there.
+            replace: overwrite an earlier version.
         """
         began = time.monotonic()
         outcome: dict[str, Any] = {
@@ -98,7 +100,7 @@ class Target:
         return outcome
 
     def remove(self, name: str) -> str | None:
-        """Take away what was uploaded under a name; why that could not be, or None."""
+        """Remove an uploaded file. Return why it could not be removed, or None."""
         try:
             self._fs.rm_file(f"{self._root.rstrip('/')}/{name}")
         except Exception as error:  # noqa: BLE001 - as above
@@ -127,7 +129,7 @@ class Target:
         return size, verified
 
     def _put(self, local: Path, remote: str, size: int, digest: bytes) -> str:
-        """Write it there; by what it is known to be there. What is not as it should be does not stay."""
+        """Write and verify the file. Return the kind of verification. Remove what is wrong."""
         whole = self._at_once
         try:
             self._fs.put_file(str(local), remote)
@@ -140,7 +142,7 @@ class Target:
                 whole = False
                 raise OSError(f"what arrived is not the file: {there.get('size')} bytes of {size}")
         except BaseException:
-            if not whole:  # else an earlier version of it may lie there still
+            if not whole:  # else an earlier version may still be there
                 with contextlib.suppress(Exception):
                     self._fs.rm_file(remote)
             raise
@@ -156,9 +158,10 @@ class Target:
     def _checked(
         self, remote: str, there: Mapping[str, Any], size: int, digest: bytes, *, thorough: bool
     ) -> str | None:
-        """By what it is known to be the same file; None where it is another one.
+        """Return how the remote file was verified; None if it differs.
 
-        A store's checksum that differs may be one of something else (of S3 with a key of its own it is): then the file itself is read.
+        A store's checksum may be of something else (S3 with customer keys). If it differs, the
+        remote file itself is read.
         """
         if there.get("size") != size:
             return None
@@ -175,7 +178,7 @@ class Target:
 
 
 def _md5_of(info: Mapping[str, Any]) -> bytes | None:
-    """The MD5 that a store states: of S3 where the file went up in one part, of Google's, of Azure's."""
+    """Return the MD5 that a store states: S3 of single-part uploads, Google, Azure."""
     tag = str(info.get("ETag", "")).strip('"')
     if len(tag) == 32:
         with contextlib.suppress(ValueError):
@@ -203,7 +206,7 @@ def _describe(error: Exception) -> str:
 
 
 def _files(local: Path) -> Iterator[tuple[Path, str]]:
-    """A file, or those of a folder, with their paths below it; through no link."""
+    """Yield a file, or the files of a folder, with their paths below it. Follow no link."""
     if not local.is_dir() or local.is_symlink():
         yield local, ""
         return
@@ -234,11 +237,11 @@ def _upload(target: Target, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Read a line that says where to, then a line for each file, and answer each."""
+    """Read a line with the target, then a line for each file, and answer each. Return the exit status."""
     with contextlib.suppress(OSError):
         os.nice(5)  # training goes first
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not look like an answer
+    os.dup2(2, 1)  # the output of a library must not look like an answer
     hello = json.loads(sys.stdin.readline())
     try:
         target = Target(hello["url"], hello["tries"], hello["pause_seconds"])

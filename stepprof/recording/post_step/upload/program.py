@@ -1,13 +1,15 @@
-"""The program that uploads, as the process sees it that recorded: started when there is something to upload, asked for one file after the other, and killed when its time is over."""
+"""Run the upload program: start it for the first file, pass it one file after another, kill it on
+timeout.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -21,14 +23,14 @@ from stepprof.redaction import quoted
 __all__ = ["Program"]
 
 PAUSE_SECONDS = 0.5
-"""Before the second try; twice as long before each further one."""
+"""The pause before the second try; it doubles with each try."""
 MOST_REASON = 500
-"""Characters of the reason why something is not uploaded."""
+"""Maximum characters of the reason for a failed upload."""
 FAILED = "the upload program"
 
 
 class Program:
-    """The program that uploads, started when it is asked for something. One that has ended, or hangs, is started anew for the next file."""
+    """The upload program. If it ends or hangs, the next file starts it again."""
 
     def __init__(self, url: str, stop: threading.Event, tries: int) -> None:
         self._url = url
@@ -36,18 +38,19 @@ class Program:
         self._stop = stop
         self._child: subprocess.Popen[bytes] | None = None
         self._received = b""
-        self._errors = b""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
 
     def __enter__(self) -> Program:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end()
+        self._errors.close()
 
     def upload(
         self, local: Path, name: str, deadline: float, *, replace: bool = False, remove: bool = False
     ) -> dict[str, Any]:
-        """Have one file uploaded, and removed again where it was only a trial; return the outcome."""
+        """Upload one file, and remove it again with `remove`. Return the outcome."""
         began = time.monotonic()
         try:
             if self._child is None:
@@ -63,56 +66,52 @@ class Program:
         return {**answer, "error": None if reason is None else quoted(reason, MOST_REASON)}
 
     def _start(self, deadline: float) -> None:
-        self._received = self._errors = b""
+        self._received = b""
+        self._errors.seek(0)
+        self._errors.truncate()
         env = {**os.environ, "STEPPROF": "0"}
-        self._child = subprocesses.start([sys.executable, "-c", _program()], env, talks=True)
-        for pipe in (self._child.stdout, self._child.stderr):
-            assert pipe is not None  # noqa: S101 - narrows a type; no input decides it
-            os.set_blocking(pipe.fileno(), False)
+        self._child = subprocesses.start([sys.executable, "-c", _program()], env, errors=self._errors)
         answer = self._ask({"url": self._url, "tries": self._tries, "pause_seconds": PAUSE_SECONDS}, deadline)
         if "ready" not in answer:
             raise OSError(answer.get("error", f"{FAILED} did not start"))
 
     def _ask(self, question: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-        """Its answer. Raises OSError where there is none in time, and ValueError where it is none."""
+        """Return the answer to a question.
+
+        Raises:
+            OSError: there is none in time.
+            ValueError: it is no JSON object.
+        """
         child = self._child
         assert child is not None  # noqa: S101 - narrows a type; no input decides it
         assert child.stdin is not None  # noqa: S101 - narrows a type; no input decides it
+        assert child.stdout is not None  # noqa: S101 - narrows a type; no input decides it
         child.stdin.write(json.dumps(question).encode() + b"\n")
         child.stdin.flush()
+        answers = child.stdout.fileno()
+        poller = select.poll()
+        poller.register(answers, select.POLLIN)
         while b"\n" not in self._received:
             if self._stop.is_set():
-                raise OSError("the run has ended before it was uploaded")
+                raise OSError("the run ended before the upload did")
             if time.monotonic() > deadline:
-                raise OSError("it was not uploaded in time")
-            if not self._read(child, min(max(deadline - time.monotonic(), 0.0), 0.2)):
-                said = self._errors.decode("utf-8", "replace").strip().splitlines()
-                raise OSError(f"{FAILED} ended{': ' + said[-1] if said else ''}")
+                raise OSError("the upload timed out")
+            if poller.poll(min(max(deadline - time.monotonic(), 0.0), 0.2) * 1000):
+                data = os.read(answers, 1 << 16)
+                if not data:
+                    raise OSError(f"{FAILED} ended{self._last_error()}")
+                self._received += data
         line, _, self._received = self._received.partition(b"\n")
         answer = json.loads(line)
         if not isinstance(answer, dict):
             raise ValueError(f"{FAILED} answered {line[:100]!r}")
         return answer
 
-    def _read(self, child: subprocess.Popen[bytes], seconds: float) -> bool:
-        """Take what it says; False where it says no more."""
-        assert child.stdout is not None  # noqa: S101 - narrows a type; no input decides it
-        assert child.stderr is not None  # noqa: S101 - narrows a type; no input decides it
-        poller = select.poll()
-        for pipe in (child.stdout, child.stderr):
-            poller.register(pipe.fileno(), select.POLLIN)
-        goes_on = True
-        for descriptor, _ in poller.poll(seconds * 1000):
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(descriptor, 1 << 16)
-                if descriptor == child.stdout.fileno():
-                    self._received += data
-                    goes_on = bool(data)
-                elif data:
-                    self._errors = (self._errors + data)[-4000:]
-                else:
-                    time.sleep(0.05)  # its errors are at an end, and its answers soon
-        return goes_on
+    def _last_error(self) -> str:
+        """Return the last line that the program wrote to its stderr, to follow a message."""
+        self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - 4000, 0))
+        said = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return f": {said[-1]}" if said else ""
 
     def _end(self) -> None:
         child, self._child = self._child, None
@@ -121,6 +120,6 @@ class Program:
 
 
 def _program() -> str:
-    """What it runs: with the modules that the job finds, and no others, such as those of the folder that the job runs in."""
+    """Return the program's code. It uses the module path of the job, not the job's current folder."""
     path = [str(entry) for entry in sys.path]
     return f"import sys; sys.path[:] = {path!r}; from {uploadjob.__name__} import main; sys.exit(main())"

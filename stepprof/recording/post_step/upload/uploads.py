@@ -1,7 +1,8 @@
-"""What of this process is uploaded, and what became of it.
+"""Upload the recordings of this process, and write the outcomes into the manifest.
 
-When the final version of a fragment is written, its artifacts are due, then the fragment itself, which says by then where they went. The work is another program's (`stepprof.recording.post_step.upload.child`), started when there is
-something to do and ended when there is no more; a thread of ours hands it one file after the other, writes the outcomes into the manifest, and ends it when its time is over.
+When the final version of a fragment is written, its artifacts are uploaded, then the fragment with
+their URLs. The upload program (`stepprof.recording.post_step.upload.child`) runs while there is
+something to upload. A thread passes it one file after another, and kills it on timeout.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ __all__ = ["Uploader", "missing"]
 
 TRIES = 4
 LAST_TRIES = 2
-"""At the end of the run, for what has failed before and for the files that come last."""
+"""At the end of the run, for failed uploads and the last files."""
 REMEMBERED = 256
-"""Fragments that are up, and may still change: an engine's late answer, an error of the body."""
+"""Maximum number of uploaded fragments to remember: a late answer of an engine may still change them."""
 REMEMBERED_FAILURES = 4096
-"""Fragments of which something failed, to be tried again at the end of the run."""
+"""Maximum number of fragments with failures to remember, for a retry at the end of the run."""
 
 
 def missing(url: str) -> str | None:
-    """What is not installed that this URL needs, and how to install it; None: everything is there.
+    """Return which package is missing for this URL and how to install it; None if all are there.
 
     >>> missing("file:///data") is None or "fsspec" in missing("file:///data")
     True
@@ -56,19 +57,19 @@ def missing(url: str) -> str | None:
 
 @dataclass(slots=True)
 class _Due:
-    """A fragment, and what has been uploaded of it."""
+    """A fragment, and the state of its uploads."""
 
     fragment: Fragment
     outcomes: dict[str, UploadEntry] = field(default_factory=dict)
-    """By the path of an artifact below the step's folder."""
+    """Outcomes by the path of an artifact below the step's folder."""
     sent: bool = False
-    """A version of the fragment itself is there."""
+    """Whether a version of the fragment itself was uploaded."""
     told: object = None
-    """What the version said that is there, or that could not be uploaded."""
+    """The content of the last version that was uploaded, or that failed."""
 
     @property
     def well(self) -> bool:
-        """Whether nothing of it failed."""
+        """Return whether everything was uploaded."""
         return self.sent and all(each.status == "uploaded" for each in self.outcomes.values())
 
 
@@ -77,8 +78,8 @@ class Uploader:
 
     Args:
         run: the run.
-        url: where to; a folder with the run's name is made there.
-        timeout_seconds: how long the upload of one fragment, with its artifacts, may take.
+        url: the target; the uploads are in a folder with the run's id.
+        timeout_seconds: maximum seconds for one fragment with its artifacts.
     """
 
     def __init__(self, run: RunDir, url: str, timeout_seconds: float) -> None:
@@ -106,12 +107,12 @@ class Uploader:
 
     @property
     def pending(self) -> int:
-        """How many fragments and other files wait, or are on their way."""
+        """Return the number of fragments and files that are queued or being uploaded."""
         with self._lock:
             return len(self._queue) + len(self._plain)
 
     def take(self, fragment: Fragment) -> None:
-        """A version of a fragment was written; once nothing is awaited it is due. Never waits."""
+        """Queue a fragment that was written, if nothing of it is pending. Never block."""
         if fragment.claim is None or fragment.awaited:
             return
         with self._lock:
@@ -122,7 +123,7 @@ class Uploader:
         self._wake.set()
 
     def add(self, path: Path, *, replace: bool, wake: bool = True) -> None:
-        """Another file of the run is due."""
+        """Queue another file of the run."""
         with self._lock:
             self._plain.append((path, replace))
             if wake:
@@ -131,7 +132,7 @@ class Uploader:
             self._wake.set()
 
     def close(self, timeout: float, files: list[Path]) -> None:
-        """No more comes but these files: try once more what has failed, and wait so long for all of it."""
+        """Retry the failed uploads, upload `files`, and wait for at most `timeout` seconds."""
         deadline = time.monotonic() + timeout
         self._idle.wait(timeout)
         with self._lock:
@@ -170,7 +171,7 @@ class Uploader:
                 return
 
     def _upload_all(self) -> None:
-        """One program for all that is due now."""
+        """Upload everything in the queue with one run of the program."""
         with Program(self.url, self._stop, LAST_TRIES if self._ending else TRIES) as program:
             while not self._stop.is_set():
                 with self._lock:
@@ -190,7 +191,7 @@ class Uploader:
                     return
 
     def _forget(self) -> None:
-        """A run of many recorded steps must not be remembered as a whole."""
+        """Forget the oldest fragments: a run may have any number of recorded steps."""
         idle = [key for key in self._known if key not in self._queue]
         well = [key for key in idle if self._known[key].well]
         for key in (*well[:-REMEMBERED], *idle[:-REMEMBERED_FAILURES]):
@@ -200,7 +201,7 @@ class Uploader:
         return min(time.monotonic() + self._timeout_seconds, self._deadline)
 
     def _upload(self, program: Program, due: _Due) -> None:
-        """The artifacts of a fragment, then the fragment."""
+        """Upload the artifacts of a fragment, then the fragment."""
         fragment, deadline = due.fragment, self._bound()
         assert fragment.claim is not None  # noqa: S101 - narrows a type; no input decides it
         folder = fragment.claim.folder
@@ -223,14 +224,16 @@ class Uploader:
             return
         name = path.relative_to(self._run.path).as_posix()
         outcome = program.upload(path, name, self._bound(), replace=replace)
-        # of nodes that share no disk each has one: the first stays
+        # nodes that share no disk each have a run.json: the first one stays
         if name != RUN_FILE or outcome["reason_code"] != ReasonCode.NAME_TAKEN:
             self._tell(name, name, outcome, is_artifact=False)
 
     def _tell(
         self, path: str, name: str, outcome: Mapping[str, Any], *, is_artifact: bool = True
     ) -> UploadEntry:
-        """Log an outcome; returns it as it is written. The path is below the step's folder, the name below the run's."""
+        """Log an outcome and return its entry. `path` is below the step's folder, `name` below the
+        run's.
+        """
         entry = UploadEntry(path=path, url=f"{self.url}/{name}", **outcome)
         if entry.status == "uploaded":
             sent = {"url": entry.url, "bytes": entry.bytes, "seconds": entry.seconds}
