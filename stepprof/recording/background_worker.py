@@ -1,8 +1,9 @@
-"""One daemon thread that does what the training thread should not wait for: drains spans, writes manifests, looks at caps.
+"""Do slow work on one daemon thread: drain spans, write manifests, check caps.
 
-Everything slow but the stop itself is done here. The thread is one for all, since each more takes its share of the
-interpreter's lock from training. Work comes through a ``SimpleQueue``, whose put is one operation of C: an interrupt (Ctrl-C) inside
-an ``Event`` or a ``Queue`` can leave its lock locked, and the training thread would wait for it for ever.
+All slow work except the stop itself is done here. There is one thread, because each further one
+takes its share of the interpreter lock from training. Work comes through a ``SimpleQueue``, whose
+put is one C operation: an interrupt (Ctrl-C) inside an ``Event`` or a ``Queue`` can leave its lock
+locked, and the training thread would wait for it for ever.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from stepprof.log import logger
 __all__ = ["Background", "is_background"]
 
 QUIET_SECONDS = 1.0
-"""How often spans are drained while nothing is recorded."""
+"""Seconds between two drains of spans while nothing is recorded."""
 
 WATCHFUL_SECONDS = 0.2
-"""How often caps are looked at while a capture runs: how late a cap may act."""
+"""Seconds between two checks of the caps during a capture: a cap may be this late."""
 
 Work = Callable[[], object]
 
 
 def _nothing() -> None:
-    """What wakes the thread, and is no work."""
+    """Wake the thread without work."""
 
 
 class _Thread(threading.Thread):
-    """By which it is known again."""
+    """A thread that `is_background` recognises."""
 
 
 def is_background() -> bool:
-    """Whether the caller runs on such a thread, where nothing holds training up.
+    """Return whether the caller runs on the background thread, where nothing delays training.
 
     >>> is_background()
     False
@@ -43,10 +44,11 @@ def is_background() -> bool:
 
 
 class Background:
-    """Runs posted work in order, and a round of chores about once a second (more often while there is something to `watch`).
+    """Runs posted work in order, and a round of chores about once a second, more often during a
+    capture.
 
     Args:
-        chores: called at each round; each is tried on its own, and a failure is logged.
+        chores: called in each round. Each is tried on its own, and a failure is logged.
     """
 
     def __init__(self, *chores: Work) -> None:
@@ -54,7 +56,7 @@ class Background:
         self._posted: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._round = threading.Lock()
         self._acting: int | None = None
-        """The thread that does what is posted."""
+        """The thread that runs posted work."""
         self._ending = self._ended = False
         self._watchful = False
         self._thread = _Thread(target=self._run, name="stepprof", daemon=True)
@@ -64,22 +66,20 @@ class Background:
         self._thread.start()
 
     def post(self, work: Work) -> None:
-        """Have it done soon, on the thread; at once where the thread has ended."""
+        """Run the work soon on the thread, or at once if the thread has ended."""
         self._posted.put(work)
         if self._ended and self._acting != threading.get_ident():
             with self._round:
                 self._do_posted()
 
     def watch(self, on: bool) -> None:
-        """Have rounds often, as long as caps have to be looked at."""
+        """Run rounds more often while caps must be checked."""
         before, self._watchful = self._watchful, on
-        if (
-            on and not before
-        ):  # once it is known: the thread asks how long to wait right after the round it is woken for
+        if on and not before:  # after the flag: the thread reads it right after its round
             self.wake()
 
     def wake(self) -> None:
-        """Have the next round now."""
+        """Start the next round now."""
         self._posted.put(_nothing)
 
     def _run(self) -> None:
@@ -91,7 +91,9 @@ class Background:
             self.round(first=first)
 
     def round(self, timeout: float = -1, *, first: Work = _nothing) -> bool:
-        """Do all that is posted and the chores, on the calling thread; False where another round did not end in time."""
+        """Run posted work and chores on the calling thread. Return False if another round did not end
+        in time.
+        """
         if not self._round.acquire(timeout=timeout):
             return False
         try:
@@ -104,7 +106,7 @@ class Background:
         return True
 
     def _do_posted(self) -> None:
-        """Do what is posted, and what that posts; by the thread that holds the round."""
+        """Run posted work, and what that posts, on the thread that holds the round."""
         self._acting = threading.get_ident()
         try:
             while not self._posted.empty():
@@ -122,7 +124,7 @@ class Background:
             )
 
     def stop(self, timeout: float) -> None:
-        """End the thread and do what is left on the calling one, within ``timeout`` seconds."""
+        """End the thread and do the rest on the calling one, within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         self._ending = True
         self.wake()

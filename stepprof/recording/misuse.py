@@ -1,7 +1,7 @@
-"""What a session does not take, and how it says so: steps and roles that are none, windows used twice, windows that were left open.
+"""Refuse invalid calls: wrong steps and roles, windows used twice, windows left open.
 
-A wrong step in a loop of a million would be logged a million times; so each is logged once, and no more than a few. Nothing here raises
-into the training loop unless the session is strict.
+Each mistake is logged once, and only a few in all: a loop of a million steps would repeat it a
+million times. Nothing here raises into the training loop unless the session is strict.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from stepprof.run.manifest_writer import describe_error
 __all__ = ["Refusals"]
 
 TOLD = 64
-"""Wrong steps and roles that a session tells of, each once; more would be a line per step."""
+"""Maximum number of wrong steps and roles to log, each once."""
 
 
 class Refusals:
-    """What was asked for wrongly in one session.
+    """The invalid calls of one session.
 
     Args:
-        rank: what this process is called.
-        strict: raise what would otherwise be logged.
+        rank: returns the rank of this process.
+        strict: raise instead of logging.
     """
 
     def __init__(self, rank: Callable[[], int | str], *, strict: bool) -> None:
@@ -37,29 +37,30 @@ class Refusals:
         self._left_open: dict[tuple[int, str | None], Any] = {}
 
     def refuse(self, what: str, reason: str) -> None:
-        """Something illegal was asked for: told, and raised only if ``strict``."""
+        """Log an invalid call; raise if ``strict``."""
         logger.warning("call.refused", what=what, rank=self._rank(), reason=reason)
         if self._strict:
             raise StateError(f"{what}: {reason}")
 
     def refuse_once(self, reason: str) -> None:
-        """A window that cannot be one; told once."""
+        """Log a mistake once."""
         if self._strict or (reason not in self._told and len(self._told) < TOLD):
             self._told.add(reason)
             self.refuse("window", reason)
 
     def refuse_window(self, step: object, role: object, *, already_open: bool) -> None:
-        """A window that cannot be one, or is one already."""
+        """Refuse an invalid window, or one that is already open."""
         if already_open:
             self.refuse("start", f"this window of step {step} is already open")
         elif step is not None:
             self.refuse_once(f"role = {role!r}: expected a name or None")
 
     def step_number(self, step: object, last: int | None) -> int | None:
-        """A step as a plain number: numpy's and torch's integers too. None, told once, for what is none.
+        """Return a step as a plain number, also of numpy's and torch's integers. Return None for what
+        is no step, and log it once.
 
         Args:
-            step: what the caller gave; None: the step that was last entered.
+            step: the caller's value; None: the step that was last entered.
             last: that step.
         """
         try:
@@ -80,7 +81,9 @@ class Refusals:
     # -- windows left open by start()
 
     def left_open(self, window: Any, role: object, task: int | None) -> tuple[Any, LeftOpen] | None:
-        """Return the window that the start() before left open in this thread or task, and the error to stop it with; None: it was stopped."""
+        """Return the window that the last start() of this thread or task left open, and the error to
+        stop it with; None: it was stopped.
+        """
         if not (role is None or isinstance(role, str)):
             return None
         key = (task or threading.get_ident(), role)
@@ -92,7 +95,7 @@ class Refusals:
         return left, LeftOpen("the window was left open, and closed by the next start of its role")
 
     def forget_left_open(self, window: Any) -> None:
-        """A window that start() opened was stopped."""
+        """Note that a window of start() was stopped."""
         key: Any = getattr(window, "_key", None)
         if self._left_open.get(key) is window:
             self._left_open.pop(key, None)

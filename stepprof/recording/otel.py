@@ -1,7 +1,13 @@
-"""Finished spans on their way to an OpenTelemetry collector: a bounded queue, and a thread of its own that sends batches from it.
+"""Send finished spans to an OpenTelemetry collector, in batches from a bounded queue, on a thread of
+its own.
 
-One step is one trace, the same on all ranks: its id follows from the run and the step, so that a collector shows the step as a whole without anybody having passed a context around.
-A window's id follows from its rank and role, and its regions are below it. Nothing here touches the application's own tracing: no global provider, no context, no random state.
+One step is one trace, the same on all ranks: its id follows from the run and the step, without any
+propagated context. A window's id follows from its rank and role, and its regions are below it. The
+application's own tracing is unaffected: no global provider, no context, no random state.
+
+The SDK's BatchSpanProcessor is not used. It starts a thread in every forked child, discards spans
+while a collector is down instead of pausing, and does not bound its shutdown in all supported
+versions.
 """
 
 from __future__ import annotations
@@ -33,26 +39,26 @@ if TYPE_CHECKING:
 __all__ = ["Sender", "Translator", "missing"]
 
 BATCH = 512
-"""Spans of one request."""
+"""Maximum spans of one request."""
 
 EVERY_SECONDS = 1.0
-"""How often what waits is sent, where that is less than a batch."""
+"""Seconds between two requests, unless a batch is full before."""
 
 PAUSE_SECONDS = 30.0
-"""After a request that failed: a collector that is down is not asked at each batch."""
+"""Pause after a failed request, so that a collector that is down is not asked for each batch."""
 
 MAX_WINDOWS = 1024
-"""Windows of which it is remembered how many ended."""
+"""Maximum number of windows whose number of ends is remembered."""
 
 _MODULES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
 
 
 def missing() -> str | None:
-    """What is not installed of what sending needs; None where all is."""
+    """Return which package is missing for sending; None if all are there."""
     for name in _MODULES:
         try:
             found = importlib.util.find_spec(name)
-        except ModuleNotFoundError:  # its parent is not there
+        except ModuleNotFoundError:  # its parent is missing
             found = None
         if found is None:
             return f"otel.enabled = true needs {name}, which is not installed: pip install 'stepprof[otel]'"
@@ -60,11 +66,11 @@ def missing() -> str | None:
 
 
 class Translator:
-    """From spans of ours to those of OpenTelemetry.
+    """Translates spans to those of OpenTelemetry.
 
     Args:
         run_id: the run.
-        rank: what this process is called now.
+        rank: returns the rank of this process.
     """
 
     def __init__(self, run_id: str, rank: Callable[[], int | str]) -> None:
@@ -84,11 +90,11 @@ class Translator:
         self._library = InstrumentationScope("stepprof")
 
     def translate(self, span: Span, offset_ns: int) -> ReadableSpan | None:
-        """One span with absolute times; None for the value of a counter, which is none.
+        """Return a span with absolute times; None for the value of a counter.
 
         Args:
-            span: windows in the order in which they ended.
-            offset_ns: what the wall clock is ahead of the span's.
+            span: the span; windows come in the order in which they ended.
+            offset_ns: the wall clock minus the clock of the span.
         """
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, TraceFlags
@@ -129,7 +135,7 @@ class Translator:
         )
 
     def _window(self, step: int | None, role: str | None) -> int:
-        """The id of the window of this step and role that is open, or ends now."""
+        """Return the id of the window of this step and role that is open, or ends now."""
         return self._id("window", step, role, self._rank(), self._ended.get((step, role), 0)) & (2**64 - 1)
 
     def _note_end(self, step: int | None, role: str | None) -> None:
@@ -149,13 +155,13 @@ class Translator:
 
 
 class Sender:
-    """A reader of spans that sends them. `take` only appends to a queue.
+    """A span reader that sends spans. `take` only appends to a queue.
 
     Args:
-        options: where to, and how much may wait.
+        options: the endpoint and the limits.
         run_id: the run.
-        rank: what this process is called now.
-        exporter: what sends; None: OTLP over HTTP, as configured.
+        rank: returns the rank of this process.
+        exporter: sends batches; None: OTLP over HTTP, as configured.
     """
 
     name = "sending spans"
@@ -184,7 +190,7 @@ class Sender:
         self._thread.start()
 
     def take(self, spans: Sequence[Span]) -> None:
-        """Put spans into the queue; what does not fit is dropped and counted."""
+        """Queue spans. Drop and count those that do not fit."""
         room = max(self._max_queue - len(self._queue), 0)
         self.dropped += max(len(spans) - room, 0)
         self._queue.extend(spans[:room])
@@ -192,10 +198,10 @@ class Sender:
             self._wake.set()
 
     def look(self) -> None:
-        """Nothing to do: the thread looks for itself."""
+        """Do nothing: the thread works by itself."""
 
     def close(self, timeout: float) -> None:
-        """Send what waits, within the time that is left; the thread is not waited for beyond it."""
+        """Send the rest within the remaining time. Do not wait longer for the thread."""
         self._ending = True
         self._wake.set()
         self._thread.join(min(timeout, self._timeout))
@@ -221,7 +227,7 @@ class Sender:
         self._exporter.shutdown()
 
     def _send(self) -> bool:
-        """Send one batch; False where that failed, and the batch is lost."""
+        """Send one batch. Return False if that failed; the batch is lost then."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         anchor = Anchor.take()
@@ -250,7 +256,7 @@ class Sender:
 
 
 def _value(value: object) -> str | bool | int | float:
-    """An attribute as OpenTelemetry takes it."""
+    """Return an attribute in a type that OpenTelemetry accepts."""
     kept = plain(value)
     if isinstance(kept, str | bool | float) or (isinstance(kept, int) and kept.bit_length() < 64):
         return kept

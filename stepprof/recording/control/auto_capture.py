@@ -1,10 +1,12 @@
-"""Captures that a process asks of itself: of the next step, by the same requests as a person's, and within the budget of the run.
+"""Captures that a process requests by itself: of the next step, by an ordinary request, within the
+budget of the run.
 
-What has been used of the budget lies in the run directory, so that it holds for all ranks together and over a restart of the job:
+The used budget is in the run directory, so it holds for all ranks together and after a restart:
 
     <run>/watch/000001.json          what was unusual, where, and which step is recorded for it
 
-A name is taken by one process alone, and the numbers end where the budget does. Several ranks that find the same step slow are one event, and the first of them records.
+Only one process can create a file, and the numbers end at the budget. If several ranks find the
+same step slow, that is one event, and the first rank records.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ __all__ = ["WATCH", "AutoCaptures"]
 
 WATCH = "watch"
 TRIES = 4
-"""How often a step is asked for, where those before it had begun already when the request held."""
+"""Maximum number of steps to request, if each has begun before its request was accepted."""
 
 
 class AutoCaptures:
-    """The captures of one process's own accord.
+    """The captures that this process requests.
 
     Args:
         run: the run directory.
         options: the budget.
-        selector: what selects the steps here.
-        probe: why this policy's backend cannot record here, or None; pays its slow imports.
+        selector: selects the steps of this process.
+        probe: returns why a policy's backend cannot record here, or None; performs its slow imports.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class AutoCaptures:
     def record(
         self, what: str, facts: Mapping[str, object], role: str | None, next_step: Callable[[], int]
     ) -> str:
-        """Have the next step of the role recorded because of what was found; says in a few words what became of that, and never raises."""
+        """Request the next step of the role because of a finding. Return the result in a few words;
+        never raise.
+        """
         if self._asked is not None:
             return f"none: that of step {self._asked.step} is awaited"
         try:
@@ -94,7 +98,7 @@ class AutoCaptures:
         return f"step {step}"
 
     def record_elsewhere(self, what: str, facts: Mapping[str, object], rank: int, step: int) -> str:
-        """Have another rank record this step, by a request in the run directory, as a person would make it; never raises."""
+        """Request this step of another rank, as a person would; never raise."""
         if not self._options.max_captures:
             return "none: max_captures = 0"
         try:
@@ -128,7 +132,7 @@ class AutoCaptures:
     # -- the budget
 
     def _take(self, step: int, content: dict[str, Any]) -> tuple[Path, dict[str, Any]] | str:
-        """Take the next part of the budget; says why there is none for this step."""
+        """Take the next part of the budget, or return why there is none for this step."""
         left = self._left()
         if left is not None and left <= 0:
             return f"none: the captures of this run have used up max_bytes = {size(self._limit)}"
@@ -148,7 +152,7 @@ class AutoCaptures:
         return self._options.max_bytes if isinstance(self._options.max_bytes, int) else None
 
     def _left(self) -> int | None:
-        """How many bytes may still be written; None: as many as there are."""
+        """Return the remaining bytes; None: unlimited."""
         if self._limit is None:
             return None
         claims = (_read(path) for path in sorted((self._run / WATCH).glob("*.json")))
@@ -158,23 +162,23 @@ class AutoCaptures:
         step, rank = claim.get("capture_step"), claim.get("capture_rank")
         if not isinstance(step, int) or step < 0:
             return 0
-        # a process without a rank records what is attached in it
+        # a process without a rank records its attached engines
         pattern = f"*/rank-{rank}.*" if isinstance(rank, int) else "*/**/*"
-        # what was deleted meanwhile was written all the same
+        # deleted artifacts count too
         total = _pruned_bytes(self._run / step_folder(step) / MANIFEST / PRUNED)
         for file in (self._run / step_folder(step)).glob(pattern):
-            with contextlib.suppress(OSError):  # gone meanwhile: then it takes no place
+            with contextlib.suppress(OSError):  # deleted meanwhile: it uses no budget
                 total += file.stat().st_size if file.parent.name != "manifest" and file.is_file() else 0
         return total
 
-    # -- what becomes of it
+    # -- the result
 
     def look(self, last: int | None, next_step: Callable[[str | None], int]) -> None:
-        """Once the step asked for has passed: was it recorded, or had it begun too early?
+        """Check whether the requested step was recorded, or had begun before the request.
 
         Args:
-            last: the last step that is over.
-            next_step: the next step of a role that has not begun.
+            last: the last completed step.
+            next_step: returns the next step of a role that has not begun.
         """
         asked, claim = self._asked, self._claim
         if asked is None or claim is None or last is None or last <= asked.step:
@@ -206,7 +210,7 @@ def _dump(content: Mapping[str, Any]) -> bytes:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a claim says; nothing, where it cannot be read: it counts all the same."""
+    """Return the content of a claim; empty if unreadable: it counts all the same."""
     try:
         return read_table(path)
     except (OSError, ValueError):
@@ -214,7 +218,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _is_over(writer: object) -> bool:
-    """Whether a claim is of a job before this one, which came to the same step."""
+    """Return whether a claim was made by an earlier job that came to the same step."""
     return isinstance(writer, Mapping) and is_alive(writer) is False
 
 

@@ -1,4 +1,4 @@
-"""A session while it runs: what it tells of itself, and what it is asked for. Everything here happens on the background thread."""
+"""Publish the status of a running session and read its requests, on the background thread."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ if TYPE_CHECKING:
 __all__ = ["Live", "Pace"]
 
 LAST_STEPS = 5
-"""Of so many steps the shortest is the pace: the next one is hardly shorter."""
+"""Number of last steps whose shortest one is the pace: the next step is rarely shorter."""
 
 MOST_ROLES = 64
-"""Roles that the status names: a program that makes up a name per step has no more to say by the thousandth."""
+"""Maximum number of roles in the status: a program may invent a role for each step."""
 
 
 class Pace:
-    """Which step runs, and how long the last ones took; also where two of them are under way at any moment.
+    """The running step and the durations of the last ones, also if two steps overlap.
 
-    ``first`` is the step of the first window that ended, ``shortest`` the least time from the start of one step to that of the next, ``stride`` by how much their numbers differ.
+    ``first`` is the step of the first window that ended, ``shortest`` the shortest time from the start of
+    one step to the start of the next, ``stride`` the difference of their numbers.
     """
 
     def __init__(self) -> None:
         self.first: int | None = None
         self._steps: dict[int, tuple[int, int]] = {}
-        """When the last steps began and ended, as far as their windows are over."""
+        """Start and end of the last steps, by their completed windows."""
         self.roles: set[str] = set()
         self._noticed: tuple[int | None, int | None] = (None, None)
         self._sampled: float | None = None
 
     def see(self, spans: Iterable[Span]) -> None:
-        """Take in finished spans, in the order in which they ended."""
+        """Add finished spans, in the order in which they ended."""
         for span in spans:
             where = span[6]
             if span[1] != "window" or where is None or where.number is None:
@@ -57,7 +58,7 @@ class Pace:
             self._steps[where.number] = min(start, span[2]), max(end, span[3])
 
     def _is_recent(self, step: int, start_ns: int) -> bool:
-        """Whether a step of which no window has ended yet still counts; makes room for it."""
+        """Return whether a step without a completed window still counts. Make room for it."""
         newest = self.newest
         if newest is not None and step < newest - OVERLAP:
             if start_ns < self._steps[newest][1]:
@@ -69,30 +70,34 @@ class Pace:
 
     @property
     def newest(self) -> int | None:
-        """The latest step of which a window has ended."""
+        """Return the latest step with a completed window."""
         return max(self._steps, default=None)
 
     @property
     def stride(self) -> int | None:
-        """By how much the last two steps differ."""
+        """Return the difference of the last two step numbers."""
         last = sorted(self._steps)[-2:]
         return last[1] - last[0] if len(last) == 2 else None
 
     @property
     def seconds(self) -> float | None:
-        """How long the step before the newest took, from its first window's start to its last one's end."""
+        """Return the duration of the step before the newest, from the start of its first window to the
+        end of its last.
+        """
         before = sorted(self._steps)[-2:-1]
         return (self._steps[before[0]][1] - self._steps[before[0]][0]) / 1e9 if before else None
 
     @property
     def shortest(self) -> float | None:
-        """The shortest of the last steps, with what came after it; without spans the mean of those between two looks."""
+        """Return the shortest of the last steps, up to the next step; without spans, the mean of the
+        steps between two looks.
+        """
         begun = [start for _, (start, _) in sorted(self._steps.items())]
         between = [max(after - before, 0) / 1e9 for before, after in itertools.pairwise(begun)]
         return min(between, default=self._sampled)
 
     def since_unix_ns(self, step: int | None) -> int | None:
-        """When this step was seen to run for the first time."""
+        """Return when this step was first seen running."""
         before, at = self._noticed
         if before == step:
             return at
@@ -104,11 +109,11 @@ class Pace:
 
 
 class Live:
-    """What a session tells and is asked.
+    """The status and the requests of a session.
 
     Args:
-        session: the session, whose target and selector exist.
-        run: where it records.
+        session: the session; its target and its selector exist.
+        run: its run directory.
     """
 
     def __init__(self, session: RunningSession, run: RunDir) -> None:
@@ -120,18 +125,18 @@ class Live:
         self._publisher = Publisher(session.local.capturer.origin, self._condition, self._progress)
 
     def look(self) -> None:
-        """Do a round: read requests, publish the status, and prepare what was accepted."""
+        """Do a round: read requests, publish the status, load the backends of accepted requests."""
         self.control.look()
         self._publisher.publish()
         self.control.prepare()
 
     def close(self) -> None:
-        """The session has ended, and says so."""
+        """Publish the final status."""
         self.control.close()
         self._publisher.close()
 
     def _condition(self) -> dict[str, Any]:
-        """Facts that are published at once when they change."""
+        """Return the facts that are published at once when they change."""
         session = self._session
         capturer = session.local.capturer
         machine, exports, fleet = capturer.machine, capturer.exports, session.fleet
@@ -154,7 +159,7 @@ class Live:
         }
 
     def _progress(self) -> dict[str, Any]:
-        """Facts that are published with the next version: where the loop is."""
+        """Return the position of the loop, which is published with the next version."""
         step = self._begun()
         window = last_open(newest.window)
         return {
@@ -167,7 +172,7 @@ class Live:
         }
 
     def _elsewhere(self, request: Request, early: bool) -> str | None:
-        """Why no window that a request asks for comes in here."""
+        """Return why no window of this process can match a request; None: one may."""
         first = self.pace.first
         if self._session.lent:
             return "the process that this one follows answers for it"
@@ -178,12 +183,14 @@ class Live:
         return None
 
     def _begun(self) -> int | None:
-        """The furthest step that has begun. With two under way, the window that was entered last may be of the earlier one."""
+        """Return the furthest step that has begun. If two overlap, the last entered window may be of
+        the earlier one.
+        """
         last = self._session.last_step
         if last is None:
             return None
         found = [last, *(window.number for window in open_windows() if window.number is not None)]
         if self.pace.newest is not None:
             found.append(self.pace.newest)
-        most = last + OVERLAP * (self.pace.stride or 1)  # what is further on was before the loop went back
+        most = last + OVERLAP * (self.pace.stride or 1)  # a step beyond this was before the loop went back
         return max(step for step in found if step <= most)

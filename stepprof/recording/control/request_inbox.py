@@ -1,8 +1,10 @@
-"""Requests as a session sees them: looked for on the background thread, taken in time or reported as missed.
+"""Read the requests of a run, on the background thread. Accept those in time and report the others as
+missed.
 
-The folder of requests is asked for its time of change once a second; only when that has changed is it read. What is taken is laid
-over the configuration (`Selector.request`), so that the training thread reads no more than it does anyway. What becomes of each
-request is kept for the status of this process.
+The background thread checks the modification time of the folder once a second, and reads the folder
+only if it has changed. An accepted request becomes a part of the selection (`Selector.request`), so
+the training thread does no more work than before. The outcome of each request is in the status of
+this process.
 """
 
 from __future__ import annotations
@@ -30,47 +32,53 @@ if TYPE_CHECKING:
 __all__ = ["Control", "Outcome"]
 
 LOOK_SECONDS = 0.9
-"""How often the folder is looked at: at each quiet round of the background thread."""
+"""Minimum seconds between two looks at the folder: one per quiet round of the background thread."""
 
 SETTLED_SECONDS = 3.0
-"""A folder that changed less than this ago is read again: two changes within one tick of a file system's clock look like one."""
+"""A folder that changed less than this ago is read again: two changes within one tick of a file
+system's clock look like one.
+"""
 
 AGAIN_SECONDS = 30.0
-"""And after so long in any case: some file systems keep no time of change of a folder."""
+"""The folder is always read again after this: some file systems do not update its modification time."""
 
 TRIES = 20
-"""A file that is named and cannot be read is looked for so often, once a second: a network file system may show a name before its file."""
+"""Maximum number of attempts to read a listed file, one per second: a network file system may list a
+name before its file.
+"""
 
 _FOR_GOOD = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO})
-"""What no later look would change: another user's file, a link, no file."""
+"""Errors that remain: another user's file, a link, no file."""
 
 KEPT = 64
-"""Requests whose outcome is kept for the status, the latest ones."""
+"""Number of latest requests whose outcome stays in the status."""
 
 KNOWN = 4096
-"""Files that are looked into at most in a run: more are no requests of a person."""
+"""Maximum number of files to read in a run: people make fewer requests."""
 
 LOGGED = 8
-"""Files whose refusal has a line of its own in the log; of more, a line says how many, each time that their number has doubled."""
+"""Number of refused files that are logged one by one. Beyond that, one line is logged whenever their
+number has doubled.
+"""
 
 OVERLAP = 8
-"""Steps after which no window of an earlier one is expected any more, in asynchronous training."""
+"""In asynchronous training, windows of a step may come until this many later steps have begun."""
 
 Outcome = Literal["accepted", "reached", "missed", "refused", "withdrawn", "not here"]
-"""``accepted``: it is waited for; ``reached``: a window of every step came and was handed to the capture; ``not here``: for other ranks."""
+"""``accepted``: pending; ``reached``: a window of every step came and was passed to the capture; ``not here``: for other ranks."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A request and what became of it in this process."""
+    """A request and its outcome in this process."""
 
     outcome: Outcome
     reason: str | None = None
     request: Request | None = None
     missed: str | None = None
-    """The steps that were past when it was seen, as text."""
+    """The steps that were already past, as text."""
     early: bool = False
-    """It lay there before the first step of this process."""
+    """The request was there before the first step of this process."""
 
 
 class Control:
@@ -78,10 +86,10 @@ class Control:
 
     Args:
         run: the run directory.
-        selector: what is taken goes there.
-        probe: pays a backend's slow imports; why it cannot record here, or None.
-        last_step: the step that was entered last, here.
-        elsewhere: why no window that a request asks for comes in here, where it lay there before the first step or not; None: one may.
+        selector: receives accepted requests.
+        probe: performs a backend's slow imports; returns why it cannot record here, or None.
+        last_step: returns the last step that was entered here.
+        elsewhere: returns why no window of this process can match a request; the flag says whether it was there before the first step. None: one may.
     """
 
     def __init__(
@@ -102,17 +110,17 @@ class Control:
         self._seen: dict[str, _Seen] = {}
         self._files: set[str] = set()
         self._unread: dict[str, int] = {}
-        """Files that could not be read yet, and how often that was tried."""
+        """Attempts for each file that could not be read yet."""
         self._looked = -LOOK_SECONDS
         self._read_at: tuple[int, float] = (0, 0.0)
         self._failed: str | None = None
         self._unprepared: list[Policy] = []
         self._refused = 0
-        """Files that were refused."""
+        """Number of refused files."""
         self._refusals_logged = 0
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        """For each request that was seen, what became of it: JSON-able, the latest ones."""
+        """Return the outcomes of the latest requests by name, JSON-able."""
         latest = list(self._seen.items())[-KEPT:]
         return {
             name: {
@@ -126,7 +134,7 @@ class Control:
         }
 
     def look(self) -> None:
-        """A round: see what is asked for, and what has become of what was. Never more than one look a second."""
+        """Read new requests and update the outcomes, at most once a second."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return
@@ -148,7 +156,9 @@ class Control:
         self._read()
 
     def prepare(self) -> None:
-        """Load the backends of what was taken: seconds, the first time. After the answer is published, and on the background thread."""
+        """Load the backends of accepted requests, which takes seconds the first time. It follows the
+        publication of the answer.
+        """
         while self._unprepared:
             self._probe(self._unprepared.pop(0))
 
@@ -158,7 +168,7 @@ class Control:
                 names = {entry.name for entry, _ in zip(entries, range(4 * KNOWN), strict=False)}
         except OSError as error:
             self._fail(str(error))
-            self._read_at = (0, 0.0)  # whatever its time of change says: it was not read
+            self._read_at = (0, 0.0)  # the folder was not read, so its modification time does not count
             return
         for name in sorted(names - self._files):
             if name.startswith("."):
@@ -175,7 +185,7 @@ class Control:
             self._log_refusals()
 
     def _look_into(self, name: str, act: Callable[[Path], None]) -> None:
-        """Once for each file; again and again for one that cannot be read yet."""
+        """Read a file once; repeat only if it could not be read."""
         path = self._folder / name
         try:
             act(path)
@@ -198,12 +208,16 @@ class Control:
             logger.warning("request.withdrawal_refused", request=path.stem[:100], reason=reason)
 
     def _log_refusals(self) -> None:
-        """Log how many more files were refused, in one line."""
+        """Log the number of further refused files, in one line."""
         more, self._refusals_logged = self._refused - self._refusals_logged, self._refused
         logger.warning("request.more_refused", files=more, in_all=self._refused, folder=str(self._folder))
 
     def _user(self, path: Path) -> int | None:
-        """Whose a request must be: where one is of another user than this process, files may have other owners here than elsewhere."""
+        """Return the user that a request must belong to.
+
+        If a request has another owner than this process, the file system may map owners: the folder
+        is asked then.
+        """
         if not self._uid_is_sure and path.lstat().st_uid != self._uid:
             self._uid, self._uid_is_sure = own_uid(self._folder), True
         return self._uid
@@ -212,14 +226,14 @@ class Control:
         request = read_request(path, self._user(path))
         withdrawn = path.with_suffix(WITHDRAWN)
         if withdrawn.name in self._files or withdrawn.exists():
-            with contextlib.suppress(ConfigError, OSError):  # told, or tried again, by itself
+            with contextlib.suppress(ConfigError, OSError):  # logged or retried by itself
                 read_own(withdrawn, self._user(withdrawn))
                 self._settle(request.name, _Seen("withdrawn", None, request))
                 return
         self._settle(request.name, self._ask(request))
 
     def _ask(self, request: Request) -> _Seen:
-        """Have it recorded, as far as its steps are still to come."""
+        """Select the steps of a request that are still to come."""
         try:
             policies = self._selector.asked_of(request)
             past = self._last_step()
@@ -236,7 +250,7 @@ class Control:
                 if past is None or past < left.step or not policies or left.step in self._selector.came():
                     self._unprepared += [p for p in policies if self._selector.selects_rank(p)]
                     return _Seen("accepted", None, request, missed, early=past is None)
-                # that step came in meanwhile: what is left of it would be half a step
+                # the step was entered meanwhile: only a part of it would be recorded
                 self._selector.withdraw(left.name)
         except ConfigError as error:
             return _Seen("refused", str(error), request)
@@ -249,10 +263,10 @@ class Control:
         if seen is not None and seen.outcome == "accepted":
             self._settle(name, _Seen("withdrawn", None, seen.request, seen.missed))
 
-    # -- what becomes of them
+    # -- outcomes
 
     def _conclude(self) -> None:
-        """Steps that came, or that no longer can."""
+        """Update requests whose steps were recorded or can no longer come."""
         last = self._last_step()
         if last is None:
             return
@@ -281,7 +295,7 @@ class Control:
         return replace(seen, outcome="missed", reason=reason, missed=str(missing))
 
     def close(self) -> None:
-        """The run ends here: what is still waited for never came."""
+        """End of the run: pending requests are missed."""
         if self._refused > self._refusals_logged:
             self._log_refusals()
         for name, seen in self._seen.items():
@@ -313,7 +327,7 @@ class Control:
 
 
 def _still_to_come(request: Request, past: int | None) -> tuple[Request | None, str | None]:
-    """What of a request is later than the step that was entered last, and the steps that are not."""
+    """Split a request into the steps after the last entered one, and the others."""
     if past is None or past < request.step:
         return request, None
     if past >= request.last_step:

@@ -1,10 +1,10 @@
-"""What a session tells of itself while it runs: one small file per process, for `stepprof status` and `stepprof trigger`.
+"""Publish the status of this process while it runs, for `stepprof status` and `stepprof trigger`.
 
     <run>/status/rank-0.json
 
-Written on the background thread alone, whole or not at all: at once where a state, an engine or an error changes (once a second at
-most), where only the step has changed every few seconds, and as a sign of life when nothing has. A folder that cannot be written
-is logged once, and costs the job nothing but this file.
+The background thread replaces the file as a whole. It publishes a change of a state, an engine or
+an error at once (at most once a second), a new step every few seconds, and otherwise a heartbeat.
+If the folder cannot be written, one line is logged, and the job goes on.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["BEAT_SECONDS", "Publisher", "progress_seconds"]
 
 BEAT_SECONDS = 5.0
-"""The longest time between two versions of the file while the process lives."""
+"""Longest time between two versions of the file while the process lives."""
 
 LEAST_SECONDS = 0.9
-"""The shortest one: one per round of the background thread."""
+"""Shortest time: one per round of the background thread."""
 
 MANY_RANKS = 64
-"""Above so many ranks the step alone is published with the beat: a shared file system has other things to do."""
+"""In larger jobs a new step alone is published with the heartbeat, to spare the file system."""
 
 
 def progress_seconds(world_size: int | None) -> float:
-    """How long a new step may wait until it is published.
+    """Return the longest delay of a new step's publication, in seconds.
 
     >>> progress_seconds(8), progress_seconds(1000)
     (2.0, 5.0)
@@ -49,9 +49,9 @@ class Publisher:
     """The status file of one process.
 
     Args:
-        origin: who writes; its rank may become known later, and the file's name with it.
-        look: what is worth telling at once when it changes.
-        look_on: what changes all the time: the step and the like.
+        origin: the identity of the process; its rank, and the file's name, may become known later.
+        look: returns the facts that are published at once when they change.
+        look_on: returns the facts that change all the time, such as the step.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Publisher:
         self._failed = False
 
     def publish(self) -> None:
-        """A round: write what is new, or that there is nothing new; not more often than it must be."""
+        """Do a round: publish what is new, or a heartbeat, no more often than necessary."""
         now = time.monotonic()
         age = now - self._written
         if age < LEAST_SECONDS or (self._failed and age < BEAT_SECONDS):
@@ -81,7 +81,7 @@ class Publisher:
         self._write(told, progress, ended=False)
 
     def close(self) -> None:
-        """The last version: the session has ended in good order."""
+        """Publish the final version: the session has ended normally."""
         self._write(self._look(), self._look_on(), ended=True)
 
     def _write(self, told: dict[str, Any], progress: dict[str, Any], *, ended: bool) -> None:
@@ -118,7 +118,7 @@ class Publisher:
         self._told, self._progress = told, progress
 
     def _claim(self, data: bytes) -> Path:
-        """A file of our own: the rank's, unless another process that may still live has that one."""
+        """Create a file of our own: the rank's, unless another process that may be alive has it."""
         origin = self._origin
         origin.run.status_path(origin.rank).parent.mkdir(exist_ok=True)
         number = 1
@@ -132,16 +132,16 @@ class Publisher:
             number += 1
 
     def _leave(self) -> None:
-        """The rank has become known: the file under the earlier name is ours to remove."""
+        """Remove the file with the earlier name: the rank has become known."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
 def _is_free(path: Path, ours: object) -> bool:
-    """Whether a file is that of a process that has ended, or our own."""
+    """Return whether the file belongs to us, or to a process that has ended."""
     try:
         content = read_table(path)
         writer = content["writer"]
         return writer == ours or bool(content["ended"]) or is_alive(writer) is False
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return False  # damaged, or another program's: not ours to replace
+        return False  # damaged, or of another program: not ours to replace

@@ -1,11 +1,14 @@
-"""Export jobs: what is left to do after a stop, away from the training thread where that can be.
+"""Run export jobs after a stop, away from the training thread where possible.
 
-torch's export holds the GIL from end to end, so a thread does not help: the loop stands still for as long. A forked child does help: it has the captured events in its memory
-already, writes them, and ends, while the parent trains on. So a job is a callable that runs in a forked child (two at a time, the rest queue), in a thread, or in place. How its
-end is reported: one line of JSON through a pipe. The fork itself blocks the caller for 10 to 55 ms (page tables).
+torch's export holds the GIL all the time, so a thread would not help. A forked child already has
+the captured events in its memory, and writes them while the parent trains. A job is a callable that
+runs in a forked child (two at a time, the others queue), in a thread, or in place. A child reports
+its result as one line of JSON through a pipe. The fork blocks the caller for 10 to 55 ms (page
+tables).
 
-What only this module knows is when to let go of what a job holds: once its child has ended. The results of 100,000 ops are freed in 0.14 to 0.24 s then, but in 1.2 to 1.5 s right
-after the fork, while each page is still shared and has to be copied before it can be freed (torch 2.13; the GIL is held in both cases).
+A job's memory is released when its child has ended. The results of 100,000 ops are freed in 0.14 to
+0.24 s then, but in 1.2 to 1.5 s right after the fork, because each shared page must be copied first
+(torch 2.13; the GIL is held in both cases).
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ from stepprof.run.model import Artifact, Outcome
 __all__ = ["Exporter"]
 
 CHILDREN = 2
-"""Children at a time; more of them would only fight over the disk and the cores that train."""
+"""Maximum number of children; more would compete for the disk and for the cores that train."""
 EXPORT_TIMEOUT_SECONDS = 900.0
-"""A child that takes longer is killed: a fork that met a lock in a bad state would otherwise stay for ever."""
+"""A child is killed after this: a fork may have copied a locked lock."""
 HURRY_SECONDS = 0.5
-"""Seconds that a job that must end keeps for its own report."""
+"""A job that must end keeps this many seconds for its own report."""
 _LOOK_SECONDS = (
-    0.5  # how often a child is looked for besides its pipe, whose write end another fork may hold open
+    0.5  # how often a child is checked besides its pipe, whose write end another fork may hold open
 )
 
 
@@ -49,9 +52,9 @@ class _Child:
 
 
 class Exporter:
-    """Runs export jobs and says how each ended. Any thread may submit; nothing here ever raises.
+    """Runs export jobs and reports the result of each. Any thread may submit; nothing here raises.
 
-    `on_done` is called exactly once per job: before `submit` returns (inline), or on a thread of ours.
+    `on_done` is called exactly once per job: before `submit` returns (inline), or on a thread of the exporter.
     """
 
     def __init__(self) -> None:
@@ -69,16 +72,19 @@ class Exporter:
         self._wake: tuple[int, int] | None = None
 
     def _forget(self) -> None:
-        """In a forked process: what the parent had submitted is the parent's. It is kept all the same, for to free it would copy every page of it."""
+        """In a forked process: drop the parent's jobs, but keep their objects. Freeing them would copy
+        all their pages.
+        """
         _inherited.append((self._jobs, self._queue, self._children))
         self._reset()
 
     def submit(
         self, label: str, thunk: ExportCall, mode: str, on_done: OnDone, in_child: OnDone | None = None
     ) -> None:
-        """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``); where that cannot be had, in place, with a note in the result.
+        """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``). If that is impossible, run it in
+        place, with a note in the result.
 
-        `in_child` is called in a forked child with its own result, before the parent hears of it: a parent that has died, or dies just then, reports nothing.
+        `in_child` is called in a forked child with its result, before the parent gets it: the parent may have died.
         """
         job = ExportJob(label, thunk, on_done, time.perf_counter(), in_child=in_child)
         try:
@@ -96,13 +102,15 @@ class Exporter:
             raise
 
     def _is_somebodys(self, job: ExportJob) -> bool:
-        """Whether a job that an interrupt kept its caller from seeing to the end has a thread, a child or a place in the queue, or has ended."""
+        """Return whether a job that an interrupt took from its caller has a thread, a child or a place
+        in the queue, or has ended.
+        """
         with self._lock:
             children = any(child.job is job for child in self._children)
             return job.threaded or children or job in self._queue or job not in self._jobs
 
     def pending(self) -> tuple[str, ...]:
-        """The labels of the jobs that have not ended, oldest first."""
+        """Return the labels of the pending jobs, oldest first."""
         with self._lock:
             return tuple(job.label for job in self._jobs)
 
@@ -121,7 +129,7 @@ class Exporter:
                 thunk.hurry(until - min(HURRY_SECONDS, timeout / 2))
         return self.wait(max(until - time.monotonic(), 0.0))
 
-    # in place, and in a thread
+    # -- in place, and in a thread
 
     def _run(self, job: ExportJob, *, stalls: bool = True) -> None:
         began = time.perf_counter()
@@ -139,7 +147,7 @@ class Exporter:
             job.stall_seconds = time.perf_counter() - job.submitted
             job.threaded = True
             thread.start()
-        except RuntimeError as error:  # no more threads, or the interpreter is on its way out
+        except RuntimeError as error:  # no more threads, or the interpreter is shutting down
             job.threaded = False
             self._run_in_place(job, error)
 
@@ -148,7 +156,7 @@ class Exporter:
         logger.warning("export.in_place", label=job.label, reason=str(reason))
         self._run(job)
 
-    # in a child
+    # -- in a child
 
     def _submit_fork(self, job: ExportJob) -> None:
         if not hasattr(os, "fork"):
@@ -159,7 +167,7 @@ class Exporter:
         except (
             OSError,
             RuntimeError,
-        ) as error:  # no pipe, no thread: without a watcher the child's end would go unseen
+        ) as error:  # no pipe or no thread: without a watcher the end of the child would be missed
             self._run_in_place(job, error)
             return
         with self._lock:
@@ -170,7 +178,7 @@ class Exporter:
         self._fork(job, on_caller=True)
 
     def _fork(self, job: ExportJob, *, on_caller: bool) -> None:
-        """Start a child for `job`, in the place that the caller has reserved for it."""
+        """Start a child for `job`, in the place that the caller has reserved."""
         child, failure = None, None
         try:
             with fork.signals_held() as mask:
@@ -201,7 +209,7 @@ class Exporter:
             self._run(job, stalls=False)
 
     def _watch(self) -> None:
-        """Have the watcher run: one daemon thread for all children, started at the first of them."""
+        """Start the watcher at the first child: one daemon thread for all children."""
         with self._lock:
             if self._watching:
                 return
@@ -245,7 +253,7 @@ class Exporter:
         if readable:
             try:
                 data = os.read(child.pipe, 1 << 16)
-            except BlockingIOError:  # the poll was mistaken: there is no more for now
+            except BlockingIOError:  # there is no data yet
                 return
             child.received += data
             at_end = not data or child.received.endswith(b"\n")
@@ -293,7 +301,7 @@ class Exporter:
 def _verdict(child: _Child, status: object) -> tuple[tuple[Artifact, ...], str | None, float, Outcome]:
     try:
         pid, artifacts, error, seconds, outcome = read_report(child.received)
-    except (ValueError, KeyError, TypeError):  # it ended before it could tell
+    except (ValueError, KeyError, TypeError):  # the child ended before its report
         error = f"the export process {fork.how_it_ended(status)} before its file was complete"
         return (), error, time.perf_counter() - child.began, "failed"
     if child.pid == 0:

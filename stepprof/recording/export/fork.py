@@ -1,11 +1,12 @@
-"""How to leave a job to a forked child without harming the process that trains.
+"""Run a job in a forked child without harm to the training process.
 
-A fork is the one way past the GIL that has the captured events in its memory already. What only this module knows is what a forked copy of a training process must not do:
+A fork is the only way past the GIL that already has the captured events in its memory. The forked
+copy of a training process obeys these rules:
 
-* It runs no code of the user but what `os.register_at_fork` calls: no garbage collection, no atexit, no signal handler; it leaves by `os._exit`, whatever happens.
-* It holds no socket open: if the job dies, its peers hear of it at once, and its ports are free.
-* Should memory run out, the kernel shall take the child and not the job. If the parent dies, the child still finishes its file.
-* Python 3.12 and later warn of a fork beside threads; as an error the warning would lose us the child's pid.
+* It runs no user code except hooks of `os.register_at_fork`: no garbage collection, no atexit, no signal handler. It always leaves by `os._exit`.
+* It closes all sockets: if the job dies, its peers notice at once, and its ports are free.
+* If memory runs out, the kernel kills the child and not the job. If the parent dies, the child still finishes its file.
+* Python 3.12 and later warn of a fork in a process with threads. As an error, that warning would lose the pid of the child.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from typing import NoReturn
 __all__ = ["RUNNING", "UNKNOWN", "drained", "fork_for", "how_it_ended", "reap", "signals_held"]
 
 Report = Callable[[], object]
-"""The whole work of a child; what it returns is sent to the parent as one line of JSON."""
+"""The work of a child; its result is sent to the parent as one line of JSON."""
 
-# what must not end the child half-way through its file
+# these must not end the child in the middle of its file
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE")
 
 RUNNING = object()
@@ -36,7 +37,9 @@ UNKNOWN = object()
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[set[int]]:
-    """Hold back every signal of this thread until the block ends: one that came right after the fork would run the parent's handler in the child. Yields the mask to restore."""
+    """Block every signal of this thread until the block ends: right after the fork it would run the
+    parent's handler in the child. Yield the mask to restore.
+    """
     before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())}
     try:
         yield before
@@ -45,16 +48,17 @@ def signals_held() -> Iterator[set[int]]:
 
 
 def fork_for(work: Report, mask: set[int]) -> tuple[int, int]:
-    """Start a child for `work`, inside `signals_held`; return its pid (0: it exists, but its pid was lost) and the pipe that it answers through.
+    """Start a child for `work`, inside `signals_held`. Return its pid (0: it exists, but its pid was
+    lost) and the pipe with its answer.
 
     Raises:
-        OSError: no process, no memory, no descriptor is left.
-        RuntimeError: the interpreter is on its way out.
+        OSError: no process, memory or descriptor is left.
+        RuntimeError: the interpreter is shutting down.
     """
     reader, writer = os.pipe()
     parent, pid = os.getpid(), 0
     try:
-        # for the one line below; not `catch_warnings`, which undoes what other threads set meanwhile
+        # for the one line below; `catch_warnings` would undo changes of other threads
         warnings.filterwarnings(
             "ignore", "This process .* is multi-threaded", DeprecationWarning, rf"{re.escape(__name__)}$"
         )
@@ -62,7 +66,7 @@ def fork_for(work: Report, mask: set[int]) -> tuple[int, int]:
             pid = os.fork()
         except (
             DeprecationWarning
-        ):  # another thread turned the filter back just now: the child exists and tells its pid
+        ):  # another thread has just reset the filter: the child exists and sends its pid
             pid = 0
         if pid == 0 and os.getpid() != parent:
             _be_child(work, writer, mask)
@@ -76,7 +80,7 @@ def fork_for(work: Report, mask: set[int]) -> tuple[int, int]:
 
 
 def _be_child(work: Report, writer: int, mask: set[int]) -> NoReturn:
-    """All of the child's life. It never returns, whatever happens."""
+    """Run the child. It never returns."""
     code = 70
     try:
         gc.disable()  # no finalizer of the user's objects
@@ -94,7 +98,7 @@ def _be_child(work: Report, writer: int, mask: set[int]) -> NoReturn:
 
 
 def _let_go_of_signals(mask: set[int]) -> None:
-    signal.set_wakeup_fd(-1)  # an asyncio loop's: it is shared with the parent
+    signal.set_wakeup_fd(-1)  # of an asyncio loop: the parent shares it
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_IGN)
@@ -104,11 +108,13 @@ def _let_go_of_signals(mask: set[int]) -> None:
 
 
 def _let_go_of_sockets() -> None:
-    """If the job dies, its peers shall hear of it at once and its ports be free. The numbers stay taken: objects of the parent still refer to them."""
+    """Close the sockets: if the job dies, its peers notice at once and its ports are free. The
+    descriptors stay taken, because objects of the parent refer to them.
+    """
     try:
         descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
         null = os.open(os.devnull, os.O_RDWR)
-    except OSError:  # no /proc here, or no descriptor left: it is a courtesy
+    except OSError:  # no /proc, or no descriptor left: this is optional
         return
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
@@ -117,7 +123,7 @@ def _let_go_of_sockets() -> None:
 
 
 def _step_back() -> None:
-    """The training goes first: for the cores, and for the memory if there is too little of it."""
+    """Lower the priority of the child, for cores and for memory: training goes first."""
     with contextlib.suppress(OSError):
         os.nice(5)
     with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w", encoding="ascii") as file:
@@ -125,8 +131,10 @@ def _step_back() -> None:
 
 
 def reap(pid: int, *, block: bool) -> object:
-    """Return the exit status of our child, RUNNING or UNKNOWN; asked for by its pid alone: the user's own children are not ours to wait for."""
-    if pid == 0:  # its pid was lost: only its pipe tells
+    """Return the exit status of our child, RUNNING or UNKNOWN. Only this pid is waited for: other
+    children are the user's.
+    """
+    if pid == 0:  # its pid was lost: only its pipe shows the result
         return UNKNOWN if block else RUNNING
     try:
         done, status = os.waitpid(pid, 0 if block else os.WNOHANG)
@@ -136,18 +144,18 @@ def reap(pid: int, *, block: bool) -> object:
 
 
 def drained(pipe: int) -> bytes:
-    """Return what is left in the pipe."""
+    """Return the rest of the pipe."""
     data = b""
     with contextlib.suppress(
         OSError
-    ):  # nothing more: BlockingIOError where another process still holds the other end
+    ):  # no more data: BlockingIOError if another process still holds the other end
         while block := os.read(pipe, 1 << 16):
             data += block
     return data
 
 
 def how_it_ended(status: object) -> str:
-    """Say what an exit status means, in words that continue "the process ..."."""
+    """Describe an exit status, to continue "the process ..."."""
     if not isinstance(status, int):
         return "ended"
     if os.WIFSIGNALED(status):

@@ -1,4 +1,4 @@
-"""One export job: what is to be done, how it is done wherever that is, and how its end is reported from one process to another."""
+"""One export job: its work, its result, and the report from a child process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ OnDone = Callable[["ExportResult"], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """How a job ended. An `error` may come with artifacts: those that exist nevertheless.
+    """The result of a job. It may have an `error` and artifacts: those that exist nevertheless.
 
-    `seconds` is what the job took, `stall_seconds` how long `Exporter.submit` blocked its caller, `note` what was not done as it was asked for. `outcome` is
-    what the capture is by it: `partial` where what the error says is missing is no reason to give up what there is, `lost` where another program was to write it, and did not.
+    `seconds` is the duration of the job, `stall_seconds` how long `Exporter.submit` blocked its caller,
+    `note` a deviation from the request. `outcome` is the status of the capture: `partial` if the error
+    leaves usable artifacts, `lost` if another program did not write them.
     """
 
     artifacts: tuple[Artifact, ...]
@@ -34,7 +35,7 @@ class ExportResult:
 
 @dataclass(slots=True, eq=False)
 class ExportJob:
-    """What is to be done, for whom, and how it goes."""
+    """A job: the work, the window, and its state."""
 
     label: str
     thunk: ExportCall | None
@@ -47,7 +48,9 @@ class ExportJob:
 
 
 def perform(thunk: ExportCall | None) -> tuple[tuple[Artifact, ...], str | None, Outcome]:
-    """Run the job: what it made, what went wrong, and what the capture is by it. An exception may carry the artifacts that exist nevertheless."""
+    """Run the job. Return its artifacts, its error, and the status of the capture. An exception may
+    carry the artifacts that exist nevertheless.
+    """
     if thunk is None:
         return (), "the export job is gone", "failed"
     try:
@@ -60,7 +63,7 @@ def perform(thunk: ExportCall | None) -> tuple[tuple[Artifact, ...], str | None,
 
 
 def report(job: ExportJob) -> dict[str, object]:
-    """The work of a child, and what it tells its parent."""
+    """Run the job in a child and return the report to its parent."""
     began = time.perf_counter()
     artifacts, error, outcome = perform(job.thunk)
     if job.in_child is not None:
@@ -76,10 +79,10 @@ def report(job: ExportJob) -> dict[str, object]:
 
 
 def read_report(data: bytes) -> tuple[int, tuple[Artifact, ...], str | None, float, Outcome]:
-    """What a child has told: its pid, what it made, what went wrong, how long it took, and what the capture is by it.
+    """Return the report of a child: its pid, artifacts, error, seconds, and the status of the capture.
 
     Raises:
-        ValueError, KeyError, TypeError: it ended before it could tell.
+        ValueError, KeyError, TypeError: the child ended before its report.
     """
     told = json.loads(data)
     artifacts = tuple(_artifact(entry) for entry in told["artifacts"])

@@ -1,7 +1,7 @@
-"""What is usual: the running history of one interval or of memory, and what falls out of it.
+"""Detect outliers in the history of an interval, or of the memory.
 
-Robust on purpose. The median and the median of the distances from it do not move for a few wild values, so that one slow step neither hides the next one nor
-makes everything look slow; and what varies much by itself has to vary far more to be told.
+The median and the median absolute deviation are robust: one slow step neither hides the next one
+nor makes everything look slow. An interval that varies much must deviate far more for an alert.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["Floor", "History", "Unusual", "median_of"]
 
 TO_DEVIATION = 1.4826
-"""The median distance from the median, times this, estimates the standard deviation of what is normally distributed."""
+"""The median absolute deviation times this estimates the standard deviation of a normal distribution."""
 
 MIN_SAMPLES = 3
-"""Fewer readings of the memory say nothing of its floor."""
+"""Fewer readings of the memory do not show its floor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unusual:
-    """A value that fell out of its history, and what was usual before it."""
+    """An outlier, and the usual value before it."""
 
     value: float
     median: float
     deviation: float
-    """What a standard deviation would be, if the values were normally distributed."""
+    """The standard deviation, if the values were normally distributed."""
 
     @property
     def excess(self) -> float:
-        """How much more it is than usual."""
+        """Return the difference from the usual value."""
         return self.value - self.median
 
 
@@ -42,7 +42,7 @@ class History:
     """The last values of one interval, in seconds.
 
     Args:
-        options: how many values are ignored, needed and kept, and what is unusual.
+        options: how many values are ignored, needed and kept, and when a value is an outlier.
 
     >>> from stepprof.config.options.watch import WatchOptions
     >>> history = History(WatchOptions(skip_first=0, min_steps=4, factor=2))
@@ -61,10 +61,10 @@ class History:
         self._usual = (0.0, 0.0)
         self._limit = 0.0
         self._fresh = 0
-        """For how many more values what is usual is good enough to let one pass."""
+        """Number of further values for which the last statistics suffice to accept a normal value."""
 
     def add(self, value: float) -> Unusual | None:
-        """Remember a value; what is unusual about it, if it is."""
+        """Add a value. Return it as an outlier if it is one."""
         if self._skip:
             self._skip -= 1
             return None
@@ -73,7 +73,7 @@ class History:
             if self._fresh <= 0:
                 self._measure()
             elif value > self._limit:
-                self._measure()  # no alert depends on what was usual some values ago
+                self._measure()  # an alert uses current statistics
             self._fresh -= 1
             if value > self._limit:
                 found = Unusual(value, *self._usual)
@@ -81,7 +81,9 @@ class History:
         return found
 
     def _measure(self) -> None:
-        """Sorting at each value would cost more than the rest of watching."""
+        """Compute the statistics. Not at each value: sorting would cost more than the rest of the
+        watch.
+        """
         options = self._options
         median = median_of(self._values)
         deviation = TO_DEVIATION * median_of([abs(value - median) for value in self._values])
@@ -93,14 +95,14 @@ class History:
 
 
 class Floor:
-    """What memory falls back to: its lowest reading over so many steps, and by how much that has grown since it was told last.
+    """The lowest reading of the memory over a number of steps, and its growth since the last alert.
 
-    Within a step memory comes and goes; what never comes back is a leak, or a cache without a bound.
+    Within a step memory grows and shrinks. A growing minimum is a leak, or a cache without a bound.
 
     Args:
-        growth: how many bytes more are an alert.
-        steps: over how many steps a floor is taken.
-        skip_first: how many steps pass before the first.
+        growth: bytes of growth that make an alert.
+        steps: number of steps of one minimum.
+        skip_first: number of steps to ignore at the beginning.
     """
 
     __slots__ = ("_begun", "_growth", "_lowest", "_samples", "_steps", "_usual")
@@ -114,7 +116,9 @@ class Floor:
         self._usual: int | None = None
 
     def add(self, reading: int, steps: int) -> Unusual | None:
-        """A reading when so many steps have passed; by how much the floor has grown, where that is to be told."""
+        """Add a reading taken after `steps` steps. Return the growth of the minimum if it makes an
+        alert.
+        """
         if steps < self._begun:
             return None
         self._lowest = reading if self._lowest is None else min(self._lowest, reading)
@@ -131,7 +135,7 @@ class Floor:
 
 
 def median_of(values: Iterable[float]) -> float:
-    """The median of at least one value; `statistics` would be a slow import for it.
+    """Return the median of at least one value. `statistics` is a slow import.
 
     >>> median_of([3.0, 1.0, 2.0]), median_of([1.0, 2.0])
     (2.0, 1.5)

@@ -1,7 +1,8 @@
-"""Ranks that fall behind: looked for by one process of the run, in what all of them publish.
+"""Find ranks that fall behind, in one process of the run, from the published status files.
 
-A thousand ranks that each read a thousand files would be a load of their own, so that rank 0 (or the driver) looks, every few seconds. What ranks publish is some seconds old,
-and so a lag is given in seconds: how many steps behind the median of all, times what a step takes.
+A thousand ranks that each read a thousand files would be a load, so only rank 0 (or the driver)
+looks, every few seconds. The published steps are some seconds old, so a lag is in seconds: the
+number of steps behind the median, times the duration of a step.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Lag", "LagFinder", "lags"]
 
 EVERY_SECONDS = 10.0
-"""How often the others are looked at."""
+"""Seconds between two looks at the other ranks."""
 
 LEAST_RANKS = 3
-"""Of two, it is not known which is the usual one."""
+"""With two ranks, neither is the usual one."""
 
 LOOKERS = (0, "driver")
 
@@ -44,7 +45,9 @@ class Lag:
 
 
 def lags(statuses: Sequence[dict[str, Any]], lag_seconds: float) -> list[Lag]:
-    """The ranks that are at least so far behind the median of all live ones, by what `read_statuses` returned."""
+    """Return the ranks at least `lag_seconds` behind the median of all live ones, from the result of
+    `read_statuses`.
+    """
     live = [
         status
         for status in statuses
@@ -62,14 +65,14 @@ def lags(statuses: Sequence[dict[str, Any]], lag_seconds: float) -> list[Lag]:
 
 
 class LagFinder:
-    """A reader that looks at the others; each rank is logged once, until it has caught up.
+    """A span reader that looks at the other ranks. It logs a rank once, until the rank has caught up.
 
     Args:
         run: the run directory.
-        lag_seconds: how far behind is logged.
-        rank: what this process is called now.
-        recorder: gets the marks.
-        captures: has a step of the rank recorded.
+        lag_seconds: the lag that is logged.
+        rank: returns the rank of this process.
+        recorder: receives the marks.
+        captures: requests a recorded step of the rank.
     """
 
     name = "looking for ranks that lag"
@@ -91,10 +94,10 @@ class LagFinder:
         self._behind: set[int] = set()
 
     def take(self, spans: Sequence[Span]) -> None:
-        """Nothing is learned from one's own."""
+        """Ignore this process's own spans."""
 
     def look(self) -> None:
-        """From time to time, and in one process."""
+        """Look at the other ranks from time to time, in one process."""
         now = time.monotonic()
         if now - self._looked < EVERY_SECONDS or self._rank() not in LOOKERS:
             return
@@ -118,4 +121,4 @@ class LagFinder:
         logger.warning("watch.rank_lags", lagging_rank=worst.rank, **facts, capture=outcome)
 
     def close(self, timeout: float) -> None:
-        """Nothing is left to do."""
+        """Do nothing: there is no rest."""
