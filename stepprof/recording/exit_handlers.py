@@ -1,11 +1,11 @@
-"""Ends without `shutdown`: the end of the script, a signal, a fork.
+"""End a session without `shutdown`: at the end of the script, by a signal, in a forked child.
 
-At the end of the interpreter the session is shut down. SIGTERM is taken only while a capture runs and only where the process
-would simply die of it: a handler of the user's is never replaced, and one that comes later replaces ours. A forked child has no
-session, whatever state its parent was in.
+At interpreter exit the session is shut down. SIGTERM is handled only while a capture runs, and only
+if it would kill the process: a user's handler is never replaced, and a later one replaces ours. A
+forked child has no session.
 
-What only this module knows: where a Python signal handler may not act. It runs between any two bytecodes of the main thread, so
-that thread may be holding a lock of ours, or of the logger's. Then the signal is put off until it has let go.
+A Python signal handler runs between any two bytecodes of the main thread, which may hold a lock of
+stepprof or of the logger. Then the signal is delayed until the lock is released.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["SIGTERM_SECONDS", "after_act", "guard", "unwatch", "watch"]
 
 SIGTERM_SECONDS = 8.0
-"""How long a capture may delay the death by SIGTERM; launchers send SIGKILL after 10 to 30 s."""
+"""Maximum delay of the death by SIGTERM during a capture; launchers send SIGKILL after 10 to 30 s."""
 
 _COME_BACK_SECONDS = 0.02
 _LAST_WORD_SECONDS = 1.0  # of the budget: for the last manifest and the spans
@@ -40,7 +40,9 @@ _LAST_WORD_SECONDS = 1.0  # of the budget: for the last manifest and the spans
 _PACKAGE = __name__.partition(".")[0]
 _HOLDING = (_PACKAGE, "logging", "structlog")
 _EXAMPLES = f"{_PACKAGE}.examples"
-"""Where an installation has the examples: training loops as users write them, whose frames hold no lock."""
+"""The folder of the examples in an installation: training loops like a user's, whose frames hold no
+lock.
+"""
 
 _fork_watched = False
 _session: RunningSession | None = None
@@ -52,7 +54,7 @@ _masks: dict[int, set[int]] = {}
 
 
 def watch(session: RunningSession) -> None:
-    """See to it that this session ends with its process."""
+    """Shut this session down when the process ends."""
     global _session, _fork_watched
     _session = session
     atexit.register(_at_exit)
@@ -66,7 +68,7 @@ def watch(session: RunningSession) -> None:
 
 
 def unwatch(session: RunningSession) -> None:
-    """The session has ended in an orderly way."""
+    """Forget a session that was shut down."""
     global _session
     if _session is session:
         _session = None
@@ -75,7 +77,7 @@ def unwatch(session: RunningSession) -> None:
 
 
 def guard(on: bool) -> None:
-    """Take SIGTERM while there is a capture to hand over, if it would kill the process outright; give it back afterwards."""
+    """Handle SIGTERM during a capture, if it would kill the process. Restore the action afterwards."""
     if (
         _deadline is not None
         or threading.current_thread() is not threading.main_thread()
@@ -90,13 +92,13 @@ def guard(on: bool) -> None:
 
 
 def after_act() -> None:
-    """Called where an act of the session is over: a SIGTERM that came in the middle of it takes effect."""
+    """Run after an act of the session: a SIGTERM that came during it takes effect."""
     if _put_off and _session is not None and threading.current_thread() is threading.main_thread():
         _end(_session)
 
 
 def _at_exit() -> None:
-    """The main thread has left the user's code."""
+    """Run when the main thread has left the user's code."""
     session = _session
     if session is not None:
         session.shutdown()
@@ -106,7 +108,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     global _deadline, _came_back, _put_off
     first, came_back, _came_back = _deadline is None, _came_back, False
     session = _session
-    if session is None or not (first or came_back):  # nothing to hand over, or a second signal: no more delay
+    if session is None or not (first or came_back):  # nothing to stop, or a second signal: no more delay
         _die()
         return
     if _deadline is None:
@@ -121,10 +123,11 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupted(frame: FrameType | None, session: RunningSession) -> str | None:
-    """Return what the main thread was interrupted in, from the frames on its stack.
+    """Return what the signal interrupted in the main thread, from the frames on its stack.
 
-    ``act``: an act of the session, which calls `after_act` at its end. ``fork``: one that is forking, during which no second
-    fork is possible. ``moment``: other code that may hold a lock of ours, of the log, or one that a fork waits for. None: none of these.
+    ``act``: an act of the session, which calls `after_act` at its end. ``fork``: an act that is forking;
+    no second fork is possible then. ``moment``: other code that may hold a lock of ours, of the
+    log, or one that a fork waits for. None: none of these.
     """
     frames = []
     while frame is not None:
@@ -141,7 +144,9 @@ def _interrupted(frame: FrameType | None, session: RunningSession) -> str | None
 
 
 def _may_hold_a_lock(frame: FrameType) -> bool:
-    """Whether a frame is of ours or of the log, and is neither an example nor the wrapper of a user's function."""
+    """Return whether a frame is of stepprof or of the log, and neither an example nor the wrapper of a
+    user's function.
+    """
     name = str(frame.f_globals.get("__name__"))
     if name.partition(".")[0] not in _HOLDING or frame.f_code in wrappers:
         return False
@@ -149,7 +154,7 @@ def _may_hold_a_lock(frame: FrameType) -> bool:
 
 
 def _come_back() -> bool:
-    """Have the signal sent again in a moment; False where no thread is to be had for that."""
+    """Have the signal sent again soon. Return False if no thread can be started."""
     try:
         _thread.start_new_thread(_send_again, ())
     except RuntimeError:
@@ -161,12 +166,12 @@ def _send_again() -> None:  # pragma: no cover - a raw thread, which coverage do
     global _came_back
     time.sleep(_COME_BACK_SECONDS)
     _came_back = True
-    # to that very thread, so that what it waits in is interrupted
+    # to that very thread, so that its blocking call is interrupted
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _end(session: RunningSession) -> None:
-    """Hand over and export within the budget, then die as the process would have without us."""
+    """Stop and export within the budget, then die by the signal."""
     global _put_off
     _put_off = False
     deadline = _start_watchdog()
@@ -181,7 +186,9 @@ def _end(session: RunningSession) -> None:
 
 
 def _start_watchdog() -> float:
-    """Have a child send the signal again when the time is up: torch's stop holds the interpreter's lock, no thread could. Returns when that is."""
+    """Start a child that sends the signal again at the deadline: torch's stop holds the GIL, so no
+    thread could. Return the deadline.
+    """
     global _watchdog
     deadline = time.monotonic() + SIGTERM_SECONDS if _deadline is None else _deadline
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -199,7 +206,7 @@ def _start_watchdog() -> float:
         try:
             _watchdog, pipe = fork.fork_for(watch_over, mask)
             os.close(pipe)
-        except (OSError, RuntimeError) as error:  # then a launcher's SIGKILL is the bound
+        except (OSError, RuntimeError) as error:  # the launcher's SIGKILL is the limit then
             logger.warning("signal.watchdog_failed", reason=str(error))
     return deadline
 
@@ -210,7 +217,9 @@ def _die() -> None:
 
 
 def _before_fork() -> None:
-    """While SIGTERM is ours, hold it back until the child has its default action: until then Python would drop one that is sent to a worker at its birth."""
+    """Block our SIGTERM until the child has the default action: until then Python would drop a signal
+    to a new worker.
+    """
     if signal.getsignal(signal.SIGTERM) is _on_sigterm:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         _masks[threading.get_ident()] = {int(number) for number in before}
@@ -223,7 +232,7 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    """After os.fork, in the child: no session, and the default action of SIGTERM."""
+    """Run after os.fork in the child: no session, and the default action of SIGTERM."""
     global _session, _deadline, _came_back, _put_off, _watchdog
     _deadline, _came_back, _put_off, _watchdog = None, False, False, None
     if signal.getsignal(signal.SIGTERM) is _on_sigterm:

@@ -1,7 +1,8 @@
-"""Temporary files that processes left in the run directory when they were killed.
+"""Remove temporary files that killed processes left in the run directory.
 
-A file is written under a hidden name that says which process writes it, and renamed when it is whole. A process that is killed in between leaves the hidden file, which no reader looks at. The first
-process of a run removes those of its machine when it ends; that a process of another machine is gone cannot be told, so its files stay.
+A file is written under a hidden name, which names its process, and renamed when complete. The first
+process of a run removes the hidden files of dead processes of its machine when it ends. Processes
+of other machines cannot be checked, so their files stay.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ __all__ = ["remove_leftovers"]
 
 
 def remove_leftovers(run: Path, seconds: float) -> int:
-    """Remove the temporary files of processes of this machine that are gone; return how many there were.
+    """Remove the temporary files of dead processes of this machine. Return their number.
 
     Args:
         run: the run directory.
-        seconds: look at no further folder after so long.
+        seconds: start no further folder after this.
     """
     deadline = time.monotonic() + seconds
     removed = 0
@@ -67,5 +68,5 @@ def _hidden(folder: Path) -> list[str]:
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:
-    """Return whether a file is of our user: whether another user's process lives may be hidden from us."""
+    """Return whether a file belongs to our user: processes of other users may be invisible."""
     return os.name == "posix" and entry.stat(follow_symlinks=False).st_uid == os.getuid()

@@ -1,8 +1,10 @@
-"""A snapshot of CUDA's allocator at the moment when it runs out of memory, wherever the process stands: ``[memory] on_oom = true``.
+"""Write a snapshot of CUDA's allocator whenever it runs out of memory: ``[memory] on_oom = true``.
 
-torch calls an observer before it raises, without a lock of the allocator's. It never takes one back, so that there is one for the whole process, attached at the first session that wants it, which
-asks which session wants it now: none after the session's end. What an observer raises would take the place of the user's OutOfMemoryError: nothing is raised here. The file is written at once, since many a
-process does not live on; a few are enough, for code that tries ever smaller batches runs out of memory again and again.
+torch calls an observer before it raises, without a lock of the allocator. An observer cannot be
+removed, so there is one per process; it asks which session wants a snapshot now. It must not raise:
+its exception would replace the user's OutOfMemoryError. The file is written at once, because many
+processes do not survive. The number of snapshots is limited: some programs retry with ever smaller
+batches.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ class OutOfMemory:
     """Takes the snapshots of one session.
 
     Args:
-        origin: who writes.
-        post: has a manifest written once more on another thread, where it could not be at once.
-        place: says in which step and role this thread is, or was last.
+        origin: the identity of the process.
+        post: runs work on the background thread: a manifest that could not be written at once.
+        place: returns the current or last step and role of this thread.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class OutOfMemory:
         self.taken = 0
 
     def begin(self, selector: Selector) -> None:
-        """From now on, where a role of this process asks for it; where CUDA is not initialized yet, from then on. Never raises."""
+        """Start to observe if a role of this process asks for it, once CUDA is initialized. Never
+        raise.
+        """
         global _watch
         policies = list(selector.policies())
         asking = [options for policy in policies if (options := _asked(selector, policy))]
@@ -65,7 +69,7 @@ class OutOfMemory:
             from stepprof.backends.memory.api import MemoryApi
 
             api = MemoryApi()
-            if api.obstacle() is not None:  # the backend's probe has told it
+            if api.obstacle() is not None:  # the backend's probe has logged it
                 return
             self._selector, self._api = selector, api
             _watch = self
@@ -90,14 +94,14 @@ class OutOfMemory:
                 logger.warning("memory.history_left_on", reason=repr(error))
 
     def _stand(self, options: MemoryOptions) -> None:
-        """Keep a history outside windows."""
+        """Keep a history outside of windows."""
         from stepprof.backends.memory.api import history
 
         if _watch is self and self._api is not None:
             history.stand(self._api, options)
 
     def take(self, device: int, asked: int, total: int, free: int) -> None:
-        """Write a snapshot, and say so. Never raises."""
+        """Write a snapshot and log it. Never raise."""
         if self._pid != os.getpid() or not self._busy.acquire(blocking=False):
             return
         try:
@@ -120,13 +124,13 @@ class OutOfMemory:
         from stepprof.backends.memory.backend import SnapshotFile
 
         timing = Timing(time.perf_counter_ns())
-        timing.end(timing.entered_ns)  # a moment, after which the snapshot holds the process up
+        timing.end(timing.entered_ns)  # a moment; the time of the snapshot is counted separately
         reason = (
             f"out of memory on CUDA device {event['device']}: {event['asked_bytes']:,} bytes asked for, "
             f"{event['free_bytes']:,} of {event['total_bytes']:,} free; the snapshot tells what held it"
         )
         fragment = Fragment(self._origin, window, self._post)
-        # without a world: that one rank ran out of memory does not make the others' windows missing
+        # no world size: the windows of other ranks are not missing
         record = window_entry(
             self._origin,
             window,
@@ -169,7 +173,7 @@ class OutOfMemory:
 
 
 def _asked(selector: Selector, policy: Policy) -> MemoryOptions | None:
-    """What a policy asks for on out-of-memory in this process; None: nothing."""
+    """Return the options of a policy that asks for snapshots in this process, or None."""
     if "memory" not in policy.backend or not policy.memory.on_oom or policy.steps.is_none:
         return None
     return policy.memory if selector.selects_rank(policy) else None
@@ -187,11 +191,11 @@ def _attach_once(api: MemoryApi) -> None:
     global _attached
     if not _attached:
         api.observe(_observe)
-        _attached = True  # in a forked process, too: torch's list of observers is copied with the rest
+        _attached = True  # also in a forked process: torch's list of observers is copied
 
 
 def _observe(device: int, asked: int, total: int, free: int) -> None:
-    """What torch calls, for good."""
+    """torch calls this for the rest of the process."""
     watch = _watch
     if watch is not None:
         watch.take(device, asked, total, free)

@@ -1,4 +1,6 @@
-"""What a session looks for after `init`: torch.distributed may come up later, and says then which rank this is and whether all ranks record into one run."""
+"""Look for torch.distributed after `init`: it tells the rank, and whether all ranks record into one
+run.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ class Joining:
     """Compares this session's run with that of the other ranks, once.
 
     Args:
-        store: of the torch.distributed job.
-        run_id: where this process records.
-        selector: knows the rank, and gets it.
+        store: the store of the torch.distributed job.
+        run_id: the run of this process.
+        selector: receives the rank.
     """
 
     def __init__(self, store: JobStore, run_id: str, selector: Selector) -> None:
@@ -30,7 +32,9 @@ class Joining:
         self._is_done = False
 
     def look(self) -> None:
-        """Do it as soon as torch.distributed is up. The store is asked on a thread of its own: the caller has other chores."""
+        """Compare as soon as torch.distributed is up. A separate thread asks the store: the caller has
+        other chores.
+        """
         if not self._is_done and self._store.is_up():
             self._is_done = True
             self._selector.look_for_rank()

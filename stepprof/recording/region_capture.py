@@ -1,7 +1,8 @@
-"""What regions do to a capture while a selected window is open: they are marked in it, open one of their own, or are counted.
+"""What regions do during a selected window: they are marked in the capture, have captures of their
+own, or are counted.
 
-The recorder calls the hook at each region of the process as long as there is something to do; otherwise there is no hook, and a
-region costs what a span costs.
+The recorder calls the hook at each region only while there is something to do. Otherwise there is
+no hook, and a region costs no more than a span.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["RegionHook", "RegionWatch"]
 
 ACCESS_SECONDS = 1.0
-"""How long a region waits for access before it goes on without a capture."""
+"""Maximum seconds that a region waits for access before it goes on without a capture."""
 
 
 class RegionWatch:
-    """The open windows of which single regions are captured (``capture_per = "region"``, ``schedule``)."""
+    """The open windows with captures of single regions (``capture_per = "region"``, ``schedule``)."""
 
     def __init__(self, capturer: Capturer) -> None:
         self.tickets: list[Ticket] = []
         self._capturer = capturer
 
     def add(self, ticket: Ticket) -> None:
-        """A window of which regions are to be captured comes in."""
+        """Add a window whose regions are captured."""
         self.tickets.append(ticket)
         if ticket.policy.schedule is not None:
             self._arm(ticket)
@@ -44,7 +45,9 @@ class RegionWatch:
     def remove(
         self, ticket: Ticket, reason: str, *, may_stop: bool
     ) -> tuple[Later | None, BaseException | None]:
-        """It goes out; a capture that a region of it left running ends, now where it may stop (by the thread that has access)."""
+        """Remove a window. A capture that a region left running ends now, on the thread that has
+        access.
+        """
         self.tickets.remove(ticket)
         capturer = self._capturer
         capture = capturer.capture
@@ -72,7 +75,9 @@ class RegionWatch:
         return None, None
 
     def enter(self, name: str) -> tuple[Ticket, bool] | None:
-        """A region begins; (its window's ticket, whether the capture ends with it) where it is captured."""
+        """Begin a region. If it is captured, return the ticket of its window, and whether the capture
+        ends with the region.
+        """
         ticket = self._of(name)
         if ticket is None:
             return None
@@ -94,7 +99,7 @@ class RegionWatch:
         return ticket, place == cycle - 1
 
     def exit(self, entry: tuple[Ticket, bool]) -> None:
-        """A captured region ends."""
+        """End a captured region."""
         ticket, last = entry
         capturer = self._capturer
         capture = capturer.capture
@@ -102,7 +107,7 @@ class RegionWatch:
             capturer.cut(capture, Ending("complete"), wait_seconds=ACCESS_SECONDS)
 
     def _of(self, name: str) -> Ticket | None:
-        """The window that this region counts for: the one it is in, by its context."""
+        """Return the window of a region, by its context."""
         recorder = context.cell.recorder
         where = None if recorder is None else recorder.where()
         wanted = [ticket for ticket in self.tickets if _watches(ticket, name)]
@@ -113,7 +118,7 @@ class RegionWatch:
         return wanted[-1] if wanted else None
 
     def _open(self, ticket: Ticket, name: str) -> bool:
-        if ticket.refused:  # told once; a loop of a thousand mini-batches is not told a thousand times
+        if ticket.refused:  # logged once, not for each of a thousand mini-batches
             return False
         try:
             if not self._capturer.access.acquire(ACCESS_SECONDS):
@@ -155,7 +160,7 @@ def _watches(ticket: Ticket, name: str) -> bool:
 
 
 class RegionHook:
-    """What the recorder calls at each region while a capture runs or a window is watched."""
+    """The recorder calls this at each region while a capture runs or a window is watched."""
 
     def __init__(self, capturer: Capturer, watch: RegionWatch) -> None:
         self._capturer = capturer
@@ -163,7 +168,7 @@ class RegionHook:
         self._mark_failed = False
 
     def enter(self, name: str, lane: bool) -> object:
-        """A region begins; the answer is handed to `exit`. Never raises: the region is the user's code."""
+        """Begin a region; return the token for `exit`. Never raise: the region is the user's code."""
         marked: Any = None
         entry = None
         name = short_name(name)
@@ -183,18 +188,20 @@ class RegionHook:
                     marks[id(mark)] = mark
                     marked = marks, id(mark)
                     if capturer.capture is not capture and marks.pop(id(mark), None) is not None:
-                        keep_for_good(mark)  # the capture ended in between, and has not left it
+                        keep_for_good(mark)  # the capture ended meanwhile, and has not left the range
         except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
             self._tell_once(error)
         return marked, lane, entry
 
     def exit(self, token: Any, span: Span) -> None:
-        """A region ends; ``token`` None: a mark, a counter or a window, or a region that began before there was a hook."""
+        """End a region. ``token`` is None for a mark, a counter or a window, and for a region that
+        began before the hook.
+        """
         marked, lane, entry = token or (None, True, None)
         try:
             if marked is not None:
                 mark = marked[0].pop(marked[1], None)
-                if mark is not None:  # else its capture is over, and has left it
+                if mark is not None:  # else its capture has ended and left the range
                     mark.__exit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - as above
             self._tell_once(error)
@@ -211,7 +218,7 @@ class RegionHook:
             self._tell_once(error)
 
     def late(self, token: Any) -> None:
-        """A region ends after its capture has: a range that only its own thread can end is still open."""
+        """End a region whose capture has ended: only this thread can end its range."""
         marked = token[0]
         mark = None if marked is None else marked[0].pop(marked[1], None)
         if mark is not None:

@@ -1,4 +1,4 @@
-"""Rolling files of spans: the background thread writes the spans of the recorder to them, one JSON object a line."""
+"""Write finished spans to rolling files on the background thread, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["SpanFile"]
 
 BATCH = 4096
-"""Spans that one write takes."""
+"""Maximum spans of one write."""
 
 ROLL_BYTES = 64 * 2**20
-"""A file of spans is followed by the next one at this size."""
+"""At this size a new file begins."""
 
 
 class SpanFile:
-    """Rolling files of one process: a header line, then one JSON object per span; only whole lines are ever written.
+    """Rolling files of one process: a header line, then one JSON object per span. Only whole lines are
+    written.
 
     Args:
-        new_path: makes the next file, empty and ours alone, and returns its path.
-        header: what the first line says beside the anchor.
+        new_path: creates the next file, empty and ours alone, and returns its path.
+        header: the header's fields besides the anchor.
     """
 
     def __init__(
@@ -50,18 +51,22 @@ class SpanFile:
         self._cut_told = False
         self.lost = 0
         self.observers: list[Callable[[Sequence[Span]], object]] = []
-        """Each is called with every batch of finished spans, on the thread that drains; one that fails is logged once and called no more."""
+        """Each is called with every batch of finished spans, on the draining thread. One that fails is
+        logged once and removed.
+        """
 
     def restate(self, **header: object) -> None:
-        """Say something else in the header: the next spans go into a new file. From any thread."""
+        """Change the header: the next spans go into a new file. From any thread."""
         self._header = {**self._header, **header}
         self._is_outdated = True
 
     def drain(self, recorder: Recorder) -> int:
-        """Write what waits; returns how many spans were written. A file system that refuses costs the spans, never an exception."""
+        """Write the pending spans; return their number. If the file system fails, the spans are lost;
+        nothing raises.
+        """
         pending = recorder.pending
         written = 0
-        waiting = len(pending)  # what comes meanwhile is the next round's: this one has to end
+        waiting = len(pending)  # later spans belong to the next round: this one must end
         while waiting > 0 and pending:
             batch: list[Span] = []
             try:
@@ -111,7 +116,7 @@ class SpanFile:
         if not batch:
             return 0
         try:
-            self._ready()  # first: times are by the anchor of the file they go to
+            self._ready()  # first: times use the anchor of their file
             self._put("".join(map(self._line, batch)).encode("utf-8", "surrogatepass"))
         except OSError as error:
             self._lose(len(batch))
@@ -133,7 +138,7 @@ class SpanFile:
             self._size += count
 
     def _ready(self) -> None:
-        """An open file that still has a name and room."""
+        """Open the next file, unless the open one still has a name and room."""
         if self._fd is not None:
             if not self._is_outdated and self._size < self._roll_bytes and os.fstat(self._fd).st_nlink:
                 return
@@ -148,7 +153,7 @@ class SpanFile:
         try:
             self._put(json.dumps(header).encode() + b"\n")
         except OSError:
-            # a full disk takes a name but no byte: one empty file a second would be the next mischief
+            # a full disk accepts a name but no byte: do not create an empty file each second
             if path.is_file() and not self._size:
                 path.unlink()
             raise

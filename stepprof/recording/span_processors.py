@@ -1,6 +1,7 @@
-"""What reads the spans of every step beside their files, on the background thread: the watch, and the way to an OpenTelemetry collector.
+"""Readers of the spans of every step, on the background thread: the watch and the OpenTelemetry
+sender.
 
-Neither is imported unless it is configured. One that fails is logged and removed.
+They are imported only if configured. A reader that fails is logged and removed.
 """
 
 from __future__ import annotations
@@ -21,39 +22,39 @@ __all__ = ["Reader", "Readers", "readers_of"]
 
 
 class Reader(Protocol):
-    """Gets spans as they are drained. Nothing here may wait."""
+    """Receives spans as they are drained. It must not block."""
 
     name: str
 
     def take(self, spans: Sequence[Span]) -> None:
-        """Spans have ended."""
+        """Receive finished spans."""
         ...
 
     def look(self) -> None:
-        """A round of the background thread, after its spans."""
+        """Do the work of a round, after its spans."""
         ...
 
     def close(self, timeout: float) -> None:
-        """No more spans come; what is left to do may take so many seconds."""
+        """End within `timeout` seconds: no more spans come."""
         ...
 
 
 class Readers:
-    """Readers, none of which can harm another one or the round."""
+    """The readers. A failure of one affects neither the others nor the round."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = list(readers)
 
     def take(self, spans: Sequence[Span]) -> None:
-        """Spans have ended."""
+        """Pass finished spans on."""
         self._each(lambda reader: reader.take(spans))
 
     def look(self) -> None:
-        """A round is over."""
+        """End a round."""
         self._each(lambda reader: reader.look())
 
     def close(self, timeout: float) -> None:
-        """The end of the session."""
+        """End all readers."""
         self._each(lambda reader: reader.close(timeout))
 
     def _each(self, act: Callable[[Reader], None]) -> None:
@@ -66,7 +67,7 @@ class Readers:
 
 
 def readers_of(session: RunningSession) -> Readers:
-    """The readers that the session's configuration asks for."""
+    """Return the readers of a session's configuration."""
     readers: list[Reader] = []
     watch, otel = session.config.watch, session.config.otel
     if isinstance(watch, WatchOptions) and watch.enabled and session.path is not None:
@@ -75,7 +76,7 @@ def readers_of(session: RunningSession) -> Readers:
 
         selector = session.selector
         for policy in selector.policies() if watch.max_captures else ():
-            if policy.enabled:  # slow imports now: in the middle of training they would make steps slow
+            if policy.enabled:  # slow imports now: in the middle of training they would slow steps down
                 session.local.capturer.probe(policy)
         captures = AutoCaptures(session.path, watch, selector, session.local.capturer.probe)
         if isinstance(watch.lag_seconds, float):

@@ -1,7 +1,9 @@
-"""Count how often the training loop comes to a step: windows of one visit belong together, and a step number that is used again (each epoch, or from a checkpoint on) is another visit.
+"""Count the visits of the training loop to a step: an epoch, or a return to a checkpoint, is another
+visit.
 
-A role visits a step again when another step of the role began in between, and no window of the role is open any more. Asynchronous training has windows of two steps open at one time, and enters
-them by turns: that is one visit of each.
+A role visits a step again if another step of the role began in between, and no window of the role
+is open any more. Asynchronous training has windows of two steps open at one time and enters them by
+turns: that is one visit of each.
 """
 
 from __future__ import annotations
@@ -15,17 +17,19 @@ from stepprof.log import logger
 __all__ = ["Visits"]
 
 REMEMBERED = 256
-"""Of so many steps and roles the windows are counted at a time; then those more than a few steps back are forgotten."""
+"""Maximum number of steps and roles to count; beyond that, steps more than a few back are forgotten."""
 
 RECENT = 8
 
 MOST_ROLES = 4096
-"""Of so many roles the current step is remembered: a program that makes up a name at each step must not fill the memory."""
+"""Maximum number of roles to remember: a program may invent a name for each step."""
 
 
 @dataclass(slots=True)
 class _Counted:
-    """The windows of one role and step so far: how many, in which visit, in which stretch of windows of one step."""
+    """The windows of one role and step: their number, their visit, and the stretch of windows of one
+    step.
+    """
 
     occurrence: int = 0
     visit: int = 1
@@ -38,19 +42,21 @@ class Visits:
     def __init__(self) -> None:
         self._counted: dict[tuple[int, str | None], _Counted] = {}
         self._stretches: dict[str | None, tuple[int, int]] = {}
-        """Of each role: the step of its last window, and how often that has changed."""
-        self._lock = threading.RLock()  # reentrant: a signal handler may come in between
+        """For each role, the step of its last window, and how often it has changed."""
+        self._lock = threading.RLock()  # reentrant: a signal handler may interrupt
         self._is_told = False
 
     def pass_by(self, step: int, role: str | None) -> None:
-        """A window enters, selected or not."""
+        """Note a window, selected or not."""
         last, stretch = self._stretches.get(role, (step, 0))
         if len(self._stretches) >= MOST_ROLES:
             self._stretches.clear()
         self._stretches[role] = (step, stretch + (last != step))
 
     def enter(self, step: int, role: str | None, *, came_before: bool) -> tuple[int, int]:
-        """Return the number of a selected window among those of its step and role, and that of the visit: of one that was forgotten any number above 1."""
+        """Return the number of a selected window among those of its step and role, and the number of
+        its visit. A forgotten one gets a number above 1.
+        """
         with self._lock:
             counted = self._counted.get((step, role))
             stretch = self._stretches.get(role, (step, 0))[1]
@@ -69,7 +75,7 @@ class Visits:
             return counted.occurrence, counted.visit
 
     def current(self, step: int, role: str | None) -> int:
-        """Return the visit that a step is in."""
+        """Return the current visit of a step."""
         counted = self._counted.get((step, role))
         return 1 if counted is None else counted.visit
 

@@ -1,7 +1,8 @@
-"""Another job that records under the run id of this one while both live: how a process notices it, and how a reader keeps the two apart.
+"""Detect another live job that records under the same run id, and keep the two apart when reading.
 
-Jobs share a run id where both have one STEPPROF_RUN_ID. Then a rank of each writes the same step. What several groups of ranks of one job record at one time belongs together, so that equal ranks prove
-nothing: each fragment says of which job it is, and which living process of another job had written as the same rank.
+Jobs share a run id if both have the same STEPPROF_RUN_ID. Then a rank of each writes the same step.
+Several groups of ranks of one job may have equal ranks too, so equal ranks prove nothing. Each
+fragment has its job, and the live process of another job that wrote as the same rank.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ Entry = Mapping[str, Any]
 
 
 def rival_in(fragment: Path, writer: Mapping[str, object], job: str | None) -> dict[str, Any] | None:
-    """Return the writer of a fragment where it is a living process of another job.
+    """Return the writer of a fragment if it is a live process of another job.
 
     Args:
-        fragment: of the same rank and role as the caller's own.
+        fragment: a fragment of the same rank and role as the caller's own.
         writer: the calling process.
-        job: its job; None: not known, and nothing is said.
+        job: its job; None: unknown, and the result is None.
     """
     try:
         content = read_table(fragment)
@@ -38,7 +39,8 @@ def rival_in(fragment: Path, writer: Mapping[str, object], job: str | None) -> d
 
 
 def jobs_apart(targets: Iterable[Sequence[tuple[tuple[int, int], Entry]]]) -> list[set[object]]:
-    """Return jobs in groups, in the order of time: those of different groups recorded the same target at once. Usually there is one group.
+    """Return the jobs in groups, in the order of time. Jobs of different groups recorded the same
+    target at the same time. Usually there is one group.
 
     Args:
         targets: for each rank in a role, its entries with their times.
@@ -70,7 +72,7 @@ def _overlap(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -
 
 
 def sentences(windows: Iterable[Entry]) -> list[str]:
-    """Return what is to be said of ranks that a living process of another job had recorded: one sentence per rank and role."""
+    """Return one sentence per rank and role that a live process of another job had recorded."""
     found = {}
     for window in windows:
         other = window.get("rival")

@@ -1,7 +1,7 @@
-"""The times of one entry of the manifest: when it was entered, armed and begun, when it ended, and the CPU time in between.
+"""The times of one manifest entry: entered, armed, begun, ended, and the CPU time in between.
 
-A window has one, and so has each region that is captured by itself. Only what is selected is timed: a reading of the CPU clocks
-is a call of the system.
+Each window, and each separately captured region, has one. Only selected ones are timed, because a
+reading of the CPU clocks is a system call.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["Timing"]
 
 
 class Timing:
-    """Times by ``perf_counter_ns``; the manifest gets them as `keys`.
+    """Times by ``perf_counter_ns``; `keys` converts them for the manifest.
 
     Args:
         entered_ns: when the window or the region was entered.
-        waited_seconds: how long it had waited by then for another capture to be stopped.
+        waited_seconds: how long it had waited for the stop of another capture.
     """
 
     __slots__ = (
@@ -49,16 +49,16 @@ class Timing:
         self._thread_cpu_ns: int | None = None
 
     def waited(self, seconds: float) -> None:
-        """Count a wait that is over now."""
+        """Add a completed wait."""
         self.waited_seconds += seconds
         self.entered_ns = time.perf_counter_ns()
 
     def armed(self, began_ns: int, ended_ns: int) -> None:
-        """Note when the backend was armed for it: since the entry, or long before."""
+        """Set when the backend was armed for it: after the entry, or long before."""
         self._armed = (began_ns, ended_ns)
 
     def begin(self, now_ns: int) -> None:
-        """The body begins, on this thread; one whose capture is over by now has begun for it."""
+        """Begin the body on this thread, also if its capture has ended already."""
         if self.ended_ns is not None:
             return
         self.began_ns = now_ns
@@ -67,13 +67,14 @@ class Timing:
         self._cpu_began_ns = time.process_time_ns()
 
     def end(self, now_ns: int, *, moved: bool = False) -> bool:
-        """The body has ended, or the capture of it before; only the first of the two counts. Returns whether this was it.
+        """End the body, or its capture before it. Only the first call counts; return whether this was
+        it.
 
-        A body that never began is one without length.
+        A body that never began has no length.
 
         Args:
             now_ns: when it ended.
-            moved: the body may have gone on in another thread: the calling one tells.
+            moved: the body may have continued in another thread, the calling one.
         """
         if self.ended_ns is not None:
             return False
@@ -89,7 +90,7 @@ class Timing:
         return True
 
     def keys(self, anchor: Anchor) -> dict[str, Any]:
-        """What is known by now, as the keys of the manifest."""
+        """Return the known times as keys of the manifest."""
         begun, ended, armed = self.began_ns, self.ended_ns, self._armed
         start_ns = None
         if begun is not None:
@@ -113,9 +114,11 @@ def _seconds(nanoseconds: int | None) -> float | None:
 
 
 def _cpu_ns_of(thread: int) -> int | None:
-    """The CPU time of another thread of this process; None where it has ended, or the system does not tell."""
+    """Return the CPU time of another thread of this process; None if it has ended, or the system does
+    not tell.
+    """
     try:
-        # the clock's number as Linux makes it: of one thread (4), the time that the scheduler has counted (2)
+        # the clock's number on Linux: of one thread (4), the time counted by the scheduler (2)
         return time.clock_gettime_ns((~thread << 3) | 4 | 2)
     except (AttributeError, OSError):
         return None

@@ -1,6 +1,7 @@
-"""What each field of a fragment and of `run.json` may be: its type, and the range in which it can be true.
+"""Check the fields of fragments and of `run.json`: their types and their possible ranges.
 
-A number beyond its range is no larger truth but damage, or an attack: a reader that counts up to a `world_size` of 10**18 never ends.
+A number beyond its range is damage or an attack: a reader that counts up to a `world_size` of
+10**18 never ends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = [
 
 LARGEST_NS = 1 << 62
 LARGEST_OFFSET_NS = 1 << 61
-"""Of a clock: 73 years."""
+"""73 years."""
 LARGEST_STEP = 10**18
 MOST_RANKS = 1 << 20
 LONGEST_TEXT = 1 << 16
@@ -33,11 +34,11 @@ LONGEST_NAME = 255
 _LARGEST_SECONDS = 1e12
 
 _Check = Callable[[Any], "str | None"]
-"""Gives what is wrong with a value, to follow it in a message; None: nothing."""
+"""Returns the problem of a value, to follow it in a message; None: there is none."""
 
 
 def wrong(key: str, value: object) -> str | None:
-    """Return what is wrong with the value of a field; None: nothing, or the field is not known here.
+    """Return the problem of a field's value; None: there is none, or the field is unknown here.
 
     >>> wrong("world_size", 10**18), wrong("start_seconds", float("inf")), wrong("world_size", 8)
     ('is not between 0 and 1048576', 'is no number', None)
@@ -53,19 +54,19 @@ def cut(value: object, most: int = 120) -> str:
 
 
 def is_rank(value: object) -> bool:
-    """Return whether a value is a global rank, or what a process without one is called."""
+    """Return whether a value is a global rank, or the name of a process without one."""
     if type(value) is int:
         return 0 <= value < MOST_RANKS
     return type(value) is str and 0 < len(value) <= LONGEST_NAME
 
 
 def is_step(value: object) -> bool:
-    """Return whether a value is the number of a step."""
+    """Return whether a value is a step number."""
     return type(value) is int and 0 <= value <= LARGEST_STEP
 
 
 def path_problem(path: object) -> str | None:
-    """Return why a text is no path of a file below a step's folder; None: it is one."""
+    """Return why a string is no path of a file below a step's folder; None: it is one."""
     if not isinstance(path, str):
         return "without a path"
     parts = PurePosixPath(path).parts

@@ -1,7 +1,8 @@
-"""The entries of a fragment (windows, engines, clocks), as a reader may rely on them.
+"""Read the entries of a fragment: windows, engines, clocks.
 
-A fragment comes from another process, perhaps of another version, perhaps over a disk that was full. So each entry gets every key with a type that no table or report stumbles over, and what had to
-be put right is reported; a path that leaves the step's folder is never followed. Here, too, `lost` becomes what it means at this moment.
+A fragment comes from another process, perhaps of another version, perhaps from a full disk. Each
+entry gets every key with a valid type, and each correction is reported. A path that leaves the
+step's folder is never followed. A pending `lost` entry gets its current status.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _IDENTITY = ("boot_id", "pid_namespace")
 
 
 def read_window(data: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
-    """Return a window with every key, and what was wrong with it.
+    """Return a window with every key, and its problems.
 
-    `boot_id` and `pid_namespace` are the writer's, where the window is of its process.
+    `boot_id` and `pid_namespace` are the writer's, if the window is of the writer's process.
     """
     entry, problems = WindowEntry.from_dict(data)
     _say_what_it_means(entry, writer, ended="exporting")
@@ -35,14 +36,16 @@ def read_window(data: Mapping[str, Any], writer: object) -> tuple[dict[str, Any]
 
 
 def read_engine(data: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
-    """Return an engine's part of a window in the same way; the writer is the process that drives it."""
+    """Return an engine's entry and its problems; the writer is the process that drives the engine."""
     entry, problems = EngineEntry.from_dict(data)
     _say_what_it_means(entry, writer, ended="flushing")
     return {**entry.to_dict(), "process": _process(writer)}, problems
 
 
 def _say_what_it_means(entry: CaptureEntry, writer: object, *, ended: str) -> None:
-    """Make of a pending entry what it means at this moment: its process is still at it, has lost it, or is out of sight."""
+    """Set the current status of a pending entry: its process still works on it, is dead, or cannot be
+    checked from here.
+    """
     if not entry.pending:
         return
     alive = _is_alive(writer)
@@ -58,7 +61,9 @@ def _say_what_it_means(entry: CaptureEntry, writer: object, *, ended: str) -> No
 
 
 def read_after(key: str, data: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
-    """Return the result of an upload or a command, or what was deleted; of a key in `AFTER`."""
+    """Return the result of an upload or a command, or a deletion, and its problems; `key` is one of
+    `AFTER`.
+    """
     entry, problems = AFTER[key].from_dict(data)
     if isinstance(entry, CompletionEntry) and entry.status == "lost" and _is_alive(writer):
         entry.update(status="running", error=None)
@@ -66,7 +71,7 @@ def read_after(key: str, data: Mapping[str, Any], writer: object) -> tuple[dict[
 
 
 def read_clock(entry: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """A comparison of clocks; None where it compares nothing."""
+    """Return a comparison of clocks, or None if it is invalid, and its problems."""
     clock = {**_CLOCK, **entry}
     for key in ("offset_ns", "error_ns"):
         if clock[key] is None or wrong(key, clock[key]):
@@ -78,7 +83,7 @@ def read_clock(entry: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[st
 
 
 def _process(writer: object) -> str:
-    """What tells the process that wrote a fragment from all others; its machine comes first."""
+    """Return the identity of the process that wrote a fragment, its machine first."""
     if not isinstance(writer, dict):
         return "unknown"
     keys = ("pid_namespace", "pid", "pid_start")

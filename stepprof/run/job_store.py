@@ -1,7 +1,8 @@
-"""The key-value store of an initialised torch.distributed job: where its ranks agree on their run.
+"""The key-value store of an initialised torch.distributed job, where its ranks agree on their run.
 
-The first rank that asks proposes its run, the others get the answer. Each asks once, in one round trip to the store's server. That is no collective: no rank waits for another one. The question
-is asked on a thread of its own, so that a server that does not answer delays `init` by a bounded time and never hangs the job.
+The first rank proposes its run, and the others get the answer. Each rank asks once, in one round
+trip, without waiting for other ranks. A separate thread asks, so a server that does not answer
+delays `init` by a bounded time.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from stepprof.run.names import is_plain_name
 __all__ = ["JobStore"]
 
 ANSWER_SECONDS = 10.0
-"""How long an answer of the store is waited for."""
+"""Maximum seconds to wait for an answer of the store."""
 
 
 class JobStore:
-    """The store as the ranks of one run see it.
+    """The store, as the ranks of one run use it.
 
     Args:
-        number: how many runs this process has opened, this one included: a job that ends its run and begins another one agrees anew.
+        number: number of runs that this process has opened, including this one: a job that begins another run agrees again.
     """
 
     def __init__(self, number: int) -> None:
@@ -33,16 +34,16 @@ class JobStore:
 
     @staticmethod
     def is_up() -> bool:
-        """Whether torch.distributed is initialised, with more than one rank."""
+        """Return whether torch.distributed is initialised, with more than one rank."""
         distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
-        # another thread may be in the middle of importing it
+        # another thread may be importing it
         initialized = getattr(distributed, "is_initialized", None)
         if initialized is None or not distributed.is_available() or not initialized():
             return False
         return bool(distributed.get_world_size() > 1)
 
     def agree(self, run_id: str) -> str | None:
-        """Return the run of the job: this one, unless another rank came first; None where the store does not answer, or answers with no plain name."""
+        """Return the run of the job: this one, unless another rank came first. None: no valid answer."""
         answer: str | None = _bounded(lambda store: store.compare_set(self._key, "", run_id).decode())
         if answer is None or is_plain_name(answer):
             return answer
@@ -52,12 +53,12 @@ class JobStore:
         return None
 
     def is_first_to_complain(self) -> bool:
-        """Whether no other rank has logged that the ranks do not agree."""
+        """Return whether no other rank has logged the disagreement of the ranks."""
         return _bounded(lambda store: int(store.add(f"{self._key}/complaints", 1))) in (1, None)
 
 
 def _bounded(ask: Callable[[Any], Any]) -> Any:
-    """What the store answers, or None; the reason is logged."""
+    """Return the answer of the store, or None; the reason is logged."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work() -> None:

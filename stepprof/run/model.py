@@ -1,7 +1,7 @@
-"""The values that everybody passes around.
+"""Plain values: windows, artifacts, annotations, captures.
 
-A window or an artifact is a fact at a moment: it owns no file, no lock and no profiler. Keeping them apart from
-what acts on them is what lets the recording side, the export job and the log speak of the same thing without sharing state.
+They own no file, no lock and no profiler. So the session, the export job and the log can use them
+without sharing state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["WHOLE_STEP", "Annotation", "Artifact", "Capture", "Outcome", "Window
 Outcome = Literal["complete", "joined", "partial", "skipped", "failed", "lost"]
 
 WHOLE_STEP = "step"
-"""What a window without a role is called in labels and paths; reserved as a role name."""
+"""The name of a window without a role in labels and paths; reserved as a role name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Window:
     occurrence: int = 1
     version: int | str | None = None
     visit: int = 1
-    """How often the loop had come to this step number by then: 2 where it was used again, as in a second epoch."""
+    """The number of the loop's visit to this step number: 2 in a second epoch that uses it again."""
 
     @property
     def name(self) -> str:
-        """What the window is called: its role, or ``step`` for the whole step.
+        """Return the role of the window, or ``step`` for the whole step.
 
         >>> Window(step=2, role=None).name
         'step'
@@ -43,7 +43,7 @@ class Window:
 
     @property
     def fields(self) -> dict[str, object]:
-        """Return what attributes a log line to the window.
+        """Return the fields of the window's log lines.
 
         >>> Window(step=2, role="actor").fields
         {'step': 2, 'role': 'actor', 'occurrence': 1}
@@ -53,28 +53,29 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file that a capture left: ``path`` is relative to the step's folder, with forward slashes."""
+    """A file of a capture. ``path`` is relative to the step's folder, with forward slashes."""
 
     path: str
     kind: str
     bytes: int
     events: int | None = None
     ended_ns: int | None = field(default=None, compare=False)
-    """When its recording ended, by the clock of the process that recorded it; None: the file does not say."""
+    """The end of the recording, on the clock of the recording process; None: not in the file."""
     written_ns: int | None = field(default=None, compare=False)
-    """When that process had written it, by the clock of the file system."""
+    """When the file was written, on the clock of the file system."""
     began_ns: int | None = field(default=None, compare=False)
-    """When its recording began, by the clock of the process that recorded it; None: the file does not say."""
+    """The start of the recording, on the clock of the recording process; None: not in the file."""
     forward_steps: int = field(default=0, compare=False)
-    """How many forward steps of an engine are in it, by the names that vLLM and SGLang give them."""
+    """Number of an engine's forward steps in it, by the names that vLLM and SGLang give them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What a backend cannot hold on a thread's stack (coroutines, attributes, windows): the export job writes it in.
+    """What a backend cannot hold on a thread's stack (coroutines, attributes, windows). The export job
+    adds it to the trace.
 
-    ``kind`` is ``region``, ``window``, ``mark`` or ``counter``; times are nanoseconds since the Unix epoch; ``thread`` is the
-    operating system's thread id.
+    ``kind`` is ``region``, ``window``, ``mark`` or ``counter``; times are nanoseconds since the Unix epoch;
+    ``thread`` is the thread id of the operating system.
     """
 
     name: str
@@ -88,10 +89,11 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a backend is given: which window, and where its artifacts belong.
+    """What a backend is given: the window, and the place of its artifacts.
 
-    ``folder`` is the step's folder and exists. ``stem`` (``actor/rank-0``) is the claimed path of the artifact below it, without
-    a suffix; its parent exists. ``metadata`` is what the artifact states about itself.
+    ``folder`` is the step's folder and exists. ``stem`` (``actor/rank-0``) is the claimed path of the
+    artifact below it, without a suffix; its parent exists. ``metadata`` is written into the
+    artifact.
     """
 
     window: Window

@@ -1,6 +1,7 @@
-"""Which spans of a step belong to the occurrence that is read, in the files of one process.
+"""Find the spans of one occurrence of a step, in the files of one process.
 
-The spans of a step have its number, whichever time it was used. So the windows of the process say when it visited the step, and the recorded windows say which visit is meant.
+All spans of a step have its number, whichever visit they are of. The windows of a process show when
+it visited the step, and the recorded windows show which visit is meant.
 """
 
 from __future__ import annotations
@@ -34,25 +35,27 @@ __all__ = [
 ]
 
 SpanWindow = tuple["str | None", int, int]
-"""The role of a window, its beginning and its end."""
+"""The role of a window, its start and its end."""
 ALWAYS = (-(1 << 63), 1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """The recorded occurrences of a step by the clock of one process, and which of them is read. Small, so that it can travel."""
+    """The recorded occurrences of a step on the clock of one process, and the selected one. Small, to
+    be sent to other processes.
+    """
 
     spans: tuple[Span | None, ...]
-    """When each was recorded; None: this process took no part in it."""
+    """The times of each occurrence; None: this process took no part."""
     index: int
     comparable: bool = True
-    """Whether the times are on the clock of the process; else its visits can be matched by their order alone."""
+    """Whether the times are on the clock of the process. If not, visits are matched by their order."""
 
     def bounds(self, visits: Sequence[Span]) -> Span | None:
-        """Return from when to when spans begin that are of the occurrence; None: that is not known.
+        """Return the interval in which spans of the occurrence begin; None: unknown.
 
         Args:
-            visits: when the process visited the step.
+            visits: the visits of the process to the step.
         """
         if not visits and self.comparable and self.spans[self.index] is not None:
             return self._between()
@@ -67,7 +70,7 @@ class Portion:
         )
 
     def chosen(self, visits: Sequence[Span]) -> int | None:
-        """Return which of these visits is of the occurrence; None: none of them, or it is not known which."""
+        """Return the index of the visit that is the occurrence; None: none is, or it is unknown."""
         if not self.comparable:
             return self.index if self._is_in_order(visits) else None
         wanted = self.spans[self.index]
@@ -77,17 +80,19 @@ class Portion:
         return min(mine, key=lambda number: gap(wanted, visits[number]), default=None)
 
     def since(self, time: int, visit: Span) -> int:
-        """Return how long after the beginning of the occurrence a time is, in a visit of it."""
+        """Return the time since the start of the occurrence, for a time in a visit of it."""
         wanted = self.spans[self.index]
         return time - (visit if wanted is None or not self.comparable else wanted)[0]
 
     def distance(self, visit: Span) -> int:
-        """Return how far a visit is from what was recorded; 0 where no clock says it."""
+        """Return the distance of a visit from the recorded times; 0 if no clock is comparable."""
         wanted = self.spans[self.index]
         return gap(wanted, visit) if self.comparable and wanted is not None else 0
 
     def _is_in_order(self, visits: Sequence[Span]) -> bool:
-        """Whether the process visited the step as often as it was recorded, with the same pauses."""
+        """Return whether the process visited the step as often as it was recorded, with the same
+        pauses.
+        """
         if len(visits) != len(self.spans):
             return False
         pairs = [(span, visit) for span, visit in zip(self.spans, visits, strict=True) if span is not None]
@@ -102,7 +107,9 @@ class Portion:
         return min(known)[1]
 
     def _between(self) -> Span:
-        """From half-way after the occurrence before to half-way before the next one."""
+        """Return the interval from half-way after the previous occurrence to half-way before the next
+        one.
+        """
         edges = [span for span in self.spans if span is not None]
         at = edges.index(self.spans[self.index])  # type: ignore[arg-type]
         begin = ALWAYS[0] if at == 0 else (edges[at - 1][1] + edges[at][0]) // 2
@@ -111,7 +118,7 @@ class Portion:
 
 
 def own_clock(window: Mapping[str, Any]) -> tuple[object, int]:
-    """Return the clock of a window where none was compared with another one: that of its host."""
+    """Return the clock of a window that was compared with no other clock: its host's."""
     return window["host"], 0
 
 
@@ -120,8 +127,8 @@ class Portions:
 
     Args:
         occurrences: the windows of each occurrence.
-        index: the one that is read.
-        clock_of: the common clock of a window (that of its island), and what its own clock is ahead of it.
+        index: the selected one.
+        clock_of: returns the common clock of a window, and how far its own clock is ahead of it.
     """
 
     def __init__(
@@ -151,14 +158,14 @@ class Portions:
     def of(
         self, host: object, pid: object, rank: object, clock: object, offset_ns: int = 0
     ) -> Portion | None:
-        """Return the portion of a process; None: no window says when anything was recorded.
+        """Return the portion of a process; None: no window has a time.
 
         Args:
-            host: where it ran.
+            host: its host.
             pid: its process id there.
             rank: its rank.
-            clock: the common clock that its own one was compared with; its host where none was.
-            offset_ns: what its clock is ahead of the common one.
+            clock: the common clock of its host; the host itself if its clock was compared with no other.
+            offset_ns: how far its clock is ahead of the common one.
         """
         if not self._own:
             return None
@@ -179,16 +186,16 @@ class ReadStep:
 
     manifest: dict[str, Any]
     portions: Portions
-    """Which spans are of it."""
+    """Which spans belong to it."""
     number: int
     count: int
-    """How many were recorded."""
+    """Number of recorded occurrences."""
     notes: list[str]
-    """What says that there are others."""
+    """Notes that there are others."""
 
 
 def read_occurrence(path: Path, step: int, wanted: int | None) -> ReadStep:
-    """Read one occurrence of a step, the last one where none is named. Raises ConfigError where it is not recorded."""
+    """Read one occurrence of a step; None: the last one. Raise ConfigError if it is not recorded."""
     manifests = split(read_step(path, step))
     number = choose(len(manifests), wanted, step)
     portions = Portions([manifest["windows"] for manifest in manifests], number - 1)
@@ -198,11 +205,12 @@ def read_occurrence(path: Path, step: int, wanted: int | None) -> ReadStep:
 
 
 def visits_of(windows: Iterable[SpanWindow], others: Callable[[], Iterable[SpanWindow]]) -> list[Span]:
-    """Return when a process visited a step: from the first window of a visit to its last one's end.
+    """Return the visits of a process to a step, each from the start of its first window to the end of
+    its last.
 
     Args:
-        windows: of the step.
-        others: gives the windows of all other steps; asked for only where a role has several windows of this one.
+        windows: the windows of the step.
+        others: returns the windows of all other steps; called only if a role has several windows of this one.
     """
     ordered = sorted(windows, key=lambda window: window[1])
     if max(Counter(role for role, _, _ in ordered).values(), default=1) == 1:
@@ -222,14 +230,14 @@ def within(
     step: int,
     findings: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-    """Yield the spans of a step that are of the occurrence that is read.
+    """Yield the spans of the selected occurrence of a step.
 
     Args:
-        spans: of the step, those of one process together.
-        portions: of its occurrences.
-        folder: of the span files.
+        spans: the spans of the step, those of one process together.
+        portions: the portions of its occurrences.
+        folder: the folder of the span files.
         step: the step.
-        findings: gets {file, problem} for each process whose spans may be of another occurrence, and are left out.
+        findings: receives {file, problem} for each process whose spans are omitted, because they may be of another occurrence.
     """
     files: dict[str, list[Path]] = {}
 
@@ -268,12 +276,14 @@ def within(
 def superseded(
     processes: Sequence[tuple[Sequence[SpanWindow], Callable[[], Iterable[SpanWindow]], Portion]],
 ) -> set[int]:
-    """Return which processes of one rank came to a step at another time than the one that is read, as those of a job before its restart.
+    """Return the processes of one rank that visited the step at another time, such as those of a job
+    before its restart.
 
-    Of processes that had a window of the same role in the step, one after the other, the one nearest in time to what was recorded is meant.
+    Of several processes with a window of the same role, one after another, the one nearest in time
+    to the recorded times is selected.
 
     Args:
-        processes: the windows of each in the step, what gives those of other steps, and which portion of its spans is read.
+        processes: for each its windows in the step, a function that returns those of other steps, and its portion.
     """
     meant: list[tuple[set[str | None], Span]] = []
     found: list[tuple[int, int, set[str | None], Span]] = []
@@ -295,12 +305,12 @@ def superseded(
 
 
 def unclear(step: int, visits: int, recorded: int) -> str:
-    """Return the sentence about a process whose spans of a step may be of any occurrence.
+    """Return the finding about a process whose spans may be of any occurrence.
 
     Args:
         step: the step.
-        visits: how often the process visited it.
-        recorded: how many occurrences were recorded.
+        visits: number of visits of the process.
+        recorded: number of recorded occurrences.
     """
     often = "once" if visits == 1 else f"{visits} times"
     return (
@@ -320,7 +330,9 @@ def windows_in(paths: Iterable[Path], step: int) -> Iterator[SpanWindow]:
 
 
 def other_windows(paths: Iterable[Path], step: int) -> Iterator[SpanWindow]:
-    """Yield the windows of all other steps in the span files of a process; what is damaged is reported where the step itself is read."""
+    """Yield the windows of all other steps in the span files of a process. Damaged lines are reported
+    with the step itself.
+    """
     for path in paths:
         with contextlib.suppress(OSError):
             for line in span_lines(path, windows=True):
@@ -330,7 +342,7 @@ def other_windows(paths: Iterable[Path], step: int) -> Iterator[SpanWindow]:
 
 
 def window_of(span: Mapping[str, Any]) -> SpanWindow | None:
-    """Return the role and the times of a window's span; None for any other."""
+    """Return the role and the times of a window's span; None for any other span."""
     role, begin, duration = span.get("role"), span.get("start"), span.get("dur")
     if span.get("kind") != "window" or type(begin) is not int or type(duration) is not int:
         return None

@@ -1,10 +1,13 @@
-"""Tell the occurrences of a step apart: each time that the training loop came to its number.
+"""Separate the occurrences of a step: each visit of the training loop to its number.
 
-A number is used again where the loop counts from 0 in each epoch, or where a job is restarted under its run id. The manifest of the step then holds windows of several times. Here each fragment
-gets the number of its occurrence, in the order of time, and a manifest is narrowed to one of them.
+A number is used again if the loop counts from 0 in each epoch, or if a job is restarted under its
+run id. The manifest of the step then has windows of several visits. This module numbers the
+occurrence of each fragment, in the order of time, and narrows a manifest to one occurrence.
 
-What one target (a rank in a role, the engines of one driver) recorded comes in a sure order: by its visits, its processes and its clock. The first of each target belongs to the first occurrence,
-the second to the second. A target that has fewer than the others is placed by time, on the clock of its machine where another target of that machine has all of them.
+The records of one target (a rank in a role, the engines of one driver) have a certain order: by
+visit, process and clock. The first of each target belongs to the first occurrence, the second to
+the second. A target with fewer records is placed by time, on the clock of a machine that has all of
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from stepprof.run.conflicts import jobs_apart
 __all__ = ["Span", "choose", "gap", "number_fragments", "of_fragments", "split", "told"]
 
 Span = tuple[int, int]
-"""When something began and ended."""
+"""The start and the end of something."""
 _NUMBER = re.compile(r"(\.\d+)?\.json$")
 
 
@@ -46,8 +49,8 @@ def number_fragments(
 
     Args:
         entries: windows and engines of a step, as `read_step` returns them.
-        offset_of: what the clock of an entry is ahead of the common one.
-        by_other_clocks: gets the fragments that were placed by times of other machines.
+        offset_of: returns how far the clock of an entry is ahead of the common one.
+        by_other_clocks: receives the fragments that were placed by times of other machines.
     """
     entries = list(entries)
     timed: dict[str, list[tuple[Span, Mapping[str, Any]]]] = defaultdict(list)
@@ -66,7 +69,7 @@ def number_fragments(
 
 
 def _target(entry: Mapping[str, Any]) -> str:
-    """Return what an entry is of: a rank in a role, or the engines of one driver."""
+    """Return the target of an entry: a rank in a role, or the engines of one driver."""
     return _NUMBER.sub("", str(entry["fragment"]).rpartition("/")[2])
 
 
@@ -75,7 +78,7 @@ def _number_jobs(
     offset_of: Callable[[Mapping[str, Any]], int],
     by_other_clocks: set[str] | None,
 ) -> dict[str, int]:
-    """Number the fragments of jobs that did not run at once."""
+    """Number the fragments of jobs that did not overlap."""
     targets: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     untimed = []
     for entry in entries:
@@ -103,7 +106,7 @@ def _number_jobs(
 
 
 def _nearest(unit: _Unit, spans: Mapping[tuple[int, str | None], Span], clock: str | None, most: int) -> int:
-    """Return the occurrence that is nearest in time, by its times on this clock; None: on all of them."""
+    """Return the nearest occurrence in time, by its times on this clock; None: on all of them."""
     return min(range(1, most + 1), key=lambda number: gap(spans[number, clock], (unit.begin, unit.end)))
 
 
@@ -121,7 +124,7 @@ def split(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def of_fragments(manifest: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """Return a manifest with the entries of some fragments, what came after their artifacts, and the findings of these and of no other occurrence."""
+    """Return a manifest with the entries of some fragments, their post-step work, and their findings."""
     of = {
         kind: [entry for entry in manifest[kind] if is_wanted(entry["fragment"])]
         for kind in ("windows", "engines")
@@ -145,7 +148,9 @@ def of_fragments(manifest: Mapping[str, Any], is_wanted: Callable[[str], bool]) 
 
 
 def choose(count: int, wanted: int | None, step: int) -> int:
-    """Return which occurrence is meant, the last one where none is named. Raises ConfigError where it is not recorded."""
+    """Return the number of the wanted occurrence; None: the last one. Raise ConfigError if it is not
+    recorded.
+    """
     if wanted is None:
         return count
     if not 1 <= wanted <= count:
@@ -156,7 +161,7 @@ def choose(count: int, wanted: int | None, step: int) -> int:
 
 
 def told(count: int, chosen: int, step: int) -> list[str]:
-    """Return the sentence that says that there are other occurrences."""
+    """Return a sentence if there are other occurrences."""
     if count == 1:
         return []
     return [
@@ -165,14 +170,16 @@ def told(count: int, chosen: int, step: int) -> list[str]:
 
 
 def gap(one: Span, other: Span) -> int:
-    """Return how far two times are apart; below 0 where they overlap, by as much."""
+    """Return the distance of two intervals; negative if they overlap, by the overlap."""
     return max(one[0], other[0]) - min(one[1], other[1])
 
 
 def _units(
     entries: Sequence[Mapping[str, Any]], offset_of: Callable[[Mapping[str, Any]], int]
 ) -> Iterator[_Unit]:
-    """What one target recorded, visit by visit. Processes that recorded at one time are several groups of ranks, in one visit."""
+    """Yield the records of one target, visit by visit. Processes that recorded at the same time are
+    several groups of ranks, in one visit.
+    """
     unit: _Unit | None = None
     timed = [(_times(entry, offset_of(entry)), entry) for entry in entries]
     for (begin, end), entry in sorted(timed, key=lambda each: (each[0], each[1]["fragment"])):

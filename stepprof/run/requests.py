@@ -1,10 +1,10 @@
-"""Requests for a recording that are made while a job runs: what they say, and how they lie in the run directory.
+"""Requests for a recording while a job runs, and their files in the run directory.
 
     <run>/requests/<name>.json           one request, readable by its user alone, never changed
-    <run>/requests/<name>.withdrawn      beside it: it holds no more
+    <run>/requests/<name>.withdrawn      the request is withdrawn
 
-A request is checked like the configuration, by the process that makes it and again by each session that reads it: a file of another user, a
-half-written or hostile one is logged and left alone.
+The process that makes a request checks it like a configuration, and each session that reads it
+checks it again. A damaged file, or one of another user, is logged and ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIXED = ("enabled", "steps")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Record these steps, whatever the configuration says of steps; everything else as configured, but for the ``changes``.
+    """Record these steps. Everything else is as configured, except for the ``changes``.
 
     >>> request = Request.make(7, count=2, role="actor", ranks="all", max_seconds=30)
     >>> str(request.steps), request.concerns("actor"), request.concerns("rollout")
@@ -60,16 +60,16 @@ class Request:
     role: str | None = None
     """None: windows of every role, and those without one."""
     changes: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """What is different from the configuration: the keys of a role's table, as they were written."""
+    """Changes to the configuration: keys of a role's table, as written."""
     reason: str = "trigger"
-    """Why it was made: for the log and for readers of the run."""
+    """The reason for the request, for the log and for readers of the run."""
     made_unix_ns: int = 0
     by: str = ""
-    """Who made it, for a reader; whose it is, the file's owner says."""
+    """The requester, for readers. The owner of the file decides."""
     _laid: RolePolicy = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check every field; raises ConfigError."""
+        """Check every field; raise ConfigError."""
         if not _is_name(self.name):
             raise ConfigError.at("name", self.name, 'not fit for a file name; did you mean "request-1"?')
         whole(0)(self.step, "step")
@@ -91,7 +91,9 @@ class Request:
     def make(
         cls, step: int, *, count: int = 1, role: str | None = None, reason: str = "trigger", **changes: object
     ) -> Request:
-        """Return a new request under a unique name; a change that is None is ignored. Raises ConfigError."""
+        """Return a new request with a unique name. A change that is None is ignored. Raise
+        ConfigError.
+        """
         return cls(
             name=f"step-{step}-{secrets.token_hex(6)}",
             step=step,
@@ -105,7 +107,7 @@ class Request:
 
     @classmethod
     def read(cls, table: object) -> Request:
-        """A request of what `to_dict` made of it. Raises ConfigError."""
+        """Return the request of a mapping that `to_dict` made. Raise ConfigError."""
         if not isinstance(table, Mapping):
             raise ConfigError.at("request", table, "expected a table")
         known = {key: value for key, value in table.items() if key != "schema_version"}
@@ -124,7 +126,7 @@ class Request:
         return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON-able data."""
+        """Return plain JSON-able data."""
         return {
             "schema_version": 1,
             "name": self.name,
@@ -139,32 +141,34 @@ class Request:
 
     @property
     def last_step(self) -> int:
-        """The last step that it asks for."""
+        """Return the last requested step."""
         return self.step + self.count - 1
 
     @property
     def steps(self) -> Steps:
-        """The steps that it asks for."""
+        """Return the requested steps."""
         return Steps(((self.step, self.last_step),))
 
     @property
     def ranks(self) -> Ranks | None:
-        """The ranks that it asks for; None: those of the configuration."""
+        """Return the requested ranks; None: the configured ones."""
         return self._laid.ranks if isinstance(self._laid.ranks, Ranks) else None
 
     def concerns(self, role: str | None) -> bool:
-        """Whether it asks for windows of this role."""
+        """Return whether windows of this role are requested."""
         return self.role is None or self.role == role
 
     def policy(self, base: Policy) -> Policy:
-        """What holds in the steps asked for, where `base` is configured. Raises ConfigError for what cannot stand together."""
+        """Return the policy of the requested steps, based on the configured one. Raise ConfigError for
+        a conflict.
+        """
         with under(f"request {self.name}"):
             policy = resolve(base, self._laid)
         return replace(policy, steps=self.steps) if policy.enabled else policy
 
 
 def place_request(run: Path, request: Request) -> Path:
-    """Write a request into the run directory, for its user alone. Raises OSError."""
+    """Write a request into the run directory, readable by its user alone. Raise OSError."""
     folder = run / REQUESTS
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{request.name}.json"
@@ -174,7 +178,9 @@ def place_request(run: Path, request: Request) -> Path:
 
 
 def withdraw_request(run: Path, name: str) -> bool:
-    """Say that a request holds no more; False where it was withdrawn before. Raises ConfigError where there is none, and OSError."""
+    """Withdraw a request. Return False if it was withdrawn before. Raise ConfigError if it does not
+    exist, or OSError.
+    """
     folder = run / REQUESTS
     if not _is_name(name) or not (folder / f"{name}.json").is_file():
         known = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
@@ -185,14 +191,14 @@ def withdraw_request(run: Path, name: str) -> bool:
 
 
 def read_request(path: Path, uid: int | None) -> Request:
-    """The request in a file that belongs to this user.
+    """Return the request in a file of this user.
 
     Args:
         path: the file.
-        uid: whose it must be; None where the system has no such thing.
+        uid: the required owner; None on systems without users.
 
     Raises:
-        ConfigError: it belongs to another user, is too long, or says what cannot be.
+        ConfigError: it belongs to another user, is too long, or is invalid.
         OSError: it is no plain file, or cannot be read.
     """
     data = read_own(path, uid)

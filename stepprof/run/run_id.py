@@ -1,7 +1,10 @@
-"""Which run a process belongs to: the same answer in every process of a job, without a collective.
+"""Find the run of a process: the same answer in every process of a job, without a collective.
 
-The order is the order of authority: what the user said, then the scheduler that owns the whole job, then the launcher of the ranks, then the process that started this rank. Without any of these the
-process is a job of its own. Where torch.distributed is initialised already, its ranks then settle on one of their answers. Nothing here starts anything: Ray is asked only where the program has imported and initialised it (`ray.get_runtime_context()` would start it).
+In order of authority: the user, the scheduler of the whole job, the launcher of the ranks, the
+process that started this rank. Without any of these the process is a job of its own. If
+torch.distributed is initialised, its ranks then agree on one of their answers. Nothing is started
+here: Ray is asked only if the program has initialised it (`ray.get_runtime_context()` would start
+it).
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|\[::1\]|0\.0\.0\.0")
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The name of the run, and who said so (for run.json: the first thing to look at where two ranks ended in two runs)."""
+    """The name of the run and its source. run.json has both: compare them if two ranks are in two
+    runs.
+    """
 
     run_id: str
     source: str
@@ -49,13 +54,13 @@ def agree_on_run(
     environ: Mapping[str, str],
     store: JobStore | None = None,
 ) -> Agreement:
-    """The run of this process.
+    """Return the run of this process.
 
     Args:
-        output_dir: where runs lie; only the last sources (the parent, a claim per launcher, a claim per process) touch it.
-        store: of the torch.distributed job, to settle on one of several claims.
-        run_id: what the caller said; it must be a plain name.
-        world_size: ranks in the job, where it is known.
+        output_dir: the folder of the runs; only the last sources (the parent, a claim per launcher or process) use it.
+        store: the store of the torch.distributed job, to agree on one of several claims.
+        run_id: the caller's name; it must be a plain name.
+        world_size: number of ranks of the job, if known.
         environ: the environment of the process.
 
     Raises:
@@ -89,7 +94,9 @@ def agree_on_run(
 
 
 def job_key(environ: Mapping[str, str], world_size: int | None) -> str | None:
-    """Return the same text in every process of a job and another one in every other job, whatever the run is called; None where that is not known."""
+    """Return a string that is the same in every process of a job and differs between jobs, whatever
+    the run's name; None if unknown.
+    """
     launched = _ray_job(environ) or _elastic_run(environ)
     if launched:
         return launched
@@ -104,12 +111,14 @@ def job_key(environ: Mapping[str, str], world_size: int | None) -> str | None:
 
 
 def _is_loopback(environ: Mapping[str, str]) -> bool:
-    """Whether the address of the rendezvous names another machine on every machine."""
+    """Return whether the rendezvous address is a loopback address, which names another machine on
+    every machine.
+    """
     return bool(_LOOPBACK.fullmatch(environ["MASTER_ADDR"]))
 
 
 def _claimed(output_dir: Path, world_size: int | None, environ: Mapping[str, str]) -> Agreement:
-    """What the file system says: the run of the parent or of the launcher, or one of this process alone."""
+    """Return the run by the file system: of the parent, of the launcher, or of this process alone."""
     parents = run_of_parent(output_dir) if _is_started_by_rank(environ) else None
     if parents is not None:
         return Agreement(parents, "parent")
@@ -129,9 +138,7 @@ def _slurm_step(environ: Mapping[str, str]) -> str | None:
     parts = [f"slurm-{job}"]
     if environ.get("SLURM_STEP_ID"):
         parts.append(environ["SLURM_STEP_ID"])
-    if (
-        environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    ):  # a job that was put back in the queue counts its steps from zero again
+    if environ.get("SLURM_RESTART_COUNT", "0") != "0":  # a requeued job counts its steps from zero again
         parts.append(f"r{environ['SLURM_RESTART_COUNT']}")
     return ".".join(parts)
 
@@ -142,17 +149,17 @@ def _elastic_run(environ: Mapping[str, str]) -> str | None:
 
 
 def _starts_ranks(environ: Mapping[str, str]) -> bool:
-    """Whether this is the first process of a node under Lightning, which starts the other ranks of the node."""
+    """Return whether this is Lightning's first process of a node, which starts the node's other ranks."""
     return bool(environ.get("NODE_RANK")) and not environ.get("LOCAL_RANK")
 
 
 def _is_started_by_rank(environ: Mapping[str, str]) -> bool:
-    """Whether this is a rank that Lightning's first process of the node has started."""
+    """Return whether Lightning's first process of the node has started this rank."""
     return environ.get("LOCAL_RANK", "0") not in ("", "0") and not environ.get("TORCHELASTIC_RUN_ID")
 
 
 def _rendezvous(environ: Mapping[str, str], world_size: int | None) -> str | None:
-    """What the ranks of one job have in common where their launcher gave it no name; None where this process is alone."""
+    """Return what the ranks of an unnamed job have in common; None if this process is alone."""
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     together = (world_size or 1) > 1 or environ.get("TORCHELASTIC_RUN_ID") == "none" or _starts_ranks(environ)
     return f"{address} {port}" if address and port and together else None
@@ -167,7 +174,7 @@ def _ray_job(environ: Mapping[str, str]) -> str | None:
     except Exception as error:  # noqa: BLE001 - whatever Ray's internals raise, it must not reach the user's init
         from stepprof.log import (
             logger,
-        )  # here alone: readers of a run share this module and need no structlog
+        )  # imported here: readers of a run share this module and need no structlog
 
         logger.warning("run.job_unnamed", reason=f"{type(error).__name__}: {error}")
         return None
@@ -178,7 +185,7 @@ def _ask_ray(ray: Any, environ: Mapping[str, str]) -> str:
     if submitted:
         return submitted
     context = ray.get_runtime_context()
-    ask = getattr(context, "get_session_name", None)  # recent Ray; before, the worker's node knows it
+    ask = getattr(context, "get_session_name", None)  # recent Ray; in older ones the worker's node has it
     session = (
         ask()
         if ask
@@ -188,16 +195,15 @@ def _ask_ray(ray: Any, environ: Mapping[str, str]) -> str:
 
 
 def _ray_submission(ray: Any, environ: Mapping[str, str]) -> str | None:
-    """The id that `ray job submit` gave.
+    """Return the id of `ray job submit`.
 
-    Ray has no public way to ask for it (ray-project/ray#28089). The metadata of the job hold it in the driver and in every worker; the environment does so surely only in the driver.
+    Ray has no public call for it (ray-project/ray#28089). The job's metadata have it in the driver
+    and in every worker; the environment has it reliably only in the driver.
     """
     try:
         metadata = ray._private.worker.global_worker.core_worker.get_job_config().metadata
         return str(metadata["job_submission_id"]) if "job_submission_id" in metadata else None
-    except (
-        AttributeError
-    ):  # a Ray that has moved its internals, or Ray Client, where this process is no worker
+    except AttributeError:  # a Ray with other internals, or Ray Client, where this process is no worker
         pass
     try:
         return str(json.loads(environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"])

@@ -54,7 +54,9 @@ def find_run(output_dir: Path, run: str | None = None) -> Path:
 
 
 def list_runs(output_dir: Path) -> list[Path]:
-    """Return the runs under ``output_dir``, the one that was recorded into last at the end; empty if the folder does not exist."""
+    """Return the runs under ``output_dir``, the one with the latest recording last; empty if the
+    folder does not exist.
+    """
     try:
         folders = [path for path in output_dir.iterdir() if not path.name.startswith(".") and is_run(path)]
     except OSError:
@@ -63,7 +65,7 @@ def list_runs(output_dir: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder has been recorded into; one that may not be looked into is none."""
+    """Return whether a folder is a run; False if it may not be read."""
     try:
         return (path / RUN_FILE).is_file() or bool(steps(path))
     except PermissionError:
@@ -76,12 +78,12 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def run_problems(path: Path) -> list[str]:
-    """Return what is wrong with `run.json`; nothing is where it is missing."""
+    """Return the problems of `run.json`; none if it is missing."""
     return _read_run(path)[1]
 
 
 def _read_run(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return what `run.json` says, without what cannot be; and what that was."""
+    """Return the valid fields of `run.json`, and its problems."""
     content, problem = load_table(path / RUN_FILE)
     if content is None:
         return {}, [problem] if os.path.lexists(path / RUN_FILE) else []
@@ -103,7 +105,7 @@ _RUN_FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 def run_id_of(path: Path) -> str:
-    """What a run is called: by `run.json`, else by its folder."""
+    """Return the id of a run: by `run.json`, else by its folder."""
     return str(read_run(path).get("run_id", path.name))
 
 
@@ -117,14 +119,14 @@ def steps(path: Path) -> list[int]:
 
 
 def find_step(runs: Sequence[Path], step: int | None) -> int:
-    """The step that is meant: the last one recorded where none is named.
+    """Return the number of the step; None: the last recorded one.
 
     Args:
         runs: the folders of one run, of several nodes that share no disk.
         step: its number; None: the last.
 
     Raises:
-        ConfigError: it is not recorded; names the nearest that is.
+        ConfigError: it is not recorded; the message has the nearest one.
     """
     recorded = sorted({number for run in runs for number in steps(run)})
     if not recorded:
@@ -148,12 +150,12 @@ def load_table(file: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def _last_recorded(path: Path) -> int:
-    """When a run was last recorded into: reports and merged timelines that are made later do not count."""
+    """Return the time of the last recording of a run. Later reports and merged timelines do not count."""
     places = [path / RUN_FILE, path / SPANS, *(path / step_folder(step) / MANIFEST for step in steps(path))]
     times = [0]
     for place in places:
         try:
             times.append(place.stat().st_mtime_ns)
-        except OSError:  # a run that has none of these, or loses it while we look
+        except OSError:  # missing, or removed meanwhile
             continue
     return max(times)

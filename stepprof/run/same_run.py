@@ -1,12 +1,14 @@
-"""Whether run directories of one id are parts of one run, copied from nodes without a shared disk, or two runs that have the same name.
+"""Decide whether run directories with one id are parts of one run (of nodes without a shared disk), or
+two runs.
 
-Equal ids prove nothing: `stepprof demo` calls its first run `demo-1` on every machine. What counts as proof of two runs:
+Equal ids prove nothing: `stepprof demo` calls its first run `demo-1` on every machine. Two runs are
+proved by any of these:
 
-* each id was made up by a process for itself;
+* each id was invented by a process for itself;
 * by the clock of one machine, one directory begins after the other one has ended;
 * the same rank of the same role is another process in the other directory, and their times do not show a restart.
 
-Everything else is taken for one run, because machines whose clocks were never compared may be hours apart.
+Everything else is taken for one run: the clocks of machines may differ by hours.
 """
 
 from __future__ import annotations
@@ -32,35 +34,35 @@ Process = tuple[object, ...]
 
 @dataclass(slots=True)
 class Life:
-    """From when to when something was seen, in Unix nanoseconds of its own clock."""
+    """The interval in which something was seen, in Unix nanoseconds of its own clock."""
 
     begin: int
     end: int
 
     def widen(self, begin: int, end: int) -> None:
-        """Cover this time too."""
+        """Extend the interval."""
         self.begin, self.end = min(self.begin, begin), max(self.end, end)
 
     def overlaps(self, other: Life) -> bool:
-        """Whether both were on at any moment."""
+        """Return whether two intervals overlap."""
         return self.begin <= other.end and other.begin <= self.end
 
 
 @dataclass(slots=True)
 class Evidence:
-    """What one run directory shows of its processes. Small, so that it can travel."""
+    """What one run directory shows of its processes. Small, to be sent to other processes."""
 
     founder: tuple[object, ...] | None
-    """The process that described the run in `run.json`, and when."""
+    """The process that wrote `run.json`, and when."""
     named_by: str | None
     life: Life | None = None
     by_boot: dict[str, Life] = field(default_factory=dict)
-    """The same for each machine, by its boot."""
+    """Intervals of each machine, by its boot id."""
     ranks: dict[tuple[object, object], dict[Process, Life]] = field(default_factory=dict)
     """(rank, role) → its processes."""
 
     def note(self, boot: object, begin: object, end: object) -> None:
-        """Something was on, on a machine."""
+        """Extend the interval of a machine."""
         if not _is_time(begin):
             return
         last = end if _is_time(end) else begin
@@ -70,7 +72,9 @@ class Evidence:
 
 
 def evidence_of(path: Path) -> Evidence:
-    """Read what a run directory shows of its processes: `run.json`, the fragments of all steps, the first and last line of each span file."""
+    """Return what a run directory shows of its processes: `run.json`, all fragments, the first and
+    last line of each span file.
+    """
     run = read_run(path)
     writer, created, named_by = (run.get(key) for key in ("writer", "created_unix_ns", "run_id_from"))
     found = Evidence(_founder(run), named_by if isinstance(named_by, str) else None)
@@ -97,7 +101,7 @@ def evidence_of(path: Path) -> Evidence:
 
 
 def why_apart(one: Evidence, other: Evidence) -> str | None:
-    """Why two directories of one id are two runs; None where nothing proves it."""
+    """Return why two directories with one id are two runs; None if nothing proves it."""
     if one.founder is not None and one.founder == other.founder:
         return None  # one is a copy of the other, or of a part of it
     if one.named_by == other.named_by == "process" and None not in (one.founder, other.founder):
@@ -113,13 +117,15 @@ def why_apart(one: Evidence, other: Evidence) -> str | None:
 
 
 def is_part(path: Path, of: Evidence) -> bool:
-    """Whether a directory of the same id may be a part of the run of another one, which is somewhere else. A shared disk is recognised without reading the steps."""
+    """Return whether a directory may be a part of another one's run, with the same id. A shared disk
+    is recognised without reading the steps.
+    """
     founder = _founder(read_run(path))
     return (founder is not None and founder == of.founder) or why_apart(evidence_of(path), of) is None
 
 
 def parts_of_one_run(paths: Sequence[Path]) -> list[list[Path]]:
-    """Group directories of one id by the run that they are parts of, in the given order."""
+    """Group directories with one id by their run, in the given order."""
     groups: list[list[tuple[Path, Evidence]]] = []
     for path in paths:
         found = evidence_of(path) if len(paths) > 1 else Evidence(None, None)
@@ -130,7 +136,9 @@ def parts_of_one_run(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 def _rank_apart(one: Evidence, other: Evidence) -> str | None:
-    """A rank of a role that is one process here and another one there, not one after the other as after a restart."""
+    """Return a rank and role that was a different process here and there at overlapping times, not one
+    after a restart.
+    """
     if one.life is None or other.life is None:
         return None
     at_once = one.life.overlaps(other.life)
@@ -144,7 +152,7 @@ def _rank_apart(one: Evidence, other: Evidence) -> str | None:
 
 
 def _take(found: Evidence, writer: Mapping[str, Any], windows: object) -> None:
-    """Take in the windows of a fragment."""
+    """Add the windows of a fragment."""
     for window in windows if isinstance(windows, list) else []:
         if not isinstance(window, dict) or not _is_time(window.get("start_unix_ns")):
             continue
@@ -177,7 +185,7 @@ def _is_time(value: object) -> bool:
 
 
 def _tables(folder: Path) -> Iterator[dict[str, Any]]:
-    """The fragments of a step; the damaged ones are reported where the step is read."""
+    """Yield the fragments of a step; damaged ones are reported when the step is read."""
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
     except OSError:
@@ -188,7 +196,7 @@ def _tables(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _spans(folder: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """The first line of each span file, when it began and when its last span ended."""
+    """Yield the first line of each span file, its start, and the end of its last span."""
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix == ".jsonl")
     except OSError:

@@ -1,6 +1,7 @@
-"""The entries of a manifest: what processes write, and what readers may rely on.
+"""The entries of a manifest, for writers and readers.
 
-Every entry has every key. Reading accepts whatever another process, another version or a full disk has left: a value that no table or report could use is replaced by the default, and reported.
+Every entry has every key. A reader accepts any content, of another process, another version or a
+full disk: an invalid value is replaced by the default, and reported.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STATUSES: tuple[str, ...] = get_args(Outcome)
 
 E = TypeVar("E", bound="Entry")
 Check = Callable[[Any], "str | None"]
-"""Returns what is wrong with a value, to follow it in a message; None: nothing."""
+"""Returns the problem of a value, to follow it in a message; None: there is none."""
 
 
 @dataclass(eq=False)
@@ -40,15 +41,15 @@ class Entry:
     """
 
     checks: ClassVar[Mapping[str, Check]] = {}
-    """How a field is checked that `stepprof.run.fields` does not know."""
+    """Checks of the fields that `stepprof.run.fields` does not know."""
     optional: ClassVar[tuple[str, ...]] = ()
     """Fields that are not written while they are None."""
 
     other: dict[str, Any] = field(default_factory=dict, repr=False, kw_only=True)
-    """What a newer version has written besides."""
+    """Fields of a newer version."""
 
     def update(self, **values: object) -> None:
-        """Set several fields at once. Raises TypeError for a name that is no field."""
+        """Set several fields at once. Raise TypeError for an unknown name."""
         unknown = values.keys() - vars(self).keys()
         if unknown:
             raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
@@ -66,7 +67,7 @@ class Entry:
 
     @classmethod
     def from_dict(cls: type[E], data: Mapping[str, Any]) -> tuple[E, list[str]]:
-        """Return the entry of a file, and what was wrong with it.
+        """Return the entry of a file, and its problems.
 
         >>> entry, problems = PrunedEntry.from_dict({"files": -1})
         >>> entry.files, problems
@@ -130,7 +131,9 @@ def _unchecked(value: object) -> None:
 
 @dataclass(eq=False)
 class CaptureEntry(Entry):
-    """What windows and engines have in common. It is written ahead as `lost`, which is true if its process dies."""
+    """The common fields of windows and engines. An entry is written ahead as `lost`, which is true if
+    its process dies.
+    """
 
     checks: ClassVar[Mapping[str, Check]] = {
         "role": _role,
@@ -157,7 +160,7 @@ class CaptureEntry(Entry):
 
     @classmethod
     def from_dict(cls: type[C], data: Mapping[str, Any]) -> tuple[C, list[str]]:
-        """Return the entry of a file, with those of its artifacts that name a file of the step, and what was wrong with it."""
+        """Return the entry of a file, with its valid artifacts, and its problems."""
         made, problems = super().from_dict({"status": None, **data})
         made.pending = is_pending({"status": made.status, "pending": data.get("pending")})
         artifacts: Any = made.artifacts
@@ -175,7 +178,7 @@ C = TypeVar("C", bound=CaptureEntry)
 
 
 def _artifact_problem(artifact: object) -> str | None:
-    """Return why an entry cannot name a file of the step."""
+    """Return why an artifact is invalid, or None."""
     if not isinstance(artifact, dict):
         return f"damaged: an artifact without a path: {cut(artifact)}"
     path, size = artifact.get("path"), artifact.get("bytes")
@@ -215,7 +218,7 @@ class WindowEntry(CaptureEntry):
 
 @dataclass(eq=False)
 class EngineEntry(CaptureEntry):
-    """What one attached engine, or one attached rank, was asked for and did in one window."""
+    """The part of one attached engine or rank in one window."""
 
     replica: int | None = None
     kind: str | None = None
@@ -257,7 +260,7 @@ class CompletionEntry(Entry):
 
 @dataclass(eq=False)
 class PrunedEntry(Entry):
-    """Artifacts that were deleted, because a budget was used up."""
+    """Artifacts that were deleted because a budget was exceeded."""
 
     unix_ns: int | None = None
     reason: str = ""
@@ -273,4 +276,4 @@ AFTER: Mapping[str, type[Entry]] = {
     "completions": CompletionEntry,
     "pruned": PrunedEntry,
 }
-"""What is done after a recording, by the key of its list."""
+"""The entries of post-step work, by the key of their list."""

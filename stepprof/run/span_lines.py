@@ -1,6 +1,7 @@
-"""The lines of a span file: all of them, or only those that can be of one step, in bounded memory.
+"""Read the lines of a span file, all or those of one step, in bounded memory.
 
-A long job has gigabytes of spans, and one step of them is wanted as a rule. So lines of other steps are never made into objects: the bytes are searched for the step.
+A long job has gigabytes of spans, and usually one step is wanted. Lines of other steps are not
+parsed: the bytes are searched for the step number.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ BLOCK_BYTES = 1 << 20
 LARGEST_NS = 1 << 62
 LARGEST_STEP = 10**18
 LONGEST_LINE = 16 << 20
-"""Bytes of a line that is read as one; spans are far shorter."""
+"""Maximum bytes of a line; spans are far shorter."""
 
 
 _WINDOW = re.compile(rb'"kind":\s*"window"')
 
 
 def span_lines(path: Path, step: int | None = None, *, windows: bool = False) -> Iterator[bytes]:
-    """Yield the lines of a span file, each with its line break; a last one that has none was not written to its end.
+    """Yield the lines of a span file with their line breaks. An incomplete last line has none.
 
-    A line of more than 16 MiB comes in pieces.
+    A line of more than 16 MiB is yielded in pieces.
 
     Args:
         path: the file.
-        step: yield the first line, and of the others those that hold this step's number as a `step`: all of that step, and few of others.
-        windows: yield the first line, and of the others those of windows, in every step.
+        step: yield the first line, then only lines with this number as a `step`: all of that step, and few others.
+        windows: yield the first line, then only lines of windows, of every step.
 
     Raises:
         OSError: it cannot be read.
@@ -62,12 +63,12 @@ def span_lines(path: Path, step: int | None = None, *, windows: bool = False) ->
 
 
 def parse_span(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of a span file says, its name at a bounded length; None where it is damaged."""
+    """Return the span of a line, its name shortened if it is too long; None if the line is damaged."""
     try:
         span = _decode(line)
     except (ValueError, RecursionError):
         try:
-            span = parse_json(line)  # takes what msgspec refuses: NaN, and halves of surrogate pairs
+            span = parse_json(line)  # accepts what msgspec refuses: NaN, and halves of surrogate pairs
         except ValueError:
             return None
         if not _is_sound(span):
@@ -78,7 +79,7 @@ def parse_span(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_sound(span: Any) -> bool:
-    """Whether each field of a span, or of the first line of a file, is what its readers take it for."""
+    """Return whether each field of a span, or of a file's first line, is valid."""
     if type(span) is not dict:
         return False
     get = span.get
@@ -98,7 +99,9 @@ def _is_sound(span: Any) -> bool:
 
 
 def _decoder() -> Callable[[bytes], dict[str, Any]]:
-    """Return what makes a table of a line in which all is as `_is_sound` says; it raises ValueError or RecursionError for any other line."""
+    """Return a function that parses a valid line, by the rules of `_is_sound`; it raises ValueError or
+    RecursionError for any other line.
+    """
     try:
         import msgspec
     except ImportError:  # the base installation: ten times as slow
@@ -133,7 +136,7 @@ def _whole_lines(block: bytes) -> Iterator[bytes]:
 
 
 def _marked(block: bytes, begin: int, end: int, mark: re.Pattern[bytes]) -> Iterator[bytes]:
-    """Yield each line that has the mark, once."""
+    """Yield each line with the mark, once."""
     for found in mark.finditer(block, begin, end):
         if found.start() >= begin:
             start = block.rfind(b"\n", begin, found.start()) + 1 or begin

@@ -1,8 +1,9 @@
-"""Reading what the processes of a run tell of themselves: live, stale, ended, crashed, replaced, or damaged.
+"""Read the published status of the processes of a run: live, stale, ended, crashed, replaced, or
+damaged.
 
-The reading side of `stepprof.recording.control.status_publisher`. A file says when it was written and by which process: one whose process is known to be gone
-without having said so crashed; one that should have been written anew long ago, and was not, is stale; where the job has been started
-anew since, either is replaced. Nothing in a file is trusted to be of the type it should be.
+`stepprof.recording.control.status_publisher` writes these files. A process that is gone without a final
+status has crashed. One without a new status for too long is stale. Either is replaced if the job
+was started again since. The types of all values are checked.
 """
 
 from __future__ import annotations
@@ -23,19 +24,17 @@ from stepprof.run.process_status import ProcessStatus
 __all__ = ["LIVE", "missed_requests", "read_statuses"]
 
 LIVE = "live"
-"""The condition of a process that tells of itself as often as it should."""
+"""The condition of a process whose status is recent."""
 
 MISSED_BEATS = 3
-"""So many signs of life may be missing before a process is called stale."""
+"""Number of missed heartbeats after which a process is stale."""
 
 
 def read_statuses(run: Path) -> list[dict[str, Any]]:
-    """What each process of a run last told, by rank.
+    """Return the last status of each process of a run, by rank.
 
     Returns:
-        For each file in `status/` the fields that `stepprof.recording.control.status_publisher` writes, None where one is missing or of another type, and
-        `condition` ("live", "stale", "ended", "crashed", "replaced" or "damaged"), `age_seconds` since it was written, by the clock of
-        its writer or that of the file system, whichever is nearer to that of this host, `uid`, whose the file is, and `file`, its name.
+        For each file in `status/` the fields that `stepprof.recording.control.status_publisher` writes (None if missing or of a wrong type), and `condition` ("live", "stale", "ended", "crashed", "replaced" or "damaged"), `age_seconds` since it was written (by the clock of its writer or of the file system, whichever is nearer to this host's), `uid` (its owner), and `file` (its name).
     """
     try:
         files = sorted(
@@ -49,7 +48,9 @@ def read_statuses(run: Path) -> list[dict[str, Any]]:
 
 
 def missed_requests(run: Path, step: int) -> list[str]:
-    """Which ranks say that they could not record this step though they were asked to, and why: one line for each request and reason."""
+    """Return which ranks could not record this step although it was requested, one line per request
+    and reason.
+    """
     ranks: dict[tuple[str, str, str | None], list[int | str]] = {}
     for status in read_statuses(run):
         for name, seen in status["requests"].items():
@@ -63,7 +64,7 @@ def missed_requests(run: Path, step: int) -> list[str]:
 
 
 def _asks_for(seen: Mapping[str, str | None], step: int) -> bool:
-    """Whether these are the steps that were missed; of a request that was refused, those that it asked for."""
+    """Return whether the step was missed; for a refused request, whether it was requested."""
     try:
         return step in Steps.parse(seen["missed"] or seen["steps"] or "none")
     except ConfigError:
@@ -83,7 +84,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         changed_ns, uid = status.st_mtime_ns, status.st_uid
         content = read_table(path)
     except FileNotFoundError:
-        return None  # its process has just come to know its rank
+        return None  # its process has just learned its rank
     except (OSError, ValueError):
         pass  # reported as damaged
     known = ProcessStatus.from_dict(content if isinstance(content, Mapping) else {}).to_dict()
@@ -92,7 +93,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _age(published_ns: int, changed_ns: int | None) -> float:
-    """How old a file is, by the clock of its writer or by that of the file system: the clock of one node may be wrong by hours."""
+    """Return the age of a file by the clock of its writer or of the file system: the clock of one node
+    may be wrong by hours.
+    """
     now = time.time_ns()
     ages = [(now - at) / 1e9 for at in (published_ns, changed_ns) if at is not None]
     return min((age for age in ages if age >= 0), default=0.0)
@@ -110,7 +113,9 @@ def _condition(status: Mapping[str, Any], age: float | None) -> str:
 
 
 def _find_replaced(statuses: Sequence[dict[str, Any]]) -> None:
-    """What a job that died left behind, where it has been started anew in the same run: maybe on other hosts, maybe with fewer ranks."""
+    """Mark the files of a dead job that was started again in the same run, perhaps on other hosts or
+    with fewer ranks.
+    """
     live = [each for each in statuses if each["condition"] == LIVE and each["started_unix_ns"] is not None]
     if not live:
         return

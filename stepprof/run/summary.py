@@ -1,4 +1,6 @@
-"""What a recorded step amounts to: counts over its manifest, seconds per region from its spans, and what should be there and is not."""
+"""Summarise a recorded step: counts of its manifest, seconds per region of its spans, and missing
+windows.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 SESSIONS = ("rank", "spans")
-"""Kinds that are sessions of other processes: they tell of themselves in windows of their own."""
+"""Kinds of targets that are sessions of other processes: they have windows of their own."""
 
 Rank = int | str
 _ABSENT_SHOWN = 8
@@ -43,7 +45,7 @@ _ABSENT_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """One line about a step: how its windows ended, who took part, how much there is."""
+    """A step in one line: the statuses of its windows, its participants and its size."""
 
     step: int
     version: int | str | None
@@ -54,23 +56,25 @@ class StepSummary:
     bytes: int
     findings: int
     engines: Mapping[str, int] = field(default_factory=dict)
-    """How the captures of attached engines ended."""
+    """Number of engine captures by status."""
     pruned: int = 0
-    """How many of the artifacts were deleted, since a budget was used up."""
+    """Number of artifacts deleted by a budget."""
     not_uploaded: int = 0
-    """How many could not be uploaded."""
+    """Number of artifacts that could not be uploaded."""
     occurrence: int = 1
-    """Which of the occurrences of the step: its number may have been used several times."""
+    """The number of the occurrence: a step number may be used several times."""
     occurrences: int = 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, JSON-able; the keys are stable."""
+        """Return JSON-able data; the keys are stable."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
 class RegionTime:
-    """One region of one rank in one step: calls of coroutines that overlap add up to more than the time that passed."""
+    """One region of one rank in one step. The seconds of overlapping coroutine calls add up to more
+    than the elapsed time.
+    """
 
     name: str
     role: str | None
@@ -82,14 +86,14 @@ class RegionTime:
 
 @dataclass(slots=True)
 class RegionTable:
-    """Region times of a step, and what was wrong with the spans that they are from."""
+    """Region times of a step, and the findings of its span files."""
 
     times: list[RegionTime] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
 
 
 def summarize_step(path: Path, step: int) -> list[StepSummary]:
-    """Count what the manifest of a step says, of each occurrence of the step."""
+    """Return the counts of the manifest, for each occurrence of the step."""
     occurrences = split(read_step(path, step))
     return [
         _summary(step, manifest, number, len(occurrences)) for number, manifest in enumerate(occurrences, 1)
@@ -118,7 +122,8 @@ def _summary(step: int, manifest: Mapping[str, Any], number: int, count: int) ->
 
 
 def held_seconds(window: Mapping[str, Any]) -> float:
-    """Return how long recording a window held its thread: arming, starting, waiting and stopping. The export runs beside it.
+    """Return how long recording held the window's thread: arming, starting, waiting and stopping, but
+    not the export.
 
     >>> held_seconds({"arm_seconds": 0.25, "start_seconds": 0.5, "wait_seconds": 0.0, "stall_seconds": None})
     0.75
@@ -129,7 +134,9 @@ def held_seconds(window: Mapping[str, Any]) -> float:
 
 
 def told_once(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The engines, without the word of those processes that only say that another one drives it, where that one does tell."""
+    """Return the engines without the entries that only refer to another process, if that process has
+    an entry.
+    """
     engines = list(engines)
     known = {name for engine in engines if not _is_elsewhere(engine) for name in _names(engine)}
     return [
@@ -138,13 +145,13 @@ def told_once(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def untold(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Engines that every process leaves to another one: one entry for each."""
+    """Return the engines that every process leaves to another one, one entry each."""
     left = {_names(engine): engine for engine in told_once(engines) if _is_elsewhere(engine)}
     return list(left.values())
 
 
 def engine_label(engine: Mapping[str, Any]) -> str:
-    """What an engine is called in logs and tables.
+    """Return the label of an engine in logs and tables.
 
     >>> engine_label({"role": "rollout", "replica": 0, "occurrence": 1})
     'rollout/0'
@@ -159,18 +166,21 @@ def _is_elsewhere(engine: Mapping[str, Any]) -> bool:
 
 
 def _names(engine: Mapping[str, Any]) -> tuple[tuple[object, ...], ...]:
-    """By what an engine is known again in another process's words: there its URL may be another one, or its number."""
+    """Return the identities of an engine, for entries of other processes: its URL or number may differ
+    there.
+    """
     which = (engine["role"], engine["occurrence"])
     return ((*which, "name", engine["name"]), (*which, "replica", engine["replica"]))
 
 
 def region_times(path: Path, step: int, portions: Portions | None = None) -> RegionTable:
-    """Return calls and seconds of each region in a step, per rank and role, in the order in which they first ended. A call inside another one of the same region is not counted.
+    """Return calls and seconds of each region of a step, per rank and role, in the order of their
+    first end. A call inside another call of the same region is not counted.
 
     Args:
         path: the run's folder.
         step: the step.
-        portions: of its occurrences the one that is meant; None: all of them.
+        portions: the selected occurrence; None: all occurrences.
     """
     found: dict[tuple[str, str | None, Rank], Outermost] = {}
     table = RegionTable()
@@ -186,9 +196,9 @@ def region_times(path: Path, step: int, portions: Portions | None = None) -> Reg
 
 
 def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Ranks that the configuration selects for a role of this step and that have no window in its manifest, one sentence per role.
+    """Return the selected ranks without a window in the manifest, one sentence per role.
 
-    Of a role that engines do, the ranks are those of the engines: whichever process opened its window, no other one is missing.
+    The ranks of an engine's role are the engines' own: no other process is missing.
     """
     config = read_run(path).get("config")
     if not isinstance(config, dict):
@@ -206,7 +216,7 @@ def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
             selected = Ranks.parse(text)
         except (
             ConfigError
-        ):  # of a stepprof whose selections say more than ours: then nothing is claimed to be absent
+        ):  # another version of stepprof with other selections: nothing is reported as missing
             continue
         there = {window["rank"] for window in windows}
         absent, count = _first_absent(selected, world, there)
@@ -221,7 +231,9 @@ def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _first_absent(selected: Ranks, world: int, there: Collection[object]) -> tuple[list[int], int]:
-    """Return the first few ranks that are selected and not there, and how many there are; whatever a file says that the world is."""
+    """Return the first few selected ranks that are missing, and their number, for any stated world
+    size.
+    """
     here = sorted(rank for rank in there if isinstance(rank, int))
     absent: list[int] = []
     count = 0
@@ -236,7 +248,7 @@ def _first_absent(selected: Ranks, world: int, there: Collection[object]) -> tup
 
 
 def rank_order(rank: Rank) -> tuple[bool, Any]:
-    """Numbers before names."""
+    """Return the sort key: numbers before names."""
     return (isinstance(rank, str), rank)
 
 
@@ -248,5 +260,5 @@ def _ranks_of(config: Mapping[str, Any], role: str | None) -> object:
 
 
 def ordered_ranks(times: Iterable[RegionTime]) -> list[Rank]:
-    """The ranks that any region was measured on."""
+    """Return the ranks with any measured region."""
     return sorted({time.rank for time in times}, key=rank_order)

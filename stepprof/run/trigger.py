@@ -1,7 +1,9 @@
-"""Asking a running job for a recording: which step every rank can still reach, and the request that names it.
+"""Request a recording of a running job: choose a step that every rank can still reach, and write the
+request.
 
-What `stepprof.trigger` and the command `stepprof trigger` share. The ranks of a run are at different steps, and what they told of
-themselves is some seconds old; so "next" is a step that none of them will have begun when all of them have seen the request.
+`stepprof.trigger` and the command `stepprof trigger` share this module. Ranks are at different steps,
+and their published status is some seconds old. So "next" is a step that no rank will have begun
+before it has seen the request.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def trigger(
 
 
 def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes: Any) -> Request:
-    """Check a request against what is known of the run, and place it. Raises ConfigError and OSError."""
+    """Check a request against the run, and place it. Raise ConfigError and OSError."""
     if isinstance(step, str) and step != NEXT:
         raise ConfigError.at("step", step, f'expected a number or "{NEXT}"{nearest(step, [NEXT])}')
     number = 0 if isinstance(step, str) else step
@@ -100,12 +102,16 @@ def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes:
 
 
 def withdraw(path: Path, name: str) -> bool:
-    """Withdraw a request; False where it was before. What has been recorded stays. Raises ConfigError and OSError."""
+    """Withdraw a request; what was recorded stays. Return False if it was withdrawn before. Raise
+    ConfigError and OSError.
+    """
     return withdraw_request(path, name)
 
 
 def answers(path: Path, name: str) -> dict[str, list[dict[str, Any]]]:
-    """What each process that lives says of a request: by outcome, "unseen" where it has said nothing yet."""
+    """Return the answers of the live processes to a request, by outcome; "unseen" if there is none
+    yet.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for status in read_statuses(path):
         seen = status["requests"].get(name)
@@ -117,7 +123,7 @@ def answers(path: Path, name: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def wait_for_answers(path: Path, name: str, seconds: float) -> dict[str, list[dict[str, Any]]]:
-    """`answers`, once every live process has said something, or after so many seconds."""
+    """Return `answers` once every live process has answered, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         found = answers(path, name)
@@ -127,7 +133,9 @@ def wait_for_answers(path: Path, name: str, seconds: float) -> dict[str, list[di
 
 
 def _check_user(path: Path, statuses: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse what the ranks would: the request of another user. The folder for requests would be that user's as well, and closed to the job's own."""
+    """Refuse a request of another user, as the ranks would. Its folder would belong to that user, and
+    be closed to the job.
+    """
     users = {status["uid"] for status in statuses if status["uid"] is not None}
     if hasattr(os, "getuid") and users and os.getuid() not in users:
         uid = own_uid(path)
@@ -139,8 +147,8 @@ def _check_user(path: Path, statuses: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse what no rank of this run could do."""
-    from stepprof.run.runs import read_run  # the reading wing: not loaded into a job that never asks
+    """Refuse a request that no rank of this run could fulfil."""
+    from stepprof.run.runs import read_run  # not loaded into a job that never requests
 
     content = read_run(path)
     world = next((s["world_size"] for s in statuses if s["world_size"]), content.get("world_size"))
@@ -148,7 +156,7 @@ def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str,
     try:
         known = Config.from_mapping(content.get("config"))
     except ConfigError:
-        known = Config()  # damaged, or of another version of stepprof: the ranks check it by their own
+        known = Config()  # damaged, or of another version of stepprof: the ranks check the request themselves
     roles |= set(known.roles)
     if request.role is not None and roles and request.role not in roles:
         raise ConfigError.at(

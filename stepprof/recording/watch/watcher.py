@@ -1,7 +1,9 @@
-"""The process watches itself: by the spans that are drained anyway, on the background thread, at no price to a window.
+"""Detect slow steps, slow regions and growing memory, from the drained spans, on the background
+thread.
 
-What falls out of its own history is reported in one log line and as a mark in the spans, and the next step of the same role is recorded here, as long as the run's budget allows it.
-A step that was recorded, and the one after it, pay for the recording and are no part of any history.
+An outlier of a history is one log line and a mark in the spans. The next step of the same role is
+recorded, within the budget of the run. A recorded step, and the one after it, are slower because of
+the recording, so they are not part of any history.
 """
 
 from __future__ import annotations
@@ -26,26 +28,26 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "Watcher"]
 
 MATTERS = 0.1
-"""A region has to have cost this share of its window's time more than usual: else it would not matter in the step."""
+"""A slow region must cost at least this share of its window's time more than usual."""
 
 MAX_HISTORIES = 512
-"""Regions and roles that are watched at most; names that are made up anew at each step would be as many as there are steps."""
+"""Maximum number of regions and roles to watch: a program may invent names for each step."""
 
 MAX_OPEN = 256
-"""Windows whose regions are being added up, at most."""
+"""Maximum number of windows whose regions are being summed."""
 
 LEAD_SECONDS = 0.05
-"""A step that begins sooner than this may have begun before it is known that it is to be recorded."""
+"""A step that begins within this time may begin before its request is accepted."""
 
 HOST, DEVICE = "memory grows", "device memory grows"
 
 Key = tuple["str | None", "str | None"]
-"""(role, region): without a region the window itself, without a role the whole step."""
+"""(role, region). No region: the window itself. No role: the whole step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something unusual: of which step, where, and how much more than usual it was."""
+    """An outlier: its step, its place, and the excess."""
 
     what: str
     """``slow step``, ``slow region``, ``memory grows`` or ``device memory grows``."""
@@ -56,7 +58,7 @@ class Finding:
 
     @property
     def facts(self) -> dict[str, object]:
-        """For the log, the mark and the run."""
+        """Return the facts for the log, the mark and the run."""
         unusual = self.unusual
         if self.what.startswith("slow"):
             usual: dict[str, object] = {
@@ -72,14 +74,14 @@ class Finding:
 
 @dataclass(slots=True)
 class _Pace:
-    """How the windows of one role follow each other."""
+    """The sequence of the windows of one role."""
 
     last: int
     stride: int = 1
     begun_ns: deque[int] = field(default_factory=lambda: deque(maxlen=9))
 
     def note(self, step: int, begun_ns: int) -> None:
-        """A window of this step is over."""
+        """Add a completed window."""
         if step > self.last:
             self.stride = step - self.last
         if step != self.last or not self.begun_ns:
@@ -87,7 +89,7 @@ class _Pace:
         self.last = step
 
     def next_step(self) -> int:
-        """The next step that has surely not begun when a request for it holds."""
+        """Return the next step that will not have begun when a request for it is accepted."""
         begun = list(self.begun_ns)
         between = [(after - before) / 1e9 for before, after in itertools.pairwise(begun)]
         usual = max(median_of(between), 1e-4) if between else math.inf
@@ -98,11 +100,11 @@ class Watcher:
     """The histories of one process.
 
     Args:
-        options: what is unusual.
-        recorder: gets the marks.
-        came: whether a window of this step was selected for a recording.
-        captures: has steps recorded.
-        rank: what this process is called.
+        options: when a value is an outlier.
+        recorder: receives the marks.
+        came: returns whether a window of this step was selected.
+        captures: requests recorded steps.
+        rank: returns the rank of this process.
     """
 
     name = "watching"
@@ -125,9 +127,9 @@ class Watcher:
         self._found: list[tuple[Finding, Span]] = []
         self._paces: dict[str | None, _Pace] = {}
         self._steps = 0
-        """How many steps have passed, as far as they are known here."""
+        """Number of steps seen here."""
         self._last: tuple[int, int] = (-1, -1)
-        """The last two of them."""
+        """The last two steps."""
         self._window: Span | None = None
         self._rest_until = 0
         growth = options.memory_growth
@@ -137,10 +139,10 @@ class Watcher:
                 what: Floor(growth, options.window, options.skip_first) for what in (HOST, DEVICE)
             }
 
-    # -- what was drained
+    # -- drained spans
 
     def take(self, spans: Sequence[Span]) -> None:
-        """Learn from spans, in the order in which they ended."""
+        """Add spans, in the order in which they ended."""
         for span in spans:
             where = span[6]
             if where is None or where.number is None:
@@ -162,7 +164,7 @@ class Watcher:
         return region is None or options.regions is None or region in options.regions
 
     def _end(self, span: Span, step: int, role: str | None) -> None:
-        """A window is over, and with it what its regions add up to."""
+        """Add a completed window, with the sums of its regions."""
         regions = self._open.pop((step, role), {})
         if step != self._last[1]:
             self._last = (self._last[1], step)
@@ -200,7 +202,9 @@ class Watcher:
     # -- each round
 
     def look(self) -> None:
-        """Tell what was found since the last round: one thing, the narrowest of the first step that was unusual; and read the memory."""
+        """Report one finding since the last round (the narrowest of the first unusual step), and read
+        the memory.
+        """
         window = self._window
         if window is None:
             return
@@ -217,10 +221,10 @@ class Watcher:
                 self._tell(Finding(what, self._last[1], None, None, unusual), window)
 
     def close(self, timeout: float) -> None:
-        """Nothing is left to do."""
+        """Do nothing: there is no rest."""
 
     def _tell(self, finding: Finding, span: Span) -> None:
-        """The log, the mark at the end of its window, and the capture."""
+        """Log a finding, mark the end of its window, and request a capture."""
         facts, role = finding.facts, finding.role
         outcome = self._captures.record(finding.what, facts, role, lambda: self._next_step(role))
         attributes = {**facts, "capture": outcome}
@@ -229,12 +233,16 @@ class Watcher:
         logger.warning("watch.alert", what=finding.what, **attributes, rank=self._rank())
 
     def _next_step(self, role: str | None) -> int:
-        """The next step of a role; without a window of the whole step it is that of whichever role went last."""
+        """Return the next step of a role; without a window of the whole step, of the role that ran
+        last.
+        """
         pace = self._paces.get(role) or max(self._paces.values(), key=lambda pace: pace.last)
         return pace.next_step()
 
 
 def _narrowest(found: tuple[Finding, Span]) -> tuple[bool, bool, float]:
-    """Regions before windows, windows of a role before the whole step; of several, what cost the most."""
+    """Return the sort key: regions before windows, windows of a role before the whole step, then the
+    largest excess.
+    """
     finding = found[0]
     return finding.region is None, finding.role is None, -finding.unusual.excess
