@@ -181,6 +181,14 @@ def launchers(session: nox.Session) -> None:
     run_tests(session, "tests/real/launchers", "-m", "not demo and not ray")
 
 
+@nox.session(python="3.11")
+def adapters(session: nox.Session) -> None:
+    """Record real training frameworks whose jobs do not mention stepprof: TRL, Transformers, Lightning, accelerate."""
+    session.install("--no-compile", "-r", "tests/real/integrations/requirements.txt")
+    install_checkout(session)
+    run_tests(session, "tests/real/integrations", "-m", "not demo and not ray")
+
+
 @nox.session(venv_backend="none")
 def ray(session: nox.Session) -> None:
     """Record engines and ranks in the actors of a real Ray."""

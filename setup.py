@@ -6,4 +6,7 @@ WITHOUT_CODE = [
     "stepprof.analysis.report.assets"
 ]  # a package all the same to setuptools, which warns if it is not listed
 
-setup(packages=[*find_packages(include=["stepprof", "stepprof.*"]), *WITHOUT_CODE, "stepprof.examples"])
+setup(
+    packages=[*find_packages(include=["stepprof", "stepprof.*"]), *WITHOUT_CODE, "stepprof.examples"],
+    py_modules=["stepprof_autoload"],
+)

@@ -56,6 +56,30 @@ EVENTS: dict[str, Event] = {
     "backend.unavailable": Event("warning", "a backend cannot record in this process", "backend reason"),
     "region.not_marked": Event("warning", "a region is not marked in the capture"),
     "region.name_cut": Event("warning", "the name of a region was cut", "name reason"),
+    # adapters of training frameworks
+    "adapter.attached": Event("info", "the adapter of {name} {version} is attached", "name version"),
+    "adapter.untested": Event(
+        "warning",
+        "the adapter of {name} is attached to a version outside its tested range",
+        "name version reason",
+    ),
+    "adapter.refused": Event(
+        "warning", "the adapter of {name} stays out; the job runs as without it", "name version reason"
+    ),
+    "adapter.failed": Event(
+        "warning",
+        "a patch of {name} failed and is not used again; the job is not affected",
+        "name target reason",
+    ),
+    "adapter.not_started": Event("warning", "an adapter could not start a session", "name reason"),
+    "adapter.yielded": Event(
+        "info", "the job has a session of its own: {name} opens no windows, its timers are regions", "name"
+    ),
+    "step.without_rollout": Event(
+        "info",
+        "step {step} generated nothing, it trained on earlier samples; one that generates: {next}",
+        "next",
+    ),
     # exports and files
     "export.finished": Event("info", "a capture was exported", "bytes seconds"),
     "export.in_place": Event(

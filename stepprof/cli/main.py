@@ -29,6 +29,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
     "demo": "train a small model with GRPO, record a step and show the result",
+    "run": "run a training job and record steps of it, without a change to its code",
     "ls": "list the runs, or the steps of a run",
     "show": "show a step: what was recorded, the files, the recording overhead, time per region",
     "status": "show the state of every rank and engine of a running job",

@@ -6,7 +6,8 @@ code under torch.compile guards on it, and a flag that flipped with each recorde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepprof.instrument.scope import DEEPEST, newest
@@ -23,16 +24,22 @@ __all__ = ["cell", "open_windows"]
 class Cell:
     """Holds what is current in this process."""
 
-    __slots__ = ("__weakref__", "recorder", "session", "state")
+    __slots__ = ("__weakref__", "adapters", "recorder", "session", "state")
 
     def __init__(self) -> None:
         self.session: Session[Any, Any] | None = None
         self.recorder: Recorder | None = None
         self.state = State()
+        self.adapters: dict[str, Mapping[str, str]] = {}
+        """What became of each framework adapter in this process."""
 
     def __reduce__(self) -> str:
         # A decorated function that is pickled by value (Ray) refers to the cell of the process it arrives in.
         return "cell"
+
+    def publish_adapters(self) -> None:
+        """Show the adapters in the state, while no session does."""
+        self.state = replace(self.state, adapters=dict(self.adapters))
 
     def clear(self) -> None:
         """No session: what a forked child and a finished run see. Windows that are still open are over, for the next session too."""

@@ -24,7 +24,8 @@ class State:
     """What the profiler of this process is doing. ``str(state)`` is one short line for a log, for any number of engines.
 
     ``rank`` is the global rank. ``engines`` maps labels to states. ``pending_exports`` names the running export jobs.
-    ``recorded_steps`` are the steps of which this process has at least one complete capture.
+    ``recorded_steps`` are the steps of which this process has at least one complete capture. ``adapters`` maps frameworks to
+    ``status``, ``version`` and, where the status is not "attached", the ``reason``.
 
     >>> str(State())
     'idle'
@@ -44,6 +45,7 @@ class State:
     pending_exports: tuple[str, ...] = ()
     last_error: str | None = None
     recorded_steps: tuple[int, ...] = ()
+    adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def since_seconds(self) -> float:

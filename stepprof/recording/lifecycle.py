@@ -20,6 +20,7 @@ from stepprof.config.config import Config, load
 from stepprof.config.loaders import KEY_OF_VARIABLE
 from stepprof.errors import ConfigError
 from stepprof.host.rank import find_identity
+from stepprof.instrument.context import cell
 from stepprof.log import logger
 from stepprof.recording.session import Session, current_session
 from stepprof.run.job_store import JobStore
@@ -65,6 +66,8 @@ def init(
     )
     with _starting:
         session = current_session()
+        if session is not None and session.by_adapter:
+            session = _hand_over(session, settled)
         if session is not None:
             if session.lent:
                 logger.info("init.deferred", run_id=session.run_id)
@@ -105,6 +108,15 @@ def shutdown(timeout: float | None = None) -> None:
         session.shutdown(timeout)
 
 
+def _hand_over(session: Session, settled: Config) -> Session | None:
+    """The job calls `init` itself, after an adapter did: it gets that session, or None where it wants another one."""
+    session.by_adapter = False
+    if session.config == settled:
+        return session
+    session.shutdown(reason="the job called init itself")
+    return None
+
+
 def _difference(before: Config, after: Config) -> str:
     old, new = before.to_dict(), after.to_dict()
     keys = [key for key in old if old[key] != new.get(key)]
@@ -122,5 +134,6 @@ def _describe(config: Config) -> dict[str, object]:
         "argv": sys.argv[:1],
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": versions,
+        "adapters": dict(cell.adapters),
         "config": config.to_dict(),
     }

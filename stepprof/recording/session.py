@@ -74,7 +74,7 @@ class Session:
         self.lent = False
         """Made on behalf of another process that this one follows: what the code here asks of `init` afterwards is settled already."""
         self.by_adapter = False
-        """Made by an adapter of a framework: the user has written no line, and is shown one after a recorded step."""
+        """Started by an adapter of a framework: the user is shown a line after a recorded step, and the job's own `init` takes its place."""
         self._closed = run is None
         if run is None:
             return
@@ -350,6 +350,11 @@ class Session:
         self.background.post(lambda: self._run.restate(rank=rank, world_size=world_size))
         self.publish()
 
+    def note_adapters(self) -> None:
+        """Show and write what became of the framework adapters."""
+        self.publish()
+        self.background.post(lambda: self._run.restate(adapters=dict(cell.adapters)))
+
     def _bind_log(self) -> None:
         bind_session(run_id=self.run_id, rank=self.rank, host=self._origin.host)
 
@@ -393,6 +398,7 @@ class Session:
                 pending_exports=capturer.exports.pending + (() if fleet is None else fleet.awaited()),
                 last_error=capturer.last_error,
                 recorded_steps=capturer.exports.recorded,
+                adapters=dict(cell.adapters),
             )
         exit_handlers.guard(capturer.holds)
 

@@ -161,8 +161,11 @@ class RunDir:
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
 
-    def restate(self, *, rank: int | str, world_size: int | None) -> None:
-        """Correct who described the run in `run.json`, if that was this process before it knew its rank.
+    def restate(self, **fields: object) -> None:
+        """Correct `run.json`, if this process has described the run.
+
+        Args:
+            fields: the keys that change: the rank and the world size once they are known, the adapters.
 
         Raises:
             OSError: it cannot be written.
@@ -173,7 +176,7 @@ class RunDir:
         except (OSError, ValueError):  # removed or damaged: what is left says nothing wrong
             return
         if content.get("writer") == writer_identity():
-            write_atomically(path, _dump({**content, "rank": rank, "world_size": world_size}))
+            write_atomically(path, _dump({**content, **fields}))
 
     def claim(
         self,

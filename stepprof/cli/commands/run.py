@@ -1,0 +1,188 @@
+"""`stepprof run COMMAND`: start a job so that stepprof attaches to its training framework.
+
+The job's code is unchanged. Every Python process below the command imports our `sitecustomize`,
+which attaches the adapters. The exit status and the signals of the job pass through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from stepprof.cli.common import OUTPUT_DIR
+from stepprof.cli.output import say
+from stepprof.config.config import load
+from stepprof.errors import ConfigError
+from stepprof.integrations import bootstrap
+from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.summary import summarize_step
+
+__all__ = ["add", "run"]
+
+OPTIONS = {
+    "steps": ("STEPPROF_STEPS", 'which steps to record, such as "10" or "10-12, every 100"'),
+    "ranks": ("STEPPROF_RANKS", 'which ranks record, such as "0", "0-3" or "all"'),
+    "backend": ("STEPPROF_BACKEND", "what records: torch, npu, nsys, memory, null"),
+    "output_dir": ("STEPPROF_OUTPUT_DIR", f"the folder of the runs (default {OUTPUT_DIR})"),
+    "config": ("STEPPROF_CONFIG", "a configuration file in TOML"),
+}
+"""Options, each with the variable that it sets."""
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `run`."""
+    parser.description = "Run a training job and record steps of it, without a change to its code."
+    parser.epilog = "exit status: that of the job; 126 or 127 if it cannot be started"
+    for name, (variable, text) in OPTIONS.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", metavar=name.upper(), help=f"{text}; sets ${variable}"
+        )
+    parser.add_argument(
+        "job", metavar="COMMAND", nargs=argparse.REMAINDER, help="the job, such as: python train.py --lr 1e-5"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job, print what was recorded, and return the exit status of the job."""
+    job = args.job[1:] if args.job[:1] == ["--"] else args.job
+    if not job:
+        raise ConfigError("COMMAND: is missing; for example: stepprof run --steps 10 -- python train.py")
+    environ = environment(args, os.environ)
+    folder = Path(load(environ=environ).output_dir)
+    before = recorded(folder)
+    try:
+        status = wait(job, environ)
+    except FileNotFoundError:
+        say(f"stepprof run: {job[0]}: command not found", file=sys.stderr)
+        return 127
+    except OSError as error:
+        say(f"stepprof run: {job[0]}: {error.strerror}", file=sys.stderr)
+        return 126
+    for line in outcome(folder, before):
+        say(line, file=sys.stderr)
+    return status if status >= 0 else end_like(-status)
+
+
+def environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the job: the options as variables, and our folder first on the path."""
+    job = dict(environ)
+    for name, (variable, _) in OPTIONS.items():
+        if (given := getattr(args, name)) is not None:
+            job[variable] = given
+    if not any(job.get(variable) for variable, _ in OPTIONS.values()):
+        job["STEPPROF_OUTPUT_DIR"] = (
+            OUTPUT_DIR  # nothing is selected: the job can still be asked with `stepprof trigger`
+        )
+    folder = str(Path(bootstrap.__file__).parent)
+    rest = [each for each in job.get("PYTHONPATH", "").split(os.pathsep) if each and each != folder]
+    job["PYTHONPATH"] = os.pathsep.join([folder, *rest])
+    return job
+
+
+def wait(job: list[str], environ: Mapping[str, str]) -> int:
+    """Run a command with the signals that this process gets, and return its exit status; negative: the signal that ended it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with held_back() as received:
+        process = subprocess.Popen(job, env=environ, preexec_fn=received.restore)  # noqa: PLW1509, S603 - the user's own command; no thread runs here
+        received.process = process
+        return process.wait()
+
+
+class Received:
+    """Passes signals on to the job."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.before = {number: signal.getsignal(number) for number in FORWARDED}
+
+    def forward(self, number: int, frame: FrameType | None) -> None:
+        """Send a signal on, unless the terminal has sent it to the job as well."""
+        if self.process is not None and not (number in (signal.SIGINT, signal.SIGQUIT) and in_foreground()):
+            self.process.send_signal(number)
+
+    def restore(self) -> None:
+        """Handle signals as before, in this process or in the job."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def held_back() -> Iterator[Received]:
+    """Forward signals to the job inside the block."""
+    received = Received()
+    for number, handler in received.before.items():
+        if handler is not signal.SIG_IGN:  # nohup
+            signal.signal(number, received.forward)
+    try:
+        yield received
+    finally:
+        received.restore()
+
+
+def in_foreground() -> bool:
+    """Return whether this process belongs to the foreground of a terminal, which sends its signals to the job too."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def end_like(number: int) -> int:
+    """End by the signal that ended the job, without a core file of our own; return the shell's status for it if that is not possible."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number
+
+
+def recorded(folder: Path) -> dict[Path, set[tuple[int, int]]]:
+    """Return the recorded steps of each run in a folder, with their occurrences."""
+    return {
+        run: {(each.step, each.occurrence) for step in steps(run) for each in summarize_step(run, step)}
+        for run in list_runs(folder)
+    }
+
+
+def outcome(folder: Path, before: Mapping[Path, set[tuple[int, int]]]) -> Iterator[str]:
+    """Yield lines about what the job has recorded, with the command that shows it."""
+    after = recorded(folder)
+    runs = [run for run in after if run not in before or after[run] - before[run]]
+    if not runs:
+        yield f"stepprof: nothing was recorded in {folder}: no process of the job started a session; see: stepprof doctor"
+    for run in runs:
+        new = sorted(after[run] - before.get(run, set()))
+        for name, adapter in sorted(adapters_of(run).items()):
+            if adapter.get("status") != "attached":
+                yield f"stepprof: {name} {adapter.get('version', '')}: {adapter.get('status')}: {adapter.get('reason')}"
+        if not new:
+            yield f"stepprof: no step was recorded in {run}; next: stepprof spans {shlex.quote(str(run))}"
+        for step, occurrence in new:
+            found = next(each for each in summarize_step(run, step) if each.occurrence == occurrence)
+            counts = ", ".join(f"{count} {status}" for status, count in sorted(found.statuses.items()))
+            yield f"stepprof: step {step} is recorded ({counts}); next: stepprof report {shlex.quote(str(run))} --step {step}"
+
+
+def adapters_of(run: Path) -> Mapping[str, Mapping[str, str]]:
+    """Return what became of the adapters, as the run says; {} if it does not."""
+    found = read_run(run).get("adapters")
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,164 @@
+"""The windows and timers of one training loop that stepprof does not own."""
+
+from __future__ import annotations
+
+import stepprof
+from stepprof.errors import StepprofError
+from stepprof.instrument.context import cell
+from stepprof.instrument.region import Region
+from stepprof.instrument.step import StepWindow
+from stepprof.log import logger
+from stepprof.recording.session import current_session
+
+__all__ = ["TrainingLoop", "close_timer", "ensure_session", "open_timer"]
+
+EVAL = "eval"
+"""The role of an evaluation."""
+
+_told: set[str] = set()
+_claims: list[TrainingLoop] = []
+
+
+def ensure_session(name: str) -> bool:
+    """Start the session of this process from the environment, unless it has one.
+
+    Call it late: when the rank and the world size of the job are known.
+
+    Args:
+        name: the adapter, for the log.
+
+    Returns:
+        Whether the session is one that an adapter started: then the adapter opens the windows.
+    """
+    session = current_session()
+    if session is None:
+        try:
+            stepprof.init()
+        except (StepprofError, OSError) as error:
+            if _first("not started", name):
+                logger.warning("adapter.not_started", name=name, reason=str(error))
+            return False
+        session = current_session()
+        if session is None:
+            return False
+        session.by_adapter = True
+    if not session.by_adapter and not session.lent and _first("yielded", name):
+        logger.info("adapter.yielded", name=name)
+    return session.by_adapter
+
+
+def _first(what: str, name: str) -> bool:
+    """Return whether this is the first time that an adapter has this to say."""
+    told = f"{what} {name}" in _told
+    _told.add(f"{what} {name}")
+    return not told
+
+
+class TrainingLoop:
+    """The windows of one loop: one for each optimizer step, whatever the gradient accumulation.
+
+    Args:
+        name: the adapter, for the log.
+        always: open windows also in a session that the job started itself.
+    """
+
+    def __init__(self, name: str, *, always: bool = False) -> None:
+        self._name = name
+        self._always = always
+        self._window: StepWindow | None = None
+        self._step: int | None = None
+        self.evaluating = 0
+
+    @property
+    def step(self) -> int | None:
+        """Return the step whose window is open; None: none is."""
+        return self._step
+
+    def claim(self) -> None:
+        """Be the loop that opens windows: a loop of a library below it opens none until `release`."""
+        if self not in _claims:
+            _claims.append(self)
+
+    def release(self) -> None:
+        """Let other loops open windows again."""
+        if self in _claims:
+            _claims.remove(self)
+
+    @property
+    def is_claimed_elsewhere(self) -> bool:
+        """Return whether another loop opens the windows now."""
+        return any(each is not self for each in _claims)
+
+    @property
+    def is_recording(self) -> bool:
+        """Return whether this process records a step now."""
+        recorder = cell.recorder
+        return recorder is not None and recorder.hook is not None
+
+    def begin(self, step: int) -> bool:
+        """Open the window of a step and close the one before.
+
+        Args:
+            step: the framework's number of the step that begins. Once more the same one: nothing happens.
+
+        Returns:
+            Whether it was opened by this call.
+        """
+        if step == self._step and self._window is not None:
+            return False
+        self.end()
+        if not ensure_session(self._name) and not (self._always and cell.session is not None):
+            return False
+        self._step = step
+        self._window = stepprof.profile_step(step).start()
+        return True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Close the window that is open, if any; `error` is what ended the step."""
+        window, self._window, self._step = self._window, None, None
+        if window is not None and window._start:
+            window.stop(error)
+
+    def evaluation(self, step: int) -> StepWindow | None:
+        """Open the window of an evaluation, with a role of its own; None in a session of the job's own.
+
+        Args:
+            step: the framework's number of the last finished step.
+        """
+        self.evaluating += 1
+        if not ensure_session(self._name) and not (self._always and cell.session is not None):
+            return None
+        return stepprof.profile_step(step if self._step is None else self._step, EVAL).__enter__()
+
+    def end_evaluation(self, window: StepWindow | None, error: BaseException | None = None) -> None:
+        """Close the window of an evaluation."""
+        self.evaluating -= 1
+        if window is not None:
+            window.__exit__(None if error is None else type(error), error, None)
+
+
+def open_timer(name: str, role: str | None = None) -> StepWindow | Region | None:
+    """Begin what a framework's timer measures: a region, or the window of a role.
+
+    Args:
+        name: of the region.
+        role: opens a window of this role instead, in an open step that no evaluation is part of.
+
+    Returns:
+        What `close_timer` takes; None if there is nothing to record.
+    """
+    recorder = cell.recorder
+    if recorder is None or (recorder.hook is None and not recorder.keep and role is None):
+        return None
+    if role is not None:
+        where = recorder.where()
+        session = current_session()
+        if where is not None and where.role != EVAL and session is not None and session.by_adapter:
+            return stepprof.profile_step(where.number, role).__enter__()
+    return stepprof.region(name).__enter__()
+
+
+def close_timer(timer: StepWindow | Region | None, error: BaseException | None = None) -> None:
+    """End what `open_timer` returned; `error` is what ended it."""
+    if timer is not None:
+        timer.__exit__(None if error is None else type(error), error, None)

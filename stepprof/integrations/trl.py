@@ -1,0 +1,107 @@
+"""The adapter of TRL: its own timers are regions, and those of the table `ROLES` are roles.
+
+The windows of the steps are those of Transformers' `Trainer`, which TRL's trainers derive from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.training_loop import close_timer, open_timer
+from stepprof.integrations.transformers import TRAINER, loop_of
+from stepprof.log import logger
+
+if TYPE_CHECKING:
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "ROLES"]
+
+TIMER = "trl.extras.profiling:ProfilingContext"
+ROLES = {
+    "transformers.generate": "rollout",
+    "transformers.generate_batch": "rollout",
+    "vLLM.generate": "rollout",
+    "sync_weights": "weight_sync",
+    "_calculate_rewards": "reward",
+}
+"""Timers of TRL that are roles. The name of each begins with the trainer's class, which is left out here."""
+KEPT = "_stepprof_timer"
+
+
+def _role_of(name: str) -> str | None:
+    return ROLES.get(name.partition(".")[2])
+
+
+def _timer_begins(timer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
+    setattr(timer, KEPT, open_timer(timer.name, _role_of(timer.name)))
+
+
+def _timer_ends(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> Any:
+    opened = timer.__dict__.pop(KEPT, None)
+    close_timer(opened, arguments[1] if len(arguments) > 1 else None)
+
+
+# -- the actor: TRL has no timer for its update, which begins after the inputs are prepared
+
+
+def _update_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
+    if generates(trainer):
+        trainer.__dict__["_stepprof_actor"] = open_timer("update_actor", "actor")
+
+
+def _micro_step_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
+    if generates(trainer):
+        _note_rollout(trainer)
+    return trainer
+
+
+def _micro_step_ends(trainer: Any, error: BaseException | None) -> None:
+    if trainer is not None:
+        close_timer(trainer.__dict__.pop("_stepprof_actor", None), error)
+
+
+def generates(trainer: Any) -> bool:
+    """Return whether a trainer generates its samples itself: GRPO and RLOO keep them in a buffer."""
+    return hasattr(trainer, "_buffered_inputs")
+
+
+def _note_rollout(trainer: Any) -> None:
+    """Say so if a recorded step generates nothing, and name the next step that does."""
+    loop, every = loop_of(trainer), trainer.args.steps_per_generation * trainer.num_iterations
+    accumulation = max(trainer.args.gradient_accumulation_steps, 1)
+    micro = trainer._step
+    if loop.step is None or not loop.is_recording or micro % accumulation:
+        return
+    following = -(-micro // every) * every
+    if following < micro + accumulation:
+        return
+    generating = loop.step + following // accumulation - micro // accumulation
+    stepprof.mark("no_rollout", next_step_with_rollout=generating)
+    logger.notice("step.without_rollout", loud=True, step=loop.step, next=f"--steps {generating}")
+
+
+def _attach(patches: Patches) -> None:
+    patches.around(f"{TIMER}.__enter__", _timer_begins)
+    patches.around(f"{TIMER}.__exit__", _timer_ends)
+    patches.around(f"{TRAINER}.compute_loss_context_manager", _update_begins)
+    patches.around(f"{TRAINER}.training_step", _micro_step_begins, _micro_step_ends)
+
+
+ADAPTERS = (
+    Adapter(
+        name="trl",
+        distributions=("trl",),
+        tested=">=1.16,<1.17",
+        trigger="trl.extras.profiling",
+        needs={
+            f"{TIMER}.__enter__": (),
+            f"{TIMER}.__exit__": (),
+            f"{TIMER}.__init__": ("name",),
+            f"{TRAINER}.compute_loss_context_manager": (),
+            f"{TRAINER}.training_step": ("model", "inputs"),
+        },
+        attach=_attach,
+    ),
+)

@@ -1,0 +1,47 @@
+"""The functions that entry points of stepprof name: frameworks call them, stepprof attaches itself.
+
+A framework calls them in every process, also in jobs that do not use stepprof. So this module
+imports `os` alone and is outside the package, whose import takes 25 ms. Without a variable that
+asks for stepprof it looks at the environment and returns.
+"""
+
+import os
+
+VARIABLES = (
+    "STEPPROF_CONFIG",
+    "STEPPROF_STEPS",
+    "STEPPROF_RANKS",
+    "STEPPROF_BACKEND",
+    "STEPPROF_OUTPUT_DIR",
+)
+"""Any of them switches the adapters on."""
+OFF = ("0", "false", "off", "no")
+"""Values of $STEPPROF that switch everything off."""
+
+
+def wanted() -> bool:
+    """Return whether the environment asks for stepprof in this process."""
+    environ = os.environ
+    if environ.get("STEPPROF", "").strip().lower() in OFF:
+        return False
+    return any(environ.get(name) for name in VARIABLES)
+
+
+def activate() -> None:
+    """Attach an adapter to each supported framework that this process has imported or will import."""
+    if wanted():
+        try:
+            from stepprof.integrations.activation import activate_all
+
+            activate_all()
+        except Exception as error:  # noqa: BLE001 - the job goes on without stepprof
+            _complain(error)
+
+
+def _complain(error: Exception) -> None:
+    """Say once why no adapter is attached: stepprof's own log may be what is missing."""
+    import sys
+
+    if not getattr(_complain, "done", False):
+        _complain.done = True  # type: ignore[attr-defined]
+        sys.stderr.write(f"stepprof: no adapter is attached: {type(error).__name__}: {error}\n")

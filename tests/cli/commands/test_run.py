@@ -1,0 +1,101 @@
+"""`stepprof run`: the job runs as without it, and what it recorded is printed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from fake_framework import write
+
+JOB = """
+import os, subprocess, sys
+from stepprof.integrations.activation import register
+from adapted import FAKE
+if os.environ.get("STEPPROF_STEPS"):
+    register(FAKE)
+import framework
+framework.Trainer().fit()
+print(os.environ["STEPPROF_STEPS"], os.environ.get("STEPPROF_RANKS"), len(framework.CALLS), *sys.argv[1:])
+"""
+
+
+def run(folder, *arguments, **variables):
+    """Run `stepprof run` in a folder, and return how it ended."""
+    return subprocess.run(
+        [sys.executable, "-m", "stepprof", "run", *arguments],
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+class TestRun:
+    def test_a_job_is_recorded(self, tmp_path) -> None:
+        """Options become variables, arguments of the job stay its own, and the next command is printed."""
+        write(tmp_path)
+        (tmp_path / "job.py").write_text(JOB)
+        job = ["--", sys.executable, "job.py", "--steps", "9"]
+        done = run(tmp_path, "--steps", "2", "--ranks", "all", "--backend", "null", *job)
+        assert (done.returncode, done.stdout) == (0, "2 all 8 --steps 9\n"), done.stderr
+        assert "step 2 is recorded (1 complete, 1 joined); next: stepprof report" in done.stderr
+
+    def test_nothing_was_recorded(self, tmp_path) -> None:
+        """A job without a supported framework: one line says where to look."""
+        done = run(tmp_path, "--steps", "2", sys.executable, "-c", "print(1)")
+        assert done.stdout == "1\n"
+        assert "nothing was recorded" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            ("raise SystemExit(3)", 3),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ],
+    )
+    def test_the_end_of_the_job_is_ours(self, tmp_path, code, status) -> None:
+        """Its exit status, and the signal that ended it."""
+        assert run(tmp_path, "--steps", "2", sys.executable, "-c", code).returncode == status
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+    def test_signals_reach_the_job(self, tmp_path, number) -> None:
+        """A signal to `stepprof run` reaches the job, which decides what it means."""
+        code = (
+            "import signal, sys, time\n"
+            f"signal.signal({int(number)}, lambda *_: sys.exit(5))\n"
+            "print('ready', flush=True)\ntime.sleep(30)\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stepprof", "run", "--steps", "2", sys.executable, "-c", code],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        with process:
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(0.1)
+            process.send_signal(number)
+            assert process.wait(30) == 5
+
+    @pytest.mark.parametrize(
+        ("arguments", "status", "message"),
+        [
+            ([], 2, "COMMAND: is missing"),
+            (["no-such-command"], 127, "command not found"),
+            (["--steps", "banana", sys.executable, "-c", "1"], 2, "banana"),
+            (["--setps", "2", sys.executable], 2, "--steps"),
+        ],
+    )
+    def test_what_cannot_be_run(self, tmp_path, arguments, status, message) -> None:
+        """It says what is wrong, and no job is started."""
+        done = run(tmp_path, *arguments)
+        assert done.returncode == status
+        assert message in done.stderr

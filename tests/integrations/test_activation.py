@@ -1,0 +1,143 @@
+"""Adapters attach completely or not at all, in whatever order things are imported, and say what became of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_framework import write
+
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run
+
+ENV = {"STEPPROF_STEPS": "2", "STEPPROF_BACKEND": "null", "STEPPROF_OUTPUT_DIR": "runs"}
+ATTACH = "from stepprof.integrations.activation import *; from adapted import *; register(FAKE)\n"
+TRAIN = "framework.Trainer().fit()\nprint(len(framework.CALLS))\n"
+SHOW = "import stepprof, json; print(json.dumps(dict(stepprof.state().adapters)))\n"
+
+
+@pytest.fixture(autouse=True)
+def _framework(tmp_path):
+    write(tmp_path)
+
+
+def windows(folder):
+    """Return the roles of the windows of step 2, with their statuses."""
+    (run,) = list_runs(folder / "runs")
+    return sorted((each["role"] or "step", each["status"]) for each in read_step(run, 2)["windows"])
+
+
+class TestOrder:
+    @pytest.mark.parametrize(
+        "script",
+        [
+            ATTACH + "import framework\n",
+            "import framework\n" + ATTACH,
+            "import framework\nfrom framework import Trainer\n" + ATTACH,
+            ATTACH + "import framework\nregister(FAKE)\n",
+            "import framework\n" + ATTACH + "deactivate_all()\nregister(FAKE)\n",
+        ],
+        ids=["before", "after", "class bound before", "twice", "undone and again"],
+    )
+    def test_every_order_attaches_once(self, run_script, tmp_path, script) -> None:
+        """One capture with the role inside it, and each function of the framework runs once."""
+        done = run_script(script + TRAIN, env=ENV).check()
+        assert done.stdout.split() == ["8"]
+        assert windows(tmp_path) == [("rollout", "joined"), ("step", "complete")]
+
+    def test_undone_patches_leave_nothing(self, run_script) -> None:
+        """The functions are the very ones from before."""
+        run_script(
+            "import framework\n"
+            "before = {c: dict(vars(c)) for c in (framework.Trainer, framework.Timer)}\n"
+            + ATTACH
+            + "assert vars(framework.Trainer)['fit'] is not before[framework.Trainer]['fit']\n"
+            "deactivate_all()\n"
+            "assert all(dict(vars(c)) == was for c, was in before.items())\n",
+            env=ENV,
+        ).check()
+
+
+class TestAllOrNothing:
+    def test_a_missing_name_keeps_it_out(self, run_script, tmp_path) -> None:
+        """Nothing is patched, nothing recorded, and the state and one line name what is missing."""
+        (tmp_path / "framework.py").write_text(
+            (tmp_path / "framework.py").read_text().replace("fail_at", "broken_at")
+        )
+        done = run_script(ATTACH + "import framework\n" + TRAIN + SHOW, env=ENV).check()
+        calls, shown = done.stdout.splitlines()
+        assert calls == "8"
+        entry = json.loads(shown)["fake"]
+        assert entry["status"] == "name_missing"
+        assert "framework:Trainer.step(fail_at)" in entry["reason"]
+        assert done.stderr.count("framework:Trainer.step(fail_at)") == 1
+        assert not (tmp_path / "runs").exists()
+
+    def test_an_attach_that_raises_is_undone(self, run_script) -> None:
+        """The patches before the failure are taken back."""
+        done = run_script(
+            "import framework, dataclasses\nbefore = framework.Trainer.fit\n"
+            "from adapted import *\nfrom stepprof.integrations.activation import register\n"
+            "def half(patches):\n"
+            "    patches.around('framework:Trainer.fit', None, fit_ends)\n"
+            "    raise ValueError('half way')\n"
+            "register(dataclasses.replace(FAKE, attach=half))\n"
+            "assert framework.Trainer.fit is before\n" + SHOW,
+            env=ENV,
+        ).check()
+        assert json.loads(done.stdout)["fake"]["status"] == "failed"
+
+    def test_another_version_is_tried_and_said(self, run_script, tmp_path) -> None:
+        """Outside of the tested range the adapter attaches; the state and `run.json` say so."""
+        done = run_script(
+            "import framework, dataclasses\nfrom adapted import *\nfrom stepprof.integrations.activation import register\n"
+            "register(dataclasses.replace(FAKE, tested='<1'))\n" + TRAIN + SHOW,
+            env=ENV,
+        ).check()
+        assert json.loads(done.stdout.splitlines()[1])["fake"]["status"] == "untested"
+        (run,) = list_runs(tmp_path / "runs")
+        assert read_run(run)["adapters"]["fake"]["status"] == "untested"
+
+    def test_two_adapters(self, run_script, tmp_path) -> None:
+        """Two adapters patch the same functions: both see each call, the framework's code runs once."""
+        done = run_script(
+            "import framework, dataclasses\nfrom adapted import *\nfrom stepprof.integrations.activation import register\n"
+            "seen = []\n"
+            "def other(patches):\n"
+            "    patches.around('framework:Trainer.step', lambda *_: seen.append(1))\n"
+            "register(FAKE)\nregister(dataclasses.replace(FAKE, name='other', attach=other))\n"
+            + TRAIN
+            + "print(len(seen))\n",
+            env=ENV,
+        ).check()
+        assert done.stdout.split() == ["8", "4"]
+        assert windows(tmp_path) == [("rollout", "joined"), ("step", "complete")]
+
+
+class TestFailures:
+    def test_an_error_of_ours_costs_one_line(self, run_script) -> None:
+        """A patch that raises is logged once; the original runs exactly once at each call."""
+        done = run_script(
+            "import framework, dataclasses\nfrom adapted import *\nfrom stepprof.integrations.activation import register\n"
+            "def broken(*_):\n    raise ValueError('ours')\n"
+            "def both(patches):\n"
+            "    patches.around('framework:Trainer.step', broken, broken)\n"
+            "register(dataclasses.replace(FAKE, attach=both))\n" + TRAIN,
+            env=ENV,
+        ).check()
+        assert done.stdout.split() == ["8"]
+        assert done.stderr.count("ValueError: ours") == 1
+
+    def test_an_error_of_the_job_passes_through(self, run_script, tmp_path) -> None:
+        """The caller gets the exception itself; the manifest of the step tells it."""
+        done = run_script(
+            ATTACH + "import framework\n"
+            "try:\n    framework.Trainer().fit(fail_at=2)\n"
+            "except RuntimeError as error:\n    print(error, error.__context__)\n"
+            "print(len(framework.CALLS))\n",
+            env=ENV,
+        ).check()
+        assert done.stdout.splitlines() == ["out of luck None", "4"]
+        (run,) = list_runs(tmp_path / "runs")
+        whole = next(each for each in read_step(run, 2)["windows"] if each["role"] is None)
+        assert "out of luck" in whole["body_error"]

@@ -1,0 +1,77 @@
+"""What entry points name, and the `sitecustomize` of `stepprof run`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import stepprof.integrations.bootstrap
+
+BOOTSTRAP = str(Path(stepprof.integrations.bootstrap.__file__).parent)
+COST = """
+import os, sys, time
+before = set(sys.modules)
+start = time.perf_counter()
+import stepprof_autoload
+stepprof_autoload.activate()
+seconds = time.perf_counter() - start
+print(*sorted(set(sys.modules) - before))
+assert seconds < 0.05, seconds
+"""
+
+
+def path(*folders: str) -> dict[str, str]:
+    """Return a PYTHONPATH with our folder first, then others, then that of the tests."""
+    return {"PYTHONPATH": os.pathsep.join([BOOTSTRAP, *folders, os.environ.get("PYTHONPATH", "")])}
+
+
+class TestEntryPoints:
+    def test_a_job_without_stepprof_imports_nothing(self, run_script) -> None:
+        """The functions import nothing but `os`, which every Python has loaded."""
+        done = run_script(COST).check()
+        assert done.stdout.split() == ["stepprof_autoload"]
+
+    def test_it_is_switched_off(self, run_script) -> None:
+        """STEPPROF=0 counts more than the other variables."""
+        done = run_script(COST, env={"STEPPROF": "0", "STEPPROF_STEPS": "2"}).check()
+        assert done.stdout.split() == ["stepprof_autoload"]
+
+    def test_it_registers_the_adapters(self, run_script) -> None:
+        """With one of the variables; no framework is imported."""
+        done = run_script(
+            "import sys, stepprof_autoload\nstepprof_autoload.activate()\n"
+            "from stepprof.integrations import activation\n"
+            "assert {each.name for each in activation.adapters()} == activation._registered\n"
+            "print([name for name in ('torch', 'transformers', 'trl') if name in sys.modules])",
+            env={"STEPPROF_STEPS": "2"},
+        ).check()
+        assert done.stdout.strip() == "[]"
+
+
+class TestSitecustomize:
+    def test_another_one_runs_first(self, run_script, tmp_path) -> None:
+        """The one that ours hides runs, and is what the name stands for afterwards."""
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "sitecustomize.py").write_text("import sys\nsys.hidden = 1\n")
+        done = run_script(
+            "import sys, sitecustomize\n"
+            "print(sys.hidden, sitecustomize.__file__, 'stepprof.integrations.activation' in sys.modules)",
+            env={**path(str(tmp_path / "other")), "STEPPROF_STEPS": "2"},
+        ).check()
+        assert done.stdout.split() == ["1", str(tmp_path / "other" / "sitecustomize.py"), "True"]
+
+    def test_another_one_that_raises(self, run_script, tmp_path) -> None:
+        """Python reports it as without ours, and the adapters are registered."""
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "sitecustomize.py").write_text("raise RuntimeError('theirs')\n")
+        done = run_script(
+            "import sys\nprint('stepprof.integrations.activation' in sys.modules)",
+            env={**path(str(tmp_path / "other")), "STEPPROF_STEPS": "2"},
+        ).check()
+        assert done.stdout.split() == ["True"]
+        assert "RuntimeError: theirs" in done.stderr
+
+    def test_none_is_hidden(self, run_script) -> None:
+        """Without another one, and without a variable, nothing happens."""
+        done = run_script("import sys\nprint('stepprof' in sys.modules)", env=path()).check()
+        assert (done.stdout.split(), done.stderr) == (["False"], "")

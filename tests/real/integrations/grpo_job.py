@@ -1,0 +1,68 @@
+"""A GRPO job of TRL that knows nothing of stepprof: a tiny model made here, on the CPU, offline."""
+
+import hashlib
+import json
+import os
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+="])}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **special)
+
+
+def small_model() -> Qwen2ForCausalLM:
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    return Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=15, max_position_embeddings=64, **size, **heads, **special)
+    )
+
+
+def digits(completions: list[str], **_: object) -> list[float]:
+    return [float(sum(letter.isdigit() for letter in text)) for text in completions]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    settings = {
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "num_generations": 4,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 4,
+        "max_completion_length": 8,
+        "save_strategy": "no",
+        **json.loads(os.environ.get("JOB_SETTINGS", "{}")),
+    }
+    quiet = {"report_to": [], "disable_tqdm": True, "logging_steps": 1, "use_cpu": True}
+    data = Dataset.from_list([{"prompt": f"{number}+{number}="} for number in range(10)])
+    model = small_model()
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=digits,
+        args=GRPOConfig(output_dir="out", **quiet, **settings),
+        train_dataset=data,
+        eval_dataset=data.select(range(2)),
+        processing_class=tokenizer(),
+    )
+    trainer.train()
+    weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    rank = os.environ.get("RANK", "0")
+    with open(f"result-{rank}.json", "w") as file:  # noqa: PTH123 - as a user would
+        json.dump({"losses": losses, "weights": hashlib.sha256(weights).hexdigest()}, file)
+
+
+if __name__ == "__main__":
+    main()

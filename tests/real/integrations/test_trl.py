@@ -1,0 +1,105 @@
+"""The real TRL, without a line of stepprof in the job: what `stepprof run` records, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run
+
+pytestmark = pytest.mark.timeout(500)
+
+JOB = Path(__file__).with_name("grpo_job.py")
+RECORDED = [sys.executable, "-m", "stepprof", "run", "--steps", "2", "--"]
+ALONE = [sys.executable, str(JOB)]
+TWO = [
+    *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+    *("--nproc-per-node", "2", str(JOB)),
+]
+
+
+def start(folder: Path, command: list[str], **settings: object) -> subprocess.Popen[str]:
+    """Start a job in a folder of its own."""
+    folder.mkdir()
+    offline = {"HF_HUB_OFFLINE": "1", "JOB_SETTINGS": json.dumps(settings), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **offline},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    """Wait for a job that has to end well, and return its stderr."""
+    _, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def results(folder: Path) -> list[dict[str, object]]:
+    """Return losses and a digest of the weights of each rank."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
+
+
+def windows(folder: Path, step: int = 2) -> list[tuple[int, str, str]]:
+    """Return rank, role and status of each window."""
+    (run,) = list_runs(folder / "stepprof-runs")
+    found = read_step(run, step)["windows"]
+    return sorted((each["rank"], each["role"] or "step", each["status"]) for each in found)
+
+
+class TestOneProcess:
+    def test_a_step_is_recorded_and_nothing_changes(self, tmp_path) -> None:
+        """Losses and weights are those of a run without stepprof, bit for bit; two micro-steps are one step."""
+        plain, recorded = start(tmp_path / "plain", ALONE), start(tmp_path / "recorded", RECORDED + ALONE)
+        end(plain)
+        errors = end(recorded)
+        assert results(tmp_path / "plain") == results(tmp_path / "recorded")
+        assert windows(tmp_path / "recorded") == [
+            (0, "actor", "joined"),
+            (0, "actor", "joined"),
+            (0, "reward", "joined"),
+            (0, "rollout", "joined"),
+            (0, "step", "complete"),
+        ]
+        assert "next: stepprof report" in errors
+        (run,) = list_runs(tmp_path / "recorded" / "stepprof-runs")
+        adapters = read_run(run)["adapters"]
+        assert {name: entry["status"] for name, entry in adapters.items()} == dict.fromkeys(
+            adapters, "attached"
+        )
+        assert {"transformers", "trl"} <= set(adapters)
+
+    def test_a_step_without_generation_says_so(self, tmp_path) -> None:
+        """Samples of step 1 are used again in step 2; the log names step 3. Evaluations have a role of their own."""
+        command = [*RECORDED, *ALONE]
+        errors = end(
+            start(tmp_path / "job", command, num_iterations=2, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2)
+        )  # fmt: skip
+        assert "step 2 generated nothing" in errors
+        assert "--steps 3" in errors
+        roles = [role for _, role, _ in windows(tmp_path / "job")]
+        assert "rollout" not in roles
+        assert roles.count("eval") == 1
+
+
+class TestTwoRanks:
+    def test_torchrun(self, tmp_path) -> None:
+        """Both ranks record into one run, and train as without stepprof."""
+        end(start(tmp_path / "plain", TWO))
+        command = [*RECORDED[:-1], "--ranks", "all", "--", *TWO]
+        end(start(tmp_path / "recorded", command))
+        assert results(tmp_path / "plain") == results(tmp_path / "recorded")
+        assert [each for each in windows(tmp_path / "recorded") if each[1] == "step"] == [
+            (0, "step", "complete"),
+            (1, "step", "complete"),
+        ]
