@@ -95,6 +95,7 @@ def redacted(value: Any) -> Any:
     return value
 
 
+@functools.lru_cache(maxsize=64)  # mostly sentences of ours, which each version of a manifest repeats
 def _shown(text: str, most: int) -> str:
     shown = text[:_LOOKED_AT]
     for pattern, replacement in _PLACES:

@@ -223,10 +223,14 @@ class Fragment:
         if not self._waiting:
             self._waiting = True
             try:
-                self._post(self.write)
+                self._post(self._write_if_waiting)
             except BaseException:  # an interrupt: the next one asks again
                 self._waiting = False
                 raise
+
+    def _write_if_waiting(self) -> None:
+        if self._waiting:  # else it has been written meanwhile, with all that was to be written
+            self.write()
 
     def write(self) -> None:
         """Write it now; where that fails the log says so, since the manifest cannot."""
