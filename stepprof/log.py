@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextvars import ContextVar
+from collections.abc import Mapping, MutableMapping
+from contextvars import ContextVar, Token
 from typing import Any
 
 import structlog
@@ -36,14 +36,21 @@ def bind_session(**fields: object) -> None:
     _session = fields
 
 
-@contextlib.contextmanager
-def bound(**fields: object) -> Iterator[None]:
+class bound:  # noqa: N801 - a block, named like the function it reads as
     """Give the lines of this context, and of tasks that start in it, these fields; those that are None are left out."""
-    token = _capture.set({**_capture.get(), **fields})
-    try:
-        yield
-    finally:
-        _capture.reset(token)
+
+    __slots__ = ("_fields", "_token")
+
+    _token: Token[Mapping[str, object]]
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        self._fields = fields
+
+    def __enter__(self) -> None:
+        self._token = _capture.set({**_capture.get(), **self._fields})
+
+    def __exit__(self, *_: object) -> None:
+        _capture.reset(self._token)
 
 
 class _Logger:

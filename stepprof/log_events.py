@@ -81,6 +81,8 @@ EVENTS: dict[str, Event] = {
         "next",
     ),
     # exports and files
+    "export.failed": Event("warning", "the export of a recorded window failed"),
+    "export.incomplete": Event("warning", "the export of a recorded window is incomplete"),
     "export.finished": Event("info", "a capture was exported", "bytes seconds"),
     "export.in_place": Event(
         "warning", "a capture is exported in the training thread", "label backend reason"

@@ -47,7 +47,7 @@ logging.getLogger("transitions.core").addFilter(_foreign)
 class TargetMachine:
     """The state machine of the local target.
 
-    A trigger takes ``holder``, the window that holds the target from now on, and fields for the log line. `arm` and `start` also take
+    A trigger takes ``holder``, ``step`` and ``role`` of the window that holds the target from now on, and fields for the log line. `arm` and `start` also take
     ``act``: it is called before the state changes, and the state stays as it is if it raises. A trigger raises StateError where it is illegal; the message names the
     state and the holder. `stop` changes nothing, and returns False, on a thread that may not stop the capture.
 
@@ -71,7 +71,7 @@ class TargetMachine:
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self.holder = "no window"
+        self.hold("no window", None, None)
         self.since = time.monotonic()
         self.owner: int | None = None
         """The only thread that may stop the capture; None: any thread may."""
@@ -86,6 +86,10 @@ class TargetMachine:
             on_exception="_raise",
             name=_NAME,
         )
+
+    def hold(self, holder: str, step: int | None, role: str | None) -> None:
+        """Note the window that holds the target."""
+        self.holder, self.step, self.role = holder, step, role
 
     def refused(self, trigger: str) -> StateError:
         """Return the error for a trigger that is illegal now."""
@@ -104,9 +108,14 @@ class TargetMachine:
         """Note the holder, and log the transition."""
         started, self.since = self.since, time.monotonic()
         transition: Any = event.transition
-        fields = {key: value for key, value in event.kwargs.items() if key not in ("holder", "act")}
-        self.holder = "no window" if self.state == "idle" else event.kwargs["holder"]
-        logger.info("state.changed", **_line(transition.source, self, self.since - started, fields))
+        fields = event.kwargs
+        if self.state == "idle":
+            self.hold("no window", None, None)
+        else:
+            self.hold(fields["holder"], fields.get("step"), fields.get("role"))
+        if logger.tells("info"):
+            shown = {key: value for key, value in fields.items() if key not in ("holder", "act")}
+            logger.info("state.changed", **_line(transition.source, self, self.since - started, shown))
 
     def _raise(self, event: EventData) -> None:
         error: Any = event.error

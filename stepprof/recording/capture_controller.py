@@ -13,11 +13,11 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from stepprof.backends import make_backend
 from stepprof.backends.base import Busy
 from stepprof.errors import BackendError, StateError
 from stepprof.host.memory import available_and_total
 from stepprof.log import logger
+from stepprof.recording.backend_pool import BackendPool
 from stepprof.recording.background_worker import is_background
 from stepprof.recording.capture import Ending, LocalCapture
 from stepprof.recording.exclusive_access import ExclusiveAccess
@@ -57,56 +57,30 @@ class Capturer:
         self.origin = origin
         self.machine = TargetMachine(f"rank-{origin.rank}")
         self.access = ExclusiveAccess()
+        self.backends = BackendPool(origin.run.path, self._note_unavailable)
         self.capture: LocalCapture | None = None
-        self.step: int | None = None
-        self.role: str | None = None
         self.health = "ok"
         self.last_error: str | None = None
         self.backend: Backend | None = None
-        self._armed_key: tuple[int, object] | None = None
+        """The backend that is armed or records."""
+        self._armed_step: int | None = None
         self._armed_ns: tuple[int, int] | None = None
         """From when to when the backend was armed."""
         self._spent: set[Ticket] = set()
         self.post = background.post
         self.changed = changed
-        self._backends: dict[object, Backend] = {}
-        self._unavailable: dict[object, str] = {}
-        # two threads may ask at once; reentrant, since a signal handler may come in between
-        self._probing = threading.RLock()
-        self.exports = Exports(
-            exporter, origin.rank, lambda window: self._holder(window.step, window.role), self.note, changed
-        )
+        self.exports = Exports(exporter, origin.rank, self._label, self._set_error, changed)
 
-    # -- what is there
-
-    def probe(self, policy: Policy) -> str | None:
-        """Why this policy's backend cannot record here, or None. Pays its slow imports, once."""
-        key = _key(policy)
-        if key not in self._backends and key not in self._unavailable:
-            with self._probing:
-                if key not in self._backends and key not in self._unavailable:
-                    self._probe(policy, key)
-        return self._unavailable.get(key)
-
-    def _probe(self, policy: Policy, key: object) -> None:
-        reason: str | None
-        try:
-            backend = make_backend(policy)
-            backend.keep_near(self.origin.run.path)
-            reason = backend.probe()
-        except Exception as error:  # noqa: BLE001 - a backend that cannot even be asked is one that cannot record
-            reason = describe_error(error)
-        if reason is None:
-            self._backends[key] = backend
-            return
-        self._unavailable[key] = reason
+    def _note_unavailable(self, reason: str) -> None:
         self.health = "unconfigured"
-        self.last_error = redacted(f"{'+'.join(policy.backend)} cannot record here: {reason}")
-        logger.warning("backend.unavailable", backend="+".join(policy.backend), reason=reason)
+        self._set_error(reason)
+
+    def _set_error(self, reason: str) -> None:
+        self.last_error = redacted(reason)
 
     def note(self, reason: str, window: Window | None = None) -> None:
         """Something was not recorded: the log and ``state()`` say so."""
-        self.last_error = redacted(reason)
+        self._set_error(reason)
         where = {} if window is None else {"step": window.step, "role": window.role}
         logger.warning("window.not_recorded", **where, rank=self.origin.rank, reason=reason)
         self.changed()
@@ -114,109 +88,102 @@ class Capturer:
     @property
     def armed_step(self) -> int | None:
         """The step that the target is armed for, if it is armed."""
-        return self.step if self.machine.state == "armed" else None
+        return self.machine.step if self.machine.state == "armed" else None
 
     def is_spent(self, step: int) -> bool:
         """Whether the capture of this step has ended (by a cap, by its region) while windows of it were open that still are."""
-        self._spent = {ticket for ticket in self._spent if not ticket.closed}
-        return any(ticket.window.step == step for ticket in self._spent)
+        if self._spent:
+            self._spent = {ticket for ticket in self._spent if not ticket.closed}
+        return bool(self._spent) and any(ticket.window.step == step for ticket in self._spent)
 
     # -- by the thread that has access
 
-    def arm(self, step: int, role: str | None, policy: Policy) -> None:
-        """Be armed for this step and policy, whatever was before. Raises what the backend raises, and is idle then."""
-        backend = self._backends[_key(policy)]
+    def arm(self, step: int, role: str | None, policy: Policy, backend: Backend) -> bool:
+        """Be armed for this step and backend, whatever was before; return whether the state shows something new. Raises what the backend raises, and is idle then."""
         if self.machine.state == "armed":
-            if self._armed_key == (step, _key(policy)):
-                if role is None and policy.capture_per != "role":
-                    # the window around those that went out before it: around the next ones, too, the whole step's comes first
-                    self._expect(step, None)
-                return
-            if self._armed_key is not None and self._armed_key[1] == _key(policy):
-                # a backend is armed for whatever step: a window of this one comes in before the one that was next
-                self._armed_key = (step, _key(policy))
-                self._expect(step, role)
-                return
+            if backend is self.backend:
+                # a backend is armed for whatever step; of two windows of this one the whole step's comes first
+                if self._armed_step == step and (role is not None or policy.capture_per == "role"):
+                    return False
+                self._armed_step = step
+                return self._expect(step, role)
             self.to_idle(f"armed anew for step {step}")
         if not self.machine.may_arm():
             raise self.machine.refused("arm")
         self.backend = backend
         began_ns = perf_counter_ns()
         try:
-            self._change(self.machine.arm, step, role, act=backend.arm)
+            self.machine.arm(act=backend.arm, **self._fields(step, role))
         except BaseException as error:  # KeyboardInterrupt too must not leave it half prepared
             self.to_idle(describe_error(error))
             raise
-        self._armed_key = (step, _key(policy))
+        self._armed_step = step
         self._armed_ns = (began_ns, perf_counter_ns())
-        self.changed()
+        return True
 
     def to_idle(self, reason: str) -> None:
         """Leave whatever state there is; the backend releases what it holds."""
-        backend, self._armed_key, self._armed_ns = self.backend, None, None
+        backend, self._armed_step, self._armed_ns = self.backend, None, None
         if backend is not None:
             try:
                 backend.abort()
             except Exception as error:  # noqa: BLE001 - against its contract; the machine must not stay where it is for that
                 logger.warning("abort.failed", backend=backend.name, reason=describe_error(error))
         if self.machine.state != "idle":
-            self._change(self.machine.abort, self.step, self.role, reason=reason)
+            self.machine.abort(**self._fields(self.machine.step, self.machine.role), reason=reason)
         self.backend = None
         self.changed()
 
     def open(self, ticket: Ticket, region: str | None = None) -> BaseException | None:
-        """Open a capture for a window; a failure is written into the manifest and returned."""
+        """Open a capture for a window; a failure is written into the manifest and returned. The caller shows the new state."""
         policy, window = ticket.policy, ticket.window
-        reason = self.probe(policy)
-        if reason is not None:
-            reason = f"{'+'.join(policy.backend)} cannot record here: {reason}"
-            tell(
-                ticket,
-                self.origin,
-                self.post,
-                status="failed",
-                code=ReasonCode.BACKEND_UNAVAILABLE,
-                reason=reason,
-            )
-            return BackendError(reason)
-        backend = self._backends[_key(policy)]
+        try:
+            backend = self.backends.find(policy)
+        except BackendError as error:
+            code = ReasonCode.BACKEND_UNAVAILABLE
+            tell(ticket, self.origin, self.post, status="failed", code=code, reason=str(error))
+            return error
         capture = LocalCapture(ticket, backend, self.origin, self.post, region=region)
-        tries = 2 if self.machine.state == "armed" else 1
+        again = self.machine.state == "armed"
         while True:
-            tries -= 1
             try:
                 values = capture.values or capture.claim()
-                self.arm(window.step, window.role, policy)
+                self.arm(window.step, window.role, policy, backend)
                 self.machine.owner = capture.thread if backend.thread_bound else None
-                self._change(self.machine.start, window.step, window.role, act=partial(backend.start, values))
-                capture.started = time.monotonic()
+                self.machine.start(
+                    act=partial(backend.start, values), **self._fields(window.step, window.role)
+                )
                 break
             except (
                 BaseException
             ) as error:  # KeyboardInterrupt in the middle of a start must not leave a profiler running
                 self.to_idle(describe_error(error))
-                busy = isinstance(error, Busy)
-                if busy:
-                    self.health = "busy"
-                if tries and not busy and isinstance(error, Exception):
+                if again and isinstance(error, Exception) and not isinstance(error, Busy):
+                    again = False
                     continue
-                self.note(describe_error(error), window)
-                if busy:
-                    capture.fail(ReasonCode.BUSY, describe_error(error), "skipped")
-                else:
-                    capture.fail(ReasonCode.BACKEND_FAILED, describe_error(error))
+                self._not_started(capture, error)
                 if not isinstance(error, Exception):
                     raise
                 return error
+        capture.started = time.monotonic()
         self.capture = capture
         self.health = "ok"
         ticket.captured += 1
         if self._armed_ns is not None:
             capture.timing.armed(*self._armed_ns)
-        self.changed()
         if region:
             capture.begin()
         return None
+
+    def _not_started(self, capture: LocalCapture, error: BaseException) -> None:
+        reason = describe_error(error)
+        if isinstance(error, Busy):
+            self.health = "busy"
+        self.note(reason, capture.window)
+        if isinstance(error, Busy):
+            capture.fail(ReasonCode.BUSY, reason, "skipped")
+        else:
+            capture.fail(ReasonCode.BACKEND_FAILED, reason)
 
     def finish(self, capture: LocalCapture, ending: Ending) -> tuple[Later | None, BaseException | None]:
         """End the running capture: stop it now. Return what submits its export once the access has been released, and what went wrong."""
@@ -230,12 +197,13 @@ class Capturer:
             left = capture.cut(perf_counter_ns())
             if capture.region is None:
                 self._spent.update(ticket for ticket in left if capture.owns(ticket.window.step))
-            self._change(self.machine.stop, window.step, window.role, reason=ending.capped_by or ending.error)
+            fields = self._fields(window.step, window.role)
+            self.machine.stop(**fields, reason=ending.capped_by or ending.error)
             self.changed()
             capture.leave_marks()
             self.exports.owe(capture, capture.backend.stop(capture.place, capture.annotate()))
             capture.end(ending, left)
-            self._change(self.machine.done, window.step, window.role)
+            self.machine.done(**fields)
             self.backend = None
         except BaseException as error:
             self.exports.forget(capture)
@@ -327,33 +295,21 @@ class Capturer:
         """Whether there is something that a sudden end would lose: a capture, or one that is not yet with the export."""
         return self.machine.state in ("recording", "flushing") or self.exports.unsubmitted
 
-    def _change(
-        self,
-        trigger: Callable[..., bool],
-        step: int | None,
-        role: str | None,
-        *,
-        act: Callable[[], object] | None = None,
-        reason: str | None = None,
-    ) -> None:
-        """Change the state; `act` is the backend's part of the change."""
-        trigger(
-            act=act,
-            holder=self._holder(step, role),
-            step=step,
-            role=role,
-            rank=self.origin.rank,
-            backend=None if self.backend is None else self.backend.name,
-            reason=reason,
-        )
-        self.step, self.role = (None, None) if self.machine.state == "idle" else (step, role)
+    def _fields(self, step: int | None, role: str | None) -> dict[str, object]:
+        """Return what a transition gets: the window that holds the target, and the fields of its log line."""
+        name = None if self.backend is None else self.backend.name
+        where = {"step": step, "role": role, "rank": self.origin.rank, "backend": name}
+        return {"holder": self._holder(step, role), **where}
 
-    def _expect(self, step: int, role: str | None) -> None:
-        """Armed as before, but for another window."""
-        if (self.step, self.role) != (step, role):
-            self.step, self.role = step, role
-            self.machine.holder = self._holder(step, role)
-            self.changed()
+    def _expect(self, step: int, role: str | None) -> bool:
+        """Armed as before, but for another window. Return whether it is another."""
+        if (self.machine.step, self.machine.role) == (step, role):
+            return False
+        self.machine.hold(self._holder(step, role), step, role)
+        return True
+
+    def _label(self, window: Window) -> str:
+        return self._holder(window.step, window.role)
 
     def _holder(self, step: int | None, role: str | None) -> str:
         return f"{role or WHOLE_STEP}/{self.origin.rank} of step {step}"
@@ -365,11 +321,6 @@ class Capturer:
         self.to_idle(reason)
         capture.fail(ReasonCode.ENDED_EARLY, reason, status)
         self.changed()
-
-
-def _key(policy: Policy) -> object:
-    """Policies with one key share a backend."""
-    return policy.backend, repr([policy.options(name) for name in policy.backend])
 
 
 def _cap_reached(capture: LocalCapture) -> str | None:

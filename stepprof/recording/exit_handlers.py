@@ -49,6 +49,8 @@ _session: RunningSession | None = None
 _deadline: float | None = None
 _came_back = False
 _put_off = False
+_guarding = False
+"""What `guard` was called with last on the main thread: each change of the state calls it."""
 _watchdog: int | None = None
 _masks: dict[int, set[int]] = {}
 
@@ -78,12 +80,15 @@ def unwatch(session: RunningSession) -> None:
 
 def guard(on: bool) -> None:
     """Handle SIGTERM during a capture, if it would kill the process. Restore the action afterwards."""
+    global _guarding
     if (
-        _deadline is not None
+        on is _guarding
+        or _deadline is not None
         or threading.current_thread() is not threading.main_thread()
         or sys.is_finalizing()
     ):
         return
+    _guarding = on
     current = signal.getsignal(signal.SIGTERM)
     if on and current is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_sigterm)
@@ -134,8 +139,7 @@ def _interrupted(frame: FrameType | None, session: RunningSession) -> str | None
         frames.append(frame)
         frame = frame.f_back
     codes = {each.f_code for each in frames}
-    kind = type(session)
-    if kind._guard.__code__ in codes and kind.shutdown.__code__ not in codes:
+    if codes & session.acts and type(session).shutdown.__code__ not in codes:
         return "fork" if any(each.f_globals is vars(fork) for each in frames) else "act"
     pools: Any = sys.modules.get("concurrent.futures.thread")
     if pools is not None and pools.ThreadPoolExecutor.submit.__code__ in codes:
@@ -233,8 +237,8 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     """Run after os.fork in the child: no session, and the default action of SIGTERM."""
-    global _session, _deadline, _came_back, _put_off, _watchdog
-    _deadline, _came_back, _put_off, _watchdog = None, False, False, None
+    global _session, _deadline, _came_back, _put_off, _watchdog, _guarding
+    _deadline, _came_back, _put_off, _watchdog, _guarding = None, False, False, None, False
     if signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _in_parent()

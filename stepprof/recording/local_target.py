@@ -76,7 +76,7 @@ class LocalTarget:
 
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
         """Prepare for a step that is about to come. A hint: it never waits and never fails the caller."""
-        machine = self.capturer.machine
+        machine, backends = self.capturer.machine, self.capturer.backends
         if not self._take(0):
             logger.debug(
                 "arm.refused",
@@ -91,51 +91,51 @@ class LocalTarget:
                 logger.debug(
                     "arm.refused", step=step, role=role, reason=f"recording, held by {machine.holder}"
                 )
-            elif machine.state in ("idle", "armed") and self.capturer.probe(policy) is None:
-                self.capturer.arm(step, role, policy)
+            elif machine.state in ("idle", "armed") and backends.probe(policy) is None:
+                self.capturer.arm(step, role, policy, backends.find(policy))
+                self._changed()
         except Exception as error:  # noqa: BLE001 - entering tries once again, and tells
             self.capturer.note(f"arm for step {step}: {describe_error(error)}")
         finally:
             self.capturer.access.release()
 
     def enter(self, ticket: Ticket, *, wait_seconds: float) -> None:
-        """A selected window comes in.
+        """A selected window comes in. The caller shows the new state.
 
         Args:
             ticket: what it holds from now on.
             wait_seconds: how long to wait for a stop on another thread; past it the window is skipped.
         """
-        access = self.capturer.access
+        access, timing = self.capturer.access, ticket.timing
         try:
             taken = access.acquire(0)
             if not taken:
                 began = time.perf_counter()
                 taken = access.acquire(wait_seconds)
-                ticket.timing.waited(time.perf_counter() - began)
+                timing.waited(time.perf_counter() - began)
         except StateError as error:
             self._skip(ticket, ReasonCode.BUSY, str(error))
             return
         if not taken:
-            self._skip(
-                ticket,
-                ReasonCode.BUSY,
-                f"the stop on another thread did not end within {ticket.timing.waited_seconds:.3g} s",
-            )
+            reason = f"the stop on another thread did not end within {timing.waited_seconds:.3g} s"
+            self._skip(ticket, ReasonCode.BUSY, reason)
             return
         failure: BaseException | None = None
         try:
             self.capturer.settle()
-            failure = self._admit(ticket)
+            if self._opens(ticket):
+                failure = self.capturer.open(ticket)
+            self._hook_regions()
         finally:
-            self.capturer.access.release()
+            access.release()
         self._raise_if_strict(failure)
 
-    def _admit(self, ticket: Ticket) -> BaseException | None:
-        """What becomes of a selected window, by the thread that has access."""
+    def _opens(self, ticket: Ticket) -> bool:
+        """Whether a window opens a capture. If not, it joins one, is watched for its regions, or is skipped. By the thread that has access."""
         capture, window, policy = self.capturer.capture, ticket.window, ticket.policy
         if self.over:
             self._skip(ticket, ReasonCode.CAPTURE_ENDED, "the run ended while the window came in")
-            return None
+            return False
         if capture is not None and capture.held and not capture.awaits(window.step):
             self.capturer.finish_and_post(capture, Ending("complete"))
             capture = self.capturer.capture
@@ -143,15 +143,13 @@ class LocalTarget:
         if capture is not None:
             capture.join(ticket)
         elif self.capturer.is_spent(window.step):
-            self._skip(
-                ticket, ReasonCode.CAPTURE_ENDED, f"the capture of step {window.step} has ended already"
-            )
+            reason = f"the capture of step {window.step} has ended already"
+            self._skip(ticket, ReasonCode.CAPTURE_ENDED, reason)
         elif policy.schedule is not None or policy.capture_per == "region":
             self.watch.add(ticket)
-            self._changed()
-        elif policy.capture_per != "role" or window.role is not None:
-            return self.capturer.open(ticket)
-        return None
+        else:
+            return policy.capture_per != "role" or window.role is not None
+        return False
 
     def _skip(self, ticket: Ticket, code: ReasonCode, reason: str) -> None:
         """It is not captured: a ticket that holds nothing, and the reason in the manifest."""
@@ -192,6 +190,8 @@ class LocalTarget:
         """
         ticket.closed = True
         ticket.end(perf_counter_ns())
+        if ticket.fragment is not None:  # what a failed start has written has no end yet
+            ticket.fragment.save()
         if ticket in self.watch.tickets:
             self.watch.tickets.remove(ticket)
         reason = f"interrupted while the window went in or out: {describe_error(interrupt)}"
@@ -324,11 +324,15 @@ class LocalTarget:
             return False
 
     def _changed(self) -> None:
+        self._hook_regions()
+        self._tell_changed()
+
+    def _hook_regions(self) -> None:
+        """Have regions reach a capture, and its caps looked at, as long as there is one to come or to end."""
         with self._changing:
             on = self.capturer.capture is not None or bool(self.watch.tickets)
             self._recorder.hook = self._hook if on else None
             self._background.watch(on)
-        self._tell_changed()
 
     def _raise_if_strict(self, failure: BaseException | None) -> None:
         if failure is not None and self._strict:

@@ -128,9 +128,9 @@ class RegionWatch:
         try:
             if self._capturer.capture is not None:
                 return False
-            failed = self._capturer.open(ticket, name) is not None
-            ticket.refused = failed
-            return not failed
+            ticket.refused = self._capturer.open(ticket, name) is not None
+            self._capturer.changed()
+            return not ticket.refused
         finally:
             self._capturer.access.release()
 
@@ -146,12 +146,14 @@ class RegionWatch:
 
     def _arm(self, ticket: Ticket) -> None:
         capturer = self._capturer
-        if capturer.capture is not None or capturer.probe(ticket.policy) is not None:
+        window, policy = ticket.window, ticket.policy
+        if capturer.capture is not None or capturer.backends.probe(policy) is not None:
             return
         try:
-            capturer.arm(ticket.window.step, ticket.window.role, ticket.policy)
+            if capturer.arm(window.step, window.role, policy, capturer.backends.find(policy)):
+                capturer.changed()
         except Exception as error:  # noqa: BLE001 - the first entry tries once again, and tells
-            capturer.note(describe_error(error), ticket.window)
+            capturer.note(describe_error(error), window)
 
 
 def _watches(ticket: Ticket, name: str) -> bool:

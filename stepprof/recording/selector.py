@@ -124,9 +124,12 @@ class Selector:
         self.visits.pass_by(step, role)
         requests = self.requests
         policies = self._selecting(role)
-        if any(step in policy.steps for policy in policies):
-            self.look_for_rank()
-            return self.policy_at(step, role)
+        for policy in policies:
+            if step in policy.steps:
+                if self.identity.final:
+                    return policy
+                self.look_for_rank()
+                return self.policy_at(step, role)
         if len(self.quiet) >= MOST_ROLES:
             self.quiet.clear()
         if policies:
@@ -152,9 +155,10 @@ class Selector:
         policies = [
             self._as_recorded(request.policy(base)) for request in self.requests if request.concerns(role)
         ]
+        policies.append(base)
         return [
             policy
-            for policy in (*policies, base)
+            for policy in policies
             if policy.enabled
             and not policy.steps.is_none
             and (not self.identity.final or self._concerns(role, policy))

@@ -11,7 +11,8 @@ import concurrent.futures
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from stepprof.config.config import Config, Policy
 from stepprof.errors import ConfigError, StepprofError
@@ -23,7 +24,7 @@ from stepprof.log import bind_session, bound, logger
 from stepprof.recording import exit_handlers
 from stepprof.recording.background_worker import Background
 from stepprof.recording.control.live_status import Live
-from stepprof.recording.engine_ports import EngineHost, EngineRegistry, Join, waiting
+from stepprof.recording.engine_ports import EngineHost, EngineRegistry, Join, WindowEngines, waiting
 from stepprof.recording.export.executor import Exporter
 from stepprof.recording.leftover_files import remove_leftovers
 from stepprof.recording.local_target import LocalTarget
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from stepprof.run.job_store import JobStore
 
 __all__ = ["EXPORT_SECONDS", "Session", "current_session"]
+
+T = TypeVar("T")
 
 EXPORT_SECONDS = 120.0
 """How long the end of a run waits for its export jobs, unless `shutdown` gets a timeout."""
@@ -137,7 +140,7 @@ class Session:
         """Become the session of this process."""
         for policy in self.selector.policies():
             if self.selector.selects_rank(policy) and not policy.steps.is_none:
-                self.local.capturer.probe(policy)
+                self.local.capturer.backends.probe(policy)
         self.out_of_memory.begin(self.selector)
         self._guard(self.live.look)  # what was asked for before this process came
         self.background.start()
@@ -175,14 +178,54 @@ class Session:
         self, step: int, role: str | None, version: int | str | None, ahead: Ahead | None
     ) -> Ticket | None:
         """A window that may be selected comes in; its ticket, if it is."""
-        tickets: list[Ticket] = []
+        ticket: Ticket | None = None
         try:
-            self._guard(lambda: self._enter(step, role, version, ahead, tickets))
+            try:
+                policy = self._announced(step, role)
+                if policy is None:
+                    return None
+                ticket = self._ticket(step, role, version, policy, ahead)
+                if self.selector.selects_rank(policy):
+                    most = policy.engine_stop_timeout_seconds - ticket.timing.waited_seconds
+                    with bound(ticket.window.fields):
+                        self.local.enter(ticket, wait_seconds=max(most, 0.0))
+                    self.publish()
+            except Exception as error:  # noqa: BLE001 - raised again only if strict
+                self._failed(error)
+                if ticket is not None:
+                    self.abandon(ticket, error)
+                return None
+            finally:
+                self._act_over()
         except BaseException as interrupt:  # the window will not hear of its ticket
-            for ticket in tickets:
+            if ticket is not None:
                 self.abandon(ticket, interrupt)
             raise
-        return tickets[0] if tickets else None
+        return ticket
+
+    def _announced(self, step: int, role: str | None) -> Policy | None:
+        """The policy of a selected window, once sessions elsewhere know its step; None: it is not selected."""
+        policy = self._select(step, role)
+        told = None if self.fleet is None else self.fleet.pass_by(step, role)
+        if told is not None and policy is not None:
+            concurrent.futures.wait([told], ANNOUNCE_SECONDS)
+        if policy is None and not self.calm:
+            self.local.pass_by(step)
+        return policy
+
+    def _ticket(
+        self, step: int, role: str | None, version: int | str | None, policy: Policy, ahead: Ahead | None
+    ) -> Ticket:
+        """The ticket of a selected window, with the engines that follow it: they have been started."""
+        ahead = Ahead() if ahead is None else ahead
+        bracket, window = ahead.take(), ahead.window
+        if window is None:
+            window = self.selector.window(step, role, version)
+            if self.fleet is not None and self.fleet.follows(role):
+                with bound(window.fields):
+                    loop = self.recorder.running_loop()
+                    bracket = self.fleet.enter(window, policy, loop, strict=self.config.strict)
+        return Ticket(window, policy, Timing(time.perf_counter_ns(), ahead.waited_seconds), bracket=bracket)
 
     def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
         """An interrupt came while a window went in or out, which nothing else will close: what it holds open is ended soon."""
@@ -192,44 +235,6 @@ class Session:
         self.local.abandon(ticket, interrupt)
         if ticket.bracket is not None:
             ticket.bracket.send_stops(None, partial=describe_error(interrupt))
-
-    def _enter(
-        self,
-        step: int,
-        role: str | None,
-        version: int | str | None,
-        ahead: Ahead | None,
-        tickets: list[Ticket],
-    ) -> None:
-        policy = self._select(step, role)
-        told = None if self.fleet is None else self.fleet.pass_by(step, role)
-        if told is not None and policy is not None:
-            concurrent.futures.wait([told], ANNOUNCE_SECONDS)
-        if policy is None:
-            if not self.calm:
-                self.local.pass_by(step)
-            return
-        bracket = None if ahead is None else ahead.take()
-        if ahead is not None and ahead.window is not None:
-            window = ahead.window
-        else:
-            window = self.selector.window(step, role, version)
-            if self.fleet is not None and self.fleet.follows(role):
-                with bound(**window.fields):
-                    loop = self.recorder.running_loop()
-                    bracket = self.fleet.enter(window, policy, loop, strict=self.config.strict)
-        waited = 0.0 if ahead is None else ahead.waited_seconds
-        ticket = Ticket(window, policy, Timing(time.perf_counter_ns(), waited), bracket=bracket)
-        tickets.append(ticket)
-        if self.selector.selects_rank(policy):
-            try:
-                seconds = max(policy.engine_stop_timeout_seconds - waited, 0.0)
-                with bound(**window.fields):
-                    self.local.enter(ticket, wait_seconds=seconds)
-            except BaseException as interrupt:
-                tickets.clear()
-                self.abandon(ticket, interrupt)
-                raise
 
     async def come_in(self, step: object, role: object, version: int | str | None) -> Ahead | None:
         """Before a selected window of a coroutine: start its engines, and wait until no other thread hands a capture over.
@@ -243,7 +248,7 @@ class Session:
         number = self.refusals.step_number(step, self.last_step)
         if number is None or not (role is None or isinstance(role, str)):
             return None
-        policy: Policy | None = self._guard(lambda: self._select(number, role))
+        policy = self._guard(lambda: self._select(number, role))
         if policy is None:
             return None
         fleet = self.fleet
@@ -254,7 +259,7 @@ class Session:
                 await asyncio.wait([asyncio.wrap_future(told)], timeout=ANNOUNCE_SECONDS)
             if fleet is not None and fleet.follows(role):
                 ahead.window = self.selector.window(number, role, version)
-                with bound(**ahead.window.fields):
+                with bound(ahead.window.fields):
                     ahead.bracket = fleet.begin(ahead.window, policy)
                 await ahead.bracket.started()
                 self.publish()
@@ -279,26 +284,28 @@ class Session:
 
     def exit(self, ticket: Ticket, error: BaseException | None) -> None:
         """A selected window goes out: the stops of its engines are sent, ours is done, then theirs are waited for, unless a coroutine does."""
-        self._guard(lambda: self._exit(ticket, error))
-
-    def _exit(self, ticket: Ticket, error: BaseException | None) -> None:
-        with bound(**ticket.window.fields):
-            self._exit_attributed(ticket, error)
-
-    def _exit_attributed(self, ticket: Ticket, error: BaseException | None) -> None:
         bracket = ticket.bracket
         try:
-            if bracket is not None:
-                left_open = isinstance(error, LeftOpen)
-                bracket.send_stops(
-                    None if left_open else error,
-                    partial=str(error) if left_open else None,
-                    blocked=None if ticket.awaits_engines else self.recorder.running_loop(),
-                )
+            with bound(ticket.window.fields):
+                try:
+                    if bracket is not None:
+                        self._send_stops(bracket, ticket, error)
+                finally:
+                    self.local.exit(ticket, error)
+                    if bracket is not None and not ticket.awaits_engines:
+                        bracket.wait_stopped()
+        except Exception as failure:  # noqa: BLE001 - raised again only if strict
+            self._failed(failure)
         finally:
-            self.local.exit(ticket, error)
-            if bracket is not None and not ticket.awaits_engines:
-                bracket.wait_stopped()
+            self._act_over()
+
+    def _send_stops(self, bracket: WindowEngines, ticket: Ticket, error: BaseException | None) -> None:
+        left_open = isinstance(error, LeftOpen)
+        bracket.send_stops(
+            None if left_open else error,
+            partial=str(error) if left_open else None,
+            blocked=None if ticket.awaits_engines else self.recorder.running_loop(),
+        )
 
     def tick(self) -> None:
         """Apply caps and requests that only this thread can apply."""
@@ -314,22 +321,31 @@ class Session:
         if self.selector.selects_rank(policy):
             self._guard(lambda: self.local.arm(step, role, policy))
 
-    def _guard(self, act: Any) -> Any:
+    def _guard(self, act: Callable[[], T]) -> T | None:
         """What goes wrong in here is logged; it reaches the training loop only if ``strict``."""
         try:
             return act()
-        except Exception as error:
-            # whatever it is, it is ours: the training loop has nothing to do with it
-            if self.config.strict:
-                raise
-            if isinstance(error, StepprofError):
-                logger.warning("window.not_recorded", reason=str(error))
-            else:
-                logger.warning("internal.error", reason=describe_error(error), exc_info=True)
+        except Exception as error:  # noqa: BLE001 - raised again only if strict
+            self._failed(error)
         finally:
-            if not self._closed:
-                exit_handlers.after_act()
+            self._act_over()
         return None
+
+    acts = frozenset({enter.__code__, exit.__code__, _guard.__code__})  # noqa: A003
+    """The code that calls `after_act` at its end: a signal handler that finds it on the stack leaves the rest to that."""
+
+    def _failed(self, error: Exception) -> None:
+        """Log what went wrong in an act, whatever it is: the training loop has nothing to do with it. Raises it if ``strict``."""
+        if self.config.strict:
+            raise error
+        if isinstance(error, StepprofError):
+            logger.warning("window.not_recorded", reason=str(error))
+        else:
+            logger.warning("internal.error", reason=describe_error(error), exc_info=True)
+
+    def _act_over(self) -> None:
+        if not self._closed:
+            exit_handlers.after_act()
 
     def _select(self, step: int, role: str | None) -> Policy | None:
         """The policy of a selected window, or None; a role that is no name is logged once."""
@@ -389,8 +405,8 @@ class Session:
             self.calm = self.local.calm and (fleet is None or fleet.calm)
             cell.state = State(
                 status=machine.state,
-                step=capturer.step,
-                role=capturer.role,
+                step=machine.step,
+                role=machine.role,
                 rank=self.rank,
                 backend=capturer.backend.name if capturer.backend is not None else None,
                 since=machine.since,

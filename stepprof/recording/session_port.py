@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import CodeType
 
     from stepprof.config.config import Config
     from stepprof.instrument.span_recorder import Recorder
@@ -30,13 +31,12 @@ class RunningSession(Protocol):
     local: LocalTarget
     recorder: Recorder
     selector: Selector
+    acts: frozenset[CodeType]
+    """The code of the acts that call `stepprof.recording.exit_handlers.after_act` at their end."""
 
     @property
     def rank(self) -> int | str:
         """Return the global rank of the process, or its name if it has none."""
-
-    def _guard(self, act: Any) -> Any:
-        """Run an act of the session; its frame shows that one is running."""
 
     def disown(self) -> None:
         """Take no further part: this is a forked child, and the session is its parent's."""

@@ -77,8 +77,8 @@ def readers_of(session: RunningSession) -> Readers:
         selector = session.selector
         for policy in selector.policies() if watch.max_captures else ():
             if policy.enabled:  # slow imports now: in the middle of training they would slow steps down
-                session.local.capturer.probe(policy)
-        captures = AutoCaptures(session.path, watch, selector, session.local.capturer.probe)
+                session.local.capturer.backends.probe(policy)
+        captures = AutoCaptures(session.path, watch, selector, session.local.capturer.backends.probe)
         if isinstance(watch.lag_seconds, float):
             from stepprof.recording.watch.stragglers import LagFinder
 

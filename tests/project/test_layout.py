@@ -5,20 +5,13 @@ The direction of the imports is in pyproject.toml, as contracts of import-linter
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
-
-import stepprof
-
-PACKAGE = Path(stepprof.__file__).parent
+from module_graph import PACKAGE, Imports, finished, imported, imports, modules
 
 TESTS = Path(__file__).parents[1]
-
-Imports = dict[str, set[str]]
 
 NOT_TESTED = {
     **dict.fromkeys(
@@ -69,7 +62,7 @@ TESTED_THROUGH = {
     "recording/post_step/test_leader.py": "recording/post_step/hook",
     "recording/post_step/test_post_step.py": "doctor/upload host/subprocesses recording/post_step/upload/child recording/post_step/upload/program recording/post_step/upload/uploads",
     "recording/test_leftover_files.py": "host/atomic_files",
-    "recording/test_local_target.py": "backends/null recording/capture recording/capture_controller recording/export/tracker",
+    "recording/test_local_target.py": "backends/null recording/backend_pool recording/capture recording/capture_controller recording/export/tracker",
     "recording/test_otel.py": "config/options/otel",
     "recording/test_rank_discovery.py": "recording/selector recording/visit_counter",
     "recording/test_session.py": "recording/lifecycle recording/misuse recording/oom_snapshots recording/span_processors",
@@ -88,43 +81,6 @@ TESTED_THROUGH = {
 """Modules that no test imports: they are parts of what this test file runs."""
 
 
-@cache
-def modules() -> dict[str, Path]:
-    """Return the files of the package by the dotted names of their modules; an installation has the examples too."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[0] != "examples":
-            found[".".join(("stepprof", *parts)).removesuffix(".__init__")] = path
-    return found
-
-
-def imports() -> Imports:
-    """Return what each module imports of the package, at its top, inside functions and for types."""
-    files = modules()
-    return {
-        name: {each for each in imported(path) if each != name and each in files}
-        for name, path in files.items()
-    }
-
-
-@cache
-def imported(path: Path) -> frozenset[str]:
-    """Return the names of the modules that a file imports."""
-    return frozenset(names_in(ast.parse(path.read_text(encoding="utf-8")), modules()))
-
-
-def names_in(tree: ast.Module, files: dict[str, Path]) -> Iterator[str]:
-    """Yield the names of the modules that a module imports."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield inner if inner in files else node.module
-
-
 def cycles(graph: Imports) -> list[list[str]]:
     """Return the groups of modules that reach each other: the strongly connected components (Kosaraju's algorithm)."""
     reverse: Imports = {module: set() for module in graph}
@@ -136,23 +92,6 @@ def cycles(graph: Imports) -> list[list[str]]:
     seen = set()
     groups = [finished(reverse, module, seen) for module in reversed(order)]
     return sorted(sorted(group) for group in groups if len(group) > 1)
-
-
-def finished(graph: Imports, start: str, seen: set[str]) -> list[str]:
-    """Return the modules that are reached and were not seen before, in the order in which a depth-first search leaves them."""
-    if start in seen:
-        return []
-    seen.add(start)
-    left, stack = [], [(start, iter(graph[start]))]
-    while stack:
-        rest = stack[-1][1]
-        new = next((each for each in rest if each not in seen), None)
-        if new is None:
-            left.append(stack.pop()[0])
-        else:
-            seen.add(new)
-            stack.append((new, iter(graph[new])))
-    return left
 
 
 class TestCycles:

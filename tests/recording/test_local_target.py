@@ -13,7 +13,7 @@ from faulty import control, ended, outcomes, transitions, windows
 
 import stepprof
 from stepprof import profile_step
-from stepprof.backends.base import Busy
+from stepprof.backends.base import Busy, Incomplete
 from stepprof.errors import BackendError
 from stepprof.instrument.context import cell
 
@@ -319,11 +319,7 @@ class TestRolePolicies:
         )
         loop([2], ["rollout", "ref", "actor"])
         assert [w["backend"] for w in ended(session)] == ["faulty", "null", "faulty"]
-        made = [
-            backend.options
-            for backend in session.local.capturer._backends.values()
-            if backend.name == "faulty"
-        ]
+        made = [backend.options for backend in session.local.capturer.backends if backend.name == "faulty"]
         assert made == [{"level": 1}, {"level": 2}]
 
 
@@ -615,6 +611,23 @@ class TestFailures:
         loop([2, 3])
         assert [line["reason"] for line in log if line["event"] == "abort.failed"] == ["RuntimeError: worse"]
         assert [w["status"] for w in ended(session)] == ["failed", "complete"]
+
+    @pytest.mark.parametrize(
+        ("error", "event"),
+        [(OSError("disk full"), "export.failed"), (Incomplete("no kernels"), "export.incomplete")],
+        ids=["failed", "incomplete"],
+    )
+    def test_an_export_that_fails_is_no_window_that_was_not_recorded(self, start, log, error, event) -> None:
+        """The log has an event of its own for each."""
+        start(steps="2")
+        control.fail("export", error)
+        loop([2])
+        (line,) = (
+            each
+            for each in log
+            if each["event"] in ("export.failed", "export.incomplete", "window.not_recorded")
+        )
+        assert (line["event"], line["step"], line["reason"]) == (event, 2, f"{type(error).__name__}: {error}")
 
     def test_an_export_mode_that_raises(self, start) -> None:
         """Then it is exported in place."""

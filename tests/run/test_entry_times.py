@@ -266,9 +266,12 @@ class TestOwnTime:
         assert entry["start_seconds"] >= 0.4
         assert entry["end_unix_ns"] - entry["start_unix_ns"] >= 290_000_000
 
-    def test_an_enter_that_is_interrupted(self, start) -> None:
-        """The body never ran: its entry has no length."""
+    @pytest.mark.parametrize("written_at_once", [False, True])
+    def test_an_enter_that_is_interrupted(self, start, written_at_once) -> None:
+        """The body never ran: its entry has no length, also where its failure is in the manifest before the interrupt has left the enter."""
         session = start(steps="2")
+        if written_at_once:
+            session.background.stop(5)  # from now on what is posted is done by who posts it
         control.fail("start", KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt), profile_step(2, role="actor"):
             pass

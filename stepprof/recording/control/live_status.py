@@ -120,7 +120,7 @@ class Live:
         self._session = session
         self._clock = time.time() - time.monotonic()
         self.pace = Pace()
-        probe = session.local.capturer.probe
+        probe = session.local.capturer.backends.probe
         self.control = Control(run.path, session.selector, probe, self._begun, self._elsewhere)
         self._publisher = Publisher(session.local.capturer.origin, self._condition, self._progress)
 
@@ -143,8 +143,8 @@ class Live:
         return {
             "state": machine.state,
             "state_since_unix_ns": round((machine.since + self._clock) * 1e9),
-            "recording_step": capturer.step,
-            "recording_role": capturer.role,
+            "recording_step": machine.step,
+            "recording_role": machine.role,
             "backend": None if capturer.backend is None else capturer.backend.name,
             "health": capturer.health,
             "engines": {} if fleet is None else fleet.describe(),

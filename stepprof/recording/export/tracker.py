@@ -30,7 +30,7 @@ class Exports:
         exporter: runs the jobs.
         rank: of this process, for the log.
         label: what a capture is called in logs and in ``state().pending_exports``.
-        note: told what was not recorded, and why.
+        failed: called with the error of an export, for ``stepprof.state``.
         changed: called after each change that ``stepprof.state`` shows.
     """
 
@@ -39,7 +39,7 @@ class Exports:
         exporter: Exporter,
         rank: int | str,
         label: Callable[[Window], str],
-        note: Callable[[str, Window], None],
+        failed: Callable[[str], None],
         changed: Callable[[], None],
     ) -> None:
         self.recorded: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ class Exports:
         self._exporter = exporter
         self._rank = rank
         self._label = label
-        self._note = note
+        self._tell_error = failed
         self._changed = changed
         self._pending: dict[LocalCapture, ExportCall] = {}
         self._running: dict[LocalCapture, str] = {}
@@ -93,10 +93,11 @@ class Exports:
                 in_child=capture.exported_in_child,
             )
             self._pending.pop(capture, None)
-        self._changed()
+        if capture in self._running:  # else it has ended, and that was shown
+            self._changed()
 
     def _ended(self, capture: LocalCapture, result: ExportResult) -> None:
-        with bound(**capture.window.fields):
+        with bound(capture.window.fields):
             self._note_result(capture, result)
 
     def _note_result(self, capture: LocalCapture, result: ExportResult) -> None:
@@ -123,7 +124,12 @@ class Exports:
                 seconds=round(result.seconds, 3),
             )
         if result.error is not None:
-            self._note(f"export: {result.error}", window)
+            self._tell_error(f"export: {result.error}")
+            where = {"step": window.step, "role": window.role, "rank": self._rank}
+            if exported:
+                logger.warning("export.incomplete", **where, reason=result.error)
+            else:
+                logger.warning("export.failed", **where, reason=result.error)
         self._changed()
 
 

@@ -146,7 +146,7 @@ else:
             env=TWO,
         ).check()
         if moment == "recording":
-            assert "event=window.not_recorded" in ran.stderr or warm.window(2)["status"] == "complete"
+            assert "event=export.failed" in ran.stderr or warm.window(2)["status"] == "complete"
         assert warm.window(3)["status"] == "complete"
         assert warm.is_readable(warm.window(3), 3)
 

@@ -239,7 +239,7 @@ class Follower:
             )
         if policy is None:
             raise EngineFailure(_not_selected(session, window), "unconfigured")
-        reason = session.local.capturer.probe(policy)
+        reason = session.local.capturer.backends.probe(policy)
         if reason is not None:
             raise EngineFailure(
                 f"{'+'.join(policy.backend)} cannot record in the actor: {reason}", "unconfigured"
