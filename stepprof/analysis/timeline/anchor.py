@@ -1,4 +1,4 @@
-"""Where the times of a file begin: what it states of that itself, and what its times say where it states nothing."""
+"""Find the Unix time that the times of a file are relative to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Mapping
 __all__ = ["anchor_of"]
 
 ABSOLUTE_NS = (1_262_304_000 * 10**9, 4_102_444_800 * 10**9)
-"""2010 to 2100: where the times of a file without a base lie here, they are Unix times themselves, as torch wrote them before 2.3 and torch_npu does."""
+"""2010 to 2100. Times of a file without a base in this range are Unix times, as torch wrote them
+before 2.3 and torch_npu does.
+"""
 
 
 def anchor_of(header: Mapping[str, object], earliest_ns: int | None) -> int | None:
-    """The Unix time [ns] that the times of a file are relative to; None where nothing says it.
+    """Return the Unix time [ns] that the times of a file are relative to; None if it is not known.
 
     Args:
         header: what the file states about itself.

@@ -1,7 +1,11 @@
-"""The arguments that people look at, as debug annotations of Perfetto: shapes, collectives, grids, bytes, whatever a user gave a region; not the numbers by which a profiler finds its own events.
+"""Encode the arguments that people look at as debug annotations of Perfetto.
 
-A trace repeats itself: the same few shapes at the same few operators. Without those numbers its arguments are a few thousand texts, so that they are kept once while the file is read (`Shortened`), and
-encoded once when it is written (`Arguments`).
+These are shapes, collectives, grids, bytes and the user's attributes of a region. The numbers by
+which a profiler finds its own events are left out.
+
+A trace repeats itself: the same few shapes at the same few operators. Without the profiler's
+numbers, its arguments are a few thousand texts. They are kept once while the file is read
+(`Shortened`), and encoded once when it is written (`Arguments`).
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from stepprof.analysis.timeline.protobuf import bytes_field, double_field, varin
 __all__ = ["PROFILER", "Arguments", "Shortened"]
 
 PROFILER = frozenset({"cpu_op", "cuda_runtime", "cuda_driver", "python_function"})
-"""Categories whose arguments are the profiler's alone: which there are, and in which order, is known."""
+"""Categories with arguments of the profiler only. These are known, including their order."""
 
 _BOOKKEEPING = (
     "cbid", "correlation", "Correlation id", "Ev Idx", "External id", "Fwd thread id", "Python id", "Python module id", "Python parent id", "Record function id", "Sequence number",
@@ -28,17 +32,22 @@ _BOOKKEEPING = (
 _DROP = frozenset(_BOOKKEEPING)
 _PAIRS = re.compile(rb'"(?:%s)"\s*:\s*(?:-?\d+|"[^"\\]*"|null)\s*,?\s*' % "|".join(_BOOKKEEPING).encode())
 _DIGITS = b"0123456789-"
-_SHAPES, _INDEX = b'"Concrete Inputs"', b'"Ev Idx":'  # what stands before, and after, only tells events apart
+_SHAPES, _INDEX = (
+    b'"Concrete Inputs"',
+    b'"Ev Idx":',
+)  # the values before and after this one only distinguish events
 _LAST = b"0123456789 }\r\n\t"
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCH, _OUTER = b'"correlation":', b'"External id":'
 _NUMBER = b"0123456789 "
 _INT64 = 2**63
-_LARGEST = 1 << 16  # bytes of one value: more is not read in a viewer
+_LARGEST = 1 << 16  # bytes of one value; a viewer is not used to read more
 
 
 class Shortened:
-    """What of the arguments of events is kept while a file is read, as `stepprof.analysis.timeline.load.load` takes it: equal ones are one object."""
+    """Selects the arguments to keep while a file is read; equal ones are one object.
+    `stepprof.analysis.timeline.load.load` takes it.
+    """
 
     def __init__(self) -> None:
         self._shapes: dict[bytes, bytes] = {}
@@ -46,7 +55,7 @@ class Shortened:
         self._bare: set[bytes] = set()
 
     def __call__(self, events: Iterable[Event], *names: object) -> list[Args]:
-        """The arguments of each event, without what `PROFILER` writes for itself; None: nothing remains."""
+        """Return the arguments of each event without those in `PROFILER`; None if none remain."""
         shapes, bare, profiler = self._shapes, self._bare, PROFILER
         kept: list[Args] = []
         for event in events:
@@ -75,7 +84,10 @@ class Shortened:
         return kept
 
     def _launched(self, raw: bytes) -> bytes | None:
-        """Of what a device did, all but which launch it was of tells it from others: the first that is like it stands for it."""
+        """Return the arguments of a device's event.
+
+        Events that differ in their launch only have those of the first one.
+        """
         before, found, after = raw.partition(_LAUNCH)
         if not found:
             return raw or None
@@ -88,7 +100,7 @@ class Shortened:
 
 
 class _Codes(dict["bytes | None", int]):
-    """What a function makes of each key, found out once."""
+    """Caches the result of a function for each key."""
 
     def __init__(self, code: Callable[[bytes | None], int]) -> None:
         super().__init__()
@@ -100,18 +112,22 @@ class _Codes(dict["bytes | None", int]):
 
 
 class Arguments:
-    """Encodes the arguments of one source; names and texts are interned, and `interned()` says which are new since it was last asked."""
+    """Encodes the arguments of one source. Names and texts are interned; `interned()` returns those
+    that are new since its last call.
+    """
 
     def __init__(self) -> None:
         self.table: list[bytes] = [b""]
-        """The debug annotations behind each code."""
+        """The debug annotations of each code."""
         self._codes: dict[bytes, int] = {}
         self._names: dict[str, int] = {}
         self._texts: dict[str, int] = {}
         self._told = (0, 0)
 
     def codes(self, raws: list[Args]) -> npt.NDArray[np.int64]:
-        """The numbers of debug annotations in the table for raw JSON objects; what is equal is encoded once."""
+        """Return the indices of debug annotations for raw JSON objects. Equal objects are encoded
+        once.
+        """
         codes = _Codes(self._code)
         return np.array([codes[raw] for raw in raws], np.int64)
 
@@ -128,7 +144,7 @@ class Arguments:
         return known
 
     def interned(self) -> bytes:
-        """The fields of an InternedData for every name and text that is new."""
+        """Return the fields of an InternedData for every name and text that is new."""
         names, texts = self._told
         self._told = (len(self._names), len(self._texts))
         return b"".join(

@@ -1,4 +1,4 @@
-"""Growing columns: what readers put a Source together from."""
+"""Collect the columns of a source while it is read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Interned(dict[Key, int], Generic[Key]):
-    """Numbers for keys in the order in which they first come; looking a known one up is a plain subscription.
+    """Numbers for keys, in the order of their first use. Looking up a known key is a plain
+    subscription.
 
     Attributes:
-        held: bytes of memory that the keys take, roughly.
+        held: approximate bytes of memory of the keys.
 
     >>> names = Interned()
     >>> names["a"], names["b"], names["a"], list(names)
@@ -41,7 +42,7 @@ class Interned(dict[Key, int], Generic[Key]):
         return number
 
     def since(self, known: int) -> list[Key]:
-        """Return the keys that came after the first `known`, in order."""
+        """Return the keys after the first `known`, in order."""
         return [*islice(reversed(self), len(self) - known)][::-1]
 
 
@@ -50,12 +51,12 @@ class _Columns:
 
     Args:
         columns: how many.
-        args: whether a column of arguments is kept as well.
+        args: whether to keep a column of arguments as well.
         shared: equal arguments are one object, and a writer encodes them once.
     """
 
     _ROW = 0
-    """Bytes of memory that a row takes at most, until it is drawn or summed up."""
+    """The most bytes of memory that a row takes until it is drawn or summed up."""
 
     def __init__(self, columns: int, args: bool = False, shared: bool = False) -> None:
         self._parts: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(columns)]
@@ -65,7 +66,7 @@ class _Columns:
 
     @property
     def held(self) -> int:
-        """Bytes of memory that the rows take at most."""
+        """The most bytes of memory that the rows take."""
         return self._ROW * self._rows + self._kept
 
     def _add(self, *columns: Sequence[int] | npt.NDArray[np.generic]) -> None:
@@ -94,7 +95,7 @@ class _Columns:
 
 
 class SliceColumns(_Columns):
-    """Slices as they come; times are on whatever clock the reader works in until `built`."""
+    """Slices while they are read. Times are on the reader's clock until `built`."""
 
     _ROW = 240
 
@@ -111,18 +112,18 @@ class SliceColumns(_Columns):
         *,
         args: Sequence[Args] | None = None,
     ) -> None:
-        """Take some slices; without `args` they have none."""
+        """Add some slices; without `args` they have none."""
         self._add(start, duration, name, category, track)
         self._keep(len(start), args)
 
     def built(self, shift_ns: int) -> Slices:
-        """Return all of them, `shift_ns` later."""
+        """Return all slices, `shift_ns` later."""
         start, duration = self._times(0) + shift_ns, self._times(1)
         return Slices(start, duration, self._indices(2), self._indices(3), self._indices(4), self._args)
 
 
 class InstantColumns(_Columns):
-    """Instants as they come."""
+    """Instants while they are read."""
 
     _ROW = 100
 
@@ -138,18 +139,18 @@ class InstantColumns(_Columns):
         *,
         args: Sequence[Args] | None = None,
     ) -> None:
-        """Take some instants; without `args` they have none."""
+        """Add some instants; without `args` they have none."""
         self._add(time, name, category, track)
         self._keep(len(time), args)
 
     def built(self, shift_ns: int) -> Instants:
-        """Return all of them, `shift_ns` later."""
+        """Return all instants, `shift_ns` later."""
         time = self._times(0) + shift_ns
         return Instants(time, self._indices(1), self._indices(2), self._indices(3), self._args)
 
 
 class CounterColumns(_Columns):
-    """Values of counters as they come."""
+    """Values of counters while they are read."""
 
     _ROW = 100
 
@@ -161,13 +162,17 @@ class CounterColumns(_Columns):
         self._add(time, value, track)
 
     def built(self, shift_ns: int) -> Counters:
-        """Return all of them, `shift_ns` later."""
+        """Return all values, `shift_ns` later."""
         time = self._times(0) + shift_ns
         return Counters(time, self._joined(1, np.float64), self._indices(2))
 
 
 class FlowColumns(_Columns):
-    """Ends of arrows as they come (which arrow, when, where, and whether it begins, goes on or ends there), until `built` puts the ends together."""
+    """Ends of arrows while they are read: arrow, time, place, and whether the arrow starts,
+    continues or ends there.
+
+    `built` connects the ends.
+    """
 
     BEGIN, STEP, END = range(3)
     _ROW = 160
@@ -175,7 +180,9 @@ class FlowColumns(_Columns):
     def __init__(self) -> None:
         super().__init__(5)
         self.unpaired = 0
-        """Ends without a beginning and beginnings without an end: a capture that begins or ends between the two leaves them."""
+        """Ends without a start and starts without an end. A capture that starts or ends in between
+        leaves them.
+        """
 
     def add(
         self,
@@ -185,14 +192,15 @@ class FlowColumns(_Columns):
         category: Indices,
         phase: Indices,
     ) -> None:
-        """Take some ends; those with one `arrow` belong together."""
+        """Add some ends; those with one `arrow` belong together."""
         self._add(time, place, arrow, category, phase)
 
     def built(self, shift_ns: int, tracks: Callable[[Indices, Times, Flags], Indices]) -> Flows:
-        """Return all arrows, `shift_ns` later: each step and end from the latest beginning or step of its arrow before it.
+        """Return all arrows, `shift_ns` later. Each step and end comes from the latest start or
+        step of its arrow before it.
 
         Args:
-            shift_ns: is added to the times.
+            shift_ns: added to the times.
             tracks: returns the track of each end of an arrow, from its place, its shifted time, and whether it is an end.
         """
         time, place, arrow = self._times(0) + shift_ns, self._indices(1), self._times(2)
@@ -206,7 +214,7 @@ class FlowColumns(_Columns):
             category[order],
             phase[order],
         )
-        # the latest one to leave from at or before each place: of its own arrow, or there is none
+        # the latest start or step at or before each place; it is of the same arrow, or there is none
         every = np.arange(len(time))
         leaving = np.maximum.accumulate(np.where(phase != self.END, every, -1)) if len(time) else every
         before = np.where(phase == self.END, leaving, np.concatenate((leaving[:1] * 0 - 1, leaving[:-1])))

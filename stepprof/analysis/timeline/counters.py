@@ -1,4 +1,4 @@
-"""Values over time in a trace: its counters, and what the allocations of torch's memory profiler amount to."""
+"""Read the values over time in a trace: counters, and the allocations of torch's memory profiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepprof.analysis.timeline.tracks import Place, Rows
 __all__ = ["MEMORY", "Counted"]
 
 MEMORY = "[memory]"
-"""How Kineto names the event of an allocation."""
+"""Kineto's name for an allocation event."""
 _DEVICES = {0: "CPU", 1: "GPU"}
 
 
@@ -40,18 +40,18 @@ _values = msgspec.json.Decoder(dict[str, Any])
 
 
 class Counted:
-    """Collects values; `unreadable` counts the events that held none."""
+    """Collects values; `unreadable` counts the events without a value."""
 
     def __init__(self, rows: Rows, counters: CounterColumns) -> None:
         self._rows, self._counters = rows, counters
         self.unreadable = 0
 
     def counters(self, events: Iterable[Event], times: Iterable[int]) -> None:
-        """Take counters: each number among the arguments is one series."""
+        """Add counters: each number in the arguments is one series."""
         self._add(events, times, _series)
 
     def allocations(self, events: Iterable[Event], times: Iterable[int]) -> None:
-        """Take allocations: each states the sum so far, which is a counter for each device."""
+        """Add allocations. Each states the sum so far, which is a counter for each device."""
         self._add(events, times, _sums)
 
     def _add(self, events: Iterable[Event], times: Iterable[int], told: Any) -> None:

@@ -1,4 +1,6 @@
-"""One event of a Chrome trace, and how it is decoded: in a typed pass that costs little more than finding the end of each event."""
+"""Decode the events of a Chrome trace in a typed pass that costs little more than finding their
+ends.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ _LOOKED_AT = 256
 
 
 class Event(Struct, gc=False):
-    """One event, with what any reader or writer here needs of it. ``ts`` and ``dur`` are microseconds: a number where a float is exact, else the text of one (empty: there is none)."""
+    """One event, with the fields that readers and writers use.
+
+    ``ts`` and ``dur`` are microseconds: a number if a float is exact, otherwise its text (empty:
+    missing).
+    """
 
     ph: str
     cat: str = ""
@@ -34,7 +40,7 @@ class Event(Struct, gc=False):
 
 
 class _ExactEvent(Struct, gc=False):
-    """The same with its times as they are written."""
+    """The same with its times as text."""
 
     ph: str
     cat: str = ""
@@ -60,12 +66,16 @@ _exact_events = msgspec.json.Decoder(list[_ExactEvent])
 
 
 class EventDecoder:
-    """Decodes the arrays of one file; times that no float holds exactly are taken as text from the first array on that has such."""
+    """Decodes the arrays of one file. If a float cannot hold a time exactly, all times from that
+    array on are taken as text.
+    """
 
     def __init__(self) -> None:
         self._exact: bool | None = None
         self.halves = False
-        """Whether halves of surrogate pairs were replaced, also among arguments, which are not decoded here."""
+        """Whether halves of surrogate pairs were replaced, also in arguments, which are not decoded
+        here.
+        """
 
     def __call__(self, text: bytes) -> list[Event]:
         """Decode an array. Raises one of DECODE_ERRORS."""
@@ -76,7 +86,7 @@ class EventDecoder:
     def _decode(self, text: bytes) -> list[Event]:
         if not self._exact:
             events: list[Event] = _events.decode(text)
-            if self._exact is None and events:  # absolute or relative, a file is the same throughout
+            if self._exact is None and events:  # a file has either absolute or relative times throughout
                 self._exact = any(
                     type(event.ts) is float and not -FLOAT_EXACT_US < event.ts < FLOAT_EXACT_US
                     for event in [*events[:_LOOKED_AT], *events[-_LOOKED_AT:]]
@@ -87,7 +97,9 @@ class EventDecoder:
 
 
 def loosely(text: bytes) -> Event | None:
-    """An event whose fields have other types than they should: what cannot be a name, a number or an id is left out."""
+    """Return an event with fields of unexpected types, without fields that cannot be a name, a
+    number or an id.
+    """
     try:
         fields: Any = msgspec.json.decode(whole_pairs(text))
     except DECODE_ERRORS:

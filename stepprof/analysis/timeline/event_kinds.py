@@ -1,6 +1,7 @@
-"""What many events of a trace have in common: their phase, name, category and place.
+"""Number the combinations of phase, name, category and place of the events of a trace.
 
-What only this module knows: a look into one table with all of that as its key is quicker than one look for each; the columns follow from the numbers in a handful of numpy operations.
+Only this module knows that one lookup with all of these as the key is faster than one lookup for
+each. The columns follow from the numbers in a few numpy operations.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stepprof.analysis.timeline.tracks import HOST, Rows
 __all__ = ["COMPLETE", "OTHER", "Kinds"]
 
 COMPLETE, OTHER = -1, -2
-"""Phases beside those of `FlowColumns`."""
+"""Phases in addition to those of `FlowColumns`."""
 _PHASES = {"X": COMPLETE, "s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}
 _GROUP = re.compile(r"\[[^\]]*\]")
 _ID_BITS = 40
@@ -30,7 +31,7 @@ _Kind = tuple[str, str, str, _Place, _Place]
 
 
 class Kinds:
-    """The kinds of the events of one file, numbered as they are met."""
+    """The kinds of the events of one file, numbered in the order of their first use."""
 
     def __init__(self, names: Interned[str], categories: Interned[str], rows: Rows) -> None:
         self._names, self._categories, self._rows = names, categories, rows
@@ -40,7 +41,10 @@ class Kinds:
         self._columns: list[Indices] = [np.zeros(0, np.int32)] * 4
 
     def of(self, events: Sequence[Event]) -> tuple[Indices, Indices]:
-        """Return two columns: the kind of each event, and its phase: one of `FlowColumns` for the end of an arrow, `COMPLETE`, or `OTHER`."""
+        """Return two columns: the kind of each event, and its phase.
+
+        The phase is one of `FlowColumns` for the end of an arrow, `COMPLETE`, or `OTHER`.
+        """
         kinds, known = self._kinds, len(self._kinds)
         kind = np.array(
             [kinds[each.ph, each.name, each.cat, each.pid, each.tid] for each in events], np.int32
@@ -51,7 +55,7 @@ class Kinds:
 
     @property
     def held(self) -> int:
-        """Bytes of memory that they take, roughly."""
+        """Approximate bytes of memory of the kinds."""
         return self._kinds.held + self._groups.held + self._ids.held
 
     def complete(self, kind: Indices) -> tuple[Indices, Indices, Indices]:
@@ -62,13 +66,15 @@ class Kinds:
     def arrows(
         self, kind: Indices, events: Sequence[Event]
     ) -> tuple[Indices, npt.NDArray[np.int64], Indices, Indices]:
-        """Return four columns for ends of arrows: numbers of `Rows.ends`, one for all ends of the same arrow, numbers of categories, phases."""
+        """Return four columns for ends of arrows: two numbers of `Rows.ends`, equal for all ends of
+        one arrow, categories and phases.
+        """
         number = self._numbers([event.id for event in events])
         phase, group, category, place = (column[kind] for column in self._columns)
         return place, group.astype(np.int64) << _ID_BITS | number, category, phase
 
     def _numbers(self, ids: list[_Place | None]) -> npt.NDArray[np.int64]:
-        """A number for each id: itself, where it is a small one, as they nearly always are."""
+        """Return a number for each id: the id itself if it is a small number, as nearly all are."""
         if all(type(each) is int for each in ids):
             number = np.array(ids)
             if number.dtype == np.int64 and int(number.min()) >= 0 and int(number.max()) < _SMALL:
@@ -103,6 +109,9 @@ class Kinds:
 
 
 def _group(pid: _Place) -> str:
-    """A merger leaves the ids of several ranks as they were, and puts the rank before the process."""
+    """Return the rank in front of a process; empty without one.
+
+    A merger of traces puts it there, and leaves the ids of arrows as they were.
+    """
     match = _GROUP.match(pid) if isinstance(pid, str) else None
     return match[0] if match else ""

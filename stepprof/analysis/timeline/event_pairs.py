@@ -1,4 +1,6 @@
-"""Beginnings and ends put together: asynchronous events (by their id), and the B and E of threads (by their nesting)."""
+"""Pair starts and ends: of asynchronous events by their id, and of the B and E events of threads by
+nesting.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ from stepprof.analysis.timeline.tracks import OURS, Rows
 __all__ = ["PAIRED", "Pairs"]
 
 PAIRED = frozenset("BEbneSTpFP")
-"""The phases of what begins and ends in events of its own."""
+"""The phases of events that start or end an interval."""
 
 _OPEN = 800
-"""Bytes of memory that an event takes that has not ended."""
+"""Bytes of memory of an event that has not ended."""
 _AT_ONCE = 1 << 16
 _Open = tuple[Event, int]
 
 
 class _Args(msgspec.Struct):
-    """What says of one of our own events whose it is."""
+    """Fields of stepprof's own events that state their owner."""
 
     sample: Any = None
 
@@ -41,7 +43,7 @@ _id = msgspec.json.Decoder(_Id)
 
 
 class Pairs:
-    """What has begun and not ended, and what to do when it does."""
+    """An event that has not ended, and the action at its end."""
 
     def __init__(
         self,
@@ -60,13 +62,13 @@ class Pairs:
         self._rows_done: list[tuple[int, int, int, int, int, bytes | None]] = []
         self._moments: list[tuple[int, int, int, int, bytes | None]] = []
         self.held = 0
-        """Bytes of memory that takes what has not ended, roughly."""
+        """Approximate bytes of memory of the events that have not ended."""
 
     def take(self, events: list[Event], times: list[int]) -> None:
-        """Take events with their times, in the order of the file."""
+        """Add events with their times, in the order of the file."""
         if times:
             self._latest = max(self._latest, *times) if self._latest else max(times)
-        # a file need not be sorted; of one moment the order of the file counts
+        # a file need not be sorted; events of one time keep the order of the file
         for number in sorted(range(len(events)), key=times.__getitem__):
             event, at = events[number], times[number]
             phase = event.ph
@@ -80,17 +82,17 @@ class Pairs:
                         bytes(event.args) or None,
                     )
                 )
-            elif phase in "TpP":  # a step of what has begun: told by no viewer
+            elif phase in "TpP":  # a step of an asynchronous event; no viewer shows it
                 continue
             elif phase in "bSB":
                 opened = self._open.setdefault(_key(event), [])
-                # its arguments alone: where they lie, the text of the whole batch would stay with them
+                # a copy of its arguments: a view would keep the text of the whole batch in memory
                 event.args, event.id2 = Raw(bytes(event.args)), NOTHING
                 opened.append((event, at))
                 self.held += _OPEN + len(event.args) + len(event.name)
             else:
                 begun = self._open.get(_key(event))
-                # in another batch than its beginning, an end may lie before it in time: that one ends nothing
+                # in another batch than its start, an end may have an earlier time: it ends nothing
                 if begun and begun[-1][1] <= at:
                     event, start = begun.pop()
                     self.held -= _OPEN + len(event.args) + len(event.name)
@@ -100,7 +102,7 @@ class Pairs:
         self._flush()
 
     def finish(self) -> None:
-        """What never ended lasts until the last that is known."""
+        """Let events without an end last until the last known time."""
         for begun in self._open.values():
             for event, at in begun:
                 self._unended += 1
@@ -111,7 +113,7 @@ class Pairs:
         self._flush()
 
     def findings(self) -> list[str]:
-        """What could not be put together."""
+        """Return findings about events that could not be paired."""
         findings = []
         if self._unended:
             findings.append(f"{self._unended} events have no end: they are shown up to the last known time")
@@ -144,7 +146,9 @@ class Pairs:
         self._rows_done.clear()
 
     def _tracks(self, event: Event, args: bytes) -> Iterator[int]:
-        """Where an event lies; one of ours that is bound to a sample lies on the row of the sample as well."""
+        """Yield the tracks of an event. An event of stepprof's that is bound to a sample is also on
+        the track of the sample.
+        """
         if event.ph == "B":
             yield self._rows.keys["thread", event.pid, event.tid]
             return

@@ -1,4 +1,4 @@
-"""The top level of a trace file around its events: whether a text ends in it, where the events end, and what it states."""
+"""Parse the top level of a trace file: its end, the end of its events, and the header."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _header = msgspec.json.Decoder(dict[str, Any])
 
 
 def ending(text: bytes) -> int | None:
-    """Where the array of events ends that does not decode: behind the first of the last brackets from which on the rest is what may follow; None where it does not end."""
+    """Return the end of an array of events that cannot be decoded; None if it does not end.
+
+    It is after the first of the last brackets from which on the rest may follow the events.
+    """
     end, found = len(text), None
     for _ in range(_ENDINGS):
         end = text.rfind(b"]", 0, end)
@@ -35,7 +38,7 @@ def ending(text: bytes) -> int | None:
 
 
 def is_nested(head: bytes) -> bool:
-    """Whether the text ends within a table of the top level's, as sound JSON does."""
+    """Return whether the text ends within a table of the top level, as intact JSON does."""
     closing = bytearray()
     for token in _TOKENS.finditer(head):
         bracket = token[0]
@@ -53,7 +56,7 @@ def is_nested(head: bytes) -> bool:
 
 
 def table(text: bytes) -> dict[str, object]:
-    """Decode a top level without its events. Raises one of DECODE_ERRORS."""
+    """Decode a top level without its events; raise one of DECODE_ERRORS."""
     content: dict[str, object] = _header.decode(whole_pairs(text))
     content.pop("", None)
     content.pop("traceEvents", None)

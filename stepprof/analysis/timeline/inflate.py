@@ -1,6 +1,8 @@
-"""The bytes of a trace file, compressed or not, in blocks: as far as they can be had, and no further than a bound.
+"""Read the bytes of a trace file in blocks, compressed or not, as far as possible and up to a
+limit.
 
-What only this module knows: a gzip file may have several members, may break off, may be a bomb, and may be called ``.json``. What came before the damage is kept.
+Only this module knows that a gzip file may have several members, may break off, may be a bomb, and
+may be called ``.json``. Data before the damage is kept.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from stepprof.host.plain_files import data_bytes, open_plain
 __all__ = ["blocks", "member"]
 
 BLOCK = 1 << 19
-"""What fits into the caches of a core together with the events in it."""
+"""A size that fits into the caches of a core together with its events."""
 _FEED = 1 << 14
-"""So much is decompressed at once, at most: where it is damaged, all that it would have given is lost at first."""
+"""The most bytes that are decompressed at once. If they are damaged, all of them are lost at first."""
 _GZIP = b"\x1f\x8b"
 _WHOLE_MEMBER = 31  # window bits: gzip, with its checksum
 _DAMAGED: Any = isal_zlib.error
@@ -29,14 +31,14 @@ _DAMAGED: Any = isal_zlib.error
 def blocks(
     path: Path, limit: int, findings: list[str], block: int = BLOCK, part: tuple[int, int] | None = None
 ) -> Iterator[bytes]:
-    """Yield what a file holds, uncompressed, in blocks of at most `block` bytes.
+    """Yield the uncompressed content of a file, in blocks of at most `block` bytes.
 
     Args:
         path: the file.
-        limit: after so many uncompressed bytes it ends.
-        findings: gets one sentence for what is wrong; nothing is raised.
-        block: no block is larger.
-        part: from where to where it is read; None: all of it.
+        limit: the most uncompressed bytes to read.
+        findings: receives one sentence for each problem; nothing is raised.
+        block: the largest size of a block.
+        part: start and end of the part to read; None: all of it.
     """
     total = 0
     for piece in _pieces(path, findings, block, part):
@@ -49,18 +51,18 @@ def blocks(
 
 
 def member(path: Path, piece: Piece) -> tuple[int, int] | None:
-    """Return from where to where the member of a source lies in a timeline; None where the file is not as it was written."""
+    """Return start and end of a source's member in a timeline; None if the file was changed."""
     try:
         with open_plain(path) as file:
             start = file.seek(0, 2) - piece.from_end
             file.seek(max(0, start))
             return (start, start + piece.bytes) if start > 0 and file.read(2) == _GZIP else None
     except OSError:
-        return None  # it is said where it is read
+        return None  # the reader of the file reports it
 
 
 class _Part:
-    """A part of a file, as a file that ends with it; its places are those of the whole file."""
+    """A part of a file that reads like a whole file. Its offsets are those of the whole file."""
 
     def __init__(self, file: BinaryIO, start: int, end: int) -> None:
         self._file, self._end = file, end
@@ -114,7 +116,10 @@ def _gunzip(file: _Part, findings: list[str], block: int) -> Iterator[bytes]:
 
 
 def _fed(stream: Any, feed: bytes, block: int) -> Iterator[bytes]:
-    """All that some compressed bytes give, in pieces of at most `block`; after a full one there may be more without any further byte."""
+    """Yield the content of some compressed bytes, in pieces of at most `block`.
+
+    After a full piece there may be more without further input.
+    """
     while True:
         piece = stream.decompress(feed, block)
         yield piece
@@ -124,7 +129,9 @@ def _fed(stream: Any, feed: bytes, block: int) -> Iterator[bytes]:
 
 
 def _closely(file: _Part, member: int, damaged: int, block: int) -> Iterator[bytes]:
-    """What a feed that is damaged gives byte by byte: at its end there may be nothing wrong but the checksum."""
+    """Return what damaged input decompresses to, byte by byte. Perhaps only the checksum at its end
+    is wrong.
+    """
     stream: Any = isal_zlib.decompressobj(_WHOLE_MEMBER)
     file.seek(member)
     while file.tell() < damaged:

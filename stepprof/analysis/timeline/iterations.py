@@ -1,4 +1,6 @@
-"""The forward steps of an engine, which vLLM and SGLang write as annotations, and how many requests were in each: the batch size over time."""
+"""Read the forward steps of an engine, which vLLM and SGLang write as annotations, with their batch
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ BATCH_SIZE = "batch size"
 _VLLM = re.compile(r"execute_(?:context_(\d+)\(\d+\))?_?(?:generation_(\d+)\(\d+\))?")
 _SGLANG = re.compile(r"step\[[^\]]*?\bbs=(\d+)[^\]]*\]")
 PAUSE_NS = 20_000_000
-"""A shorter gap between two steps is the scheduler's, a longer one is a pause in which nothing ran, if it is also longer than PAUSE_STEPS median steps."""
+"""A shorter gap between two steps belongs to the scheduler. A longer one is a pause if it is also
+longer than PAUSE_STEPS median steps.
+"""
 PAUSE_STEPS = 5
 _ROW = 500
 
 
 def batch_size(name: str) -> int | None:
-    """How many requests a forward step of that name worked on; None where it is none.
+    """Return how many requests a forward step of that name worked on; None for other names.
 
     >>> batch_size("execute_context_1(7)_generation_3(3)"), batch_size("step[DECODE bs=5]"), batch_size("aten::add")
     (4, 5, None)
@@ -36,7 +40,8 @@ def batch_size(name: str) -> int | None:
 
 
 def lasting(start: Times, end: Times) -> Times:
-    """Return until when each of some forward steps lasts: until the next one begins, or where a pause follows until shortly after its own end.
+    """Return the end of each forward step: the start of the next one, or, before a pause, shortly
+    after its own end.
 
     Args:
         start: of each, in order.
@@ -49,23 +54,25 @@ def lasting(start: Times, end: Times) -> Times:
 
 
 def _pauses(start: Times, end: Times) -> npt.NDArray[np.bool_]:
-    """Whether a pause follows each forward step but the last one."""
+    """Return whether a pause follows each forward step but the last one."""
     gap = start[1:] - np.maximum.accumulate(end)[:-1]
     return gap > max(PAUSE_NS, PAUSE_STEPS * float(np.median(end - start)))
 
 
 class Iterations:
-    """Collects the forward steps of a trace; `finish` adds a track of them for each process, and a counter."""
+    """Collects the forward steps of a trace. `finish` adds a track of them for each process, and a
+    counter.
+    """
 
     def __init__(self, names: Interned[str], categories: Interned[str], rows: Rows) -> None:
         self._names, self._categories, self._rows = names, categories, rows
         self._sizes = np.zeros(0, dtype=np.float64)
         self._found: list[tuple[Indices, Indices, Times, Times]] = []
         self.held = 0
-        """Bytes of memory that they take at most, as slices and values as well."""
+        """The most bytes of memory that they take, including the slices and values made of them."""
 
     def take(self, name: Indices, track: Indices, start: Times, duration: Times) -> None:
-        """Look among complete events."""
+        """Collect forward steps among complete events."""
         known = len(self._sizes)
         if len(self._names) > known:
             new = [batch_size(text) for text in self._names.since(known)]
@@ -77,9 +84,11 @@ class Iterations:
             self._found.append((name[here], track[here], start[here], duration[here]))
 
     def finish(self, slices: SliceColumns, counters: CounterColumns) -> None:
-        """Add what was found; of a device's copies of the annotations nothing is added, where the process has its own."""
+        """Add the collected steps. A device's copies of the annotations are ignored if the process
+        has its own.
+        """
         if not self._found or any(key[0] == "stated" for key in self._rows.keys):
-            return  # a timeline of ours has them already
+            return  # a timeline of stepprof contains them already
         name, track, start, duration = (np.concatenate(parts) for parts in zip(*self._found, strict=True))
         keys = list(self._rows.keys)
         kind = np.array([key[0] == "thread" for key in keys])
@@ -108,7 +117,9 @@ class Iterations:
         pid: int | str,
         counters: CounterColumns,
     ) -> None:
-        """Each step's batch size from its beginning on; 0 where a pause begins, and after the last."""
+        """Add each step's batch size at its start, and 0 at the start of a pause and after the last
+        step.
+        """
         latest = np.maximum.accumulate(end)
         pause = _pauses(start, end)
         zeros = np.concatenate((latest[:-1][pause], latest[-1:]))

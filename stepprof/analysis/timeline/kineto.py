@@ -1,6 +1,7 @@
-"""From the events of a Chrome trace (torch's, an engine's, our own export) to a Source.
+"""Convert the events of a Chrome trace (of torch, an engine or stepprof's own export) to a Source.
 
-Events are looked at by phase, in columns. What only this module knows: which phase means what, and how the parts of a trace come together.
+Events are processed by phase, in columns. Only this module knows the meaning of each phase and how
+the parts of a trace are combined.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from stepprof.formatting import number, size
 __all__ = ["Keep", "read"]
 
 Keep = Callable[[Sequence[Event], Indices, Interned[str]], Sequence[Args]]
-"""Gives what of the arguments of events is kept; it gets the name of each, and what the names are."""
+"""Returns the arguments to keep, from the name of each event and the list of names."""
 
 _INSTANTS = ("i", "I", "R")
 _LARGEST_METADATA = 4096
@@ -56,14 +57,14 @@ def read(
 
     Args:
         raw: its events, in batches.
-        origin: whose it is.
-        alignment: how its host's clock is brought onto the common one.
-        args: keep the arguments of slices and instants; or what gives those of events that are kept.
-        base_ns: the Unix time that its times are relative to, for a file that does not say.
-        flows: read its arrows.
+        origin: origin of the trace.
+        alignment: alignment of its host's clock with the common one.
+        args: whether to keep the arguments of slices and instants, or a function that selects them.
+        base_ns: the Unix time that its times are relative to, for a file that does not state it.
+        flows: whether to read its arrows.
 
     Returns:
-        The source; without events and with a finding where nothing says when its times begin.
+        The source; without events and with a finding if the zero of its times is not known.
     """
     limit = (raw.limits or Limits()).memory_bytes
     ours = isinstance(raw, TraceStream) and raw.piece is not None
@@ -74,7 +75,7 @@ def read(
         if held < limit:
             reader.take(batch)
             taken, held = total, reader.held
-        elif reader.held < held + limit // 16:  # names of threads stand behind their events
+        elif reader.held < held + limit // 16:  # the file has the names of threads after their events
             reader.name(batch)
     source = reader.source(origin, alignment, raw.header, raw.findings, base_ns)
     source.whole = raw.whole and taken == total
@@ -94,7 +95,7 @@ class _Reader:
     args: bool | Keep
     arrows_wanted: bool
     ours: bool
-    """Of a timeline of ours, whose metadata says what the rows are."""
+    """Read a timeline of stepprof, with metadata that states the tracks of the rows."""
     names: Interned[str] = field(default_factory=Interned)
     categories: Interned[str] = field(default_factory=Interned)
     rows: Rows = field(default_factory=Rows)
@@ -139,12 +140,12 @@ class _Reader:
 
     @property
     def held(self) -> int:
-        """Bytes of memory that all of it takes at most, until it is drawn or summed up."""
+        """The most bytes of memory that the parts take until they are drawn or summed up."""
         parts = (self.names, self.categories, self.rows, self.kinds, self.flows, self.counters, self.slices, self.instants, self.pairs, self.iterations)  # fmt: skip
         return sum(part.held for part in parts)
 
     def name(self, batch: list[Event]) -> None:
-        """Take what a batch says of processes and threads alone."""
+        """Read only the events that describe processes and threads."""
         for event in batch:
             if event.ph == "M":
                 self.rows.name(event)
@@ -165,7 +166,9 @@ class _Reader:
             self.unknown[phase] = self.unknown.get(phase, 0) + len(rest[phase])
 
     def _timed(self, events: list[Event], kind: Indices | None = None) -> tuple[list[Event], Times, Indices]:
-        """Those of the events that have a time, their times, and what is left of a column beside them."""
+        """Return the events with a valid time, their times, and the matching part of another
+        column.
+        """
         times, usable = nanoseconds([event.ts for event in events])
         kind = np.zeros(len(events), np.int32) if kind is None else kind
         if not usable.all():
@@ -225,7 +228,7 @@ class _Reader:
         findings: Sequence[str],
         base_ns: int | None,
     ) -> Source:
-        """Put it together, on the common clock."""
+        """Build the source on the common clock."""
         self.pairs.finish()
         self.iterations.finish(self.slices, self.counters)
         base = anchor_of(header, self.earliest)
@@ -275,7 +278,7 @@ class _Reader:
 
 
 def _refused(source: Source) -> Source:
-    """The source without its events: nothing says where on the common clock they are."""
+    """Return the source without its events: the zero of its times is not known."""
     nothing = _Reader(False, arrows_wanted=False, ours=False).source(
         source.origin, source.alignment, {}, source.findings, None
     )

@@ -1,4 +1,4 @@
-"""How much of a source is read at most."""
+"""Limit how much of a source is read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a file is read at most, so that no file can take the machine: what is beyond is left out, and told."""
+    """Limits for reading a file, so that no file can use up the machine. Data beyond them is left
+    out with a finding.
+    """
 
     inflated_bytes: int = 32 << 30
     """Of text, uncompressed."""
     event_bytes: int = 64 << 20
-    """Of one event: a larger one is passed over."""
+    """Bytes of one event. A larger one is skipped."""
     memory_bytes: int = 4 << 30
-    """Of memory that a source takes, from its first event until it is drawn or summed up: what comes later is left out."""
+    """Bytes of memory of a source, from its first event until it is drawn or summed up. Later
+    events are left out.
+    """

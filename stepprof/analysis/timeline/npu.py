@@ -1,7 +1,9 @@
-"""What is different in ``trace_view.json``, the trace of torch_npu: a bare array of events with Unix times as text, whose device events have no category.
+"""Adapt ``trace_view.json`` of torch_npu: a bare array of events with Unix times as text and device
+events without category.
 
-What only this module knows: what torch_npu calls the processes of its rows, and which of them are the chip's. Their streams become streams, their events kernels, as in a trace of a GPU. But a stream of
-a chip's has rows for what is no work, too: it waits for an event, or records one.
+Only this module knows the names that torch_npu gives the processes of its rows, and which of them
+belong to the chip. Their streams become streams and their events kernels, as in a trace of a GPU. A
+stream of a chip also has rows that are no work: it waits for an event, or records one.
 """
 
 from __future__ import annotations
@@ -25,22 +27,24 @@ ROWS: dict[str, tuple[TrackKind, str]] = {
     "CANN": ("thread", "runtime"),
     "Overlap Analysis": ("async", "overlap analysis"),
 }
-"""The name of a process → the kind of its rows, and the category of its events where they have none."""
+"""The name of a process → the kind of its rows, and the category of its events that have none."""
 _NO_WORK = re.compile(r"[A-Z_]*(?:WAIT|RECORD|WRITE_VALUE)(?:_SQE)?|Notify_(?:Wait|Record)")
 _COPY = re.compile(r"(?:MEMCPY|SDMA)[A-Z_]*|Memcpy")
-"""What runs no operator on a stream is called by its type."""
+"""Tasks on a stream that run no operator: their names are their types."""
 
 
 def is_npu(processes: Mapping[str, str]) -> bool:
-    """Whether a trace with processes of these names (by their id) is torch_npu's."""
+    """Return whether a trace with processes of these names (by their id) is of torch_npu."""
     return HARDWARE in processes.values()
 
 
 def adapt(source: Source, processes: Mapping[str, str]) -> None:
-    """Give the rows and events of a chip the kinds and categories that those of a GPU have."""
+    """Give the rows and events of a chip the kinds and categories of a GPU."""
     names = [processes.get(track.key[1], "") if len(track.key) > 1 else "" for track in source.tracks]
     if COMMUNICATION not in source.categories:
-        source.categories.append(COMMUNICATION)  # by which a report knows an NPU, also where it is alone
+        source.categories.append(
+            COMMUNICATION
+        )  # the report recognises an NPU by it, also in a trace of its own
     uncategorized = source.categories.index("") if "" in source.categories else -1
     tasks = np.array([_number(source, _category(name)) for name in source.names], np.int32)
     for number, name in enumerate(names):
@@ -63,7 +67,7 @@ def _number(source: Source, category: str) -> int:
 
 
 def _category(name: str) -> str:
-    """What a task on a stream is, by its name."""
+    """Return the category of a task on a stream, by its name."""
     if _NO_WORK.fullmatch(name):
         return "overhead"
     return "gpu_memcpy" if _COPY.fullmatch(name) else ROWS[HARDWARE][1]

@@ -1,7 +1,10 @@
-"""torch_npu's databases (``ascend_pytorch_profiler*.db``, msprof's ``msprof_*.db``) as the events of its trace_view.json: rows become what the JSON of the same recording has.
+"""Read torch_npu's databases (``ascend_pytorch_profiler*.db``, msprof's ``msprof_*.db``) as the
+events of its trace_view.json.
 
-What only this module knows: the tables. Times in them are nanoseconds since 1970 by the host's clock, names are numbers of STRING_IDS, a ``globalTid`` is a process and a thread in one number.
-msprof writes those of the device and of CANN, torch_npu adds those of the host to the same file. Which of them are there depends on what was recorded.
+Only this module knows the tables. Their times are nanoseconds since 1970 by the host's clock, names
+are numbers of STRING_IDS, and a ``globalTid`` is a process and a thread in one number. msprof
+writes the tables of the device and of CANN, and torch_npu adds those of the host to the same file.
+The recording determines which of them exist.
 """
 
 from __future__ import annotations
@@ -28,16 +31,16 @@ __all__ = ["DatabaseStream"]
 _BATCH = 8192
 _QUEUE, _PYTHON = 50002, 50003
 _COLLECTOR, _CANN, _GROUPS, _DEVICES = -1, -2, -3, -10
-"""Processes of the JSON that are none; of several devices the last is counted down."""
+"""Ids of rows of the JSON that are not processes. They count down over several devices."""
 _NO_CONNECTION = 4294967295
 _LOOK = 1_000_000
 _WORK, _WORK_PER_BYTE = 50_000_000, 100
-"""Instructions of SQLite that all queries of a file may take: a row of 50 bytes takes some 40."""
+"""The most SQLite instructions for all queries of a file. A row of 50 bytes takes about 40."""
 _LONGEST_VALUE = 1 << 26
 
 
 def _query(table: str, numbers: str, names: str = "") -> str:
-    """Whatever stands in a column of numbers, a number comes out: a column of SQLite's may hold anything."""
+    """Return a query whose `numbers` are integers: a column of SQLite may contain any type."""
     columns = ", ".join(
         f"COALESCE(CAST({name} AS INTEGER), 0)" for name in ("startNs", "endNs", *numbers.split())
     )
@@ -60,11 +63,13 @@ WHERE a.type = 50001 AND t.connectionId NOT IN (-1, 4294967295) AND a.startNs + 
 
 @dataclass(slots=True)
 class DatabaseStream:
-    """A database in batches of events, as `TraceStream` gives those of a JSON. What is wrong with it is in the findings; nothing is raised.
+    """A database as batches of events, as `TraceStream` yields those of a JSON.
+
+    Problems are in the findings; nothing is raised.
 
     Args:
         path: the file.
-        limits: how much of it is read at most.
+        limits: limits for reading it.
     """
 
     path: Path
@@ -72,23 +77,23 @@ class DatabaseStream:
     header: dict[str, object] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     whole: bool = True
-    """Whether all of its rows could be read."""
+    """Whether all of its rows were read."""
     utf8: Utf8 = field(default_factory=Utf8)
 
     def head(self) -> None:
-        """Read what the recording states about itself."""
+        """Read the facts that the recording states about itself."""
         with _Opened(self) as tables:
             self._head(tables)
 
     def __iter__(self) -> Iterator[list[Event]]:
-        """Yield the batches; once."""
+        """Yield the batches; callable once."""
         with _Opened(self) as tables:
             self._head(tables)
             yield from tables.batches()
         self.findings += self.utf8.finding()
 
     def _head(self, tables: _Opened) -> None:
-        """Under the keys that torch writes."""
+        """Return them under the keys that torch writes."""
         for (host,) in tables.rows("SELECT hostName FROM HOST_INFO", optional=True):
             self.header["host_name"] = host
         for (rank,) in tables.rows("SELECT rankId FROM RANK_DEVICE_MAP WHERE rankId >= 0", optional=True):
@@ -102,7 +107,9 @@ class DatabaseStream:
 
 
 class _Opened:
-    """The tables of a file that is only read: nothing is written beside it, and a writer is not waited for."""
+    """Return the tables of a file, opened read-only: nothing is written next to it, and a writer is
+    not waited for.
+    """
 
     def __init__(self, stream: DatabaseStream) -> None:
         self._stream = stream
@@ -135,7 +142,7 @@ class _Opened:
             self._connection.close()
 
     def rows(self, query: str, *, optional: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield what a query finds; nothing where a table of it is not there, or damaged."""
+        """Yield the rows of a query; none if one of its tables is missing or damaged."""
         table = query.partition(" FROM ")[2].split()[0]
         if self._connection is None or table not in self._there:
             return
@@ -147,7 +154,7 @@ class _Opened:
                 self._findings.append(f"its table {table} cannot be read to its end: {error}")
 
     def batches(self) -> Iterator[list[Event]]:
-        """Yield the events of each table, and what their rows are called."""
+        """Yield the events of each table, and the names of their rows."""
         strings = self.rows("SELECT id, value FROM STRING_IDS")
         self._names = {number: "" if value is None else str(value) for number, value in strings}
         for make in (self._host, self._cann, self._ranges, self._collections, self._device, self._groups, self._arrows):  # fmt: skip
@@ -250,7 +257,9 @@ class _Opened:
 
 
 def _bound(connection: sqlite3.Connection, size: int) -> None:
-    """Let no query work longer than a file of this size needs: its schema may say that a table is computed, without end."""
+    """Stop queries that take longer than a file of this size needs: a schema may define an endless
+    table.
+    """
     left = (_WORK + _WORK_PER_BYTE * size) // _LOOK
 
     def goes_on() -> bool:
@@ -296,7 +305,7 @@ def _thread(where: int) -> tuple[int, int]:
 
 
 def _us(ns: int) -> str:
-    """As the JSON has it: what a float does not hold exactly is text."""
+    """Format times as the JSON does: as text if a float is not exact."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 

@@ -1,4 +1,6 @@
-"""What a damaged file has put into another age: one flipped bit in a time makes a timeline of years, in which the step is not to be found."""
+"""Remove events at impossible times. One flipped bit in a time makes a timeline of years, in which
+the step cannot be found.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,16 @@ from stepprof.analysis.timeline.model import Args, Counters, Flows, Instants, Sl
 __all__ = ["FARTHEST_NS", "without_strays"]
 
 FARTHEST_NS = 86_400 * 10**9
-"""A day: no capture lasts that long."""
+"""A day. No capture is longer."""
 
 Flags = npt.NDArray[np.bool_]
 
 
 def without_strays(source: Source) -> Source:
-    """Return the source without what lies farther than `FARTHEST_NS` from the middle of it; a finding says how much that was.
+    """Return the source without events more than `FARTHEST_NS` from its middle, and without longer
+    slices.
 
-    Slices that last longer than that are strays as well.
+    A finding states how many events are omitted.
     """
     slices, instants, counters, flows = source.slices, source.instants, source.counters, source.flows
     times = [each for each in (slices.start, instants.time, counters.time) if len(each)]

@@ -1,8 +1,11 @@
-"""The events of a trace file as they stand in it, typed, batch by batch: no file is ever held as a whole, and none is too damaged to be read as far as it is whole.
+"""Read the events of a trace file, typed, in batches. No file is ever in memory as a whole, and a
+damaged file is read as far as it is intact.
 
-Read are Chrome's JSON traces, compressed or not: a table with ``traceEvents`` (what stands beside them is the header, wherever it is in the file), or nothing but an array of events, closed or not.
+Chrome's JSON traces are read, compressed or not: a table with ``traceEvents`` (its other keys are
+the header, at any place in the file), or a bare array of events, closed or not.
 
-A batch ends where the text up to there decodes as an array; a border that lies within an event or a string never does, so that none is cut in two.
+A batch ends where the text up to there decodes as an array. A border inside an event or a string
+never does, so no event is cut in two.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ _PEEK = 1 << 16
 _PEEK_LIMIT = 8 << 20
 _LOOKED_BACK = 256
 _NESTED = 64
-"""So many keys called traceEvents may come before the one at the top level."""
+"""The most keys called traceEvents before the one at the top level."""
 _LAST = b'{"ph":"M"}]'
-"""Behind the last comma of a source in a timeline."""
+"""Text after the last comma of a source in a timeline."""
 
 
 def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
-    """Read what stands before the events of a file, and what is wrong with that; for a look at many files."""
+    """Read the part of a file before its events, and its problems; a fast look at many files."""
     stream = TraceStream(path)
     stream.head()
     return stream.header, stream.findings
@@ -47,12 +50,13 @@ def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
 
 @dataclass(slots=True)
 class TraceStream:
-    """A file in batches of events, each of some half a MB of text. The header is whole once the last batch has been taken.
+    """A file as batches of events, each of about half a MB of text. The header is complete after
+    the last batch.
 
     Args:
         path: the file.
-        limits: how much is read of it at most.
-        piece: of a timeline, the source that is meant.
+        limits: limits for reading it.
+        piece: for a timeline, the selected source.
     """
 
     path: Path
@@ -61,18 +65,18 @@ class TraceStream:
     header: dict[str, object] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     inflated_bytes: int = 0
-    """Read so far, uncompressed."""
+    """Uncompressed bytes so far."""
     whole: bool = True
-    """Whether all of its events could be read."""
+    """Whether all of its events were read."""
     _is_table: bool = False
-    """Whether something may stand behind the events, and a brace must."""
+    """Whether keys may follow the events, and a brace must follow them."""
     _damaged: int = 0
     _repaired: int = 0
     _utf8: Utf8 = field(default_factory=Utf8)
     _decode: EventDecoder = field(default_factory=EventDecoder)
 
     def __iter__(self) -> Iterator[list[Event]]:
-        """Yield the batches; once."""
+        """Yield the batches; callable once."""
         yield from self._batches(self.limits or Limits())
         if self._damaged:
             self.whole = False
@@ -87,7 +91,7 @@ class TraceStream:
         self.findings += self._utf8.finding()
 
     def head(self) -> None:
-        """Read the header alone, as far as it stands before the events."""
+        """Read only the part of the header before the events."""
         self._head(Utf8().blocks(blocks(self.path, _PEEK_LIMIT, self.findings, _PEEK)))
 
     def _batches(self, limits: Limits) -> Iterator[list[Event]]:
@@ -98,7 +102,9 @@ class TraceStream:
         yield from self._decoded(self._utf8.blocks(self._counted(limits.inflated_bytes, batch)), limits)
 
     def _of_piece(self, limits: Limits, piece: Piece) -> Iterator[list[Event]]:
-        """The events of one source of a timeline: of its member alone, or where the file was compressed anew, those of all that are its own."""
+        """Yield the events of one source of a timeline: those of its member, or, if the file was
+        compressed again, all events of the source.
+        """
         self.head()
         base = self.header.get("baseTimeNanoseconds")
         header: dict[str, object] = {
@@ -153,7 +159,10 @@ class TraceStream:
         yield from self._end(b"".join(held))
 
     def _quickly(self, held: list[bytes]) -> tuple[bytes, list[Event]]:
-        """Decode up to the last border, which is looked for in the last piece alone, so that the text is copied once; nothing where that does not go."""
+        """Decode up to the last border; return no events if that fails.
+
+        Only the last piece is searched for the border, so the text is copied once.
+        """
         last = held[-1]
         cut = next(borders(last), None)
         if cut is None:
@@ -166,7 +175,7 @@ class TraceStream:
         return last[border.end() :] if border else b"", events
 
     def _has_ended(self, text: bytes) -> bool:
-        """Whether the array of events ends in a text that is too long for one event."""
+        """Return whether the array of events ends in a text that is too long for one event."""
         try:
             self._decode(b"[" + text)
         except DECODE_ERRORS as error:
@@ -174,7 +183,7 @@ class TraceStream:
         return True
 
     def _rest(self, source: Iterator[bytes], limit: int) -> bytes:
-        """What follows the events, if it is not more than a header may be."""
+        """Return the text after the events, if it is not longer than a header may be."""
         rest = b""
         for block in source:
             rest += block
@@ -192,7 +201,9 @@ class TraceStream:
         self.whole &= not problems
 
     def _head(self, source: Iterator[bytes]) -> bytes | None:
-        """What follows the bracket that opens the events; the header is filled with what stands before it."""
+        """Return the text after the bracket that opens the events, and fill the header with the
+        text before it.
+        """
         head, searched, tried = b"", 0, 0
         for block in source:
             head = (head + block).removeprefix(codecs.BOM_UTF8)
@@ -219,7 +230,7 @@ class TraceStream:
         return None
 
     def _understand(self, head: bytes) -> bool:
-        """Take in what stands before the events; False where that is not the top level."""
+        """Parse the text before the events; return False if it is not the top level."""
         for sound in (bytes, sound_head):
             try:
                 self.header.update(table(sound(head) + b'"":0}'))
@@ -240,7 +251,9 @@ class TraceStream:
         self.findings.append(f"what it states about itself {where} its events is not JSON and was ignored")
 
     def _take(self, text: bytes) -> tuple[bytes, list[Event], bool]:
-        """Decode up to the last border: what is left of the text, the events, and whether the array ends within it."""
+        """Decode up to the last border. Return the remaining text, the events, and whether the
+        array ends within it.
+        """
         for cut in borders(text):
             border = BORDER.match(text, cut)
             after = text[border.end() :] if border else b""
@@ -248,7 +261,7 @@ class TraceStream:
                 return after, self._decode(b"".join((b"[", memoryview(text)[: cut + 1], b"]"))), False
             except DECODE_ERRORS as error:
                 message = str(error)
-            if _TRAILING.search(message) is not None:  # the array has ended, and what follows are other keys
+            if _TRAILING.search(message) is not None:  # the array has ended, and other keys follow
                 return text, [], True
             if "truncated" not in message:
                 saved = salvage(text[: cut + 1], self._decode, loosely, more=True)
@@ -258,10 +271,10 @@ class TraceStream:
         return text, [], False
 
     def _end(self, text: bytes) -> Iterator[list[Event]]:
-        """What is left when the file has been read: the last events, and the keys behind them."""
+        """Read the rest at the end of the file: the last events, and the keys after them."""
         text = text.strip()
         cut = next(borders(text), None)
-        if cut is not None and cut > len(text) // 2:  # so that the many are decoded once, and the few twice
+        if cut is not None and cut > len(text) // 2:  # the many events are decoded once, and the few twice
             rest, events, _ = self._take(text)
             if events:
                 yield events
@@ -293,7 +306,7 @@ class TraceStream:
             self._close(text[end:].strip())
 
     def _close(self, rest: bytes) -> None:
-        """Take in what stands behind the events."""
+        """Parse the text after the events."""
         if not rest:
             if self._is_table:
                 self.findings.append("is truncated after its events")

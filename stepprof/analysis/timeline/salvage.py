@@ -1,7 +1,9 @@
-"""What is whole in a stretch of events that is not: a file that breaks off, a bit that flipped, a name that Kineto did not escape.
+"""Recover the intact events of a damaged text: a truncated file, a flipped bit, a name that Kineto
+did not escape.
 
-The text is divided where one event seems to end and the next to begin, and the parts that do not decode are halved until what is left are single events. Where a seeming border
-lies within an event (a list of tables among its arguments), the parts are joined again.
+The text is divided where one event seems to end and the next to begin. Parts that do not decode are
+halved down to single events. If an apparent border is inside an event (a list of tables in its
+arguments), the parts are joined again.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _BLANKS = re.compile(rb"\s+")
 _CUTS = 8
-"""So many borders are tried before more text is asked for."""
+"""The most borders that are tried before more text is read."""
 _JOINED = 32
-"""So many parts at most make one event."""
+"""The most parts of one event."""
 
 
 Decode = Callable[[bytes], list[Event]]
@@ -39,17 +41,19 @@ class Salvaged(Generic[Event]):
 
     events: list[Event] = field(default_factory=list)
     damaged: int = 0
-    """How many were given up."""
+    """Events that could not be recovered."""
     repaired: int = 0
-    """How many were changed so that they could be read."""
+    """Events that were changed so that they could be read."""
     last_damaged: bool = False
     """Whether the last one is among those."""
     rest: bytes = b""
-    """What failed at the end, where more may follow: perhaps the beginning of an event."""
+    """The undecodable end, if more text may follow: perhaps the beginning of an event."""
 
 
 def borders(text: bytes) -> Iterator[int]:
-    """Offsets of closing braces behind which another event seems to begin, the last first."""
+    """Return the offsets of closing braces after which another event seems to begin, the last
+    first.
+    """
     end, found = len(text), 0
     while found < _CUTS:
         end = text.rfind(b"}", 0, end)
@@ -63,13 +67,13 @@ def borders(text: bytes) -> Iterator[int]:
 def salvage(
     text: bytes, decode: Decode[Event], loosely: Loosely[Event], *, more: bool = False
 ) -> Salvaged[Event]:
-    """Decode what can be of events separated by commas.
+    """Decode what is valid among events separated by commas.
 
     Args:
         text: the events, without the brackets around them.
         decode: decodes a whole array; raises one of DECODE_ERRORS.
-        loosely: decodes one event whose fields have unusual types; None where it is none.
-        more: the text may end within an event; what failed at its end is given back.
+        loosely: decodes one event with fields of unusual types; returns None if it is no event.
+        more: the text may end within an event; then the undecodable end is returned.
     """
     sound, escaped = repaired_names(text)
     try:
@@ -98,7 +102,7 @@ def salvage(
 def _halved(
     parts: Sequence[bytes], decode: Decode[Event], found: Salvaged[Event], loosely: Loosely[Event]
 ) -> Iterator[tuple[list[Event] | None, bytes]]:
-    """The events of stretches that decode, and single parts that do not; in order."""
+    """Yield the events of parts that decode, and single parts that do not, in order."""
     stack = [(0, len(parts))]
     while stack:
         start, end = stack.pop()
@@ -118,7 +122,9 @@ def _halved(
 def _join(
     failed: Sequence[bytes], found: Salvaged[Event], decode: Decode[Event], loosely: Loosely[Event]
 ) -> list[bytes]:
-    """What failed in a row may be the pieces of events: those are found. Returns what is left at the end."""
+    """Join consecutive parts that failed, which may be pieces of events. Return the rest at the
+    end.
+    """
     left: list[bytes] = []
     at = 0
     while at < len(failed):
@@ -137,7 +143,7 @@ def _join(
 
 
 def _count(pieces: Sequence[bytes]) -> int:
-    """How many events these pieces are of: each has its phase in one of them."""
+    """Return the number of events in these pieces: each event has its phase in one of them."""
     return max(1, sum(EVENT in _BLANKS.sub(b"", piece) for piece in pieces)) if pieces else 0
 
 

@@ -1,6 +1,7 @@
-"""From the microseconds of a trace to nanoseconds, exactly.
+"""Convert the microseconds of a trace to nanoseconds, exactly.
 
-A float holds relative microseconds with three decimals; absolute ones of this century it does not, by a quarter of a microsecond. Those are taken from their text.
+A float holds relative microseconds with three decimals. Absolute ones of this century have an error
+of a quarter of a microsecond, and are parsed from their text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _DECIMAL = re.compile(r"\s*(-?)(\d{1,19})(?:\.(\d{1,40}))?(?:[eE]([+-]?\d{1,3}))
 
 
 def nanoseconds(microseconds: Sequence[float | str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Whole nanoseconds of each time, and which of them are usable: a time that is no number, or beyond 146 years, is not (and is 0).
+    """Return whole nanoseconds of each time, and which times are usable.
+
+    A time that is no number, or beyond 146 years, is not usable (and is 0).
 
     >>> nanoseconds([4447104522337.108, "1795304130234711.483", "x"])[0].tolist()
     [4447104522337108, 1795304130234711483, 0]
@@ -46,7 +49,8 @@ def nanoseconds(microseconds: Sequence[float | str]) -> tuple[npt.NDArray[np.int
 
 
 def nanoseconds_of_text(text: str) -> int | None:
-    """Whole nanoseconds of microseconds written as a decimal number; None where it is none, or too large.
+    """Return whole nanoseconds of microseconds written as a decimal number; None if it is no
+    number, or too large.
 
     >>> nanoseconds_of_text("1795304130234711.4835"), nanoseconds_of_text("-0.001"), nanoseconds_of_text("1e999")
     (1795304130234711484, -1, None)

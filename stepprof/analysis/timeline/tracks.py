@@ -1,4 +1,6 @@
-"""The rows of a trace file: which of its (process, thread) pairs are threads, and which the streams of a device, what they are called and how they are ordered."""
+"""Build the rows of a trace file: classify its (process, thread) pairs as threads or streams of a
+device, name them and sort them.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,20 @@ from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 __all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "Rows"]
 
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-"""Categories of what a stream of a device does."""
+"""Categories of work on a stream of a device."""
 DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})
-"""Lies over kernels without nesting in them."""
+"""Covers kernels without nesting in them."""
 HOST = frozenset(
     {"cpu_op", "cuda_runtime", "cuda_driver", "user_annotation", "python_function", "xpu_runtime", "xpu_driver"}
 )  # fmt: skip
-"""Categories of what a thread does. A thread and a stream may have the same numbers: these tell them apart."""
+"""Categories of work on a thread. A thread and a stream may have the same numbers: the categories
+distinguish them.
+"""
 
 OURS = "stepprof"
-"""The category of what stepprof writes into a trace: regions that are coroutines', and those of a trace that has none of its own."""
+"""The category of stepprof's own events in a trace: regions of coroutines, and regions in a trace
+without others.
+"""
 
 Flags = npt.NDArray[np.bool_]
 Place = int | str
@@ -40,14 +46,14 @@ _ON_DEVICE = frozenset(_KINDS[1:])
 _OF_PROCESSES = frozenset({"process_name", "process_labels", "process_sort_index"})
 _OF_THREADS = frozenset({"thread_name", "thread_sort_index"})
 _TRACK, _NAMED = 900, 600
-"""Bytes of memory that a track takes until it is drawn, and the name of one."""
+"""Bytes of memory of a track until it is drawn, and of a name."""
 _STREAM_NAME = re.compile(r"stream\b", re.IGNORECASE)
 _MERGED = re.compile(r"\[[^\]]*\]")
-"""What a merger puts before the process of each rank."""
+"""The text that a merger puts before the process of each rank."""
 
 
 class _Named(msgspec.Struct):
-    """The arguments of what names a process or thread."""
+    """The arguments of an event that names a process or thread."""
 
     name: str = ""
     labels: str = ""
@@ -60,14 +66,14 @@ _named = msgspec.json.Decoder(_Named)
 
 @dataclass(slots=True)
 class Rows:
-    """The tracks of one file, as they are met."""
+    """The tracks of one file, numbered in the order of their first use."""
 
     keys: Interned[tuple[Kind, Place, Place]] = field(default_factory=Interned)
-    """(kind, pid, tid) or (kind, pid, what it is called) of each track, in order."""
+    """(kind, pid, tid) or (kind, pid, name) of each track, in order."""
     places: Interned[tuple[Place, Place]] = field(default_factory=Interned)
-    """(pid, tid) of each place that complete events lie at."""
+    """(pid, tid) of each place of complete events."""
     ends: Interned[tuple[Place, Place]] = field(default_factory=Interned)
-    """(pid, tid) of each place that an arrow begins or ends at."""
+    """(pid, tid) of each place at which an arrow starts or ends."""
     _hosts: set[tuple[Place, Place]] = field(default_factory=set)
     """Places at which a thread of the host worked."""
     _tracks: npt.NDArray[np.int32] = field(default_factory=lambda: np.full((0, len(_KINDS)), -1, np.int32))
@@ -75,13 +81,17 @@ class Rows:
     _process: dict[Place, _Named] = field(default_factory=dict)
     _thread: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
     _stream: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
-    """What names a stream, at a place that may be a thread's too."""
+    """Names of streams, at places that may also belong to a thread."""
     _stated: dict[tuple[Place, Place], StatedRow] = field(default_factory=dict)
-    """The track of each row of a timeline that stepprof wrote; it stands before what lies on the row."""
+    """The track of each row of a timeline that stepprof wrote. The file states it before the events
+    of the row.
+    """
     _told: int = 0
 
     def of_places(self, place: Indices, category: Indices, categories: Interned[str]) -> Indices:
-        """Return the track of each complete event: by where it lies, and for a device also by what it is."""
+        """Return the track of each complete event: by its place, and for a device also by its
+        category.
+        """
         if len(categories) > len(self._kinds):
             kinds = [_KIND_OF.get(name, 0) for name in categories]
             self._kinds = np.array(kinds, dtype=np.int32)
@@ -101,11 +111,11 @@ class Rows:
 
     @property
     def held(self) -> int:
-        """Bytes of memory that they take, roughly."""
+        """Approximate bytes of memory of the tracks."""
         return self.keys.held + self.places.held + self.ends.held + _TRACK * len(self.keys) + self._told
 
     def of_thread(self, pid: Place, tid: Place) -> int:
-        """Return the track of what lies on a thread without a duration."""
+        """Return the track of an event without a duration on a thread."""
         return self._track_of("thread", pid, tid)
 
     def _track_of(self, kind: Kind, pid: Place, tid: Place) -> int:
@@ -113,18 +123,19 @@ class Rows:
         return self.keys[kind, pid, tid] if stated is None else self.keys["stated", pid, stated.number]
 
     def works_on_host(self, pid: Place, tid: Place) -> None:
-        """Note that a place is a thread's, whatever stream has the same numbers."""
+        """Note that a place belongs to a thread, even if a stream has the same numbers."""
         self._hosts.add((pid, tid))
 
     def of_ends(self, place: Indices, time: Times, ends: Flags, slices: Slices) -> Indices:
-        """Return the track of each end of an arrow: of a device the stream itself. Once all events are known.
+        """Return the track of each end of an arrow; on a device, that of the stream. Call it once
+        all events are known.
 
-        Where a thread and a stream have the same numbers, the end lies where a slice begins just then, as Kineto writes arrows.
+        If a thread and a stream have the same numbers, the end is where a slice starts at that time, as Kineto writes arrows.
 
         Args:
-            place: where each is, of `ends`.
-            time: when, on the clock of `slices`.
-            ends: whether the arrow ends there, and does not begin.
+            place: the place of each, in `ends`.
+            time: the time of each, on the clock of `slices`.
+            ends: whether the arrow ends there, and does not start.
             slices: all of the file.
         """
         known = [
@@ -147,11 +158,11 @@ class Rows:
         return (pid, tid) in self._hosts and ("stream", pid, tid) in self.keys
 
     def _is_beside_stream(self, pid: Place, tid: Place) -> bool:
-        """Whether a stream has these numbers, and no thread of the host."""
+        """Return whether a stream has these numbers, and no thread of the host."""
         return (pid, tid) not in self._hosts and ("stream", pid, tid) in self.keys
 
     def name(self, event: Event) -> None:
-        """Take in an event of metadata."""
+        """Add an event of metadata."""
         if event.name not in _OF_PROCESSES and event.name not in _OF_THREADS:
             return
         try:
@@ -168,7 +179,7 @@ class Rows:
             known = self._thread.setdefault((event.pid, event.tid), _Named())
         self._told += _NAMED + len(event.args)
         known.name = told.name or known.name
-        if told.labels != "CPU":  # a device with the number of this process has one that says more
+        if told.labels != "CPU":  # a device with the id of this process has a name that states more
             known.labels = told.labels or known.labels
         known.sort_index = told.sort_index or known.sort_index
 
@@ -248,7 +259,7 @@ class Rows:
         thread = self._thread.get((pid, tid))
         first = {"iterations": 0, "counter": 1, "async": 2, "sample": 2}.get(kind, 3)
         if isinstance(pid, str) and not _MERGED.match(pid):
-            first += 2  # what the profiler says of itself
+            first += 2  # facts about the profiler itself
         return (
             first,
             kind in _ON_DEVICE or self._is_beside_stream(pid, tid),

@@ -1,4 +1,6 @@
-"""The text of a trace file as UTF-8: bytes that are none are replaced by U+FFFD, and counted."""
+"""Convert the text of a trace file to valid UTF-8: invalid bytes are replaced by U+FFFD, and
+counted.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["Utf8"]
 
 _LONGEST = 4
-"""Bytes of a character."""
+"""The most bytes of a character."""
 _ESCAPED = re.compile("[\udc80-\udcff]")
 
 
@@ -21,7 +23,7 @@ class Utf8:
     """Bytes so far that were not UTF-8."""
 
     def blocks(self, source: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the blocks of `source`, each of them whole characters."""
+        """Yield the blocks of `source`, each with whole characters."""
         begun = b""
         for block in source:
             if not begun and block.isascii():
@@ -35,14 +37,14 @@ class Utf8:
             yield self.valid(begun)
 
     def finding(self) -> list[str]:
-        """Return the sentence that says how many bytes were replaced; none where none were."""
+        """Return a finding that states how many bytes were replaced; none if none were."""
         if not self.replaced:
             return []
         several = self.replaced > 1
         return [f"{self.replaced} byte{'s are' if several else ' is'} not UTF-8: replaced by U+FFFD"]
 
     def text(self, value: bytes) -> str:
-        """Return a text of its own."""
+        """Return a complete text as valid UTF-8."""
         try:
             return value.decode()
         except UnicodeDecodeError:
@@ -51,12 +53,14 @@ class Utf8:
             return replaced
 
     def valid(self, text: bytes) -> bytes:
-        """Return a text that begins and ends with whole characters as valid UTF-8."""
+        """Return a text that starts and ends with whole characters as valid UTF-8."""
         return text if text.isascii() else self.text(text).encode()
 
 
 def _unfinished(end: bytes) -> int:
-    """How many bytes at the end of a text begin a character that the next block may finish."""
+    """Return the number of bytes at the end of a text that start a character, which the next block
+    may complete.
+    """
     for count in range(1, min(len(end), _LONGEST - 1) + 1):
         first = end[-count]
         if first >= 0xC0:
