@@ -1,8 +1,12 @@
-"""A source as Chrome JSON, complete: every event with all of its arguments as they stand in its file.
+"""Write a source as Chrome JSON: every event with all arguments of its file.
 
-What only this module knows is what viewers make of JSON: slices that cross on one thread are dropped, so they lie on threads of their own (`lanes`); ids of flows and processes are global, so they
-follow from the place of the source; a float of absolute microseconds is wrong by a quarter of one, so times are relative; a string that ends in a backslash loses the whole file, so it gets a space.
-A number may have spaces before it: times are columns of equal width, and a million of them are written at once.
+Only this module knows how viewers treat JSON. They drop slices that cross on one thread, so these
+are on threads of their own (`lanes`). Ids of flows and processes are global, so they depend on the
+index of the source. A float of absolute microseconds has an error of a quarter, so times are
+relative. A string that ends in a backslash makes the whole file unreadable, so a space is added.
+
+JSON allows spaces before a number. So times are columns of equal width, and a million of them are
+written at once.
 """
 
 from __future__ import annotations
@@ -34,18 +38,21 @@ _BETWEEN = b"},\n"
 
 
 def head(base_ns: int, about: Mapping[str, object]) -> bytes:
-    """What a file begins with: what its times are relative to, and what it says of itself."""
+    """The head of a file: the zero of its times, and facts about the file."""
     return b'{"baseTimeNanoseconds":%d,"stepprof":%b,"traceEvents":[\n' % (base_ns, text(about))
 
 
 def tail(facts: Mapping[str, object]) -> bytes:
-    """What a file ends with: `facts` about the whole timeline, which viewers show as its metadata."""
+    """The end of a file: `facts` about the whole timeline, which viewers show as its metadata."""
     last = b'{"ph":"M","name":"process_sort_index","pid":0,"args":{"sort_index":0}}\n'
     return last + b'],"displayTimeUnit":"ms","otherData":' + text(facts) + b"}\n"
 
 
 def encode(source: Source, place: Place, stated: StatedSource | None = None) -> Iterator[bytes]:
-    """The events of one source, each followed by a comma, in pieces of some MB at most; `stated` is what it states for who reads it again."""
+    """Yield the events of one source, each followed by a comma, in pieces of at most some MB.
+
+    `stated` is stored for programs that read the timeline again.
+    """
     writer = _Writer(source, place)
     yield writer.names()
     if stated is not None:
@@ -57,7 +64,8 @@ def encode(source: Source, place: Place, stated: StatedSource | None = None) -> 
 
 
 def text(value: object) -> bytes:
-    """A value as JSON in UTF-8, in which no string ends in a backslash and no character is written as a number where it need not be.
+    """Return a value as JSON in UTF-8. No string ends in a backslash, and characters are escaped
+    only if necessary.
 
     >>> text({"path": "C:\\\\", "name": "é"}).decode()
     '{"path":"C:\\\\\\\\ ","name":"é"}'
@@ -90,7 +98,7 @@ class _Writer:
         return (row + 1) * self.place.count + self.place.index + 1
 
     def names(self) -> bytes:
-        """What the process and its rows are called, and their order."""
+        """Yield events that name the process and its rows and state their order."""
         source = self.source
         order = order_of_tracks(source)
         labels = ", ".join([clock_text(source.alignment), source.origin.path, *source.findings])
@@ -120,7 +128,7 @@ class _Writer:
         return b"".join(events)
 
     def stated(self, stated: StatedSource) -> bytes:
-        """An event that holds what the source states."""
+        """Return an event that contains the facts about the source."""
         return self._metadata(SOURCE, 0, msgspec.structs.asdict(stated))
 
     def _metadata(self, kind: str, tid: int, args: Mapping[str, object]) -> bytes:
@@ -181,7 +189,7 @@ class _Writer:
         flows = self.source.flows
         bound = bind_flows(flows, self.layout)
         category = flows.category[bound.drawn]
-        # ids of all sources differ in their high digits
+        # the ids of each source differ in their high digits
         number = np.arange(len(category), dtype=np.int64) + (self.place.index << 32)
         row = self.layout.nesting.row.astype(np.int64)
         for kind in np.unique(category).tolist():
@@ -210,13 +218,15 @@ class _Writer:
 
 
 def _microseconds(value: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Nanoseconds, none negative, as microseconds with three decimals: a row of text each, padded with spaces."""
+    """Return nanoseconds (not negative) as microseconds with three decimals: a row of text each,
+    padded with spaces.
+    """
     digits = max(4, len(str(int(value.max())))) if len(value) else 4
     out = np.empty((len(value), digits + 1), np.uint8)
     out[:, digits - 3] = ord(".")
     high = value
     for place in range(digits):
-        if place % 9 == 0:  # numbers of 32 bits are divided many at once
+        if place % 9 == 0:  # numbers of 32 bits are divided many at a time
             high, low = np.divmod(high, 10**9)
             left = low.astype(np.uint32)
         rest = left // 10
@@ -229,12 +239,15 @@ def _microseconds(value: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def _whole(value: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Integers, none negative: a row of text each, padded with spaces."""
+    """Return integers (not negative) as text: a row each, padded with spaces."""
     return _microseconds(value * 1000)[:, :-4]
 
 
 class _Stems(dict[int, bytes]):
-    """The end of the event before each, and its own beginning: what it shares with others of its name on its row is written once."""
+    """Return the text between two events: the end of the first and the start of the second.
+
+    Events of one name on one row share it, so it is written once.
+    """
 
     def __init__(self, writer: _Writer, phase: bytes) -> None:
         super().__init__()
@@ -259,7 +272,10 @@ class _Stems(dict[int, bytes]):
 
 
 def _as_they_came(nesting: Nesting) -> Positions | None:
-    """In which order slices are written: as they came (None), unless one that holds another of the same beginning came after it."""
+    """Return the order in which slices are written; None: as they are.
+
+    A slice that contains another one of the same start must be written first.
+    """
     order, row, start = nesting.order, nesting.row, nesting.start
     tied = (start[1:] == start[:-1]) & (row[1:] == row[:-1])
     return order if (tied & (order[1:] < order[:-1])).any() else None
@@ -272,7 +288,9 @@ def _arguments(args: list[Args] | None, which: slice | Positions) -> list[Args] 
 
 
 def _joined(stems: list[bytes], times: list[bytes | Bytes], args: Sequence[Args] | None) -> Iterator[bytes]:
-    """Events, each with the end of the one before it: what the first has before itself comes after the last."""
+    """Yield events, each with the end of the one before it. The text before the first event comes
+    after the last.
+    """
     matrix = columns(len(stems), times if args is None else [*times, b',"args":'])
     step = 2 if args is None else 3
     pieces: list[bytes] = [b""] * (step * len(stems))
@@ -280,13 +298,13 @@ def _joined(stems: list[bytes], times: list[bytes | Bytes], args: Sequence[Args]
     pieces[1::step] = matrix.view(f"V{matrix.shape[1]}").ravel().tolist()
     if args is not None:
         pieces[2::step] = [b"{}" if each is None else each for each in args]
-    # as much at once as fits into the caches of a core
+    # as many at a time as fit into the caches of a core
     for at in range(0, len(pieces), step * _WRITTEN):
         some = pieces[at : at + step * _WRITTEN]
         some[0] = some[0].removeprefix(_BETWEEN)
         some.append(_BETWEEN)
         joined = b"".join(some)
-        # a string that ends in a backslash: rare, so that it is looked for in all of them at once
+        # a string that ends in a backslash is rare, so all are searched at once
         if args is not None and b"\\" in joined and b'\\\\"' in joined:
             some[2::step] = [_without_backslash(each) for each in some[2::step]]
             joined = b"".join(some)
@@ -298,7 +316,7 @@ def _without_backslash(args: bytes) -> bytes:
 
 
 def _told_apart(names: list[str]) -> list[str]:
-    """Counters of one process are the same one if they have the same name."""
+    """Yield counters. Counters of one process with one name are the same counter."""
     seen: dict[str, int] = {}
     apart = []
     for name in names:

@@ -1,6 +1,7 @@
-"""What a Perfetto trace says of itself: its clocks, and the tree of its tracks.
+"""Write the descriptors of a Perfetto trace: its clocks, and the tree of its tracks.
 
-What only this module knows: Perfetto orders processes by how many events they have, and tracks within a track as the file says. So the timeline is one track, its sources are tracks in that one, and so on.
+Only this module knows that Perfetto orders processes by their number of events, and tracks inside a
+track by the file. So the timeline is one track, its sources are tracks in it, and so on.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ from stepprof.analysis.timeline.protobuf import bytes_field, varint_field
 __all__ = ["ABOUT", "FIRST_OWN", "ROOT", "head", "own_clock", "packet", "track_descriptor"]
 
 ROOT, ABOUT = 1, 2
-"""The track that holds all others, and that of the sources."""
+"""The track around all others, and that of the sources."""
 FIRST_OWN = 3
-"""From here on tracks are of sources."""
+"""Tracks from this number on belong to sources."""
 _CLOCK = 64  # the first id that is local to a sequence
 _REALTIME, _BOOTTIME = 1, 6
 
 
 def head(title: str, description: str, start_unix_ns: int) -> bytes:
-    """What a timeline begins with: its name, and that its clock counts nanoseconds since 1970.
+    """Return the first packets of a timeline: its name, and that its clock counts nanoseconds since
+    1970.
 
     Args:
-        title: what the track is called that holds all others.
-        description: how the sources came onto one clock.
+        title: name of the track around all others.
+        description: how the sources were placed on one clock.
         start_unix_ns: any moment of the timeline.
     """
     clocks = b"".join(
@@ -39,7 +41,7 @@ def head(title: str, description: str, start_unix_ns: int) -> bytes:
 
 
 def own_clock(base: int) -> bytes:
-    """What a sequence begins with whose times count from `base` [ns]."""
+    """Return the first packet of a sequence with times relative to `base` [ns]."""
     clocks = bytes_field(1, varint_field(1, _CLOCK) + varint_field(2, 0)) + bytes_field(
         1, varint_field(1, _BOOTTIME) + varint_field(2, base)
     )
@@ -47,7 +49,7 @@ def own_clock(base: int) -> bytes:
 
 
 def packet(sequence: int, fields: bytes) -> bytes:
-    """A packet of a sequence: of one source, or the timeline's own."""
+    """Return a packet of a sequence, which is of one source or of the timeline itself."""
     return bytes_field(1, varint_field(10, sequence) + fields)
 
 
@@ -62,7 +64,11 @@ def track_descriptor(
     lanes_of: int = 0,
     description: str = "",
 ) -> bytes:
-    """A TrackDescriptor. Siblings are drawn as one row only where `lanes_of` says so: Perfetto would take equal names for that."""
+    """Return a TrackDescriptor.
+
+    Siblings are drawn as one row only if `lanes_of` requests it; Perfetto would merge tracks of
+    equal names.
+    """
     fields = [varint_field(1, uuid), bytes_field(2, name), varint_field(12, order)]
     if parent:
         fields.append(varint_field(5, parent))

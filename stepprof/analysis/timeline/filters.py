@@ -12,7 +12,7 @@ from stepprof.analysis.timeline.model import Source, Times
 __all__ = ["CPU_OPS", "Filters"]
 
 CPU_OPS = frozenset({"cpu_op", "python_function"})
-"""Categories of what the host does operator by operator, and call by call where stacks were recorded."""
+"""Categories of the host's operators and, if stacks were recorded, of its calls."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -22,13 +22,13 @@ class Filters:
     """The filter options. Flows are removed together with the slices that they connect."""
 
     min_ns: int = 0
-    """Slices shorter than this are left out."""
+    """Shorter slices are removed."""
     cpu_ops: bool = True
-    """False: slices of `CPU_OPS` are left out."""
+    """False: slices of `CPU_OPS` are removed."""
     from_ns: int | None = None
-    """What ends before this moment is left out [ns since 1970]; None: no limit."""
+    """Events that end before this time are removed [ns since 1970]; None: no limit."""
     to_ns: int | None = None
-    """What begins after this moment is left out."""
+    """Events that start after this time are removed; None: no limit."""
 
     def __bool__(self) -> bool:
         return self != Filters()

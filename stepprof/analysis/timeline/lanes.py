@@ -1,7 +1,9 @@
-"""What lies under what: slices in the order of their rows, with their parents, and lanes for those that overlap without nesting.
+"""Nest slices: sort them by row, find their parents, and put overlapping ones on lanes.
 
-A viewer stacks the slices of a row by time alone. One that begins within another and outlasts it cannot be drawn there: Perfetto drops it (and says so in its `stats`). So such slices go
-to rows of their own, the lanes of their track. An empty slice counts as one nanosecond long, since that is how it is drawn.
+A viewer stacks the slices of a row by time only. It cannot draw a slice that begins within another
+one and outlasts it: Perfetto drops it (and counts it in its `stats`). Such slices go to rows of
+their own, the lanes of their track. An empty slice counts as one nanosecond long, since viewers
+draw it so.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A track as it is drawn, or one of the lanes of a track."""
+    """A drawn track, or one lane of it."""
 
     track: int
     lane: int = 0
@@ -32,18 +34,23 @@ class Row:
 
 @dataclass(slots=True)
 class Nesting:
-    """Slices in the order (row, start, longest first). Everything but `order` is in that order too, and `parent` and `enclosing` point into it."""
+    """Slices in the order (row, start, longest first). All columns but `order` are in that order,
+    and `parent` and `enclosing` are indices into it.
+    """
 
     order: Positions
-    """Where each slice is in the source."""
+    """The index of each slice in the source."""
     row: Indices
     start: Times
     end: Times
     parent: Positions
-    """The innermost slice that it lies in; -1: none."""
+    """The innermost slice around each; -1: none."""
 
     def enclosing(self, row: Indices, time: Times) -> Positions:
-        """The innermost slice of `row` that holds `time`, one that ends just then only if no other holds it; -1: none."""
+        """Return the innermost slice of `row` around `time`; -1: none.
+
+        A slice that ends at `time` counts only if no other one contains it.
+        """
         found = _last_begun(self, row, time)
         ending = np.full(len(found), -1, np.int64)
         looking = np.flatnonzero(found >= 0)
@@ -60,12 +67,12 @@ class Nesting:
 
 @dataclass(slots=True)
 class Layout:
-    """How a source is drawn: rows, slices on them, and which slices its flows bind."""
+    """The drawing of a source: its rows, the slices on them, and the slices that its flows connect."""
 
     rows: list[Row]
     nesting: Nesting
     track_row: Indices
-    """The first row of each track: where its instants and counters go."""
+    """The first row of each track, for its instants and counters."""
 
 
 @dataclass(slots=True)
@@ -73,26 +80,28 @@ class BoundFlows:
     """The flows that can be drawn."""
 
     drawn: Positions
-    """Which of the source they are."""
+    """Their indices among the flows of the source."""
     first: Positions
-    """The slice that each begins in, as a place in the nesting."""
+    """The slice in which each starts, as an index into the nesting."""
     last: Positions
 
 
 def lay_out(source: Source) -> Layout:
-    """Give every slice of a source a row on which it nests with the others."""
+    """Assign a row to every slice of a source, so that the slices of a row nest."""
     slices = source.slices
     rows = [Row(track) for track in range(len(source.tracks))]
     nesting = nest(slices.track.astype(np.int32, copy=False), slices.start, slices.duration)
     row = _spread(source, nesting, rows)
     if row is not None:
-        del nesting  # as large as the slices themselves
+        del nesting  # these arrays are as large as the slices themselves
         nesting = nest(row, slices.start, slices.duration)
     return Layout(rows, nesting, np.arange(len(source.tracks), dtype=np.int32))
 
 
 def _spread(source: Source, nesting: Nesting, rows: list[Row]) -> Indices | None:
-    """Return the row of each slice where those that cross lie on lanes, which are added to `rows`; None: nothing crosses."""
+    """Return the row of each slice, and add lanes for crossing slices to `rows`; None: no slices
+    cross.
+    """
     crossing = _crossing(nesting)
     if not crossing.any():
         return None
@@ -110,9 +119,10 @@ def _spread(source: Source, nesting: Nesting, rows: list[Row]) -> Indices | None
 
 
 def nest(row: Indices, start: Times, duration: Times) -> Nesting:
-    """Sort slices by row and time and find what each lies in.
+    """Sort slices by row and time, and find the parent of each.
 
-    The parents are right on rows on which all slices nest; on others there are slices that outlast their parent.
+    The parents are right on rows with nesting slices only; on others some slices outlast their
+    parent.
     """
     end = start + np.maximum(duration, 1)
     count = len(start)
@@ -122,7 +132,7 @@ def nest(row: Indices, start: Times, duration: Times) -> Nesting:
     begins, ends = _keys(row, start, row, end)
     order = _sorted(begins, end)
     row, start, end, begins = row[order], start[order], end[order], begins[order]
-    # how many lie open where it begins: all that began before it, less those that have ended
+    # the number of open slices: those that began earlier, minus those that have ended
     depth = place - np.searchsorted(_in_order(ends[order]), begins, side="right")
     by_depth = _in_order(depth * count + place)
     before = np.searchsorted(by_depth, by_depth - count) - 1
@@ -132,9 +142,10 @@ def nest(row: Indices, start: Times, duration: Times) -> Nesting:
 
 
 def bind_flows(flows: Flows, layout: Layout) -> BoundFlows:
-    """Find the slices that flows join.
+    """Find the slices that flows connect.
 
-    Left out are those with an end that lies in no slice, on any lane of its track, and those that run backwards.
+    Flows that end outside of slices on all lanes of their track, and those that run backwards, are
+    left out.
     """
     lanes: dict[int, list[int]] = {}
     for number, row in enumerate(layout.rows):
@@ -156,12 +167,15 @@ def _bind(track: Indices, time: Times, nesting: Nesting, lanes: dict[int, list[i
 
 
 def _innermost(nesting: Nesting, rows: list[int], time: Times) -> Positions:
-    """What began last of the slices of some rows that hold each time; of one that none holds what ends just then; -1: none."""
+    """Return the latest slice on some rows around each time; -1: none.
+
+    A slice that ends at a time counts only if no other one contains it.
+    """
     members = np.flatnonzero(np.isin(nesting.row, rows))
     members = members[np.lexsort((-nesting.end[members], nesting.start[members]))]
     start, end = nesting.start[members], nesting.end[members]
     found = np.full(len(time), -1, np.int64)
-    holding: list[tuple[int, int]] = []  # (the latest of them first, when it ends)
+    holding: list[tuple[int, int]] = []  # the latest of them first, when it ends
     order = np.argsort(time, kind="stable")
     begun = np.searchsorted(start, time[order], side="right").tolist()
     taken = 0
@@ -182,7 +196,7 @@ def _innermost(nesting: Nesting, rows: list[int], time: Times) -> Positions:
 
 
 def _last_begun(nesting: Nesting, row: Indices, time: Times) -> Positions:
-    """The last slice of `row` that began at `time` or before; -1: none."""
+    """Return the last slice of `row` that starts at `time` or earlier; -1: none."""
     if not len(nesting.row) or not len(time):
         return np.full(len(time), -1, np.int64)
     first = np.searchsorted(nesting.row, np.arange(int(row.max()) + 1))[row]
@@ -192,7 +206,7 @@ def _last_begun(nesting: Nesting, row: Indices, time: Times) -> Positions:
 
 
 def _sorted(begins: Times, end: Times) -> Positions:
-    """By begin, and those of one begin with the longest first; as they came where they do not differ."""
+    """Return the order by start, the longest first among equal starts; otherwise stable."""
     order = np.argsort(begins, kind="stable")
     tied = np.flatnonzero(begins[order[1:]] == begins[order[:-1]])
     if len(tied):
@@ -203,16 +217,16 @@ def _sorted(begins: Times, end: Times) -> Positions:
 
 
 def _in_order(column: Times) -> Times:
-    """Sorted by a merge: what is almost in order, as all of this is, takes a tenth of the time."""
+    """Return the order by a merge sort: nearly sorted data, as here, takes a tenth of the time."""
     ordered: Times = np.sort(column, kind="stable")
     return ordered
 
 
 def _keys(row: Indices, time: Times, other_row: Indices, other: Times) -> tuple[Times, Times]:
-    """Numbers that sort two columns of times, each on its row, by row and then by time."""
+    """Return keys that sort two columns of times by row and then by time."""
     low = min(int(time.min()), int(other.min()))
     span = max(int(time.max()), int(other.max())) - low + 1
-    # days of time on millions of rows: ranks instead of times
+    # days of time on millions of rows do not fit: use ranks instead of times
     if (max(int(row.max()), int(other_row.max())) + 1) * span >= _LARGEST:
         ranks = np.unique(np.concatenate((time, other)), return_inverse=True)[1].reshape(-1)
         time, other, low, span = ranks[: len(time)], ranks[len(time) :], 0, len(ranks) + 1
@@ -220,12 +234,14 @@ def _keys(row: Indices, time: Times, other_row: Indices, other: Times) -> tuple[
 
 
 def _crossing(nesting: Nesting) -> npt.NDArray[np.bool_]:
-    """Which slices outlast what they lie in."""
+    """Return which slices outlast their parent."""
     return (nesting.parent >= 0) & (nesting.end > nesting.end[nesting.parent])
 
 
 def _in_knots(start: Times, end: Times, crossing: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Which slices of a row touch, through others, one that crosses: all the rest nests as it is."""
+    """Return which slices of a row touch a crossing slice, directly or through others. All others
+    nest already.
+    """
     begins_anew = np.ones(len(start), np.bool_)
     begins_anew[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
     knot = np.cumsum(begins_anew) - 1
@@ -236,7 +252,11 @@ def _in_knots(start: Times, end: Times, crossing: npt.NDArray[np.bool_]) -> npt.
 
 
 def _lanes(track: Track, start: Times, end: Times) -> Indices:
-    """A lane for each slice of a track, in order. Requests of an engine lie alone; on a thread or stream what nests stays where it is."""
+    """Return a lane for each slice of a track, in order.
+
+    Requests of an engine have lanes of their own. Slices of a thread or stream that nest keep their
+    row.
+    """
     if track.kind == "async":
         return _flat(start, end)
     crossing = ~_stacks(start, end)
@@ -246,7 +266,7 @@ def _lanes(track: Track, start: Times, end: Times) -> Indices:
 
 
 def _stacks(start: Times, end: Times) -> npt.NDArray[np.bool_]:
-    """Which of these intervals, in order, nest in what was taken before them."""
+    """Return which intervals, in order, nest in those that were taken before."""
     taken = np.ones(len(start), np.bool_)
     stack: list[int] = []
     for number, (begin, stop) in enumerate(_both(start, end)):
@@ -260,13 +280,15 @@ def _stacks(start: Times, end: Times) -> npt.NDArray[np.bool_]:
 
 
 def _both(start: Times, end: Times) -> Iterator[tuple[int, int]]:
-    """Numbers of Python's of two columns: few at once, since they take three times as much memory."""
+    """Yield two columns as Python integers, few at a time: these take three times as much memory."""
     for at in range(0, len(start), _AT_ONCE):
         yield from zip(start[at : at + _AT_ONCE].tolist(), end[at : at + _AT_ONCE].tolist(), strict=True)
 
 
 def _flat(start: Times, end: Times) -> Indices:
-    """Intervals in order onto as few lanes as it takes when none lies under another; the first free one each."""
+    """Distribute intervals, in order, onto as few lanes as possible without nesting: each on the
+    first free lane.
+    """
     lanes = np.zeros(len(start), np.int32)
     busy: list[tuple[int, int]] = []
     free: list[int] = []

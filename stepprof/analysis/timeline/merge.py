@@ -1,7 +1,9 @@
-"""One timeline of many sources: each is read and written by a worker of its own into a part, and the parts are put behind each other.
+"""Merge many sources into one timeline: a worker reads each source and writes it as a part, and the
+parts are concatenated.
 
-Both formats allow that: packets of Perfetto follow each other, and so do members of gzip. No source waits for another, and none is in memory beside one of the same worker, so that the largest
-one bounds what is needed, whatever their number.
+Both formats allow that: packets of Perfetto and members of gzip can be concatenated. No source
+waits for another one, and a worker has one source in memory at a time. So the largest source
+determines the memory, whatever their number.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ __all__ = ["Merged", "default_output", "merge", "places"]
 _DAY_NS = 86_400 * 10**9
 _COPY = 4 << 20
 _TOLD = 3
-"""How much of what was left out is listed where nothing else was found."""
+"""The most entries listed about left-out files, if nothing else was found."""
 _GUESSED_FROM = 1 << 17
-"""Bytes of a trace by whose events it is guessed when the timeline begins."""
+"""Bytes of a trace from which the start of the timeline is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A timeline that was written."""
+    """A written timeline."""
 
     path: Path
     format: Format
@@ -56,13 +58,13 @@ class Merged:
 
     @property
     def findings(self) -> list[tuple[str, str]]:
-        """What is wrong with the sources: (which, the problem)."""
+        """Problems of the sources: (label, problem)."""
         return [(part.label, problem) for part in self.parts for problem in part.findings]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands at the head of a timeline in JSON."""
+    """The head of a timeline in JSON."""
 
     inputs: Sequence[Input]
     base_ns: int
@@ -73,7 +75,7 @@ def merge(
     inputs: Sequence[Input],
     output: Path,
     *,
-    format: Format = "perfetto",  # noqa: A002 - what the option is called
+    format: Format = "perfetto",  # noqa: A002 - the name of the option
     title: str = "timeline",
     filters: Filters | None = None,
     workers: int | None = None,
@@ -88,20 +90,20 @@ def merge(
 
     Args:
         inputs: the sources, from `find`.
-        output: the file; it appears whole, or what was there stays.
+        output: the file; it is replaced as a whole, or not at all.
         format: "perfetto" (compact) or "json" (every argument; Chrome's, compressed).
-        title: what the timeline is called.
-        filters: what is left out.
-        workers: processes at most; None: as many as there are cores, and none beside this one where the sources are small.
+        title: name of the timeline.
+        filters: the events to leave out.
+        workers: the largest number of processes; None: one per core, and only this one for small sources.
         progress: called with (sources done, all sources) after each.
         assume: offsets for sources without an anchor [ns], as `load` takes them.
         roles: when each role began [ns], for the order of the sources.
-        cluster: does the work in place of processes of this machine.
-        left_out: what `find` has found besides, and why it is no source: told where there is none.
-        about: what a timeline in JSON says of itself besides its sources, for who reads it again: the fields of `stepprof.analysis.timeline.own_timeline.Timeline`.
+        cluster: runs the work instead of processes of this machine.
+        left_out: files that are no sources, with the reasons. An error lists them if there is no source.
+        about: facts in the head of a timeline in JSON, for programs that read it again: the fields of `stepprof.analysis.timeline.own_timeline.Timeline`.
 
     Raises:
-        ConfigError: there is nothing to merge, nothing is left of it by the filters, or the output cannot be written.
+        ConfigError: there is nothing to merge, the filters exclude all events, or the output cannot be written.
     """
     if not inputs:
         raise ConfigError(_nothing(left_out))
@@ -147,7 +149,7 @@ def _nothing(left_out: Sequence[tuple[str | None, str]]) -> str:
 
 
 def _refuse_nothing(parts: Sequence[Part], filters: Filters) -> None:
-    """A timeline without an event would say nothing, and take the place of one that does."""
+    """Raise ConfigError if the timeline has no event: it would replace one that has some."""
     if any(part.events for part in parts):
         return
     problems = [f"{part.path}: {problem}" for part in parts for problem in part.findings]
@@ -161,7 +163,7 @@ def _refuse_nothing(parts: Sequence[Part], filters: Filters) -> None:
 
 
 def places(inputs: Iterable[Input], roles: Mapping[str | None, int]) -> list[tuple[Input, Place]]:
-    """Put sources in order, and give each its place; those that would have the same name get behind it what tells them apart."""
+    """Sort sources and number them. Sources of one name get a suffix that distinguishes them."""
     ordered = sorted(inputs, key=lambda each: source_order(each.origin, roles))
     apart = suffixes([each.origin for each in ordered])
     return [(each, Place(number, len(ordered), apart[number])) for number, each in enumerate(ordered)]
@@ -177,7 +179,9 @@ def _write_parts(
     cluster: Cluster | None,
     begin: int | None,
 ) -> tuple[list[Part], int]:
-    """Write the part of each source; returns what they are, and what times are relative to."""
+    """Write the part of each source; return their origins and the time that all times are relative
+    to.
+    """
     if job.format == "json":
         ordered = _with_base(ordered, begin or _first_guess(ordered, job))
     while True:
@@ -205,7 +209,7 @@ def _write_parts(
         first = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
         if job.format == "perfetto" or first >= ordered[0][1].base_ns:
             return parts, ordered[0][1].base_ns
-        # a source that begins days before the one that the base was taken from
+        # a source that starts days before the one that the base was taken from
         ordered, progress = _with_base(ordered, first), None
 
 
@@ -240,7 +244,9 @@ def _part_file(scratch: Path, index: int) -> Path:
 
 
 def _first_guess(ordered: list[tuple[Input, Place]], job: Job) -> int:
-    """About when the timeline begins: what the first events of the smallest source say, or all of it where that takes reading to its end."""
+    """Estimate the start of the timeline from the first events of the smallest source, or from all
+    of it if its end is needed.
+    """
     smallest = sorted((wanted for wanted, _ in ordered), key=lambda each: each.bytes)
     for limits in (Limits(inflated_bytes=_GUESSED_FROM), None):
         for wanted in smallest:
@@ -256,14 +262,14 @@ def _with_base(ordered: list[tuple[Input, Place]], first_ns: int) -> list[tuple[
 
 
 def _assemble_perfetto(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None:
-    """Put the parts behind each other, with what a file of the format begins with."""
+    """Concatenate the parts after the head of the format."""
     start = min((part.first_ns for part in merged.parts if part.first_ns is not None), default=0)
     file.write(descriptors.head(title, merged.clock, start))
     _append(file, len(merged.parts), scratch)
 
 
 def _assemble_json(file: BinaryIO, merged: Merged, title: str, scratch: Path, head: Head) -> None:
-    """The same of JSON, in members of gzip; the head says where each source lies."""
+    """Concatenate parts of JSON in members of gzip. The head states the position of each source."""
     parts = merged.parts
     sources = [
         {
@@ -296,5 +302,5 @@ def _append(file: BinaryIO, count: int, scratch: Path) -> None:
 
 
 def default_output(folder: Path, format_: Format) -> Path:
-    """Where the timeline of a step goes by default."""
+    """Return the default file for the timeline of a step."""
     return folder / f"timeline{FORMATS[format_]}"

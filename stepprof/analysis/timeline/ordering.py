@@ -1,4 +1,4 @@
-"""In which order people look for things: sources in a timeline, and tracks in a source."""
+"""Sort sources in a timeline, and tracks in a source, in the order in which people look for them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ _NUMBERS = re.compile(r"(\d+)")
 
 
 def source_order(origin: Origin, roles: Mapping[str | None, int]) -> tuple[object, ...]:
-    """A key to sort sources by: spans above, the driver's first, so that the whole step is seen at a glance; then ranks role by role, engines, and other traces by their path.
+    """Return a key to sort sources by.
+
+    Spans are first, those of the driver above the others, so that the whole step is visible at a
+    glance. Then come ranks by role, engines, and other traces by path.
 
     Args:
-        origin: whose source it is.
-        roles: when each role began; those that it lacks come last.
+        origin: the origin of the source.
+        roles: when each role started; other roles are last.
     """
     role = (roles.get(origin.role, math.inf), origin.role or "")
     rank = (
@@ -41,7 +44,9 @@ def source_order(origin: Origin, roles: Mapping[str | None, int]) -> tuple[objec
 
 
 def order_of_tracks(source: Source) -> list[int]:
-    """The place of each track among those of its source: iterations and counters above, samples below, the longest last."""
+    """Return the place of each track among those of its source: iterations and counters first,
+    samples last, the longest of them at the end.
+    """
     extent = np.zeros(len(source.tracks), np.int64)
     if len(source.slices):
         first = np.full(len(source.tracks), np.iinfo(np.int64).max)

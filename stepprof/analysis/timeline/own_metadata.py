@@ -1,4 +1,6 @@
-"""What a source in a timeline in JSON states about itself, in events of metadata that viewers pass over: which track each row is, and what was found when it was read."""
+"""Store facts about a source in a JSON timeline as metadata events, which viewers ignore: the track
+of each row, and the findings.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ SOURCE = "stepprof_source"
 
 
 class StatedRow(msgspec.Struct, array_like=True, frozen=True):
-    """The track that a row belongs to; several rows are the lanes of one."""
+    """The track of a row; several rows are the lanes of one track."""
 
     kind: TrackKind
     number: int
@@ -25,7 +27,7 @@ class StatedRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StatedSource(msgspec.Struct):
-    """A source, besides its events."""
+    """A source without its events."""
 
     metadata: dict[str, Any] = {}
     findings: list[str] = []
@@ -36,7 +38,7 @@ _source = msgspec.json.Decoder(StatedSource)
 
 
 def stated_source(args: bytes) -> StatedSource | None:
-    """Return what an event called `SOURCE` says; None where it is damaged."""
+    """Return the content of an event called `SOURCE`; None if it is damaged."""
     try:
         return _source.decode(args)
     except DECODE_ERRORS:

@@ -1,6 +1,8 @@
-"""What a timeline in JSON says of itself, so that it can be read again as the sources that it was made of.
+"""Store and read the head of a JSON timeline, so that it can be read again as the sources that it
+was made of.
 
-Its head names the sources and where each lies in the file. Each source is a member of gzip and a process of its own; metadata events in it say which row is which track, and what is known of the source.
+The head names the sources and their positions in the file. Each source is a member of gzip and a
+process of its own. Metadata events in it state the track of each row and facts about the source.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ __all__ = ["Timeline", "described", "read_timeline"]
 
 
 _LARGEST_MANIFESTS = 4 << 20
-"""Bytes: a head of 8 MiB is read."""
+"""Bytes. The reader accepts a head of 8 MiB."""
 _WITHOUT_MANIFESTS = "the step's manifests are too large for a timeline's header: reports on this file lack the figures from them"
 
 
@@ -40,7 +42,7 @@ class Timeline(msgspec.Struct):
     run_id: str | None = None
     step: int | None = None
     left_out: str = ""
-    """By which filters slices were left out."""
+    """The filters that removed slices."""
     manifests: list[dict[str, Any]] = []
     findings: list[tuple[str | None, str]] = []
 
@@ -52,13 +54,13 @@ def described(
     behind: int,
     about: Mapping[str, Any],
 ) -> dict[str, object]:
-    """Return what the head says.
+    """Return the content of the head.
 
     Args:
         inputs: the sources, in the order of their members.
-        alignments: how each came onto the common clock.
+        alignments: the alignment of each with the common clock.
         sizes: bytes of each member.
-        behind: bytes of what follows the last one.
+        behind: bytes after the last one.
         about: the other fields of `Timeline`.
     """
     members = []
@@ -81,7 +83,7 @@ def described(
 
 
 def read_timeline(path: Path) -> tuple[Timeline, list[Input]] | None:
-    """Return what the head of a timeline says, and its sources; None for any other file."""
+    """Return the head of a timeline and its sources; None for any other file."""
     header, _ = read_header(path)
     stated = header.get("stepprof")
     if not isinstance(stated, dict) or "timeline" not in stated:

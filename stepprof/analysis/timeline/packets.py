@@ -1,6 +1,8 @@
-"""Records of different lengths into one buffer, without a loop over them: what Perfetto's packets are put together by.
+"""Write records of different lengths into one buffer without a loop over them. Perfetto's packets
+are built this way.
 
-What only this module knows: numpy copies items of any size in one go, so a view of the buffer with an item at every byte takes a row at every place where one begins, at ten nanoseconds each.
+Only this module knows that numpy copies items of any size in one operation. So a view of the buffer
+with an item at every byte accepts a row at every start of a record, at ten nanoseconds each.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def scatter(buffer: Bytes, at: Places, rows: Bytes) -> None:
 
 
 class Extras:
-    """What follows records that are otherwise of equal length: texts out of a table, and rows of fixed width, any number for each record.
+    """The variable part of records of equal length: texts from a table, and rows of fixed width,
+    any number for each record.
 
     Args:
         count: records.
@@ -58,7 +61,7 @@ class Extras:
         self._rows.append((record, rows))
 
     def write(self, buffer: Bytes, at: Places) -> None:
-        """Copy what follows each record to its place."""
+        """Copy the variable parts to their places."""
         at = at.copy()
         for codes, table in self._texts:
             order = np.argsort(codes, kind="stable")

@@ -1,4 +1,6 @@
-"""The part of a timeline that one source becomes: what a worker does, on this machine or on the node where the source lies."""
+"""Write the part of a timeline for one source: the work of a worker, here or on the node of the
+source.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ __all__ = ["FORMATS", "Format", "Job", "Part", "write_part"]
 
 Format = Literal["perfetto", "json"]
 FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz"}
-"""Formats, and how the names of their files end."""
+"""Formats, and the endings of their file names."""
 _MEMBER = 31  # window bits: a member of gzip
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker gets in addition to the input and its place: the same for all of them."""
+    """The settings of a merge, equal for all its workers."""
 
     format: Format = "perfetto"
     filters: Filters = field(default_factory=Filters)
@@ -39,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What became of one source."""
+    """The result for one source."""
 
     label: str
     path: str
@@ -48,12 +50,12 @@ class Part:
     instants: int = 0
     counters: int = 0
     flows: int = 0
-    """As they are in the source; those that join no slices are not drawn."""
+    """Flows in the source. Those that connect no slices are not drawn."""
     first_ns: int | None = None
     last_ns: int | None = None
     bytes: int = 0
     findings: tuple[str, ...] = ()
-    """What is wrong with the source."""
+    """Problems of the source."""
 
     @property
     def events(self) -> int:
@@ -65,10 +67,10 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
     """Read one source and write its part of a timeline.
 
     Args:
-        wanted: which source.
-        place: where it stands among the others.
-        job: in which format, and what is left out.
-        file: gets the part.
+        wanted: the source.
+        place: its place among the others.
+        job: the format, and the filters.
+        file: receives the part.
     """
     keep = Shortened() if job.format == "perfetto" else True
     source = load(wanted, args=keep, assume=job.assume)
@@ -76,7 +78,9 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
     if (filters.from_ns, filters.to_ns) == (None, None):
         source = cut(source, wanted.window).source
     stated = StatedSource(source.metadata, list(source.findings), source.whole)
-    source = with_held_slices(source, wanted.held if wanted.piece is None else ())  # a timeline has them
+    source = with_held_slices(
+        source, wanted.held if wanted.piece is None else ()
+    )  # a timeline contains them already
     source.findings += never_compared(source.origin, source.alignment)
     if wanted.within is not None and (filters.from_ns, filters.to_ns) == (None, None):
         start, end = (edge - source.alignment.offset_ns for edge in wanted.within)

@@ -1,10 +1,13 @@
-"""A source as a Perfetto trace: compact, with exact nanoseconds, and legal to concatenate with others.
+"""Write a source as a Perfetto trace: compact, with exact nanoseconds, and valid to concatenate
+with others.
 
 What only this module knows:
 
-* A begin and an end are packets of their own, and Perfetto sorts packets by time, those of equal times as they come. So all ends stand before all begins, and the begins with the longest
-  first: no slice opens before its neighbour has closed.
-* Times are relative to the first event of the source, on a clock of its own that a snapshot ties to the trace's: five or six bytes instead of nine.
+* The start and the end of a slice are packets of their own. Perfetto sorts packets by time, and keeps
+  the order of equal times. So all ends are before all starts, and the starts of the longest slices
+  are first: no slice opens before its neighbour has closed.
+* Times are relative to the first event of the source, on a clock of its own, which a snapshot relates
+  to the trace's clock. They take five or six bytes instead of nine.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ _FLOW, _FLOW_ENDS = varint(47 << 3 | 1), varint(48 << 3 | 1)
 
 
 def encode(source: Source, place: Place) -> Iterator[bytes]:
-    """The packets of one source, in pieces."""
+    """Yield the packets of one source, in pieces."""
     writer = _Writer(source, place)
     yield writer.descriptors()
     yield writer.about()
@@ -127,7 +130,9 @@ class _Writer:
         return b"".join(parts)
 
     def about(self) -> bytes:
-        """A mark on the row of sources: whose trace it is, its file, its clock, what is wrong with it."""
+        """Return a mark on the row of sources, with the owner of the trace, its file, clock and
+        problems.
+        """
         source = self.source
         origin, alignment = source.origin, source.alignment
         facts = {
@@ -187,7 +192,7 @@ class _Writer:
         return [b"\x50", varints(name + 1), b"\x18", varints(category + 1)]
 
     def _codes(self, args: list[Args] | None, count: int) -> npt.NDArray[np.int64]:
-        """The number of each event's arguments in the table of `arguments`."""
+        """Return the index of each event's arguments in the table of `arguments`."""
         return np.zeros(count, np.int64) if args is None else self.arguments.codes(args)
 
     def _interned(self) -> bytes:
@@ -197,7 +202,7 @@ class _Writer:
     def _events(
         self, time: npt.NDArray[np.int64], event: list[bytes | Bytes], extras: Extras | None = None
     ) -> bytes:
-        """Packets of a track event each; `extras` are further fields of the events."""
+        """Return packets of one track event each; `extras` are further fields of the events."""
         count = len(time)
         lengths = np.zeros(count, np.int64) if extras is None else extras.lengths
         body = varints(lengths + widths(event))
@@ -218,10 +223,12 @@ class _Writer:
         return buffer.tobytes()
 
     def _flows(self) -> tuple[npt.NDArray[np.int64], Bytes]:
-        """The fields by which flows join begins of slices: the place in the nesting of each, in order, and the field."""
+        """Return the fields by which flows connect the starts of slices: the index of each in the
+        nesting, in order, and the field.
+        """
         bound = bind_flows(self.source.flows, self.layout)
         start = self.layout.nesting.start
-        # an arrow is drawn from the slice that began first, whatever the arguments say
+        # an arrow is drawn from the slice that started first, whatever the arguments state
         late = start[bound.last] < start[bound.first]
         first, last = np.where(late, bound.last, bound.first), np.where(late, bound.first, bound.last)
         count = len(first)

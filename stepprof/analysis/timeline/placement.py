@@ -1,4 +1,4 @@
-"""Where a source stands in a timeline: what it is called, in which order it comes, and which numbers are its own."""
+"""Number and name the sources of a timeline, with ids that are unique in it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,33 @@ __all__ = ["Place", "clock_text", "process_name", "suffixes"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One of `count` sources. Everything that must be unique in the timeline follows from `index`, so that sources are written without knowing of each other."""
+    """One of `count` sources.
+
+    Everything that must be unique in the timeline follows from `index`. So sources are written
+    independently of each other.
+    """
 
     index: int
-    """From 0: the order from top to bottom as well."""
+    """From 0; also the order from top to bottom."""
     count: int
     suffix: str = ""
-    """What tells it from another source of the same name."""
+    """The suffix that distinguishes it from another source of the same name."""
     base_ns: int = 0
-    """What times are relative to, in formats that cannot hold nanoseconds since 1970; no event is earlier."""
+    """The time that times are relative to, in formats that cannot hold nanoseconds since 1970. No
+    event is earlier.
+    """
 
 
 def process_name(source: Source, place: Place) -> str:
-    """The role, rank or replica, and host."""
+    """Return the role, rank or replica, and host."""
     origin = source.origin
     host = f" · {origin.host}" if origin.host else ""
     return f"{origin.label}{place.suffix}{host}"
 
 
 def suffixes(origins: Sequence[Origin]) -> list[str]:
-    """What tells each source from others of its name and host: what it holds, and its file only where that does not do.
+    """Return the suffix that distinguishes each source from others of its name and host: its
+    content, and its file only if necessary.
 
     >>> suffixes([Origin("spans", "spans/rank-0.jsonl", rank=0), Origin("rank", "step/rank-0.trace.json.gz", rank=0)])
     [' · spans', ' · torch']
@@ -58,7 +65,7 @@ def _content(origin: Origin) -> str:
 
 
 def clock_text(alignment: Alignment) -> str:
-    """How a source came onto the common clock, and how far that may be wrong.
+    """Return the alignment of a source with the common clock in words, with its error.
 
     >>> clock_text(Alignment("ping-pong", 2_000_000_000, 120_000))
     'ping-pong, its clock is 2.000000 s ahead, ±0.120 ms'

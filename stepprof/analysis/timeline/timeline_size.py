@@ -1,4 +1,4 @@
-"""How large a timeline becomes, and what a browser opens."""
+"""Estimate the size of a timeline, and the largest size that a browser opens."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from stepprof.analysis.timeline.parts import Format
 __all__ = ["estimate", "too_large"]
 
 _INFLATE = {".gz": 11, ".db": 2}
-"""Times as large as its gzip is the JSON of a trace (docs/performance.md), and as the database of torch_npu's that holds the same."""
+"""The ratio of a trace's JSON, or of the same data in a database of torch_npu, to its gzip
+(docs/performance.md).
+"""
 _OF_TEXT: dict[Format, float] = {"perfetto": 0.17, "json": 0.1}
 """Bytes of a timeline per byte of uncompressed JSON."""
 _BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20}
-"""The Perfetto UI holds a trace several times over in a memory of 4 GB; of JSON it inflates all."""
+"""The Perfetto UI holds a trace several times in a memory of 4 GB, and inflates all of a JSON."""
 
 
 def estimate(inputs: Iterable[Input], format_: Format) -> int:
-    """The bytes that a timeline of these will have at most, roughly; filters make it smaller."""
+    """Return a rough upper bound of the bytes of a timeline of these inputs. Filters make it
+    smaller.
+    """
     text = sum(each.bytes * _INFLATE.get(PurePath(each.paths[0]).suffix, 1) for each in inputs)
     return int(text * _OF_TEXT[format_])
 
 
 def too_large(bytes_: int, format_: Format) -> str | None:
-    """A sentence about a timeline that a browser will not open; None: it will."""
+    """Return a sentence about a timeline that is too large for a browser; None if it is not."""
     if bytes_ <= _BROWSER[format_]:
         return None
     other = "" if format_ == "perfetto" else "--format perfetto, "
