@@ -1,4 +1,4 @@
-"""Offsets that the user gives: ``--assume-offset NAME=SECONDS``, for sources whose clock was not measured or that do not say when their times begin."""
+"""Parse ``--assume-offset NAME=SECONDS``, for sources without a measured clock or a start time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _LARGEST_SECONDS = 4_102_444_800
 
 
 def assumed_offsets(texts: Iterable[str]) -> dict[str, int]:
-    """Read the option: what is added to the times of a source [ns], by its name; a bare number is for `ALL`.
+    """Return the offsets to add to the times of sources [ns], by name. A number without a name is
+    for `ALL`.
 
     >>> assumed_offsets(["rank-1.json=1700000000.5", "-2"])
     {'rank-1.json': 1700000000500000000, '*': -2000000000}
 
     Raises:
-        ConfigError: what stands behind the last equals sign is no number of seconds.
+        ConfigError: the text after the last equals sign is not a number of seconds.
     """
     offsets = {}
     for text in texts:
@@ -54,12 +55,12 @@ def assumed_for(wanted: Input, assume: Mapping[str, int]) -> int | None:
 
 
 def check_assumed(assume: Mapping[str, int], inputs: Iterable[Input]) -> None:
-    """Check that every name is the path, file name, label or host of a source.
+    """Raise ConfigError unless every name is the path, file name, label or host of a source.
 
     Raise ConfigError otherwise, with the closest name.
 
     Raises:
-        ConfigError: one is not; says the nearest that is.
+        ConfigError: a name matches no source; the message states the closest name.
     """
     known = list(dict.fromkeys(name for each in inputs for name in _names(each)))
     for name in assume:

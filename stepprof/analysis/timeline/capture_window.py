@@ -1,4 +1,4 @@
-"""When the window of an engine's capture was, and how well that is known on the engine's clock."""
+"""Determine the window of an engine's capture, and its error on the engine's clock."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from stepprof.analysis.timeline.model import Alignment
 __all__ = ["FAR_NS", "CaptureWindow"]
 
 LONGEST_SECONDS = 1e6
-"""11 days: a manifest that says that a call took longer is damaged."""
+"""11 days. A manifest in which a call took longer is damaged."""
 FAR_NS = 2**61
-"""Farther from any time than any other time."""
+"""Larger than the distance between any two times."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureWindow:
-    """When the window of an engine's capture was, by the clock of the process that drives it [ns]; `placed` brings it onto the common clock."""
+    """The window of an engine's capture, by the clock of its driver [ns]. `placed` moves it to the
+    common clock.
+    """
 
     start: int
-    """The answer to the start."""
+    """When the engine answered the start."""
     end: int
-    """The sending of the stop."""
+    """When the stop was sent."""
     sent: int
-    """The sending of the start: nothing was recorded before."""
+    """When the start was sent; nothing was recorded before."""
     answered: int | None = None
-    """The answer to the stop: nothing was recorded after. None: not known."""
+    """When the engine answered the stop; nothing was recorded after. None: not known."""
     unsure: int | None = None
-    """How wrong a comparison with the engine's clock may be; None: the clocks were never compared."""
+    """The error of a comparison with the engine's clock; None: the clocks were never compared."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> CaptureWindow | None:
-        """Return the window of an engine's entry in the manifest; None where it does not say when that was."""
+        """Return the window of an engine's entry in the manifest; None if its times are missing."""
         start, end = entry["start_unix_ns"], entry["end_unix_ns"]
         if not _is_time(start) or not _is_time(end):
             return None
@@ -58,13 +60,14 @@ class CaptureWindow:
         )
 
     def shifts(self, first: int, last: int) -> tuple[int, int] | None:
-        """Return by how much a capture may have to be moved to be on the clock of the window, at least and at most; None: the clocks cannot be right.
+        """Return the smallest and largest shift of a capture that puts it on the clock of the
+        window; None: the clocks must be wrong.
 
-        The clocks bound it, and so does the capture itself: it lies between the sending of the start and the answer to the stop.
+        The clocks bound the shift. So does the capture: it is between the start's request and the stop's answer.
 
         Args:
-            first: when the capture begins, on its own clock.
-            last: when it ends.
+            first: start of the capture, on its own clock.
+            last: end of the capture, on its own clock.
         """
         wrong = FAR_NS if self.unsure is None else self.unsure
         if last + wrong < self.sent or (self.answered is not None and first - wrong > self.answered):

@@ -26,7 +26,9 @@ SAME = ("local", "same-host")
 
 @dataclass(slots=True)
 class Clocks:
-    """What the fragments of a step say about their clocks, by `stepprof.run.manifest.read_clocks`, of one or more run directories.
+    """The clock comparisons in the fragments of a step, from `stepprof.run.manifest.read_clocks`.
+
+    The fragments may be from several run directories.
 
     >>> told = [{"fragment": "f", "host": "a", "boot_id": None, "clocks": [
     ...     {"host": "b", "boot_id": None, "offset_ns": 5_000, "error_ns": 20, "method": "ping-pong"}]}]
@@ -36,25 +38,25 @@ class Clocks:
     """
 
     findings: list[str] = field(default_factory=list)
-    """Comparisons that contradict each other, and those that could be of several machines."""
+    """Comparisons that contradict each other, and ambiguous ones."""
     _machines: dict[str, set[str]] = field(default_factory=dict)
     """host → its machines."""
     _writers: dict[str, tuple[str, str]] = field(default_factory=dict)
     """fragment → host and machine that it was written on."""
     _compared: dict[tuple[str, str], str] = field(default_factory=dict)
-    """(fragment, host) → the machine that its writer knows by that host name."""
+    """(fragment, host) → the machine that its writer means by that host name."""
     _placed: dict[str, Alignment] = field(default_factory=dict)
-    """machine → how its clock comes onto that of its island."""
+    """machine → the alignment of its clock with that of its island."""
     _reference: str | None = None
     _reference_host: str | None = None
 
     @classmethod
     def of(cls, told: Sequence[Mapping[str, Any]], origins: Sequence[Origin] = ()) -> Clocks:
-        """Put the comparisons together.
+        """Combine the comparisons.
 
         Args:
             told: {fragment, host, boot_id, clocks} of each fragment.
-            origins: of the sources that have to be placed: where nothing was compared, the machine with the most sources is the reference.
+            origins: of the sources to be placed. Without comparisons, the machine with the most sources is the reference.
         """
         clocks = cls()
         for entry in told:
@@ -80,7 +82,10 @@ class Clocks:
         return machine
 
     def _edges(self, told: Sequence[Mapping[str, Any]]) -> list[Edge]:
-        """The comparisons of two machines; one with another name of its own machine (that of a container) notes that name."""
+        """Return the comparisons of two machines.
+
+        A machine may appear under another name (that of a container); that name is recorded.
+        """
         comparisons = [
             (str(entry["fragment"]), *writer, clock)
             for entry in told
@@ -125,7 +130,9 @@ class Clocks:
         self._reference_host = names[0] if names else None
 
     def _place(self, edges: Sequence[Edge]) -> None:
-        """Place every machine: on the common clock where comparisons lead to it, else on that of its island."""
+        """Place every machine: on the common clock if comparisons connect it, else on that of its
+        island.
+        """
         neighbours: dict[str, list[Edge]] = {}
         for edge in edges:
             neighbours.setdefault(edge.here, []).append(edge)
@@ -138,9 +145,9 @@ class Clocks:
             common = root == self._reference
             island = "" if common else root
             first = Alignment("reference") if common else Alignment("unmeasured", 0, None, island)
-            numbers = itertools.count()  # of ways with the same error any
+            numbers = itertools.count()  # of several paths with the same error, any will do
             queue: list[tuple[int, int, str, int, int, Alignment]] = [(0, 0, root, 0, next(numbers), first)]
-            while queue:  # the way with the smallest error
+            while queue:  # the path with the smallest error
                 error, hops, machine, offset, _, alignment = heapq.heappop(queue)
                 if machine in self._placed:
                     continue
@@ -148,15 +155,15 @@ class Clocks:
                 for edge in neighbours.get(machine, ()):
                     total, wrong = offset + edge.offset_ns, error + edge.error_ns
                     if abs(total) > LARGEST_OFFSET_NS:
-                        continue  # no clock is so wrong
+                        continue  # no clock is that wrong
                     further = Alignment(edge.method, total, wrong, island)
                     heapq.heappush(queue, (wrong, hops + 1, edge.there, total, next(numbers), further))
 
     def alignment(self, origin: Origin, fragment: str | None = None) -> Alignment:
-        """Return how a source comes onto the common clock.
+        """Return the alignment of a source with the common clock.
 
         Args:
-            origin: whose source it is.
+            origin: the origin of the source.
             fragment: the fragment of the manifest that names it.
         """
         machine = self._machine(origin, fragment)
@@ -167,7 +174,7 @@ class Clocks:
         return self._placed[machine]
 
     def _machine(self, origin: Origin, fragment: str | None) -> str | None:
-        """The machine of a source; None: not known."""
+        """Return the machine of a source; None: not known."""
         host = origin.host
         if origin.machine is not None:
             return f"boot {origin.machine}"
@@ -191,7 +198,8 @@ class Clocks:
 
 
 def unsure_ns(one: Alignment, other: Alignment) -> int | None:
-    """Return how wrong a comparison of the times of two machines may be; None: their clocks were never compared.
+    """Return the error of a comparison of the times of two machines; None: their clocks were never
+    compared.
 
     >>> unsure_ns(Alignment("reference"), Alignment("ping-pong", 5, 70))
     70
@@ -205,7 +213,7 @@ def unsure_ns(one: Alignment, other: Alignment) -> int | None:
 
 
 def never_compared(origin: Origin, alignment: Alignment) -> list[str]:
-    """Return the finding about a source whose clock nothing connects with the common one."""
+    """Return the finding about a source whose clock has no connection with the common clock."""
     if alignment.island == "":
         return []
     where = f"its host {origin.host}" if origin.host else "its host, which is unknown,"
@@ -215,13 +223,13 @@ def never_compared(origin: Origin, alignment: Alignment) -> list[str]:
 
 
 def worst_error(alignments: Iterable[Alignment]) -> int | None:
-    """Return the largest error [ns]; None where that of one is not known."""
+    """Return the largest error [ns]; None if one error is not known."""
     errors = [None if alignment.island else alignment.error_ns for alignment in alignments]
     return None if None in errors else max((error for error in errors if error is not None), default=0)
 
 
 def describe(alignments: Iterable[Alignment]) -> str:
-    """Say in a sentence how sources came onto one clock.
+    """Describe in a sentence how sources were placed on one clock.
 
     >>> describe([Alignment("reference"), Alignment("same-host"), Alignment("ping-pong", 5, 200_000)])
     '2 sources by the clock of one host; 1 compared by ping-pong, error at most 0.2 ms'

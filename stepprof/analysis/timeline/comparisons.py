@@ -1,4 +1,8 @@
-"""Make comparisons of clocks agree: the best of those that agree, and one that covers all of those that contradict each other."""
+"""Make comparisons of clocks consistent.
+
+Of comparisons that agree, the best one is kept. Contradicting ones are replaced by an interval that
+covers all of them.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +27,30 @@ class Edge:
 
     @property
     def low(self) -> int:
-        """The smallest offset that it admits."""
+        """The smallest possible offset."""
         return self.offset_ns - self.error_ns
 
     @property
     def high(self) -> int:
-        """The largest offset that it admits."""
+        """The largest possible offset."""
         return self.offset_ns + self.error_ns
 
     def turned(self) -> Edge:
-        """Return the same comparison, seen from the other machine."""
+        """Return the same comparison as seen from the other machine."""
         return Edge(self.there, self.here, -self.offset_ns, self.error_ns, self.method)
 
 
 Contradiction = tuple[list[Edge], int]
-"""Comparisons that cannot all be right, and the error [ns] of what covers them."""
+"""Comparisons that cannot all be right, and the error [ns] of the interval that covers them."""
 
 
 def agreed(edges: Sequence[Edge]) -> tuple[list[Edge], list[Contradiction]]:
-    """Return one comparison for each pair of machines, and what contradicted each other.
+    """Return one comparison for each pair of machines, and the contradictions.
 
-    Of comparisons that agree within their errors, the one with the smallest error is kept. Of those of one pair that do not, the interval that covers all of them. Around a circle of
-    machines any one comparison may be wrong: each gets the error that it has if all others are right.
+    Of comparisons that agree within their errors, the one with the smallest error is kept.
+    Contradicting ones of one pair are replaced by the interval that covers all of them. Around a
+    circle of machines any one comparison may be wrong: each gets the error that it has if all others
+    are right.
     """
     pairs: dict[frozenset[str], list[Edge]] = {}
     for edge in edges:
@@ -71,9 +77,12 @@ def agreed(edges: Sequence[Edge]) -> tuple[list[Edge], list[Contradiction]]:
 
 
 def _contradiction(edges: Sequence[Edge]) -> list[Edge]:
-    """Return comparisons around a circle of machines that cannot all be right; empty: no clocks contradict them.
+    """Return comparisons around a circle of machines that cannot all be right; empty if there are
+    none.
 
-    A comparison bounds the difference of two clocks from above, in each direction. Bounds that sum up to less than 0 around a circle are found as Bellman and Ford find a circle of negative length.
+    A comparison bounds the difference of two clocks from above, in each direction. Bounds around a
+    circle that sum up to less than 0 are found as Bellman and Ford find a circle of negative
+    length.
     """
     directed = [*edges, *(edge.turned() for edge in edges)]
     bound = dict.fromkeys((edge.here for edge in directed), 0)

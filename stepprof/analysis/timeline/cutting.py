@@ -1,7 +1,11 @@
-"""Cut an engine's capture to its window: an engine that carries out its stop late has recorded the steps that follow.
+"""Cut an engine's capture to its window: an engine that stops late has recorded further steps.
 
-A forward step belongs to the window in which it begins. It lasts until the next one begins, or until shortly after its own end where a pause follows. What its processes do meanwhile belongs to it, and so does what it
-has started on a device. Where the clocks of the engine and of its driver are not known well enough to say which forward steps began in the window, nothing is cut, and a finding says so.
+A forward step belongs to the window in which it begins. It lasts until the next one begins, or,
+before a pause, until shortly after its own end. The work of its processes during that time belongs
+to it, and so does the work that it started on a device.
+
+If the clocks of the engine and its driver are not known well enough to decide which forward steps
+began in the window, nothing is cut, and a finding states that.
 """
 
 from __future__ import annotations
@@ -27,14 +31,14 @@ class Cut:
     """An engine's capture and its window."""
 
     source: Source
-    """What lies in the window; all of it where the window cannot be told in it."""
+    """The part in the window, or everything if the window cannot be located."""
     recorded: int = 0
     """Forward steps in the whole capture."""
     least: int = 0
-    """Of these in the window, as far as the clocks are known: at least, and at most."""
+    """The number of these in the window, as far as the clocks are known: at least, and at most."""
     most: int = 0
     is_known: bool = True
-    """Whether it is known what lies in the window."""
+    """Whether the part in the window is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +49,27 @@ class _Steps:
     begin: Times
     end: Times
     until: Times
-    """When the next one begins, or where a pause follows shortly after its own end."""
+    """The start of the next step, or, before a pause, shortly after its own end."""
     works: Flags
-    """Whether it had requests to work on: vLLM has steps without."""
+    """Whether it had requests. vLLM also has steps without requests."""
 
     def count(self, start: int, end: int) -> int:
-        """How many begin between two times."""
+        """Return how many steps begin between two times."""
         first, last = np.searchsorted(self.begin[self.works], (start, end))
         return int(last - first)
 
     def changes(self, window: CaptureWindow, low: int, high: int) -> bool:
-        """Whether it depends on the shift, between two, which of them begin in the window."""
+        """Return whether the steps that begin in the window depend on the choice between two
+        shifts.
+        """
         shifted = ((window.start - shift, window.end - shift) for shift in (low, high))
         one, other = (np.searchsorted(self.begin, edges) for edges in shifted)
         return not np.array_equal(one, other)
 
     def edges(self, start: int, end: int) -> tuple[int, int]:
-        """From where to where those last that begin between two times, with what of that time is before and after them."""
+        """Return the interval of the steps that begin between two times, and its parts before and
+        after these times.
+        """
         first, last = (int(at) for at in np.searchsorted(self.begin, (start, end)))
         low = max(start, int(self.until[first - 1])) if first else start
         high = max(end, int(self.until[last - 1])) if last > first else end
@@ -72,8 +80,8 @@ def cut(source: Source, window: CaptureWindow | None) -> Cut:
     """Cut a source to its window.
 
     Args:
-        source: a capture of an engine, or of anything else.
-        window: on the common clock; None: all of it is meant.
+        source: a capture, of an engine or another process.
+        window: on the common clock; None: keep everything.
     """
     schedulers = _schedulers(source)
     recorded = sum(int(steps.works.sum()) for steps in schedulers)
@@ -87,7 +95,7 @@ def cut(source: Source, window: CaptureWindow | None) -> Cut:
         return Cut(_with_finding(source, _WRONG), recorded, 0, recorded, is_known=False)
     least, most = _bounds(schedulers, window, *shifts)
     if shifts[0] < shifts[1]:
-        if most == recorded:  # nothing is known to lie outside
+        if most == recorded:  # no step is known to be outside
             return Cut(source, recorded, recorded, recorded)
         if any(steps.changes(window, *shifts) for steps in schedulers):
             return Cut(
@@ -108,7 +116,7 @@ def cut(source: Source, window: CaptureWindow | None) -> Cut:
 
 
 def _bounds(schedulers: Sequence[_Steps], window: CaptureWindow, low: int, high: int) -> tuple[int, int]:
-    """The least and the largest number of forward steps that may have begun in the window."""
+    """Return the least and the largest number of forward steps that may have begun in the window."""
     if not schedulers:
         return 0, 0
     begin = np.concatenate([steps.begin[steps.works] for steps in schedulers])
@@ -159,7 +167,7 @@ def _schedulers(source: Source) -> list[_Steps]:
 
 
 def _part(source: Source, schedulers: Sequence[_Steps], start: int, end: int) -> Source:
-    """What lies between two times of the source's own clock, with whole forward steps."""
+    """Return the part between two times of the source's own clock, with whole forward steps."""
     low, high = start, end
     if schedulers:
         edges = [steps.edges(start, end) for steps in schedulers]
@@ -188,7 +196,7 @@ def _clip(slices: Slices, which: Flags, low: int, high: int) -> None:
 
 
 def _of_batches(source: Source) -> Flags:
-    """Which values are batch sizes."""
+    """Return which values are batch sizes."""
     batches = [track.kind == "counter" and track.name.endswith(BATCH_SIZE) for track in source.tracks]
     of_track = np.array(batches, np.bool_)
     return of_track[source.counters.track] if len(source.counters) else np.zeros(0, np.bool_)
@@ -197,9 +205,10 @@ def _of_batches(source: Source) -> Flags:
 def _add_batches(
     part: Source, steps: _Steps, source: Source, pid: str | None, window: tuple[int, int]
 ) -> None:
-    """Add the batch sizes of the forward steps of one scheduler that begin in a window: none holds beyond the end of the last one.
+    """Add the batch sizes of one scheduler's forward steps that begin in a window. No batch size
+    continues after the last step.
 
-    `pid`: of the scheduler; None: there is no other one.
+    `pid`: of the scheduler; None: there is only one.
     """
     first, last = (int(at) for at in np.searchsorted(steps.begin, window))
     values = source.counters
@@ -221,16 +230,19 @@ def _of_tracks(source: Source, kind: str) -> Flags:
 
 
 def _on_device(source: Source) -> Flags:
-    """Which slices show what a device did."""
+    """Return which slices show work of a device."""
     notes = np.array([name in DEVICE_ANNOTATIONS for name in source.categories], np.bool_)
     device = _of_tracks(source, "stream")
     return device | notes[source.slices.category] if len(device) else device
 
 
 def _device_edges(source: Source, schedulers: Sequence[_Steps], start: int, end: int) -> tuple[int, int]:
-    """From where to where a device worked for the forward steps of the window: it begins and ends later than the host that launches them.
+    """Return the interval in which a device worked for the forward steps of the window. It starts
+    and ends later than the host's launches.
 
-    A trace of a device has copies of the steps' annotations there, in the same order. Without them its work is taken from the begin of the first step to the begin of the first one beyond the last.
+    A trace of a device contains copies of the steps' annotations, in the same order. Without them,
+    the interval is from the start of the first step to the start of the first step after the
+    window.
     """
     if len(schedulers) != 1:
         return start, end
@@ -246,7 +258,9 @@ def _device_edges(source: Source, schedulers: Sequence[_Steps], start: int, end:
 
 
 def _copies(source: Source) -> Times:
-    """When the copies of the forward steps begin on a device, on the stream that has most of them."""
+    """Return when the copies of the forward steps begin on a device, on the stream with the most
+    copies.
+    """
     notes = np.array([name in DEVICE_ANNOTATIONS for name in source.categories], np.bool_)
     names = np.array([batch_size(name) is not None for name in source.names], np.bool_)
     slices = source.slices

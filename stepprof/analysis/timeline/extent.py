@@ -1,4 +1,4 @@
-"""When a step began, and when each of its roles did: by its manifest, or where there is none by the events themselves."""
+"""Determine when a step and its roles started, from the manifest or else from the events."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ __all__ = ["role_starts", "start_of"]
 
 
 def start_of(found: Found, assume: Mapping[str, int] | None = None) -> int:
-    """The moment that `--from` and `--to` count from [ns since 1970, on the common clock]: the begin of the first window of the step, without a manifest the first event.
+    """Return the time that `--from` and `--to` count from [ns since 1970, on the common clock].
+
+    It is the start of the first window of the step; without a manifest, the first event.
 
     Raises:
-        ConfigError: nothing that was found has a time.
+        ConfigError: no source has a time.
     """
     starts = [start for _, start in _windows(found)]
     if not starts:
@@ -28,7 +30,7 @@ def start_of(found: Found, assume: Mapping[str, int] | None = None) -> int:
 
 
 def role_starts(found: Found) -> dict[str | None, int]:
-    """When the first window of each role began."""
+    """Return when the first window of each role started."""
     starts: dict[str | None, int] = {}
     for role, start in _windows(found):
         starts[role] = min(start, starts.get(role, start))
@@ -36,7 +38,7 @@ def role_starts(found: Found) -> dict[str | None, int]:
 
 
 def _windows(found: Found) -> Iterator[tuple[str | None, int]]:
-    """The role and the begin of each window, on the common clock as far as its host has a source here."""
+    """Yield the role and start of each window, on the common clock if the host has a source."""
     offsets: dict[object, int] = {}
     for each in found.inputs:
         offsets.setdefault(each.origin.host, each.alignment.offset_ns)

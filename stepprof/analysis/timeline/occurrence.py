@@ -1,4 +1,6 @@
-"""Narrow what was found of a step to one of its occurrences: fragments by their numbers, spans by the time that their process was in it."""
+"""Select one occurrence of a step: fragments by their numbers, spans by the time at which their
+process was in it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ __all__ = ["Occurrence", "without_superseded"]
 
 
 def without_superseded(inputs: Sequence[Input], step: int) -> list[Input]:
-    """The inputs without the spans of processes that came to the step at another time: before the job was restarted, or after."""
+    """Return the inputs without spans of processes that were in the step at another time, before or
+    after a restart of the job.
+    """
     of_rank: dict[object, list[tuple[int, Portion, list[Path]]]] = defaultdict(list)
     for number, each in enumerate(inputs):
         if each.portion is not None:
@@ -34,10 +38,10 @@ def without_superseded(inputs: Sequence[Input], step: int) -> list[Input]:
 
 
 class Occurrence:
-    """The occurrence of a step that is meant: which fragments and spans are of it.
+    """The selected occurrence of a step: its fragments and spans.
 
     Args:
-        manifests: of each run directory, by what its fragments are marked with.
+        manifests: of each run directory, by the marks of its fragments.
         clocks: of the hosts.
         wanted: its number; None: the last one.
         step: the step.
@@ -80,24 +84,24 @@ class Occurrence:
         self._portions = Portions(windows, self.number - 1, self._clock)
 
     def has(self, fragment: str, *, mark: str = "") -> bool:
-        """Whether a fragment is of it; a damaged one may be of any."""
+        """Return whether a fragment belongs to it; a damaged one may belong to any occurrence."""
         return self._numbers.get(mark + fragment, self.number) == self.number
 
     def portion(self, origin: Origin, alignment: Alignment) -> Portion | None:
-        """What is of it in the spans of a process."""
+        """Return the part of a process's spans that belongs to it."""
         return self._portions.of(origin.host, origin.pid, origin.rank, alignment.island, alignment.offset_ns)
 
     def _offset(self, entry: Mapping[str, Any]) -> int:
-        """Return what the clock by which an entry was written is ahead of the common one."""
+        """Return how far the clock of an entry is ahead of the common one."""
         return self._alignment(entry).offset_ns
 
     def _clock(self, window: Mapping[str, Any]) -> tuple[str, int]:
-        """Return the island of a window's clock, and what that clock is ahead of the island's."""
+        """Return the island of a window's clock, and how far that clock is ahead of the island's."""
         alignment = self._alignment(window)
         return alignment.island, alignment.offset_ns
 
     def _alignment(self, entry: Mapping[str, Any]) -> Alignment:
-        if "replica" in entry:  # of an engine: by the clock of the process that drives it
+        if "replica" in entry:  # for an engine, the clock of its driver
             origin = Origin("rank", "", machine=machine_of(entry))
         else:
             origin = Origin("rank", "", host=entry["host"], machine=entry["boot_id"])

@@ -1,4 +1,6 @@
-"""When the profiler held a process up: what the manifest says of arming, starting and stopping, as times and as slices of a source."""
+"""Determine when the profiler held a process up, from the times of arm, start and stop in the
+manifest.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ __all__ = [
 ]
 
 Held = tuple[str, int, int]
-"""What the profiler did, and from when to when, by the process's own clock [ns]."""
+"""The action of the profiler, its start and its end, by the process's own clock [ns]."""
 
 CATEGORY = "profiler"
 LONGEST_SECONDS = 1e6
-"""11 days: a manifest that says that the profiler took longer is damaged."""
+"""11 days. A manifest in which the profiler took longer is damaged."""
 _ORDER = 2_000_000
 _TRACK: tuple[TrackKind, str] = ("async", "profiler")
 
@@ -58,7 +60,10 @@ def _nanoseconds(seconds: float | None) -> int:
 
 
 def with_held(inputs: Sequence[Input], windows: Iterable[Mapping[str, Any]]) -> list[Input]:
-    """Return the inputs; of each process the first one, its spans where there are any, knows when the profiler held it up."""
+    """Return the inputs with the times at which the profiler held their processes up.
+
+    They are at the first input of each process, which is its spans if there are any.
+    """
     held: dict[tuple[object, ...], list[Held]] = defaultdict(list)
     for window in windows:
         held[process_of(window)] += profiler_times(window)
@@ -98,7 +103,7 @@ def with_held_slices(source: Source, held: Sequence[Held]) -> Source:
 
 
 def without_held_slices(source: Source) -> Source:
-    """Return a source of a timeline without what `with_held_slices` gave it."""
+    """Return a source of a timeline without the track that `with_held_slices` added."""
     ours = [number for number, track in enumerate(source.tracks) if (track.kind, track.name) == _TRACK]
     profiler = [number for number, name in enumerate(source.categories) if name == CATEGORY]
     slices = source.slices
