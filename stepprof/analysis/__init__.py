@@ -1,1 +1,1 @@
-"""Wing 2, offline: timeline, report and checks of a recorded run."""
+"""Read recorded runs offline: timeline, report and checks."""

@@ -1,1 +1,4 @@
-"""Where the step went: facts of each source, combined to one report, as a table, JSON or a page. Needs the extra ``report``."""
+"""Compute where the time of a step went, and print it as tables, JSON or a page.
+
+Facts of each source are combined into one report. This package needs the extra ``report``.
+"""

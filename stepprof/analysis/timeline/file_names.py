@@ -1,4 +1,6 @@
-"""How engines, frameworks and torch name their trace files, and what a file states about itself: whose trace it is."""
+"""Recognise trace files by the names that engines, frameworks and torch give them, and by what
+their heads state.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ _HANDLER = re.compile(r"(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?
 
 
 def is_trace_name(name: str) -> bool:
-    """Whether a JSON file of a folder is worth a look."""
+    """Return whether a JSON file in a folder may be a trace."""
     return not name.startswith(".") and _OTHERS.fullmatch(name) is None
 
 
 def worker_of(name: str) -> int | None:
-    """The rank in a file's name.
+    """Return the rank in a file's name.
 
     >>> worker_of("rank-3.decode.trace.json.gz"), worker_of("1690-TP-1-DP-0.trace.json.gz"), worker_of("trace.json")
     (3, 1, None)
@@ -38,7 +40,8 @@ def worker_of(name: str) -> int | None:
 
 
 def group_of(name: str) -> int | None:
-    """The data-parallel group in the name of an engine's file: each has a scheduler of its own.
+    """Return the data-parallel group in the name of an engine's file. Each group has its own
+    scheduler.
 
     >>> group_of("dp-1-rank-0.trace.json.gz"), group_of("1690-TP-1-DP-0.trace.json.gz"), group_of("rank-0.trace.json.gz")
     (1, 0, None)
@@ -48,7 +51,7 @@ def group_of(name: str) -> int | None:
 
 
 def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
-    """Whose trace a file is that no manifest tells of, and what is wrong with its head."""
+    """Return the origin of a trace that no manifest lists, and the problem of its head."""
     header, findings = _header(path)
     handler = _HANDLER.fullmatch(path.name)
     host = header.get("host_name")
@@ -67,7 +70,7 @@ def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
 
 
 def stated_step(path: Path) -> tuple[str | None, int | None]:
-    """Which step of which run a file is of, by what stepprof has written into its head."""
+    """Return the step and run of a file, from what stepprof has written into its head."""
     told = _header(path)[0].get("stepprof")
     if not isinstance(told, dict):
         return None, None
@@ -76,7 +79,7 @@ def stated_step(path: Path) -> tuple[str | None, int | None]:
 
 
 def _header(path: Path) -> tuple[dict[str, object], list[str]]:
-    path = path.resolve()  # no file of a run: a link here is the user's own
+    path = path.resolve()  # not a file of a run: a link is the user's own
     if not is_database(path.name):
         return read_header(path)
     stream = DatabaseStream(path)

@@ -63,7 +63,7 @@ class Gathered:
 
 
 Elsewhere = Callable[[Sequence[Path], "int | None"], "list[Gathered]"]
-"""Gives what other nodes have of a run and a step, or of the last step that any of them has."""
+"""Returns what other nodes have of a run and a step, or of the last step that any of them has."""
 
 
 @dataclass(slots=True)
@@ -72,29 +72,36 @@ class Found:
 
     inputs: list[Input] = field(default_factory=list)
     considered: list[Input] = field(default_factory=list)
-    """Before some roles and ranks are chosen."""
+    """All inputs, before the selection of roles and ranks."""
     manifests: list[dict[str, Any]] = field(default_factory=list)
-    """Of each run directory the manifest of the step."""
+    """For each run directory, the manifest of the step."""
     findings: list[tuple[str | None, str]] = field(default_factory=list)
-    """What brought nothing, and what is damaged: (whose it is, the problem)."""
+    """Sources without events and damaged files: (label, problem)."""
     run_id: str | None = None
     step: int | None = None
     occurrence: int = 1
-    """Which of the recorded occurrences of the step."""
+    """The selected occurrence among the recorded ones of the step."""
     occurrences: int = 1
-    """How many of it were recorded."""
+    """How many occurrences were recorded."""
     runs: list[Path] = field(default_factory=list)
     """The run directories."""
     placed: dict[Process, Alignment] = field(default_factory=dict)
-    """How the times of each process in the manifests come onto the common clock; also of one that left no source."""
+    """How the times of each process in the manifests are placed on the common clock, including
+    processes without a source.
+    """
     folder: Path | None = None
-    """The step's folder (of the first run directory), where what is made of it goes; of other traces the folder that they lie in."""
+    """The folder for output: the step's folder (of the first run directory), or the folder of other
+    traces.
+    """
 
     filtered: list[tuple[Path, str]] = field(default_factory=list)
-    """Timelines from which slices were left out, and by which filters: no figure can be taken from them."""
+    """Timelines from which filters removed slices, with these filters. No figure is computed from
+    them.
+    """
 
     def named(self, name: str) -> str:
-        """Return what a file that is made of the step is called by default: of an occurrence before the last one with its number.
+        """Return the default name of a file made of the step. An occurrence before the last one has
+        its number in the name.
 
         >>> Found(occurrence=1, occurrences=2).named("timeline.pftrace")
         'timeline.1.pftrace'
@@ -104,12 +111,12 @@ class Found:
 
     @property
     def clock(self) -> str:
-        """How the inputs come onto one clock, in a sentence."""
+        """How the inputs were placed on one clock, in a sentence."""
         return describe(each.alignment for each in self.inputs)
 
     @property
     def clock_error_ns(self) -> int | None:
-        """By how much a time may be wrong at most; None: not known."""
+        """The largest error of a time; None: not known."""
         return worst_error(each.alignment for each in self.inputs)
 
 
@@ -123,20 +130,21 @@ def find(
     ranks: Ranks | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> Found:
-    """Find what is to be read.
+    """Find the inputs.
 
     Args:
-        paths: run ids, run directories (several of one run, from nodes that share no disk, are read as one), the folder of a step, any folder with traces, trace files; none: the newest
-            run under `output_dir`.
-        output_dir: the folder that holds runs.
+        paths: run ids, run directories, the folder of a step, any folder with traces, trace files.
+            Several directories of one run, from nodes that share no disk, are read as one. None:
+            the newest run under `output_dir`.
+        output_dir: the folder of the runs.
         step: which step of a run; by default the last one that was recorded.
-        occurrence: which one, where its number was used several times; by default the last one.
-        roles: only sources of these.
+        occurrence: which one, if the step's number was used several times; by default the last one.
+        roles: only sources of these roles.
         ranks: only these ranks; an engine's workers are not ranks, and stay.
         elsewhere: what other nodes have of the run on disks of their own.
 
     Raises:
-        ConfigError: there is no such run, step, file, role or rank; says which there are.
+        ConfigError: there is no such run, step, file, role or rank; the message lists those that exist.
     """
     runs: list[Path] = []
     plain: list[Path] = []
@@ -155,7 +163,7 @@ def find(
                 plain.append(path)
         else:
             runs.append(find_run(output_dir, None if each is None else str(each)).absolute())
-    # one that is named twice, or by a link too, is read once
+    # a file that is named twice, or through a link, is read once
     runs = list({run.resolve(): run for run in reversed(runs)}.values())[::-1]
     plain = list({path.resolve(): path for path in reversed(plain)}.values())[::-1]
     found = Found()
@@ -193,7 +201,10 @@ def find(
 
 
 def _parts(runs: Sequence[Path], step: int, there: Sequence[Gathered]) -> Iterator[Gathered]:
-    """What the directories here have, and of those elsewhere what is not the same: a node that shares the disk tells all of it again."""
+    """Combine the data of the directories here with that of other nodes.
+
+    A node that shares the disk reports the same data again, which is left out.
+    """
     known: set[object] = set()
     here = [gather(run, step) for run in runs if step in steps(run)]
     for number, part in enumerate([*here, *there]):
@@ -211,7 +222,7 @@ def _parts(runs: Sequence[Path], step: int, there: Sequence[Gathered]) -> Iterat
 
 
 def _named(kind: str, entry: Mapping[str, Any]) -> object:
-    """What tells a window or an engine of a run from all others."""
+    """Return what distinguishes a window or an engine of a run from all others."""
     keys = ("fragment", "host", "boot_id", "pid", "rank", "role", "replica", "occurrence", "start_unix_ns")
     return (kind, *(str(entry.get(key)) for key in keys))
 
@@ -221,7 +232,7 @@ def _has_runs(path: Path) -> bool:
 
 
 def gather(run: Path, step: int) -> Gathered:
-    """What one run directory has of a step; also on another node."""
+    """Return what one run directory has of a step; also called on other nodes."""
     manifest = read_step(run, step)
     recorded = Recorded(run, step)
     recorded.take(manifest)
@@ -238,7 +249,7 @@ def gather(run: Path, step: int) -> Gathered:
 
 
 def _refuse_two_runs(runs: Sequence[Path]) -> None:
-    """Raise ConfigError where directories are of two runs, by their ids or in spite of them."""
+    """Raise ConfigError if the directories belong to two runs, also if both have the same id."""
     first = run_id_of(runs[0]) if runs else ""
     for run in runs[1:]:
         if run_id_of(run) != first:
@@ -255,7 +266,7 @@ def _refuse_two_runs(runs: Sequence[Path]) -> None:
 
 
 def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int | None) -> Clocks:
-    # names of fragments are unique within one directory alone
+    # names of fragments are unique within one directory only
     marks = [f"{number}/" for number in range(len(parts))]
     found.run_id = str(parts[0].manifest["run_id"])
     unique = {
@@ -313,7 +324,7 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
 
 
 def _with_window(each: Input, clocks: Clocks, fragment: str) -> Input:
-    """The input with the window of its capture on the common clock, where it has one."""
+    """Return the input with the window of its capture on the common clock, if it has one."""
     if each.window is None:
         return each
     driver = clocks.alignment(Origin("rank", "", machine=each.driver), fragment)
@@ -321,7 +332,7 @@ def _with_window(each: Input, clocks: Clocks, fragment: str) -> Input:
 
 
 def _absent(runs: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Ranks that should have a window; told of all directories together."""
+    """Report ranks without a window, for all directories together."""
     together = {
         "windows": [window for manifest in manifests for window in manifest["windows"]],
         "engines": [engine for manifest in manifests for engine in manifest["engines"]],
@@ -349,7 +360,7 @@ def _from_files(found: Found, path: Path) -> None:
 
 
 def _from_timeline(found: Found, file: Path) -> bool:
-    """Take a timeline in JSON as the sources that it was made of; False where the file is none."""
+    """Add a JSON timeline as the sources that it was made of; return False for any other file."""
     known = read_timeline(file)
     if known is None:
         return False
@@ -364,14 +375,16 @@ def _from_timeline(found: Found, file: Path) -> bool:
 
 
 def _may_be_trace(file: Path) -> bool:
-    """By its name; a database only where the JSON of the same recording is not beside it."""
+    """Add a file, recognised by its name. A database is added only if the JSON of the same
+    recording is missing.
+    """
     if is_database(file.name):
         return not file.with_name("trace_view.json").exists()
     return file.name.endswith(TRACES) and is_trace_name(file.name)
 
 
 def _tell_apart(inputs: list[Input]) -> None:
-    """Files of the same name in several folders are shown with their folders."""
+    """Show files of the same name with their folders."""
     names = Counter(each.origin.path for each in inputs)
     for number, each in enumerate(inputs):
         if names[each.origin.path] > 1 and each.piece is None:
@@ -380,7 +393,10 @@ def _tell_apart(inputs: list[Input]) -> None:
 
 
 def _align_files(found: Found, of_runs: Clocks | None) -> None:
-    """Traces without a manifest: those of one host share its clock; it was not compared with another one's, but for a run that is read beside them."""
+    """Place traces without a manifest. Those of one host share its clock.
+
+    It was compared with other clocks only if a run is read as well.
+    """
     clocks = of_runs or Clocks.of([], [each.origin for each in found.inputs])
     alone = len(found.inputs) == 1
     for number, each in enumerate(found.inputs):

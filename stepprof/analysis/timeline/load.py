@@ -1,4 +1,4 @@
-"""The one way from an input to a source: what every writer and analysis calls, in whatever process it works."""
+"""Load an input as a source: the only way, for all writers and analyses in all processes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def load(
     limits: Limits | None = None,
     flows: bool = True,
 ) -> Source:
-    """Read one input onto the common clock.
+    """Read one input, and place it on the common clock.
 
     Args:
-        wanted: which, from `find`.
-        args: keep the arguments of slices and instants; or what gives those of events that are kept.
-        assume: what is added to the times of a source [ns], as `stepprof.analysis.timeline.assumed_offsets.assumed_offsets` gives it.
-        limits: how much of a file is read at most.
-        flows: read the arrows of a trace.
+        wanted: the input, from `find`.
+        args: whether to keep the arguments of slices and instants, or a function that selects them.
+        assume: offsets to add to the times of sources [ns], as `stepprof.analysis.timeline.assumed_offsets.assumed_offsets` gives it.
+        limits: limits for reading a file.
+        flows: whether to read the arrows of a trace.
 
     Returns:
-        The source. A file that cannot be read gives one without events, and its findings say why; nothing is raised for it.
+        The source. For a file that cannot be read it has no events and a finding; nothing is raised.
     """
     assume = assume or {}
     alignment = wanted.alignment

@@ -1,4 +1,4 @@
-"""The sources that the manifest of a step tells of, and its span files."""
+"""List the sources in the manifest of a step, and its span files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OTHERS = {
     ".pickle": "a memory snapshot, which has no timeline; view it at https://pytorch.org/memory_viz",
 }
 NOT_IN_TIME = ("memory-snapshot", "memory-summary")
-"""Artifacts that are no traces, and miss nothing in a timeline: `stepprof show` reads them."""
+"""Artifacts without traces; no timeline contains them. `stepprof show` reads them."""
 UNMEASURED = Alignment("unmeasured", 0, None)
 
 
@@ -50,50 +50,56 @@ Process = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One source that can be loaded; small, so that it can travel to a worker."""
+    """One source that can be loaded; small, so that it can be sent to a worker."""
 
     origin: Origin
     paths: tuple[str, ...]
-    """The file; of spans the rolling files of one process, in order."""
+    """The file; for spans, the rolling files of one process, in order."""
     bytes: int
     status: str | None = None
-    """The outcome in the manifest; None where there is none."""
+    """The outcome in the manifest; None without a manifest."""
     alignment: Alignment = UNMEASURED
-    """How its host's clock comes onto the common one."""
+    """The alignment of its host's clock with the common one."""
     step: int | None = None
-    """Of spans: those of this step alone."""
+    """For spans: only those of this step."""
     roles: tuple[str, ...] | None = None
-    """Of spans: those of these roles, and of none; None: all."""
+    """For spans: those of these roles, and those without a role; None: all."""
     portion: Portion | None = None
-    """Of spans: the occurrence of the step that is meant; None: all of them."""
+    """For spans: the selected occurrence of the step; None: all of them."""
     within: tuple[int, int] | None = None
-    """Of a capture that goes over more than what is asked for (several steps, other roles): when its process was in windows of that, by its own clock; None: all of it is meant."""
+    """For a capture that covers more than the selection (several steps, other roles): when its
+    process was in selected windows, by its own clock.
+
+    None: all of it is selected.
+    """
     window: CaptureWindow | None = None
-    """Of an engine's capture: when its window was; None: it is not known, or all of it is meant."""
+    """For an engine's capture: its window; None: not known, or all of the capture is selected."""
     driver: str | None = None
-    """Of an engine's capture: the machine of the process that drove it, by whose clock `window` is until it is placed."""
+    """For an engine's capture: the machine of its driver. `window` is by that clock until it is
+    placed.
+    """
     held: tuple[tuple[str, int, int], ...] = ()
     """When the profiler held its process up, by `stepprof.analysis.timeline.profiler_stalls`."""
     piece: Piece | None = None
-    """Of a timeline that was merged: the source in it; None: the whole file is one source."""
+    """For a merged timeline: the source in it; None: the whole file is one source."""
 
 
 @dataclass(slots=True)
 class Recorded:
-    """What one run directory has of a step."""
+    """The inputs of a step in one run directory."""
 
     run: Path
     step: int
     traces: list[tuple[Input, str]] = field(default_factory=list)
-    """Each with the fragment that told of it."""
+    """Each with the fragment that lists it."""
     findings: list[tuple[str | None, str | None, str]] = field(default_factory=list)
-    """What brought nothing: (the fragment that told of it, whose it is, why)."""
+    """Entries without a usable file: (the fragment that lists it, its label, the reason)."""
     _pruned: Mapping[str, str] = field(default_factory=dict)
     _within: dict[tuple[str, Process], tuple[int, int]] = field(default_factory=dict)
-    """By the fragment and the process of a window."""
+    """By fragment and process of a window."""
 
     def take(self, manifest: Mapping[str, Any]) -> None:
-        """Take in the step's manifest."""
+        """Add the step's manifest."""
         self._pruned = {
             f"{step_folder(self.step)}/{path}": why for path, why in pruned_paths(manifest).items()
         }
@@ -161,14 +167,14 @@ class Recorded:
             self.findings.append((entry["fragment"], label, f"{entry['status']}{reason}"))
 
     def _unreadable(self, folder: Path) -> str:
-        """Why a folder of torch_npu's is on no timeline."""
+        """Return why a folder of torch_npu is not in the timeline."""
         again = f"stepprof analyse {self.run.name} --step {self.step}"
         if npu_folder.is_analysed(folder):
             return f'was analysed, but the analysis wrote no trace and no database: run "{again} --again" to see why'
         return f'is not analysed yet: run "{again}" to create its trace'
 
     def _named(self, entry: Mapping[str, Any]) -> list[str]:
-        """The files of an entry, below the run."""
+        """Return the files of an entry, as paths in the run."""
         folder = step_folder(self.step)
         if entry["artifacts"]:
             return [
@@ -180,7 +186,7 @@ class Recorded:
         first = capture.get("step") if isinstance(capture, dict) else None
         if not isinstance(first, int) or isinstance(first, bool) or first == self.step:
             return []
-        # several steps in one capture: the trace lies in the folder of the first
+        # several steps in one capture: its trace is in the folder of the first step
         stem = f"{step_folder(first)}/{capture.get('stem')}"
         if ".." in stem:
             return []
@@ -191,7 +197,7 @@ class Recorded:
 
 
 def span_inputs(run: Path, step: int) -> Iterator[Input]:
-    """The span files of a run, those of one process together."""
+    """Yield the span files of a run, those of one process together."""
     for group in span_files(run / SPANS):
         name = f"{SPANS}/{readable(group.files[0].name)}"
         origin = Origin(
@@ -203,7 +209,9 @@ def span_inputs(run: Path, step: int) -> Iterator[Input]:
 
 
 def windows_within(run: Path, step: int, manifest: Mapping[str, Any]) -> dict[Process, tuple[int, int]]:
-    """From the first begin to the last end of the windows of a step, for each process whose capture goes over other steps as well."""
+    """Return, for each process with a capture of several steps, the time from the start of its
+    first window to the end of its last one.
+    """
     later = min((number for number in steps(run) if number > step), default=None)
     follows = [] if later is None else read_step(run, later)["windows"]
     several = {process_of(window) for window in manifest["windows"] if _began_in(window, step) != step}
@@ -212,7 +220,11 @@ def windows_within(run: Path, step: int, manifest: Mapping[str, Any]) -> dict[Pr
 
 
 def windows_edges(windows: Iterable[Mapping[str, Any]]) -> dict[Process, tuple[int, int]]:
-    """From the first begin to the last end of each process's windows, by its own clock; of one with a window that says neither, nothing."""
+    """Return the time from the start of each process's first window to the end of its last one, by
+    its own clock.
+
+    A process is left out if one of its windows has neither time.
+    """
     edges: dict[Process, tuple[int, int]] = {}
     unknown = set()
     for window in windows:
@@ -231,13 +243,15 @@ def machine_of(entry: Mapping[str, Any]) -> str:
 
 
 def process_of(window: Mapping[str, Any]) -> Process:
-    """Return which process a window is of, as `Origin.process` does for a source."""
+    """Return the process of a window, as `Origin.process` does for a source."""
     machine = window.get("boot_id") or window.get("host")
     return machine, window.get("pid_namespace"), window.get("pid"), window.get("rank")
 
 
 def with_machines(inputs: Iterable[Input], windows: Iterable[Mapping[str, Any]]) -> list[Input]:
-    """Return the inputs; span files that do not name their machine get that of their process's windows, where only one process can be meant."""
+    """Return the inputs. Span files without a machine get that of their process's windows, if only
+    one process fits.
+    """
     told: dict[Process, set[tuple[str | None, str | None]]] = defaultdict(set)
     for window in windows:
         writer = (window["boot_id"], window["pid_namespace"])
@@ -254,7 +268,7 @@ def with_machines(inputs: Iterable[Input], windows: Iterable[Mapping[str, Any]])
 
 
 def _began_in(window: Mapping[str, Any], step: int) -> int:
-    """In which step the capture began that a window of `step` is in."""
+    """Return the step in which the capture of a window of `step` started."""
     capture = window.get("capture")
     first = capture.get("step") if isinstance(capture, dict) else None
     return first if type(first) is int else step

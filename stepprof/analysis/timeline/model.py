@@ -1,7 +1,8 @@
-"""What a trace amounts to once it is read: columns of times, names and tracks. Every reader makes it, every writer and analysis takes it.
+"""The data of a trace after reading: columns of times, names and tracks.
 
-Times are nanoseconds since the Unix epoch on the common clock of the timeline (the clock of the process that compared the others with its own), in int64: a float
-of absolute microseconds is wrong by a quarter of one.
+Every reader returns it; every writer and analysis takes it. Times are nanoseconds since the Unix
+epoch on the common clock of the timeline (the clock of the process that compared the others with
+its own), in int64: a float of absolute microseconds has an error of a quarter.
 """
 
 from __future__ import annotations
@@ -34,33 +35,40 @@ Args = bytes | None
 """The raw JSON object of an event's arguments, if it has any."""
 
 TrackKind = Literal["thread", "stream", "async", "sample", "iterations", "counter"]
-"""thread: a thread of the operating system. stream: a stream of a device. async: intervals that may overlap (coroutines, requests); a writer gives them lanes.
-sample: one prompt or trajectory, by ``stepprof.bind(sample=…)``. iterations: the steps of an engine. counter: a value over time."""
+"""The kind of a track.
+
+thread: a thread of the operating system. stream: a stream of a device. async: intervals that may
+overlap (coroutines, requests); a writer assigns lanes to them. sample: one prompt or trajectory, by
+``stepprof.bind(sample=…)``. iterations: the steps of an engine. counter: a value over time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose trace it is, as far as path, manifest and content say."""
+    """The owner of a trace, as far as path, manifest and content state it."""
 
     kind: Literal["rank", "engine", "spans", "trace"]
     """rank: a process that records itself. engine: a worker of an engine. spans: a span file. trace: a file that stepprof did not record."""
     path: str
-    """As it is shown: relative to the run where it lies in one."""
+    """As it is shown: relative to the run if it is in one."""
     role: str | None = None
     rank: int | str | None = None
-    """The global rank; of an engine's worker its rank within the engine; a Ray driver is ``driver``."""
+    """The global rank; for an engine's worker, its rank within the engine; for a Ray driver,
+    ``driver``.
+    """
     replica: int | None = None
     host: str | None = None
     pid: int | None = None
     occurrence: int = 1
     machine: str | None = None
-    """The boot id of the machine; None: not known, and the host's name stands for it."""
+    """The boot id of the machine; None: not known, and the host's name is used instead."""
     pid_namespace: str | None = None
-    """Where `pid` counts: containers of one machine have one each."""
+    """The namespace of `pid`: each container of a machine has its own."""
 
     @property
     def process(self) -> tuple[object, ...]:
-        """What tells the process from all others of the run: machine, namespace of process ids, process id and rank.
+        """Identifies the process in the run: machine, namespace of process ids, process id and
+        rank.
 
         >>> Origin("rank", "x", rank=1, host="localhost", pid=7, machine="a").process
         ('a', None, 7, 1)
@@ -69,7 +77,7 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """What the process is called, without its host.
+        """The name of the process, without its host.
 
         >>> Origin("engine", "x", role="rollout", rank=1, replica=0).label
         'rollout/0 worker 1'
@@ -92,34 +100,45 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How a source came onto the common clock: ``common = own - offset_ns``, right within ``error_ns`` (None: not known)."""
+    """The alignment of a source with the common clock: ``common = own - offset_ns``, with an error
+    of ``error_ns`` (None: not known).
+    """
 
     method: str
-    """``reference`` (its clock is the common one), ``same-host``, ``ping-pong``, ``http-date``, ``collectives`` (estimated from matched collectives), ``assumed`` (given on the command line),
-    ``unmeasured`` (another host, never compared: placed by its own wall clock)."""
+    """The method.
+
+    ``reference`` (its clock is the common one), ``same-host``, ``ping-pong``, ``http-date``,
+    ``collectives`` (estimated from matched collectives), ``assumed`` (given on the command line),
+    ``unmeasured`` (another host, never compared: placed by its own wall clock).
+    """
     offset_ns: int = 0
     error_ns: int | None = 0
     island: str = ""
-    """The clock that the times are on: sources of one island can be compared, those of two cannot. Empty: the common clock; else the machine that nothing connects with it."""
+    """The clock of the times. Sources of one island can be compared, those of two islands cannot.
+
+    Empty: the common clock; otherwise the machine that has no connection with it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where one source lies in a timeline in JSON that `stepprof merge` wrote: a member of gzip, and a process of its own."""
+    """The position of one source in a timeline in JSON that `stepprof merge` wrote: a member of
+    gzip, and a process of its own.
+    """
 
     pid: int
     from_end: int
-    """Bytes from its begin to the end of the file."""
+    """Bytes from its start to the end of the file."""
     bytes: int
     offset_ns: int = 0
-    """How far its own clock is ahead of the one that the timeline is on."""
+    """How far its own clock is ahead of the timeline's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A row of a process: what its slices lie on.
+    """A row of a process, with slices on it.
 
-    ``key`` tells tracks of one source apart (the (pid, tid) of the file, a sample's id); ``order`` sorts within the process, small first.
+    ``key`` distinguishes the tracks of one source (the (pid, tid) of the file, a sample's id); ``order`` sorts within the process, small first.
     """
 
     kind: TrackKind
@@ -130,7 +149,9 @@ class Track:
 
 @dataclass(slots=True)
 class Slices:
-    """Intervals, n of them, in no promised order. ``args`` are the raw JSON objects of the file, or None where they were not kept."""
+    """Intervals, n of them, in any order. ``args`` are the raw JSON objects of the file, or None if
+    they were not kept.
+    """
 
     start: Times
     duration: Times
@@ -147,7 +168,7 @@ class Slices:
         return len(self.start)
 
     def where(self, kept: Flags) -> Slices:
-        """Return those that are kept."""
+        """Return the selected ones."""
         times = _kept(self.start, kept), _kept(self.duration, kept)
         return Slices(
             *times,
@@ -160,7 +181,7 @@ class Slices:
 
 @dataclass(slots=True)
 class Instants:
-    """Moments: marks, and what else a trace says of a point in time."""
+    """Points in time: marks, and other instants of a trace."""
 
     time: Times
     name: Indices
@@ -172,7 +193,7 @@ class Instants:
         return len(self.time)
 
     def where(self, kept: Flags) -> Instants:
-        """Return those that are kept."""
+        """Return the selected ones."""
         return Instants(
             _kept(self.time, kept),
             _kept(self.name, kept),
@@ -184,7 +205,7 @@ class Instants:
 
 @dataclass(slots=True)
 class Counters:
-    """Values over time; ``track`` is of kind ``counter`` and carries the name."""
+    """Values over time; ``track`` is of kind ``counter`` and has the name."""
 
     time: Times
     value: npt.NDArray[np.float64]
@@ -194,13 +215,15 @@ class Counters:
         return len(self.time)
 
     def where(self, kept: Flags) -> Counters:
-        """Return those that are kept."""
+        """Return the selected ones."""
         return Counters(_kept(self.time, kept), _kept(self.value, kept), _kept(self.track, kept))
 
 
 @dataclass(slots=True)
 class Flows:
-    """Arrows: each from the slice that encloses (``start``, ``start_track``) to the one that encloses (``end``, ``end_track``)."""
+    """Arrows: each from the slice around (``start``, ``start_track``) to the slice around (``end``,
+    ``end_track``).
+    """
 
     start: Times
     start_track: Indices
@@ -214,7 +237,7 @@ class Flows:
 
 @dataclass(slots=True)
 class Source:
-    """One trace, read and placed."""
+    """A trace that was read and placed on the common clock."""
 
     origin: Origin
     alignment: Alignment
@@ -226,22 +249,26 @@ class Source:
     counters: Counters
     flows: Flows
     findings: list[str] = field(default_factory=list)
-    """What is wrong with it, one sentence each; what is right is here all the same."""
+    """Problems of the file, one sentence each; the valid events are here all the same."""
     whole: bool = True
-    """Whether all events of the file were read. Where it is damaged, breaks off or holds more than the memory allows, what is absent shows nothing: a trace lies thread by thread in its file, not by time."""
+    """Whether all events of the file were read. If it is damaged, truncated or larger than the
+    memory limit, the absence of an event shows nothing: a file is sorted by thread, not by time.
+    """
     metadata: dict[str, object] = field(default_factory=dict)
-    """What the file states about itself at its top level, without the events: small values only."""
+    """Facts that the file states at its top level, without the events: small values only."""
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """The first and the last moment of its events; None: it has none."""
+        """The first and last time of its events; None without events."""
         slices, times = self.slices, (self.instants.time, self.counters.time)
         begins = [int(column.min()) for column in (slices.start, *times) if len(column)]
         ends = [int(column.max()) for column in (slices.start + slices.duration, *times) if len(column)]
         return (min(begins), max(ends)) if begins else None
 
     def parts(self, slices: Flags, instants: Flags, counters: Flags) -> Source:
-        """Return the source with the chosen slices, instants and counters; flows go with the slices that they join."""
+        """Return the source with the chosen slices, instants and counters; flows follow the slices
+        that they connect.
+        """
         return replace(
             self,
             slices=self.slices.where(slices),
@@ -251,7 +278,7 @@ class Source:
 
 
 def _kept(column: npt.NDArray[Kind], kept: Flags) -> npt.NDArray[Kind]:
-    """A column that stays whole is not copied."""
+    """Return the selected rows of a column; a column that stays whole is not copied."""
     return column if kept.all() else column[kept]
 
 

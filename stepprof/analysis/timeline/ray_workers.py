@@ -1,7 +1,9 @@
-"""Work on one source each, as tasks of a Ray cluster: on the node where the source lies, so that only what is made of it travels.
+"""Process sources as tasks of a Ray cluster, each on the node that has the file: only the results
+are transferred.
 
-What only this module knows: that a node is looked for by whether it sees the file, and among those that do by the host that recorded it; and that such a task asks for no processor, since those of a
-cluster that trains are all taken.
+Only this module knows how to choose a node: it must see the file, and the host that recorded it is
+preferred. It also knows that such a task requests no processor, since training occupies all of
+those.
 """
 
 from __future__ import annotations
@@ -24,17 +26,19 @@ __all__ = ["Cluster"]
 
 Result = TypeVar("Result")
 LOOK_SECONDS = 60.0
-"""How long a node is waited for that is asked which files it sees."""
+"""The time limit for asking a node which files it sees."""
 KNOCK_SECONDS = 10.0
 BESIDE = 2
-"""Tasks on one node at once: each needs the memory of one source, beside whatever trains there."""
+"""Concurrent tasks on one node. Each needs the memory of one source, in addition to training on
+that node.
+"""
 
 
 class Cluster:
-    """A Ray cluster that does what `each_in_worker` does with processes of this machine.
+    """A Ray cluster that runs the work of `each_in_worker` instead of processes of this machine.
 
     Args:
-        address: as `ray.init` takes it; "auto": $RAY_ADDRESS, else the cluster of this machine. A program that is connected already stays so.
+        address: as `ray.init` takes it; "auto": $RAY_ADDRESS, else the cluster of this machine. A program that is connected already stays connected.
 
     Raises:
         ConfigError: Ray is not installed, or no cluster answers.
@@ -78,18 +82,19 @@ class Cluster:
         progress: Callable[[int, int], None] | None = None,
         taken: Callable[[int, Any], Any] | None = None,
     ) -> list[Any]:
-        """Call `function(*task)` for each task on a node that sees the files of its input; here, where no node does.
+        """Call `function(*task)` for each task on a node that sees the files of its input, or here
+        if no node does.
 
         Args:
             function: of a module that is installed on the nodes.
             tasks: the arguments of each call; the first is the `Input`.
-            sizes: bytes of each; the largest begin first.
-            workers: tasks at once on a node.
+            sizes: bytes of each; the largest start first.
+            workers: concurrent tasks on a node.
             progress: called with (tasks done, all tasks) after each.
-            taken: gets the number and the result as it arrives, and gives what is kept of it: results need not be in memory together.
+            taken: called with the index and the result of each task; returns the part to keep, so that not all results are in memory.
 
         Returns:
-            What each call returned, in order, or `Failed` where it or its node did not live to return it.
+            The result of each call, in order; `Failed` if the task or its node died.
         """
         results: dict[int, Any] = {}
 
@@ -137,12 +142,16 @@ class Cluster:
         running[self._on(node, call).remote(function, tasks[number])] = (number, node)
 
     def _on(self, node: str, function: Callable[..., Any]) -> Any:
-        """The function as a task on that node and no other."""
+        """Return the function as a task on that node only."""
         options = {"num_cpus": 0, "max_retries": 1, "scheduling_strategy": self._affinity(node, soft=False)}
         return self._ray.remote(function).options(**options)
 
     def elsewhere(self, runs: Sequence[Path], step: int | None) -> list[Gathered]:
-        """What each node has of a step under the paths of a run, as `stepprof.analysis.timeline.find.find` takes it: of the last one that any of them has, where none is named."""
+        """Return what each node has of a step under the paths of a run; by default of the last step
+        on any node.
+
+        `stepprof.analysis.timeline.find.find` takes it.
+        """
         paths = [str(run) for run in runs]
         run_ids = [(read_run(run).get("run_id"), evidence_of(run)) for run in runs]
         recorded = {number for run in runs for number in steps(run)}
@@ -151,23 +160,27 @@ class Cluster:
         if step is None:
             step = max(recorded, default=None)
         if step not in recorded:
-            return []  # who asked says which there are
+            return []  # the caller knows which steps exist
         found = self._everywhere(gathered_there, paths, run_ids, step)
         return [part for _, parts in sorted(found.items()) for part in parts]
 
     def _everywhere(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-        """What a function returns on each node; without those that do not answer in time, or have no stepprof."""
+        """Return the result of a function on each node, without nodes that do not answer in time or
+        lack stepprof.
+        """
         alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
         asked = {self._on(node, function).remote(*arguments): node for node in alive}
         answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)
         answers: dict[str, Any] = {}
         for each in answered:
-            with contextlib.suppress(self._ray.exceptions.RayError):  # a node that leaves: the others do it
+            with contextlib.suppress(
+                self._ray.exceptions.RayError
+            ):  # the node has left the cluster: use the others
                 answers[asked[each]] = self._ray.get(each)
         return answers
 
     def _places(self, inputs: Sequence[Input], sizes: Sequence[int]) -> list[str | None]:
-        """A node for each input; None where none sees it."""
+        """Return a node for each input; None if no node sees it."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         sees = {
             node: [size == wanted.bytes for size, wanted in zip(found, inputs, strict=True)]
@@ -190,19 +203,21 @@ class Cluster:
 
 
 def steps_there(runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]]) -> list[int]:
-    """The steps that the directories of a run have here. Runs on a node."""
+    """Return the steps of a run's directories on this node. Runs on a node."""
     return [number for run in _same(runs, run_ids) for number in steps(run)]
 
 
 def gathered_there(
     runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]], step: int
 ) -> list[Gathered]:
-    """What the directories of a run have of a step here. Runs on a node."""
+    """Return what a run's directories on this node have of a step. Runs on a node."""
     return [gather(run, step) for run in _same(runs, run_ids) if step in steps(run)]
 
 
 def _same(runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]]) -> list[Path]:
-    """Those of the directories that are here, and of that run: another job may have used the path on this node."""
+    """Return the directories that exist here and belong to the run: another job may have used the
+    path on this node.
+    """
     there = [(Path(run), *told) for run, told in zip(runs, run_ids, strict=True)]
     return [
         run
@@ -212,7 +227,7 @@ def _same(runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]]) -> li
 
 
 def seen(paths: Sequence[Sequence[str]]) -> list[int | None]:
-    """How large the files of each input are here, together; None where one is not here. Runs on a node."""
+    """Return the total size of each input's files here; None if one is missing. Runs on a node."""
     sizes: list[int | None] = []
     for files in paths:
         try:
@@ -230,6 +245,8 @@ def _knock(address: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    """The last line of a task's traceback says what happened; of anything else the first."""
+    """Return the error of a failed task: the last line of a traceback, or the first line of other
+    text.
+    """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1] if "Traceback" in str(error) else lines[0]

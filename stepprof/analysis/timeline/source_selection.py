@@ -1,4 +1,4 @@
-"""Which of the sources are meant: those of some roles and some ranks."""
+"""Select the sources of some roles and ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ Manifests = Sequence[Mapping[str, Any]]
 
 
 def of_roles(inputs: Sequence[Input], manifests: Manifests, roles: Collection[str]) -> list[Input]:
-    """The sources of these roles, and the spans. A role whose windows joined the capture of another one is the part of that from its first window to its last.
+    """Return the sources of these roles, and the spans.
+
+    The windows of a role may be in the capture of another role. Then the part from its first to its
+    last window is selected.
 
     Raises:
-        ConfigError: nothing was recorded of one of them; names the nearest, or all that there are.
+        ConfigError: nothing was recorded of one role; the message lists the closest name or all roles.
     """
     joined = [
         window for manifest in manifests for window in manifest["windows"] if window["status"] == "joined"
@@ -46,10 +49,10 @@ def of_roles(inputs: Sequence[Input], manifests: Manifests, roles: Collection[st
 
 
 def of_ranks(inputs: Sequence[Input], ranks: Ranks) -> list[Input]:
-    """The sources of these ranks, and the engines, whose workers are not ranks.
+    """Return the sources of these ranks, and the engines: their workers are not ranks.
 
     Raises:
-        ConfigError: there are ranks, and none of these; names those that there are.
+        ConfigError: there are ranks, but none of these; the message lists the recorded ones.
     """
     kept = [each for each in inputs if each.origin.kind == "engine" or each.origin.rank in ranks]
     known = {

@@ -1,4 +1,6 @@
-"""Span files: the regions, windows, marks and counters of every step, from stepprof's own rolling files to a Source per process."""
+"""Read span files: the regions, windows, marks and counters of every step, from rolling files to a
+Source per process.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,10 @@ class SpanFiles:
 
 
 def span_files(folder: Path) -> list[SpanFiles]:
-    """The span files in a folder, those of one process together; in the order of the ranks, a driver first. Raises OSError where there is a folder that cannot be read."""
+    """Return the span files in a folder, those of one process together, by rank, a driver first.
+
+    Raise OSError if the folder cannot be read.
+    """
     groups: dict[_Writer, list[tuple[int, Path]]] = {}
     try:
         found = [(file, _NAME.fullmatch(readable(file.name))) for file in folder.iterdir()]
@@ -128,16 +133,17 @@ def read_spans_of(
 ) -> Source:
     """Read the spans of one process.
 
-    A span lies on the track of its thread; of a coroutine, which others may overlap, on the track of all of those. One that is bound to a sample lies on the track of that sample as well.
+    A span is on the track of its thread. Spans of coroutines may overlap and have a track of their
+    own. A span that is bound to a sample is also on the track of that sample.
 
     Args:
         paths: the files of one process.
-        step: spans of this step alone; None: all.
-        origin: whose they are.
-        alignment: how its host's clock is brought onto the common one.
-        roles: spans of these, and of none; None: all.
-        portion: of the occurrences of the step, the one that is meant; None: all of them.
-        args: keep attributes (with the step, the role and the kind) as arguments.
+        step: only spans of this step; None: all.
+        origin: of the spans.
+        alignment: alignment of its host's clock with the common one.
+        roles: spans of these roles, and those without a role; None: all.
+        portion: the selected occurrence of the step; None: all of them.
+        args: whether to keep attributes (with the step, the role and the kind) as arguments.
     """
     reader = _Reader(args, roles)
     for path in paths:
@@ -167,7 +173,7 @@ class _Reader:
         self.windows: list[SpanWindow] = []
 
     def keep_within(self, bounds: tuple[int, int]) -> None:
-        """Leave out what begins before or after."""
+        """Leave out spans that start outside of the bounds."""
         begin, end = bounds
         self.slices = [each for each in self.slices if begin <= each[0] < end]
         self.instants = [each for each in self.instants if begin <= each[0] < end]
@@ -181,7 +187,7 @@ class _Reader:
                     continue
                 span = _decoded(line)
                 if span is None:
-                    # a last line that is not whole: its process was writing it, or was killed
+                    # an incomplete last line: its process was writing it, or was killed
                     damaged += line.endswith(b"\n")
                     continue
                 if step is not None and span.step == step and span.kind == "window":
@@ -233,7 +239,9 @@ class _Reader:
 
     @staticmethod
     def _args(span: _Span) -> bytes:
-        """The attributes, and before them whose span it is; an attribute of the same name is the user's and wins."""
+        """Return the attributes after the owner of the span; an attribute of the same name is the
+        user's and replaces it.
+        """
         attributes = bytes(span.attrs).strip()
         fields: dict[str, object] = {"step": span.step, "role": span.role, "kind": span.kind}
         if span.error:
@@ -288,7 +296,7 @@ class _Reader:
 
 
 def _decoded(line: bytes) -> _Span | None:
-    """Return the span of a line; None where it is damaged."""
+    """Return the span of a line; None if it is damaged."""
     try:
         return _span.decode(line)
     except DECODE_ERRORS:

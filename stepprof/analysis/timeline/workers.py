@@ -1,7 +1,8 @@
-"""Work on one source each, in processes beside each other.
+"""Process sources in several processes, one source at a time in each.
 
-What only this module knows: a worker can die (out of memory, of a signal), and takes with it what the others of its pool were at; so what was lost is done again, each in a process of its own, and only
-what dies there too has failed. Workers are spawned, never forked: that works everywhere, and inherits nothing.
+Only this module knows that a worker can die (out of memory, by a signal) and takes the tasks of its
+pool with it. Lost tasks are repeated, each in a process of its own; only a task that dies again has
+failed. Workers are spawned, never forked: that works everywhere, and inherits nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ __all__ = ["Failed", "call", "each_in_worker"]
 
 Result = TypeVar("Result")
 SMALL = 4 << 20
-"""Bytes in all below which starting a process takes longer than the work."""
+"""Total bytes below which starting a process takes longer than the work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a task brought that its worker did not survive, or that raised."""
+    """The result of a task that raised an exception, or during which its worker died."""
 
     reason: str
 
@@ -41,14 +42,14 @@ def each_in_worker(
     """Call `function(*task)` for each task.
 
     Args:
-        function: of a module, so that a worker finds it; it and the tasks are pickled.
+        function: at module level, so that a worker finds it; it and the tasks are pickled.
         tasks: the arguments of each call.
-        sizes: bytes of each; the largest begin first.
-        workers: processes at most, 1: all in this one; None: as many as there are cores, and none where there is little to do.
+        sizes: bytes of each; the largest start first.
+        workers: the largest number of processes; 1: only this one; None: one per core, and only this one for small inputs.
         progress: called with (tasks done, all tasks) after each.
 
     Returns:
-        What each call returned, in order.
+        The result of each call, in order.
     """
     results: dict[int, Result | Failed] = {}
 
@@ -79,7 +80,7 @@ def _in_pool(
     count: int,
     note: Callable[[int, Result | Failed], None],
 ) -> None:
-    """Do some tasks; with a worker that dies, all that have not ended are left."""
+    """Run some tasks. If a worker dies, all tasks that have not ended are left."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, context, initializer=keep_freed_memory) as pool:
         futures: dict[Future[Result | Failed], int] = {}
@@ -95,16 +96,16 @@ def _in_pool(
 
 
 def call(function: Callable[..., Result], task: tuple[Any, ...]) -> Result | Failed:
-    """Call `function(*task)`; an error of what is in a source becomes a `Failed`."""
+    """Call `function(*task)`; return `Failed` for an error caused by the content of a source."""
     try:
         return function(*task)
     except (MemoryError, ValueError, ArithmeticError, LookupError, TypeError) as error:
-        # one source must not take the others with it, whatever is in it
+        # one source must not affect the others, whatever it contains
         return Failed(f"{type(error).__name__}: {error}")
 
 
 def _cores() -> int:
     try:
-        return len(os.sched_getaffinity(0))  # what a container or a scheduler leaves of the machine
+        return len(os.sched_getaffinity(0))  # the processors that a container or a scheduler allows
     except AttributeError:  # macOS, Windows
         return os.cpu_count() or 1
