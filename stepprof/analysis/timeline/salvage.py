@@ -1,9 +1,9 @@
 """Recover the intact events of a damaged text: a truncated file, a flipped bit, a name that Kineto
 did not escape.
 
-The text is divided where one event seems to end and the next to begin. Parts that do not decode are
-halved down to single events. If an apparent border is inside an event (a list of tables in its
-arguments), the parts are joined again.
+The text is divided where one event seems to end and the next to begin, and each part is decoded by
+itself. If an apparent border is inside an event (a list of tables in its arguments), the parts are
+joined again.
 """
 
 from __future__ import annotations
@@ -82,14 +82,15 @@ def salvage(
         parts = _parts(sound)
     found: Salvaged[Event] = Salvaged(repaired=escaped)
     failed: list[bytes] = []
-    for events, part in _halved(parts, decode, found, loosely):
-        if events is None:
+    for part in parts:
+        event = _one(part, decode, found, loosely)
+        if event is None:
             failed.append(part)
             continue
         left = _join(failed, found, decode, loosely)
         found.damaged += _count(left)
         failed.clear()
-        found.events += events
+        found.events.append(event)
     left = _join(failed, found, decode, loosely)
     if more:
         found.rest = b",".join(left[-_JOINED:])
@@ -97,26 +98,6 @@ def salvage(
     found.damaged += _count(left)
     found.last_damaged = bool(left)
     return found
-
-
-def _halved(
-    parts: Sequence[bytes], decode: Decode[Event], found: Salvaged[Event], loosely: Loosely[Event]
-) -> Iterator[tuple[list[Event] | None, bytes]]:
-    """Yield the events of parts that decode, and single parts that do not, in order."""
-    stack = [(0, len(parts))]
-    while stack:
-        start, end = stack.pop()
-        if end - start == 1:
-            event = _one(parts[start], decode, found, loosely)
-            yield None if event is None else [event], parts[start]
-            continue
-        try:
-            events = decode(b"[%b]" % b",".join(parts[start:end]))
-        except DECODE_ERRORS:
-            middle = (start + end) // 2
-            stack += [(middle, end), (start, middle)]
-        else:
-            yield events, b""
 
 
 def _join(
