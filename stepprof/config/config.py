@@ -1,7 +1,8 @@
-"""What to record, when, where, and within which bounds: the whole configuration, checked when it is made.
+"""The whole configuration: what to record, when, where, and within which limits. It is checked when it
+is made.
 
-`Config` is what the user asked for, in whatever form is handy ("2, 10-12", [2, 10], "2GiB"). The policies of all roles are resolved on construction, so that a
-mistake shows at once and the training loop only looks one up.
+`Config` accepts several forms of a value ("2, 10-12", [2, 10], "2GiB"). It resolves the policies of all
+roles on construction, so a mistake raises at once, and the training loop only looks a policy up.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ __all__ = [
 ]
 
 OWN_TABLES: dict[str, type[Any]] = {"watch": WatchOptions, "otel": OtelOptions}
-"""The tables that hold for the process as a whole, whatever the role."""
+"""The tables of the whole process: they have no role."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,51 +84,55 @@ class Config:
     enabled: bool = True
     """False switches everything off, in every role: no captures and no spans."""
     output_dir: str | os.PathLike[str] = checked("stepprof-runs", folder)
-    """The folder under which each run gets a folder of its own."""
+    """The folder of all runs."""
     steps: Steps | str | int | Sequence[int | str] = "none"
-    """Which steps are recorded, in the caller's own numbering."""
+    """The steps to record, in the caller's own numbering."""
     ranks: Ranks | str | int | Sequence[int | str] = "0"
-    """Which global ranks record."""
+    """The global ranks that record."""
     backend: str | Sequence[str] = "torch"
-    """What records: torch, npu, nsys, memory, null, or a list of those that can run together."""
+    """The backend: torch, npu, nsys, memory, null, or a list of backends that can run together."""
     capture_per: str = "step"
-    """What one capture covers: "step" (the outermost window), "role", or "region" (each of the named regions)."""
+    """The extent of one capture: "step" (the outermost window), "role", or "region" (each of the named
+    regions).
+    """
     regions: Sequence[str] = ()
     """With capture_per = "region": the names of the regions."""
     join_steps: bool = False
-    """Whether consecutive selected steps are one capture."""
+    """Record consecutive selected steps as one capture."""
     schedule: Schedule | Mapping[str, object] | str | None = None
-    """Which entries of a region inside a window are captured; None: the whole window."""
+    """The entries of a region inside a window that are captured; None: the whole window."""
     max_seconds: float | str = 600.0
-    """Cap on one capture, in seconds since the profiler runs; "none" for no cap."""
+    """Cap on one capture, in seconds of recording; "none": no cap."""
     max_bytes: int | str = "2GiB"
-    """Cap on one artifact, where its size can be told; "none" for no cap."""
+    """Cap on one artifact, if its size is known in advance; "none": no cap."""
     min_free_memory: MemoryFloor | str | int = "10%"
     """A capture ends when less of the host's memory than this is free: a share, a size, or "none"."""
     export: str = "auto"
     """Where export jobs run: "auto", "inline", "fork" or "thread"."""
     engine_start_timeout_seconds: float = 5.0
-    """How long the start of an engine's capture is waited for; training waits meanwhile."""
+    """Timeout for the start of an engine's capture; training waits meanwhile."""
     engine_stop_timeout_seconds: float = 60.0
-    """How long the stop of an engine's capture is waited for."""
+    """Timeout for the stop of an engine's capture."""
     spans: bool = True
-    """Whether the regions of every step are kept and written to rolling files."""
+    """Write the regions of every step to rolling files."""
     strict: bool = False
-    """Raise where stepprof would otherwise degrade and log; for tests and CI."""
+    """Raise instead of logging and going on; for tests and CI."""
     on_complete: str | Sequence[str] | None = checked(None, command)
-    """A command to run, on one rank, when a step is recorded on all of them."""
+    """A command that one rank runs when all ranks have recorded a step."""
     on_complete_when: str = checked("step", choice("step", "run"))
-    """When on_complete is run: after each recorded "step", or once at the end of the "run"."""
+    """When on_complete runs: after each recorded "step", or once at the end of the "run"."""
     on_complete_timeout_seconds: float = checked(60.0, seconds)
-    """How long on_complete may take; then it is killed, with all that it has started."""
+    """Timeout of on_complete; then the command and everything it started are killed."""
     upload: str | None = checked(None, upload_url)
-    """Where artifacts and manifests are uploaded to, such as "s3://bucket/prefix"; needs stepprof[upload]."""
+    """The URL that artifacts and manifests are uploaded to, such as "s3://bucket/prefix"; needs
+    stepprof[upload].
+    """
     upload_timeout_seconds: float = checked(600.0, seconds)
-    """How long the upload of what one process has recorded of a step may take, all tries together."""
+    """Timeout for the upload of one process's recordings of a step, with all tries."""
     keep_steps: int | None = checked(None, whole(1))
-    """The artifacts of so many recorded steps are kept, the latest ones; those of older ones are deleted."""
+    """How many recorded steps keep their artifacts; older artifacts are deleted."""
     keep_bytes: int | str | None = checked(None, byte_size)
-    """How many bytes of artifacts are kept in the run; those of the oldest steps are deleted first."""
+    """How many bytes of artifacts the run keeps; the oldest steps are deleted first."""
     torch: TorchOptions | Mapping[str, object] = field(default_factory=TorchOptions)
     """Options of the torch backend."""
     npu: NpuOptions | Mapping[str, object] = field(default_factory=NpuOptions)
@@ -139,13 +144,13 @@ class Config:
     engine: EngineOptions | Mapping[str, object] = field(default_factory=EngineOptions)
     """Options of attached engines."""
     watch: WatchOptions | Mapping[str, object] = field(default_factory=WatchOptions)
-    """How this process watches itself."""
+    """Options of the watch: alerts on slow steps, slow regions and growing memory."""
     otel: OtelOptions | Mapping[str, object] = field(default_factory=OtelOptions)
-    """Whether and where spans are sent beside the files."""
+    """Options for sending spans to an OpenTelemetry collector."""
     plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
-    """Options of backends that plug-ins bring, by name; in a file each is a table of its own."""
+    """Options of plug-in backends by name; in a file each is a table of its own."""
     roles: Mapping[str, RolePolicy | Mapping[str, object]] = field(default_factory=dict, hash=False)
-    """What is different for single roles, by name."""
+    """Differences of single roles, by name."""
     _policies: Mapping[str | None, Policy] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -169,18 +174,21 @@ class Config:
         put(self, "_policies", policies)
 
     def policy(self, role: str | None) -> Policy:
-        """Return what holds for `role`; for a role that the configuration does not name, and without one: the base."""
+        """Return the policy of `role`; of a role that the configuration does not name, and of no role:
+        the base.
+        """
         return self._policies.get(role) or self._policies[None]
 
     @property
     def off(self) -> bool:
-        """Whether no step of any role can ever be captured."""
+        """Return whether no step of any role can be captured."""
         return all(policy.steps.is_none or policy.ranks.is_none for policy in self._policies.values())
 
     def check_world(self, world_size: int) -> None:
         """Refuse ranks that a world of `world_size` does not have.
 
-        Roles with a table `engine` are left out: their ranks are the engines', and are checked when those are attached.
+        Roles with a table `engine` are not checked here: their ranks belong to engines, and are
+        checked when those are attached.
 
         Raises:
             ConfigError: names the key, the value and the nearest valid rank.
@@ -192,7 +200,7 @@ class Config:
                     role.ranks.check(world_size)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return one line for each heavy combination, with an estimate of what it costs and what to change."""
+        """Return one line for each expensive combination, with an estimate of its cost and a remedy."""
         from stepprof.config.cost_estimates import heavy_combinations, shared_device
 
         found: dict[str, str] = {}
@@ -206,7 +214,7 @@ class Config:
         return tuple(found.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as plain JSON-able data, from which `from_mapping` makes an equal one."""
+        """Return plain JSON-able data; `from_mapping` makes an equal configuration of it."""
         data = {
             name: _plain(getattr(self, name)) for name in keys_of(Config) if name not in ("roles", "plugins")
         }
@@ -238,7 +246,7 @@ class Config:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Config:
-        """Read the file that $STEPPROF_CONFIG names, where it is set, and put the other STEPPROF_* variables on top."""
+        """Read the file in $STEPPROF_CONFIG, if set, then apply the other STEPPROF_* variables."""
         path = environ.get(loaders.CONFIG_VARIABLE)
         if path:
             with loaders.from_variable(loaders.CONFIG_VARIABLE, path):
@@ -258,11 +266,12 @@ def load(
     config: Config | Mapping[str, object] | str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """Return the configuration that `stepprof.init` was asked for.
+    """Return the configuration for `stepprof.init`.
 
-    A path is a TOML file. None takes everything from the environment: the file that $STEPPROF_CONFIG names, then $STEPPROF_STEPS, $STEPPROF_RANKS,
-    $STEPPROF_BACKEND and $STEPPROF_OUTPUT_DIR on top of it; without any of them nothing is recorded. STEPPROF=0 switches everything off: what is
-    configured is then not even read, so that it works for a broken configuration too.
+    A path is a TOML file. None: the environment. That is the file in $STEPPROF_CONFIG, then
+    $STEPPROF_STEPS, $STEPPROF_RANKS, $STEPPROF_BACKEND and $STEPPROF_OUTPUT_DIR; without any of
+    them nothing is recorded. STEPPROF=0 switches everything off. The configuration is not read
+    then, so this also works if it is broken.
 
     >>> load({"steps": [2, 10]}, environ={}).off, load({"steps": [2, 10]}, environ={"STEPPROF": "0"}).off
     (False, True)
@@ -291,7 +300,7 @@ def _role(name: str, role: object) -> RolePolicy:
 
 
 def _plain(value: object) -> object:
-    """Return a settled value as JSON-able data."""
+    """Return a checked value as JSON-able data."""
     if dataclasses.is_dataclass(value) and not isinstance(value, Steps | Ranks | MemoryFloor | type):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
-"""What a configuration will weigh: which combinations are heavy, and an estimate of each.
+"""Estimate the cost of expensive configurations.
 
-The figures were measured with torch 2.13: 1.3 kB of trace per op, 4.3 kB with every option on, and 3.9 kB per op held in host memory until the export.
-The number of ops of a step is not known beforehand; 100,000 per rank is the stated assumption, and every message says so.
+Measured with torch 2.13: 1.3 kB of trace per op, 4.3 kB with every option, and 3.9 kB per op in
+host memory until the export. The number of ops of a step is unknown in advance. Every message
+states its assumption: 100,000 per rank.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ASSUMPTION = f"assuming {OPS_PER_STEP:,} ops per rank and step"
 
 
 def heavy_combinations(policy: Policy) -> Iterator[str]:
-    """Yield a line for each heavy combination in `policy`."""
+    """Yield a line for each expensive combination in `policy`."""
     if policy.steps.is_none or policy.ranks.is_none:
         return
     if "torch" in policy.backend:
@@ -37,7 +38,9 @@ def heavy_combinations(policy: Policy) -> Iterator[str]:
 
 
 def shared_device(policy: Policy) -> Iterator[str]:
-    """Yield a line where a role's process and its engine would record an Ascend device at once, and where an engine's devices are for nothing."""
+    """Yield a line if a role's process and its engine would record an Ascend device at once, and if an
+    engine's devices have no effect.
+    """
     if policy.steps.is_none or policy.ranks.is_none:
         return
     if policy.engine.devices and "npu" not in (policy.engine.backend or ()):

@@ -1,7 +1,7 @@
-"""Where a configuration comes from: a TOML file, an OmegaConf node, the environment.
+"""Read configurations: a TOML file, an OmegaConf node, the environment.
 
-This module turns each into plain mappings and text, and makes errors say where the value stood. It knows the names of the environment variables, and nothing of
-the keys they stand for beyond their names.
+This module makes plain mappings and strings of each, and names the source in errors. It knows the
+names of the environment variables, and of the keys only their names.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ FACTS = (
     "STEPPROF_BYTES",
     "STEPPROF_UPLOADED_TO",
 )
-"""Variables that a command of ``on_complete`` gets in addition to the run's id; not keys of a configuration."""
+"""Variables of the ``on_complete`` command besides the run's id; no keys of a configuration."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what the TOML file holds.
+    """Return the content of a TOML file.
 
     Raises:
         ConfigError: it is missing (the nearest file is named), unreadable, or no TOML (with the line).
@@ -67,8 +67,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def plain(mapping: object) -> object:
-    """Return an OmegaConf node as plain data with its interpolations resolved; anything else as it is."""
-    omegaconf = sys.modules.get("omegaconf")  # a process that has a node has it loaded
+    """Return an OmegaConf node as plain data with its interpolations resolved, and anything else
+    unchanged.
+    """
+    omegaconf = sys.modules.get("omegaconf")  # a process with a node has it loaded
     if omegaconf is None or not omegaconf.OmegaConf.is_config(mapping):
         return mapping
     try:
@@ -78,7 +80,7 @@ def plain(mapping: object) -> object:
 
 
 def switched_off(environ: Mapping[str, str]) -> bool:
-    """Whether $STEPPROF switches everything off."""
+    """Return whether $STEPPROF switches everything off."""
     value = environ.get(SWITCH, "").strip().lower()
     if value in ("0", "false", "off", "no"):
         return True
@@ -90,7 +92,7 @@ def switched_off(environ: Mapping[str, str]) -> bool:
 
 
 def overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield (variable, key, value) for each variable that sets a key; refuse one that is a misspelt one of ours."""
+    """Yield (variable, key, value) for each variable that sets a key. Refuse a misspelt one."""
     # STEPPROF_STEP alone is a misspelt STEPPROF_STEPS
     known = (*VARIABLES, *FACTS) if "STEPPROF_STATUS" in environ else VARIABLES
     for variable in environ:
@@ -111,7 +113,7 @@ def overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
 
 @contextmanager
 def named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Put the name of the file before an error about one of its keys."""
+    """Put the file's name before errors about its keys."""
     try:
         yield
     except ConfigError as error:
@@ -122,7 +124,7 @@ def named(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def from_variable(variable: str, value: object, key: str | None = None) -> Iterator[None]:
-    """Name the environment variable in an error about what it set."""
+    """Name the environment variable in an error about its value."""
     try:
         yield
     except ConfigError as error:

@@ -1,7 +1,8 @@
-"""Which backends there are: those of the package, and those that other packages bring through the entry-point group `stepprof.backends`.
+"""The names of all backends: the package's own, and those of the entry-point group
+`stepprof.backends`.
 
-Only names: to load a backend is the business of `stepprof.backends`. What is installed is looked up when a name is not one of the package's own, since that reads
-the metadata of every installed package.
+`stepprof.backends` loads them. Entry points are read only for a name that is not the package's own, because
+that reads the metadata of every installed package.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from stepprof.errors import ConfigError, shown
 BUILT_IN = ("torch", "npu", "nsys", "memory", "null")
 GROUP = "stepprof.backends"
 BESIDE_OTHERS = "stepprof.backends.together"
-"""The entry-point group in which a plug-in names its backend once more to say that it can record beside others."""
+"""The entry-point group of plug-in backends that can record together with others."""
 
 _EXCLUSIVE = ("torch", "npu", "nsys")
-"""Two captures of these in one process crash it or rob each other."""
+"""Two captures of these in one process crash it, or lose data."""
 
 
 def backend_names() -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""What holds for one role, and how it comes about: what is different for the role, laid over the base.
+"""Resolve the policy of one role: the differences of the role, applied to the base configuration.
 
-`RolePolicy` is what the user asked for, `Policy` what then holds, with every value concrete; `resolve` makes one of the other and checks what stands together.
+`RolePolicy` is the user's input, `Policy` the result with every value set. `resolve` makes one of the other
+and checks the combination.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ TABLES: dict[str, type[Any]] = {
     "memory": MemoryOptions,
     "engine": EngineOptions,
 }
-"""The tables of options, which a role inherits key by key."""
+"""The tables of options that a role inherits key by key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """What holds for one role: every value concrete. Made by `Config.policy`."""
+    """The resolved configuration of one role, with every value set. Made by `Config.policy`."""
 
     enabled: bool
     steps: Steps
@@ -71,12 +72,14 @@ class Policy:
     plugins: Mapping[str, Mapping[str, object]] = field(hash=False)
 
     def options(self, backend: str) -> Any:
-        """Return the options of `backend`: its dataclass, or the table as it was written where a plug-in brings the backend."""
+        """Return the options of `backend`: its dataclass, or the table as written for a plug-in
+        backend.
+        """
         return getattr(self, backend) if backend in TABLES else self.plugins.get(backend, {})
 
 
 def items(mapping: object, key: str) -> list[tuple[str, object]]:
-    """Return the named tables that stand at `key`; refuse what is no mapping."""
+    """Return the named tables at `key`; refuse what is no mapping."""
     if not isinstance(mapping, Mapping):
         raise ConfigError.at(key, mapping, f"expected tables, such as [{key}.name]")
     return [(str(name), value) for name, value in mapping.items()]
@@ -101,57 +104,44 @@ def _plugin_tables(value: object, key: str) -> dict[str, dict[str, object]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolePolicy:
-    """The keys that differ for one role; None inherits from the `Config`.
+    """The keys that differ for one role; None inherits from the `Config`, which describes them.
 
-    A mapping as a table of options changes single options of the inherited table. An options object replaces the table.
+    A mapping as a table of options changes single options of the inherited table. An options object
+    replaces the table.
 
     >>> RolePolicy(ranks="all", engine={"max_iterations": 32}).ranks
     Ranks(intervals=(), all=True)
     """
 
     enabled: bool | None = None
-    """False leaves the role out."""
+    """False: nothing of the role is recorded."""
     steps: Steps | str | int | Sequence[int | str] | None = checked(None, Steps.parse)
-    """Which steps of this role are recorded."""
     ranks: Ranks | str | int | Sequence[int | str] | None = checked(None, Ranks.parse)
-    """Which global ranks record this role; for an engine's role: the replicas that own them."""
+    """The global ranks that record this role; for an engine's role: the replicas that own them."""
     backend: str | Sequence[str] | None = checked(None, check_backends)
-    """What records this role."""
     capture_per: str | None = checked(None, choice("step", "role", "region"))
-    """What one capture covers: "step", "role" or "region"."""
     regions: Sequence[str] | None = checked(None, _regions)
-    """With capture_per = "region": the names of the regions."""
     join_steps: bool | None = None
-    """Whether consecutive selected steps are one capture."""
     schedule: Schedule | Mapping[str, object] | str | None = checked(None, _schedule)
-    """Which entries of a region are captured; "none" for the whole window."""
+    """A role's "none" is the whole window."""
     max_seconds: float | str | None = checked(None, limit(seconds))
-    """Cap on one capture; "none" for no cap."""
     max_bytes: int | str | None = checked(None, limit(byte_size))
-    """Cap on one artifact; "none" for no cap."""
     min_free_memory: MemoryFloor | str | int | None = checked(None, memory_floor)
-    """The free host memory under which a capture ends."""
     export: str | None = checked(None, choice("auto", "inline", "fork", "thread"))
-    """Where export jobs run."""
     engine_start_timeout_seconds: float | None = checked(None, seconds)
-    """How long the start of an engine's capture is waited for."""
     engine_stop_timeout_seconds: float | None = checked(None, seconds)
-    """How long the stop of an engine's capture is waited for."""
     torch: TorchOptions | Mapping[str, object] | None = None
-    """Options of the torch backend."""
     npu: NpuOptions | Mapping[str, object] | None = None
-    """Options of the npu backend."""
     nsys: NsysOptions | Mapping[str, object] | None = None
-    """Options of the nsys backend."""
     memory: MemoryOptions | Mapping[str, object] | None = None
-    """Options of the memory backend."""
     engine: EngineOptions | Mapping[str, object] | None = None
-    """Options of the engines attached for this role; a role with this table is an engine's, and its ranks are checked against what is attached."""
+    """Options of this role's engines. A role with this table is an engine's: its ranks are checked
+    against the attached engines.
+    """
     plugins: Mapping[str, Mapping[str, object]] | None = checked(None, _plugin_tables)
-    """Options of backends that plug-ins bring, by name; in a file each is a table of its own."""
 
     def __post_init__(self) -> None:
-        """Check every field that is given."""
+        """Check every given field."""
         settle(self)
         for name, table in TABLES.items():
             given = getattr(self, name)
@@ -161,7 +151,7 @@ class RolePolicy:
 
 
 def resolve(base: Any, role: RolePolicy) -> Policy:
-    """Lay what is different for a role over the base (a `Config`), and check what then stands together."""
+    """Apply the differences of a role to the base (a `Config`), and check the combination."""
     values = {
         item.name: _inherit(item.name, getattr(base, item.name), getattr(role, item.name))
         for item in fields(Policy)
@@ -184,19 +174,19 @@ def resolve(base: Any, role: RolePolicy) -> Policy:
 
 
 def _following(engine: EngineOptions, backend: Sequence[str]) -> EngineOptions:
-    """Let an engine record with what its role's backend says; of a backend that no engine has, it says nothing."""
+    """Return an engine's options with the backend of its role, as far as engines have it."""
     if engine.backend is not None:
         return engine
     known = [name for name in backend if name in ENGINE_BACKENDS]
     if "nsys" in known:
         known = [
             "nsys"
-        ]  # a process can keep its allocator's history next to it; an engine takes one of the two
+        ]  # a process can keep its allocator's history in addition; an engine takes one of the two
     return replace(engine, backend=tuple(known) or ("torch",))
 
 
 def _inherit(name: str, base: Any, given: Any) -> Any:
-    """Return the value that holds where a role says `given` and the base says `base`."""
+    """Return the value for a role: `given` by the role, else of the base."""
     if NO_LIMIT in (given, base if given is None else None):
         return None
     if given is None:
@@ -210,7 +200,9 @@ def _inherit(name: str, base: Any, given: Any) -> Any:
 
 
 def arguments(table: type[Any], mapping: object) -> dict[str, Any]:
-    """Return a mapping as arguments of the dataclass; a table that is named like a plug-in's backend goes under `plugins`."""
+    """Return a mapping as arguments of the dataclass. A table named like a plug-in backend goes under
+    `plugins`.
+    """
     if isinstance(mapping, Mapping) and any(_may_be_plugin(table, *item) for item in mapping.items()):
         installed = backend_names()
         theirs = {

@@ -1,6 +1,7 @@
-"""How the keys are checked that say what happens after a recording: a command, a place to upload to.
+"""Check the keys of post-step work: a command, and an upload target.
 
-A URL goes into the run directory with the rest of the configuration, so that one with a secret in it is refused, and is not repeated in the message.
+The configuration is written into the run directory. So a URL with a secret is refused, and not
+repeated in the message.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from stepprof.errors import ConfigError
 
 __all__ = ["command", "upload_url"]
 
-# what fsspec 2026.9 brings; asked for itself where it is installed
+# of fsspec 2026.9; an installed fsspec is asked itself
 _PROTOCOLS = (
     "s3", "gs", "file", "s3a", "gcs", "abfs", "az", "adl", "hdfs", "webhdfs", "oci", "oss", "tos", "hf", "lakefs", "sftp", "ssh", "smb", "ftp", "webdav", "dbfs", "memory",
 )  # fmt: skip
@@ -25,7 +26,8 @@ _VARIABLE = re.compile(r"\$[A-Za-z_{(]|`")
 
 
 def command(value: object, key: str) -> tuple[str, ...]:
-    """A program and its arguments: a list of texts, or one text that is split as a shell would, and read by none.
+    """Accept a program with its arguments: a list of strings, or one string that is split like in a
+    shell. No shell runs it.
 
     >>> command("notify --run 'my run'", "on_complete")
     ('notify', '--run', 'my run')
@@ -36,7 +38,7 @@ def command(value: object, key: str) -> tuple[str, ...]:
             problem = 'expected a command, such as ["./notify.sh", "profiled"], or "./notify.sh profiled"'
             raise ConfigError.at(key, value, problem)
         return _without_nul(parts, value, key)
-    import shlex  # only who writes it as text pays for it
+    import shlex  # imported only for a string
 
     try:
         parts = tuple(shlex.split(value))
@@ -52,7 +54,7 @@ def command(value: object, key: str) -> tuple[str, ...]:
 
 
 def upload_url(value: object, key: str) -> str:
-    """Where artifacts are uploaded to: a URL of a file system that fsspec knows and can write, without a secret in it.
+    """Accept the URL of an upload target: a file system that fsspec can write, without a secret.
 
     >>> upload_url("s3://bucket/profiles/", "upload")
     's3://bucket/profiles'
@@ -92,9 +94,9 @@ def _check_scheme(scheme: str, value: str, key: str) -> None:
         raise ConfigError.at(key, value, problem)
     if scheme not in protocols:
         writable = [name for name in protocols if name not in _NOT_WRITABLE]
-        import difflib  # only a mistake pays for it
+        import difflib  # imported only for a mistake
 
-        # "s4" is as near to many; the usual ones are meant more often
+        # "s4" is close to many names; the usual ones are more likely
         close = difflib.get_close_matches(scheme.lower(), _USUAL, n=1, cutoff=0.5)
         raise ConfigError.at(key, value, f"unknown scheme{nearest(close[0] if close else scheme, writable)}")
 

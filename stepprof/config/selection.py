@@ -1,9 +1,10 @@
-"""Steps and ranks: what "2, 10-12, every 100" and "0-3,8" mean.
+"""Parse selections of steps and ranks: "2, 10-12, every 100" and "0-3,8".
 
-The one module that knows the grammar of a selection. A selection is parsed once, when it is configured, into intervals and periods; what a training loop then
-asks at every step is answered without touching text, and `Steps.next_after` lets a target arm ahead of time.
+A selection is parsed once, into intervals and periods. The training loop's questions at every step
+need no text, and `Steps.next_after` lets a target arm ahead of time.
 
-Step numbers are the caller's own and are never negative. The global ranks of a rollout role are mapped to the engine that owns them by `replica_of`.
+Step numbers are the caller's own and never negative. `replica_of` maps the global ranks of a
+rollout role to the engine that owns them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Steps:
         return cls(_merged(numbers), _irreducible(periods))
 
     def __contains__(self, step: object) -> bool:
-        """Whether `step` is selected."""
+        """Return whether `step` is selected."""
         if not isinstance(step, int) or step < 0:
             return False
         if self.all:
@@ -82,7 +83,7 @@ class Steps:
 
     @property
     def is_none(self) -> bool:
-        """Whether no step can ever be selected."""
+        """Return whether no step can be selected."""
         return not (self.all or self.intervals or self.periods)
 
     def next_after(self, step: int) -> int | None:
@@ -102,12 +103,12 @@ class Steps:
         return max(runs, default=1 if self.periods else 0)
 
     def listed(self) -> Iterator[int]:
-        """Yield, in order, the steps that were asked for by number: each of them is expected to come."""
+        """Yield the listed step numbers in order: each is expected to come."""
         for first, last in self.intervals:
             yield from range(first, last + 1)
 
     def without(self, seen: Iterable[int]) -> Steps:
-        """Return the listed steps that are not among `seen`: those that never came.
+        """Return the listed steps that are not in `seen`: those that never came.
 
         >>> str(Steps.parse("2, 10-12, every 5").without([2, 11]))
         '10,12'
@@ -169,7 +170,9 @@ class Ranks:
         return cls(_merged(numbers))
 
     def __contains__(self, rank: object) -> bool:
-        """Whether `rank` is selected; a process without a rank (a Ray driver, an actor) goes with rank 0."""
+        """Return whether `rank` is selected; a process without a rank (a Ray driver, an actor) counts
+        as rank 0.
+        """
         if self.all:
             return True
         number = 0 if isinstance(rank, str) else rank
@@ -182,7 +185,7 @@ class Ranks:
 
     @property
     def is_none(self) -> bool:
-        """Whether no rank can ever be selected."""
+        """Return whether no rank can be selected."""
         return not (self.all or self.intervals)
 
     def count(self, world_size: int) -> int:
@@ -227,7 +230,7 @@ def replica_of(global_rank: int, gpus_per_replica: int) -> int:
 
 
 def _parts(value: object, key: str, *, example: str) -> list[str]:
-    """Split what was given into the items of the grammar, lower-case and with single spaces."""
+    """Split a selection into its items, in lower case and with single spaces."""
     if isinstance(value, bool) or not isinstance(value, int | str | list | tuple | range | set | frozenset):
         raise ConfigError.at(key, value, f"expected text or a list of numbers, such as {example}")
     if isinstance(value, int):
@@ -259,7 +262,7 @@ def _interval(part: str, value: object, key: str, *, words: tuple[str, ...]) -> 
 
 
 def _nearest_word(part: str, words: tuple[str, ...]) -> str:
-    import difflib  # only a mistake pays for it
+    import difflib  # imported only for a mistake
 
     if re.fullmatch(r"-\s*\d+", part):
         return f'numbers start at 0; did you mean "{part.lstrip("- ")}"?'

@@ -1,7 +1,7 @@
-"""How one configured value is checked: its type, its range, its spelling.
+"""Check configured values: type, range, spelling.
 
-Each check takes what the user wrote and the key where it stands, and returns the value in the one form that the rest of stepprof uses; or it raises a ConfigError
-that says what was probably meant. Nothing here knows which keys there are.
+Each check takes the user's value and its key. It returns the value in its one internal form, or
+raises a ConfigError with a suggestion. This module knows no keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class MemoryFloor:
-    """How much host memory must stay free: a number of bytes, or a share of what the host has.
+    """The host memory that must stay free: a number of bytes, or a share of the host's memory.
 
     >>> MemoryFloor(fraction=0.1).bytes_of(total=64_000_000_000)
     6400000000
@@ -56,8 +56,10 @@ class MemoryFloor:
 
 
 def nearest(value: object, valid: Collection[str], aliases: Mapping[str, str] | None = None) -> str:
-    """Return the tail of a message: the valid name that is closest to `value`, where one is close, and all of them unless they are many."""
-    import difflib  # only a mistake pays for it
+    """Return the end of a message: the closest valid name, if one is close, and all valid names,
+    unless they are many.
+    """
+    import difflib  # imported only for a mistake
 
     folded = {name.lower(): name for name in valid} | dict(aliases or {})
     close = difflib.get_close_matches(str(value).strip().lower(), folded, n=1, cutoff=0.5)
@@ -85,7 +87,7 @@ def flag(value: object, key: str) -> bool:
 
 
 def whole(minimum: int) -> Check:
-    """Accept a whole number that is not below `minimum`."""
+    """Accept an integer that is not below `minimum`."""
 
     def check(value: object, key: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -103,7 +105,7 @@ def whole(minimum: int) -> Check:
 
 
 def whole_numbers(value: object, key: str) -> tuple[int, ...]:
-    """Accept whole numbers from 0 on, or one."""
+    """Accept integers from 0 on, or one."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         value = [value]
     return tuple(whole(0)(each, key) for each in value)
@@ -201,7 +203,7 @@ def choice(*valid: str) -> Check:
 
 
 def names(valid: Collection[str], aliases: Mapping[str, str] | None = None, *, empty: bool = False) -> Check:
-    """Accept a list of names out of `valid`, each once; one without any only where `empty` says so."""
+    """Accept a list of names from `valid`, each once; an empty one only if `empty`."""
 
     def check(value: object, key: str) -> tuple[str, ...]:
         if empty and value in ([], ()):
@@ -216,7 +218,7 @@ def names(valid: Collection[str], aliases: Mapping[str, str] | None = None, *, e
 
 
 def texts(value: object, key: str) -> tuple[str, ...]:
-    """Accept a text or a non-empty list of texts, each once."""
+    """Accept a string or a non-empty list of strings, each once."""
     found = (value,) if isinstance(value, str) else value
     if not isinstance(found, list | tuple) or not all(isinstance(item, str) for item in found):
         raise ConfigError.at(key, value, 'expected a list of names, such as ["a", "b"]')
@@ -233,7 +235,7 @@ def texts(value: object, key: str) -> tuple[str, ...]:
 
 
 def folder(value: object, key: str) -> Path:
-    """Accept the path of a folder; whether it can be made and written shows when a run is opened."""
+    """Accept the path of a folder. Whether it can be written is checked when a run is opened."""
     if not isinstance(value, str | os.PathLike):
         raise ConfigError.at(key, value, 'expected a path, such as "stepprof-runs"')
     text = os.fspath(value)
@@ -243,7 +245,8 @@ def folder(value: object, key: str) -> Path:
 
 
 def role_name(value: object, key: str = "role") -> str:
-    """Accept the name of a role: it becomes part of file names, so letters, digits, `.`, `_` and `-`, at most 64, not beginning with a dot.
+    """Accept the name of a role, which becomes part of file names: letters, digits, `.`, `_` and `-`,
+    at most 64, not beginning with a dot.
 
     >>> role_name("actor")
     'actor'
@@ -275,8 +278,8 @@ def _is_role_name(value: str) -> bool:
 
 
 def _near_unit(unit: str) -> str:
-    """Return how the unit nearest to `unit` is written."""
-    import difflib  # only a mistake pays for it
+    """Return the spelling of the nearest unit."""
+    import difflib  # imported only for a mistake
 
     written = (
         {"b": "B"} | {f"{c}ib": f"{c.upper()}iB" for c in "kmgt"} | {f"{c}b": f"{c.upper()}B" for c in "kmgt"}
@@ -285,7 +288,7 @@ def _near_unit(unit: str) -> str:
 
 
 def checked(default: Any, check: Check) -> Any:
-    """Return a dataclass field with the check of its value, which `settle` applies."""
+    """Return a dataclass field with the check of its value; `settle` applies it."""
     return field(default=default, metadata={"check": check})
 
 
@@ -309,18 +312,20 @@ def settle(table: Any, *, like: type[Any] | None = None) -> None:
 
 
 def keys_of(table: type[Any]) -> tuple[str, ...]:
-    """Return the keys that a table of this dataclass may have."""
+    """Return the keys of a table of this dataclass."""
     return tuple(item.name for item in fields(table) if item.init)
 
 
 def read_table(table: type[_Table], mapping: object, key: str) -> _Table:
-    """Make the dataclass `table` of a mapping that stands at `key`."""
+    """Make the dataclass `table` of the mapping at `key`."""
     with under(key):
         return table(**known_keys(table, mapping))
 
 
 def known_keys(table: type[Any], mapping: object) -> dict[str, Any]:
-    """Return the mapping without its Nones, which are as if absent; refuse what is no mapping, and keys that the dataclass does not have or lacks."""
+    """Return the mapping without None values. Refuse what is no mapping, unknown keys and missing
+    keys.
+    """
     valid = keys_of(table)
     if not isinstance(mapping, Mapping):
         raise ConfigError.at("", mapping, f"expected a table of: {', '.join(valid)}")
@@ -340,7 +345,7 @@ def _is_required(item: Field[Any]) -> bool:
 
 @contextmanager
 def under(table: str) -> Iterator[None]:
-    """Put the keys of the errors raised inside under `table`."""
+    """Put the keys of inner errors under `table`."""
     try:
         yield
     except ConfigError as error:

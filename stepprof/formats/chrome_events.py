@@ -1,11 +1,12 @@
-"""Annotations as trace events, in JSON that every viewer reads.
+r"""Convert annotations to trace events, in JSON that every viewer reads.
 
-A region that awaits, a window of another step, an attribute: none of them fits on a thread's stack of slices. They become asynchronous events, instants and counters of the
-category ``stepprof``. What only this module knows: what the viewers choke on.
+A region that awaits, a window of another step, or an attribute does not fit on a thread's stack of
+slices. They become asynchronous events, instants and counters of the category ``stepprof``. Viewers
+have these limits:
 
-* Slices of one thread that overlap without nesting are dropped; so intervals are pairs of begin and end, each with an id of its own.
-* A negative ``ts`` is dropped, and absolute microseconds do not fit into a float: times are relative to the base of the file, with exactly three decimals.
-* Perfetto does not decode ``\\u`` in names, loses the whole file over a string that ends in a backslash, and NaN is no JSON.
+* Slices of one thread that overlap without nesting are dropped. So intervals are pairs of begin and end, each with its own id.
+* A negative ``ts`` is dropped, and absolute microseconds do not fit into a float. So times are relative to the base of the file, with exactly three decimals.
+* Perfetto does not decode ``\u`` in names, and loses the whole file over a string that ends in a backslash. NaN is no JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stepprof.run.model import Annotation
 
 __all__ = ["encoded", "events"]
 
-_DEEPEST = 8  # attributes are small; a list that holds itself has no end
+_DEEPEST = 8  # attributes are small; a list that contains itself has no end
 
 
 def events(

@@ -29,7 +29,7 @@ _LONGEST_LINE = 1 << 24
 EVENT = b'"ph":'
 """Each event has this once; inside a string its quotation marks would be escaped."""
 _METADATA = re.compile(rb'\s*"[^"\n]+": .+,\r?\n')
-# a name that ends before its line does, or holds a backslash; where other keys follow on the line, as older Kinetos write it, nothing is touched
+# a name that ends before its line does, or holds a backslash; nothing is changed if other keys follow on the line, as in older Kinetos
 _BROKEN_NAME = re.compile(
     rb'(?P<key>"name": )"(?=[^"\\\n]*(?:\\|"(?!,?\r?\n|, "\w+": |\s+\})))(?P<name>[^\n]*)"(?P<comma>,?)(?=\r?\n)'
 )
@@ -66,7 +66,9 @@ def whole_lines(source: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def sound_head(head: bytes) -> bytes:
-    """What stands before the events, without the metadata that Kineto made invalid (a quotation mark in a value is enough); it stands on a line of its own."""
+    """Return the header before the events without the line of metadata that Kineto made invalid: a
+    quotation mark in a value is enough.
+    """
 
     if _is_json(head + b'"":0}'):
         return head

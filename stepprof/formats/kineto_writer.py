@@ -1,12 +1,13 @@
-"""From the file that torch exports to the artifact that a run keeps.
+"""Convert the file that torch exports to the artifact of a run.
 
-Kineto (the library below torch.profiler) writes large, verbose, uncompressed JSON, knows nothing of steps, and reports no error when it cannot write. torch can compress that
-file, at 10 MB/s. So: look whether the file is whole, then in ONE pass over it write in what a thread's stack cannot hold (coroutines, attributes, windows), repair the names
-that Kineto does not escape, count the events and compress. What only this module knows:
+Kineto (the library below torch.profiler) writes large uncompressed JSON, knows nothing of steps,
+and reports no error if it cannot write. torch compresses that file at 10 MB/s. So this module
+checks that the file is complete. Then one pass adds the annotations that a thread's stack cannot
+hold (coroutines, attributes, windows), repairs invalid names, counts the events and compresses.
+Facts of the format:
 
-* torch's ``add_metadata_json`` is the official way to state something in a trace, and it is not safe: Kineto turns every backslash of the value into a slash, so one quotation mark
-  in a metadata value makes the whole file invalid JSON (torch 2.13). What we state is therefore written in here.
-* Kineto writes the names of ``record_function`` unescaped too, and ``unknown`` in the place of any that is not plain ASCII. `escaped` makes a name survive that; the pass undoes it.
+* torch's ``add_metadata_json`` is not safe: Kineto turns every backslash of the value into a slash, so one quotation mark in a value makes the whole file invalid JSON (torch 2.13). So our metadata is written here.
+* Kineto writes the names of ``record_function`` unescaped too, and ``unknown`` for any that is not plain ASCII. `escaped` makes a name survive that; the pass restores it.
 * ``ts`` is in microseconds relative to ``baseTimeNanoseconds``, which differs from file to file.
 """
 
@@ -35,11 +36,11 @@ __all__ = ["Finished", "TraceFile", "TraceFileError", "escaped", "finish", "insp
 
 _HEAD_LIMIT = (
     1 << 26
-)  # metadata before the events: deviceProperties and the process groups of thousands of ranks are far below this
+)  # metadata before the events: deviceProperties and the process groups of thousands of ranks are far smaller
 _TAIL = 1 << 16
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
-# after the events nothing but plain values: the trace's name, in older versions the base time as well
+# only plain values follow the events: the trace's name, in older versions also the base time
 _END = re.compile(rb'\]\s*(?P<rest>(?:,\s*"\w+"\s*:\s*(?:"[^\n]*"|-?[\d.]+)\s*)+)\}\s*\Z')
 _TRACE_NAME = re.compile(rb'"traceName"\s*:\s*"[^\n]*?"(?=\s*(?:\}|,\s*"\w+"\s*:|\Z))')
 _MARK_PREFIX = "stepprof::"
@@ -56,7 +57,7 @@ class TraceFileError(Exception):
 class TraceFile:
     """The positions of the parts of an exported trace.
 
-    `problem` says what is wrong with it; such a file is kept, but nothing is written into it.
+    `problem` describes an invalid file; it is kept, but nothing is added.
     """
 
     size: int
@@ -74,7 +75,9 @@ class TraceFile:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The result of a pass: entries of ``traceEvents``, compressed bytes, and what could not be done (None: all was)."""
+    """The result of a pass: entries of ``traceEvents``, compressed bytes, and the problem (None: there
+    was none).
+    """
 
     events: int
     bytes: int
@@ -94,9 +97,10 @@ def escaped(name: str) -> str:
 
 
 def marked(name: str) -> str:
-    """Return what to call a range that torch would take for an op; `finish` makes it an annotation of the original name.
+    """Return the name of a range that torch records like an op; `finish` makes it an annotation of the
+    original name.
 
-    torch's cheap way to mark a range (0.6 us, against 4.6 of ``record_function``) gives it the category of an op.
+    This is torch's cheap way to mark a range: 0.6 us, against 4.6 of ``record_function``.
 
     >>> marked("update")
     'stepprof::update'

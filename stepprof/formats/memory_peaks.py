@@ -1,8 +1,9 @@
-"""What a snapshot of CUDA's allocator amounts to: per device what is held, and when most was.
+"""Summarise a snapshot of CUDA's allocator: per device the held bytes, and the peak with its time.
 
-Plain arithmetic on the tables that torch makes (`torch.cuda.memory._snapshot`), for who writes one and for who reads one. The history holds sizes as they were asked for, and frees count when the
-memory can be used again. It is a ring: it knows the end, and is followed back from there, so that what was overwritten makes the peak one of what is left. Nothing is taken for granted, since a file
-that is read may hold anything: what is no number counts as none.
+This is arithmetic on the tables of `torch.cuda.memory._snapshot`, for writers and readers of a
+snapshot. The history has requested sizes; a free counts when the memory can be used again. The
+history is a ring: it is followed backwards from its end, and the peak is one of the remaining
+entries. Values are checked, because a file may contain anything: what is no number counts as 0.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class DevicePeak:
     peak_bytes: int
     peak_unix_us: int | None
     peak_entry: int | None
-    """The entry of the history that reached the peak; None: it was reached before the first entry."""
+    """The entry of the history at the peak; None: the peak was before the first entry."""
     allocations: int
     ooms: int
 

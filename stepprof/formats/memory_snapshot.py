@@ -1,8 +1,11 @@
-"""Reading snapshots of CUDA's allocator: the peak of each device, and what was held at that moment, by the code that allocated it.
+"""Read snapshots of CUDA's allocator: the peak of each device, and the held memory at that time by
+place of allocation.
 
-A snapshot is read as plain values, never run (`stepprof.formats.safe_pickle`), and believed in nothing: a file that is hostile or damaged is a finding. What was held at the peak is found by following the
-history forward to it, and completing it with what the history says was freed later, and with what is still there in the end. The stack of a free is that of the allocation, unless stacks of frees
-were taken as well: with it, what was allocated before the history's first entry is known by its place, too.
+A snapshot is read as plain values, never run (`stepprof.formats.safe_pickle`). A hostile or damaged
+file becomes a finding. The memory at the peak is found by following the history forward to it, then
+adding what was freed later and what exists at the end. The stack of a free is that of the
+allocation, unless stacks of frees were recorded too. With the allocation's stack, memory from
+before the first entry has a place too.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ MAX_ENTRIES = 5_000_000
 many times.
 """
 FRAMES = 8
-"""The number of frames of a stack that are shown, from the first that is not torch's own."""
+"""Maximum frames to show of a stack, from the first that is not torch's own."""
 UNKNOWN = "allocated before the history began, or without a stack"
 
 
@@ -49,7 +52,7 @@ class MemorySnapshot:
     top: dict[int, list[Allocations]] = field(default_factory=dict)
     out_of_memory: dict[str, int] | None = None
     finding: str | None = None
-    """The reason why it could not be read."""
+    """The reason if it could not be read."""
 
 
 def read_snapshot(path: Path, name: str | None = None, *, top: int = 8) -> MemorySnapshot:
@@ -107,7 +110,9 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _held_at_peak(table: Mapping[str, Any], peak: DevicePeak, *, of_allocations: bool) -> list[Allocations]:
-    """By place; `of_allocations`: so are the stacks of frees."""
+    """Return the held bytes by place; `of_allocations`: the stacks of frees are those of the
+    allocations.
+    """
     traces = listed(table.get("device_traces"))
     trace = listed(traces[peak.device]) if 0 <= peak.device < len(traces) else []
     until = 0 if peak.peak_entry is None else peak.peak_entry + 1
@@ -171,5 +176,5 @@ def _is_torch(frame: Mapping[str, Any]) -> bool:
 
 
 def _text(value: object) -> str:
-    """Return the end of it, printable on any terminal."""
+    """Return the end of a string, printable on any terminal."""
     return value[-300:].encode(errors="replace").decode() if isinstance(value, str) else "?"

@@ -1,7 +1,8 @@
-"""Analysing what torch_npu recorded, in a process of its own.
+"""Run torch_npu's analysis of a recording, in a process of its own.
 
-torch_npu's analysis sets the start method of multiprocessing for the whole process, forks a pool, and refuses to run in a daemon: nothing that a training process could lend itself to. What
-only this module knows is how to see whether it worked, since it prints its failures, goes on, and writes its mark of success all the same.
+The analysis sets the start method of multiprocessing for the whole process, forks a pool, and
+refuses to run in a daemon: a training process cannot run it. It prints failures, goes on, and
+writes its mark of success anyway; this module detects whether it worked.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | 
     """Analyse one folder ``…_ascend_pt`` in place. Return the problem, or None.
 
     Args:
-        timeout_seconds: after so long the analysis is ended, with all its processes.
-        workers: how many processes it may use, at most.
+        timeout_seconds: after this, the analysis is killed with all its processes.
+        workers: maximum number of its processes.
     """
     folder = folder.absolute()
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -1,6 +1,8 @@
-"""What torch_npu leaves: a folder ``…_ascend_pt`` with the host's part, CANN's part and, once it was analysed, what people look at.
+"""The folders of torch_npu, ``…_ascend_pt``: the host's part, CANN's part, and the output of an
+analysis.
 
-Read here by names alone, so that the recording side, `stepprof check` and the readers agree on it without torch_npu.
+Only names are read here, so the recording side, `stepprof check` and the readers share it without
+torch_npu.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def trace_of(folder: Path) -> Path | None:
 
 
 def analysis_of(folder: Path) -> str:
-    """The result of the analysis of a folder, for a person: the files to open."""
+    """Return the state of a folder's analysis, for people: the files to open."""
     output = folder / OUTPUT
     made = sorted(path.name for path in output.glob("*") if path.name == _TRACE or path.suffix == ".db")
     if made:

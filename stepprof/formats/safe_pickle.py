@@ -1,11 +1,16 @@
-"""Reading a pickle of plain values without running it.
+"""Read a pickle of plain values without running it.
 
-A pickle is a program, and an artifact may come from anywhere. Here it is read only where each of its instructions is one of those that make lists, tables, texts, numbers, booleans, None and pairs of
-small numbers, which is all that a snapshot of torch's needs; every other one is refused before the first is followed, so that nothing is imported and nothing is called. Looking is a regular
-expression, which takes the instructions as the standard library's reader does, and that one makes the values: 200 MB take seconds, where instructions followed in Python take a minute.
+A pickle is a program, and an artifact may come from anywhere. All instructions are checked before
+the first one is followed: only those for lists, mappings, strings, numbers, booleans, None and
+pairs of small numbers are allowed, which is all that torch's snapshots need. So nothing is imported
+or called. The check is a regular expression, which splits the instructions as the standard library
+does. The standard library then makes the values: 200 MB take seconds, against a minute for a loop
+in Python.
 
-What a file could do to the memory and time of its reader is bounded, too. The standard library makes room for whatever place in its memo a file names, before it looks at anything else; a table takes
-seventy times the byte that asks for it; to hash a tuple of tuples of tuples ends the process; and of long numbers as keys any amount has the same hash.
+Memory and time are limited too. The standard library allocates any memo place that a file names,
+before it looks at anything else. A mapping takes seventy times the byte that asks for it. Hashing a
+tuple of tuples of tuples crashes the process. Any number of large integers as keys may have the
+same hash.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ _AT_ONCE = 4096
 _NUMBER = rb"K.|M..|J.{4}|\x8a(?:\x00|\x01.|\x02..|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x09.{8}\x00)|G.{8}"
 _SHORT_TEXT = rb"\x8c(?:%s)" % b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(256))
 _INSTRUCTIONS = re.compile(
-    # memo: known place; new one (up to 2^24 where it is numbered); pairs; numbers; containers and marks; texts; the head
+    # memo: known place; new one (up to 2^24 if it is numbered); pairs; numbers; containers and marks; texts; the head
     rb"(?:j.{4}|h.|\x94|(?:K.|M..)(?:K.|M..)\x86|%s|[]}()Neuas\x88\x89]|%s|q.|r...\x00|\x80[\x02-\x05]|\x95.{8}){1,%d}"
     % (_NUMBER, _SHORT_TEXT, _AT_ONCE),
     re.DOTALL,
@@ -70,16 +75,16 @@ def read_pickle(data: bytes) -> Any:
     if len(data) > MAX_BYTES:
         raise PickleRefused(f"{len(data)} bytes, more than the {MAX_BYTES} that are read")
     _look_at(data)
-    # what stands in a number or text is counted as well: there are no more than that
+    # bytes inside a number or string are counted as well, so this is an upper bound
     if sum(map(data.count, (b"]", b"}", b"\x86"))) > MAX_CONTAINERS:
         raise PickleRefused(f"more than {MAX_CONTAINERS} lists and tables")
     collects = gc.isenabled()
-    gc.disable()  # it would look at the millions of values again and again, which takes longer than to make them
+    gc.disable()  # it would check the millions of values again and again, which takes longer than making them
     try:
         return _Reader(io.BytesIO(data)).load()
     except PickleRefused:
         raise
-    except Exception as error:  # of damaged data it raises this or that
+    except Exception as error:  # it raises various exceptions for damaged data
         raise PickleRefused(f"damaged: {type(error).__name__}: {error}") from error
     finally:
         if collects:
@@ -93,7 +98,7 @@ def _look_at(data: bytes) -> None:
         found = _INSTRUCTIONS.match(data, at)
         if found is not None:
             at = found.end()
-            passed += min(at - found.start(), _AT_ONCE)  # no more than that
+            passed += min(at - found.start(), _AT_ONCE)  # this is an upper bound
         code = data[at] if at < len(data) else None
         if code == _STOP:
             return
@@ -122,7 +127,7 @@ def _refuse(code: int | None, at: int) -> NoReturn:
 
 
 class _Reader(pickle.Unpickler):
-    """The standard library's, over what has been looked at. That it imports nothing is said twice."""
+    """The standard library's reader, for checked data. It imports nothing in any case."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise PickleRefused(f"{module}.{name}: it would run code")

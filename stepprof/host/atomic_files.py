@@ -84,7 +84,9 @@ def _machine() -> str:
 
 
 def write_temporary(final: Path, data: bytes, *, mode: int = 0o666) -> Path:
-    """Write `data` beside `final` under a hidden name that is its own, and return that path; nothing is left behind where it fails. `mode` is what the umask leaves of it."""
+    """Write `data` next to `final` under a hidden name of this process, and return that path. If it
+    fails, nothing is left. The umask applies to `mode`.
+    """
     while True:
         tmp = temporary(final)
         try:
@@ -117,7 +119,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_exclusively(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
-    """Make `path` hold `data` unless it exists: of any number of processes exactly one gets True.
+    """Create `path` with `data` unless it exists: exactly one of any number of processes gets True.
 
     Raises:
         OSError: it cannot be written.

@@ -1,9 +1,11 @@
 """One recorder per device at a time, across the processes of a host.
 
-Ascend asks for it: processes that share a device record one after the other, each from start to stop. A lease is a lock of the kernel's (`flock`) on a file that stands for the device, so that
-it ends with its holder however that ends. The file says who holds it, for the message of a process that finds it taken.
+Ascend requires it: processes that share a device record one after another, each from start to stop.
+A lease is a kernel lock (`flock`) on a file of the device, so it always ends with its holder. The
+file names the holder, for the message of a process that finds it taken.
 
-Which processes use a device is known in the same way: each holds a shared lock on a second file for as long as it lives. A process that has the device to itself may keep the lease while it is only armed.
+Each process that uses a device holds a shared lock on a second file while it lives. A process that
+is the device's only user may keep the lease while it is only armed.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ _TRIES = 50
 
 
 def lease_folder(configured: Path | None = None) -> Path:
-    """The folder of leases, made if need be: of this user alone, and the same for all its processes on this host, whatever their environment says.
+    """Return the folder of leases, made if necessary. It belongs to this user, and is the same for all
+    the user's processes on this host.
 
     Raises:
-        BackendError: it cannot be made, or another process has made it.
+        BackendError: it cannot be made, or belongs to another user.
     """
     path = configured or Path(f"/tmp/stepprof-{os.getuid()}")  # noqa: S108 - made with mode 0700, and refused unless it is this user's
     try:

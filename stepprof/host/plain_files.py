@@ -130,7 +130,7 @@ def read_table(path: Path | str, most_bytes: int = MOST_BYTES) -> dict[str, Any]
 
     Raises:
         OSError: it is no plain file, too large, or cannot be read.
-        ValueError: it is no table; says what is wrong, to follow the file's name.
+        ValueError: it is no object; the message follows the file's name.
     """
     data = read_plain(path, most_bytes)
     if not data.strip():

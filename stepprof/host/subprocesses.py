@@ -79,9 +79,9 @@ def run_bounded(
     Args:
         argv: the program and its arguments.
         env: its whole environment.
-        seconds: how long it may take.
+        seconds: the timeout.
         stop: ends it early.
-        stopped: what is said then.
+        stopped: the reason in the result then.
 
     Raises:
         OSError: it cannot be started.
@@ -115,7 +115,7 @@ def _read_until_it_ends(
     poller.register(descriptor, select.POLLIN)
     total, at_end = 0, False
     while True:
-        ended = has_ended(child)  # first: what it printed before that is there to be read
+        ended = has_ended(child)  # first: its earlier output can be read then
         if at_end:
             stop.wait(LOOK_SECONDS if not ended else 0)
         elif not poller.poll(0 if ended else LOOK_SECONDS * 1000) and ended:
@@ -160,7 +160,7 @@ def has_ended(child: subprocess.Popen[bytes]) -> bool:
 
 
 def end(child: subprocess.Popen[bytes]) -> int | None:
-    """Kill what is left of it and of its group, and take its exit status; None where other code has."""
+    """Kill the program and its group. Return its exit status; None if other code has taken it."""
     waited = True
     if hasattr(os, "waitid") and child.returncode is None:
         try:

@@ -11,7 +11,9 @@ from stepprof.errors import ConfigError
 
 ENGINE_BACKENDS = ("torch", "npu", "nsys", "memory")
 DEFAULT_ITERATIONS = 32
-"""An engine answers no request while it writes its trace: 20 to 50 ms for each forward step of a tiny model on two busy cores."""
+"""An engine answers no request while it writes its trace: 20 to 50 ms for each forward step of a tiny
+model on two busy cores.
+"""
 
 
 def _iterations(value: object, key: str) -> int | str:
@@ -34,18 +36,22 @@ def _engine_backends(value: object, key: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineOptions:
-    """What an attached engine records of itself."""
+    """Options of an attached engine's captures."""
 
     backend: Sequence[str] | str | None = checked(None, _engine_backends)
-    """What the engine records with, out of "torch", "npu", "nsys" and "memory"; None: what its role's backend says, of these; else torch."""
+    """The engine's backend: "torch", "npu", "nsys" or "memory"; None: that of its role, if engines
+    have it, else torch.
+    """
     activities: Sequence[str] | None = checked(None, names(ACTIVITIES, ACTIVITY_ALIASES, empty=True))
-    """Which activities the engine records, such as ["cpu", "cuda"]; None or []: those that it has."""
+    """The recorded activities, such as ["cpu", "cuda"]; None or []: those that the engine has."""
     max_iterations: int | str | None = checked(None, _iterations)
-    """After how many forward steps the engine ends its capture by itself; "none": when the window ends; None: 32 for a trace of torch's profiler."""
+    """The engine ends its capture after this many forward steps; "none": at the end of the window;
+    None: 32 for a trace of torch's profiler.
+    """
     delay_iterations: int = checked(0, whole(0))
-    """How many forward steps the engine lets pass before it begins."""
+    """The capture begins after this many forward steps."""
     with_stack: bool = False
-    """Python stacks of each op; in an engine this is what makes a capture grow without bound."""
+    """Python stacks of each op. In an engine, they make a capture grow without limit."""
     record_shapes: bool = False
     """Shapes of each op's inputs."""
     devices: Sequence[int] = checked((), whole_numbers)
@@ -59,7 +65,8 @@ class EngineOptions:
 
     @property
     def bound(self) -> int | None:
-        """After how many forward steps the engine ends its capture by itself; None: when the window ends.
+        """Return the number of forward steps after which the engine ends its capture; None: at the end
+        of the window.
 
         >>> EngineOptions().bound, EngineOptions(max_iterations="none").bound, EngineOptions(backend="nsys").bound
         (32, None, None)

@@ -1,4 +1,4 @@
-"""The table of options of the memory backend."""
+"""Options of the memory backend."""
 
 from __future__ import annotations
 
@@ -19,20 +19,26 @@ class MemoryOptions:
     """
 
     max_entries: int = checked(100_000, whole(1))
-    """How many allocations and frees of a window are kept, the latest ones; it bounds the host memory that the history takes, and the size of the artifact."""
+    """Number of the latest allocations and frees of a window to keep. It limits the host memory of the
+    history, and the size of the artifact.
+    """
     context: str = checked("alloc", choice("none", "state", "alloc", "all"))
-    """Whose stacks are taken: "none", "state" (of what is allocated when the window ends), "alloc" (of every allocation) or "all" (of frees, too)."""
+    """Which stacks to take: "none", "state" (of memory allocated at the end of the window), "alloc"
+    (of every allocation) or "all" (also of frees).
+    """
     stacks: str = checked("python", choice("python", "all"))
-    """Which frames a stack has: "python", or "all" with those of C++, which take much longer to be put into words."""
+    """Frames of a stack: "python", or "all" with those of C++, which take much longer to resolve."""
     on_oom: bool = False
     """Take a snapshot when CUDA runs out of memory, also outside a window, in the roles and ranks that this policy selects."""
     on_oom_limit: int = checked(2, whole(1))
-    """How many such snapshots a process takes in its whole run."""
+    """Maximum number of these snapshots in the whole run of a process."""
     on_oom_entries: int = checked(0, whole(0))
-    """How many allocations and frees are kept outside windows, so that such a snapshot tells who allocated what; 0: no history runs outside a window."""
+    """Number of allocations and frees to keep outside of windows, so that a snapshot shows who
+    allocated what; 0: no history outside of windows.
+    """
 
     def __post_init__(self) -> None:
-        """Check every field, and that what belongs to `on_oom` is not asked for without it."""
+        """Check every field. Refuse options of `on_oom` without it."""
         settle(self)
         if self.on_oom_entries and not self.on_oom:
             problem = "has no effect without on_oom = true; did you mean 0?"

@@ -1,6 +1,7 @@
-"""The table of options of the npu backend.
+"""Options of the npu backend.
 
-torch_npu warns about what it cannot use and then records something else. So the combinations that it resets silently are refused here, before a job has begun.
+torch_npu warns about invalid combinations and then records something else. They are refused here,
+before a job begins.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ METRICS = {
     "resource_conflict_ratio": "ResourceConflictRatio",
     "l2_cache": "L2Cache",
 }
-"""What the AI cores count, and what torch_npu calls it."""
+"""Metrics of the AI cores, and their names in torch_npu."""
 
 _HOST_SYS = ("cpu", "mem", "disk", "network", "osrt", "numa")
 _OF_THE_DEVICE = ("aic_metrics", "l2_cache", "record_op_args", "op_attr", "host_sys", "sys_io", "sys_interconnection", "mstx", "mstx_domain_include", "mstx_domain_exclude")  # fmt: skip
@@ -50,11 +51,13 @@ class NpuOptions:
     """
 
     activities: Sequence[str] | None = checked(None, names(("cpu", "npu"), {"gpu": "npu", "cuda": "npu"}))
-    """Which activities to record, out of "cpu" and "npu"; None: both."""
+    """The recorded activities, of "cpu" and "npu"; None: both."""
     level: str = checked("level0", choice("none", "level0", "level1", "level2"))
-    """How much the device records: "none" (ranges alone), "level0", "level1" or "level2"."""
+    """Detail of the device's records: "none" (only ranges), "level0", "level1" or "level2"."""
     aic_metrics: str | None = checked(None, choice(*METRICS))
-    """What the AI cores count, such as "pipe_utilization" or "memory"; needs level1 or level2; None: torch_npu's choice at those levels."""
+    """Metric of the AI cores, such as "pipe_utilization" or "memory"; needs level1 or level2; None:
+    torch_npu's choice at those levels.
+    """
     l2_cache: bool = False
     """Count the hits and misses of the L2 cache."""
     with_stack: bool = False
@@ -72,33 +75,37 @@ class NpuOptions:
     op_attr: bool = False
     """Attributes of each operator; needs export_type "db"."""
     gc_detect_threshold: float | None = checked(None, _milliseconds)
-    """Record collections of Python's garbage that take at least so many milliseconds; 0: all; None: none."""
+    """Record garbage collections of Python that take at least this many milliseconds; 0: all; None:
+    none.
+    """
     host_sys: Sequence[str] | None = checked(None, names(_HOST_SYS, {"memory": "mem"}))
-    """What is sampled of the host, out of "cpu", "mem", "disk", "network", "osrt", "numa"; None: nothing."""
+    """What to sample of the host, of "cpu", "mem", "disk", "network", "osrt", "numa"; None: nothing."""
     sys_io: bool = False
     """Sample the device's network interfaces."""
     sys_interconnection: bool = False
     """Sample the links between devices and PCIe."""
     mstx: bool | None = None
-    """Record ranges: windows and regions stand on the device's timeline then; None: with the device."""
+    """Record ranges: windows and regions are on the device's timeline then; None: with the device."""
     mstx_domain_include: Sequence[str] | None = checked(None, texts)
-    """Whose ranges are recorded beside stepprof's own; None, without an exclude: no others."""
+    """Domains of ranges to record besides stepprof's own; None, without an exclude: no others."""
     mstx_domain_exclude: Sequence[str] | None = checked(None, texts)
-    """Whose ranges are left out, of all there are, such as ["communication"]."""
+    """Domains of ranges to omit, such as ["communication"]; all others are recorded."""
     export_type: Sequence[str] = checked(("text",), names(("text", "db")))
-    """What an analysis writes: "text" (trace_view.json and tables), "db", or both."""
+    """Output of an analysis: "text" (trace_view.json and tables), "db", or both."""
     data_simplification: bool = True
-    """Let an analysis delete what it does not need any more."""
+    """Let an analysis delete its intermediate files."""
     warm_up: bool = True
     """Prepare the session when the step before ends; false: at the beginning of the window, and nothing is held while armed."""
     analyse: bool = False
     """Analyse each capture inside the job, in a child process, instead of later with `stepprof analyse`."""
     analyse_timeout_seconds: float = checked(600.0, seconds)
-    """How long an analysis inside the job may take."""
+    """Timeout of an analysis inside the job."""
     lease_dir: Path | None = checked(None, folder)
-    """Where the processes of this host agree on who records a device; None: /tmp/stepprof-<uid>. Containers that share a device need a folder that all of them mount."""
+    """The folder where the processes of this host lock devices; None: /tmp/stepprof-<uid>. Containers
+    that share a device need a folder that all of them mount.
+    """
     lease_wait_seconds: float = checked(5.0, seconds)
-    """How long a window waits for the device while another process records it, before it is skipped."""
+    """How long a window waits for a device that another process records, before it is skipped."""
 
     def __post_init__(self) -> None:
         """Check every field, and the combinations that torch_npu would reset."""
@@ -107,17 +114,17 @@ class NpuOptions:
 
     @property
     def on_device(self) -> bool:
-        """Whether the device itself is recorded."""
+        """Return whether the device is recorded."""
         return self.activities is None or "npu" in self.activities
 
     @property
     def on_host(self) -> bool:
-        """Whether torch's ops are recorded."""
+        """Return whether torch's ops are recorded."""
         return self.activities is None or "cpu" in self.activities
 
     @property
     def ranges(self) -> bool:
-        """Whether ranges are recorded."""
+        """Return whether ranges are recorded."""
         return self.on_device if self.mstx is None else self.mstx
 
     def _refuse_what_is_reset(self) -> None:

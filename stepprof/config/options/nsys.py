@@ -1,4 +1,4 @@
-"""The table of options of the nsys backend."""
+"""Options of the nsys backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RESERVED = {
     "env-var": None,
     "force-overwrite": None,
 }
-"""What the commands of `stepprof.backends.nsys.backend` say themselves, and the key that changes it."""
+"""Options that the commands of `stepprof.backends.nsys.backend` set themselves, and the key for each."""
 
 
 def _report_dir(value: object, key: str) -> str:
@@ -80,9 +80,9 @@ def _extra(value: object, key: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NsysOptions:
-    """What Nsight Systems records, and where its reports are.
+    """What Nsight Systems records, and the folder of its reports.
 
-    What it records is fixed when it launches the process: by `nsys_command` or `ray_runtime_env`.
+    nsys fixes what it records when it launches the process: by `nsys_command` or `ray_runtime_env`.
 
     >>> NsysOptions(trace=["cuda", "nvtx"]).cuda_graph_trace
     'graph'
@@ -99,13 +99,17 @@ class NsysOptions:
     domains: Sequence[str] | None = checked(None, _words)
     """The NVTX domains that nsys keeps, such as ["stepprof", "NCCL"]; None: all."""
     windows: int | str | None = checked(None, _windows)
-    """How many windows a process has in the whole run; "any": it cannot be told; None: what the steps, roles and capture_per say."""
+    """Number of windows of a process in the whole run; "any": unknown; None: by the steps, roles and
+    capture_per.
+    """
     keep_environment: bool = False
-    """Leave the environment variables in the reports, secrets and all."""
+    """Keep the environment variables, with all secrets, in the reports."""
     report_dir: str | None = checked(None, _report_dir)
-    """Where nsys writes its reports, where it was started by a command of your own; None: as `nsys_command` or Ray says."""
+    """The folder of the reports, if you start nsys by a command of your own; None: that of
+    `nsys_command` or Ray.
+    """
     report_timeout_seconds: float = checked(300.0, seconds)
-    """How long a report is waited for after its window, in the background."""
+    """How long the background thread waits for a report after its window."""
     extra: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"check": _extra})
     """More options of `nsys profile`, without their dashes, such as { gpu-metrics-devices = "0" }."""
 

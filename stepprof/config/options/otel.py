@@ -26,11 +26,13 @@ class OtelOptions:
     enabled: bool = False
     """Send windows, regions and marks of every step by OTLP over HTTP; needs stepprof[otel], and spans."""
     endpoint: str | None = checked(None, _endpoint)
-    """Where to, such as "http://127.0.0.1:4318/v1/traces"; None: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, $OTEL_EXPORTER_OTLP_ENDPOINT, else this host."""
+    """The URL, such as "http://127.0.0.1:4318/v1/traces"; None: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    $OTEL_EXPORTER_OTLP_ENDPOINT, else this host.
+    """
     max_queue: int = checked(20_000, whole(1))
-    """How many spans wait at most; what comes beyond is dropped and counted."""
+    """Maximum number of queued spans; further ones are dropped and counted."""
     timeout_seconds: float = checked(5.0, seconds)
-    """How long one request may take, and the last ones at the end of the run together."""
+    """Timeout of one request, and of the last ones together at the end of the run."""
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -16,24 +16,25 @@ def _one_name(value: object, key: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Which entries of a region inside a window are captured: skip, then ``repeat`` rounds of wait, warmup and active entries.
+    """The entries of a region inside a window to capture: skip, then ``repeat`` rounds of wait, warmup
+    and active entries.
 
     >>> Schedule(region="mini_batch", active=2).repeat
     1
     """
 
     region: str = field(metadata={"check": _one_name})
-    """The name of the region whose entries are counted."""
+    """The region whose entries are counted."""
     skip_first: int = checked(0, whole(0))
-    """How many entries pass once, before the first round."""
+    """Entries to skip once, before the first round."""
     wait: int = checked(0, whole(0))
-    """How many entries pass in each round."""
+    """Entries to skip in each round."""
     warmup: int = checked(0, whole(0))
-    """How many entries are then run armed, without a record."""
+    """Entries with an armed profiler that records nothing."""
     active: int = checked(1, whole(1))
-    """How many entries are then recorded."""
+    """Entries to record."""
     repeat: int = checked(1, whole(1))
-    """How many rounds there are."""
+    """Number of rounds."""
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -21,7 +21,7 @@ class TorchOptions:
     """
 
     activities: Sequence[str] | None = checked(None, names(ACTIVITIES, ACTIVITY_ALIASES))
-    """Which activities to record, such as ["cpu", "cuda"]; None: those that are there."""
+    """The recorded activities, such as ["cpu", "cuda"]; None: those of the machine."""
     with_stack: bool = False
     """Python stacks of each op; at most 4.3 kB of trace per op instead of 1.3 kB, and a much slower stop."""
     record_shapes: bool = False
@@ -33,7 +33,9 @@ class TorchOptions:
     with_modules: bool = False
     """The module hierarchy of each op."""
     all_threads: bool | None = None
-    """Record every thread of the process; None: yes, unless profile_memory is on, with which torch cannot."""
+    """Record every thread of the process; None: yes, unless profile_memory is on, which torch cannot
+    combine.
+    """
     trace_only: bool | None = None
     """Skip the post-processing that only torch's own tables need; None: wherever torch allows it."""
 

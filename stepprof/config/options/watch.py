@@ -1,4 +1,4 @@
-"""Options of the watch that a process keeps on itself."""
+"""Options of the watch of a process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _roles(value: object, key: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchOptions:
-    """How a process watches itself: what counts as unusual, and how often that may be recorded.
+    """What is unusual, and how often it may be recorded.
 
     >>> WatchOptions(enabled=True, factor=3).max_captures
     3
@@ -40,32 +40,36 @@ class WatchOptions:
     enabled: bool = False
     """Watch steps, regions and memory, by the spans."""
     factor: float = checked(2.0, more_than(1, 2))
-    """Slow is what takes at least so many times the median."""
+    """A slow step or region takes at least this many times the median,"""
     spread: float = checked(8.0, more_than(0, 8))
-    """And lies at least so many deviations above it, as the history varies by itself."""
+    """and is at least this many deviations of the history above it,"""
     min_seconds: float = checked(0.5, seconds)
-    """And takes at least so many seconds more than the median."""
+    """and takes at least this many seconds more than the median."""
     window: int = checked(100, whole(2))
     """History length in steps, and the number of steps without a further alert after one."""
     min_steps: int = checked(20, whole(2))
-    """How many steps the history must have before anything is unusual."""
+    """Minimum length of a history for an alert, in steps."""
     skip_first: int = checked(5, whole(0))
-    """How many steps pass at first without a trace in it: compilation, caches, autotuning."""
+    """Steps to ignore at the beginning: compilation, caches, autotuning."""
     roles: Sequence[str] | None = checked(None, _roles)
-    """Which roles are watched; None: all, and the whole step."""
+    """The watched roles; None: all, and the whole step."""
     regions: Sequence[str] | None = checked(None, _regions)
-    """Which regions are watched; None: all; []: none, only the windows."""
+    """The watched regions; None: all; []: none, only the windows."""
     memory_growth: int | str = checked("4GiB", limit(byte_size))
-    """By how much the memory that never comes back may grow, on the host and on the device each; "none": it is not watched."""
+    """Growth of the memory that is never freed, on the host and on the device each, that makes an
+    alert; "none": no alert.
+    """
     lag_seconds: float | str = checked(60.0, limit(seconds))
-    """How far a rank may be behind the median of all, in steps times what a step takes; "none": ranks are not compared."""
+    """How far a rank may be behind the median of all, in steps times the duration of a step; "none":
+    ranks are not compared.
+    """
     max_captures: int = checked(3, whole(0))
-    """How many captures watching may make in the whole run, all ranks together; 0: it only tells."""
+    """Maximum number of captures by the watch in the whole run, of all ranks; 0: only alerts."""
     max_bytes: int | str = checked("2GiB", limit(byte_size))
-    """How many bytes these captures may write in the whole run; "none" for no limit."""
+    """Maximum bytes of these captures in the whole run; "none": no limit."""
 
     def __post_init__(self) -> None:
-        """Check every field, and that a history can become as long as it must be."""
+        """Check every field, and that a history can reach its minimum length."""
         settle(self)
         if isinstance(self.lag_seconds, float) and self.lag_seconds < LEAST_LAG_SECONDS:
             problem = f"what ranks publish is some seconds old; the nearest is {LEAST_LAG_SECONDS:g}"
