@@ -1,11 +1,12 @@
-"""Which windows are selected in this process: by step, role and rank, and from which step on something has to be looked at again.
+"""Decide which windows are selected in this process: by step, role and rank.
 
-A window that is not selected must cost a comparison. So for each role an interval of steps is kept in which none is: `quiet`. The
-rank may be known only later than the configuration (torch.distributed comes up after `init`); then it is asked for again at each
-selected step, and at no other.
+A window that is not selected must cost only a comparison. So each role has an interval of steps
+without any selected window: `quiet`. The rank may become known later than the configuration
+(torch.distributed is initialised after `init`). Then it is looked for at each selected step, and at
+no other.
 
-What is asked for while the job runs is laid over the configuration here: `request` and `withdraw`, from any thread, without a lock
-that a window would have to take.
+`request` and `withdraw` change the selection while the job runs, from any thread, without a lock that a
+window would need.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ __all__ = ["Selector"]
 ALWAYS_QUIET = (0, sys.maxsize)
 
 MOST_ROLES = 4096
-"""Of so many roles it is remembered where they are quiet: a program that makes up a name at each step must not fill the memory."""
+"""Maximum number of roles whose quiet steps are remembered: a program may invent a name for each step."""
 
 
 class Selector:
     """The selection of one process.
 
     Args:
-        config: what is configured.
-        identity: who this process is, as far as that is known.
+        config: the configuration.
+        identity: the rank of this process, as far as known.
         found: called when the rank becomes known later.
-        attached: whether windows of a role reach an engine or a rank elsewhere, whatever the rank of this process.
+        attached: returns whether windows of a role reach an engine or a rank elsewhere, whatever the rank of this process.
     """
 
     def __init__(
@@ -57,24 +58,25 @@ class Selector:
         self.identity = identity
         self._attached = attached
         self.quiet: dict[str | None, tuple[int, int]] = {}
-        """For each role: from which step on, and before which one, no window of it has anything to ask."""
+        """For each role the interval of steps (start, end) in which no window needs a look."""
         self._config = config
         self._found = found
         self._came: dict[str | None, set[int]] = {}
         self.visits = Visits()
-        # windows come in on several threads; reentrant, since a signal handler may come in between
+        # windows enter on several threads; reentrant, since a signal handler may interrupt
         self._noting = threading.RLock()
         self.requests: tuple[Request, ...] = ()
-        """What was asked for while the job runs; replaced as a whole, so that it is read without a lock."""
+        """The requests. The tuple is replaced as a whole, so it is read without a lock."""
         self._requesting = threading.Lock()
 
-    # -- what is asked for while the job runs
+    # -- requests
 
     def request(self, request: Request) -> bool:
-        """From now on its steps are selected, with its changes; False where it was known. From any thread.
+        """Select the steps of a request, with its changes. Return False if it is known. From any
+        thread.
 
-        It is recorded where a window of one of its steps comes in later than this. Raises ConfigError where it cannot stand together
-        with what is configured, or asks for ranks that this world does not have.
+        Windows of its steps that enter later are recorded. Raise ConfigError if it conflicts with
+        the configuration, or names ranks that this world does not have.
         """
         self.asked_of(request)
         if request.ranks is not None and self.identity.world_size is not None and request.role is None:
@@ -82,13 +84,15 @@ class Selector:
         with self._requesting:
             if any(known.name == request.name for known in self.requests):
                 return False
-            # of two for one step the one that was made first holds, in whatever order the ranks see them
+            # of two requests for one step the older one counts, in whatever order the ranks see them
             self.requests = tuple(sorted((*self.requests, request), key=_when_made))
         self.quiet.clear()
         return True
 
     def withdraw(self, name: str) -> bool:
-        """A request holds no more: its steps that have not begun are as configured. False where it is not known."""
+        """Withdraw a request: its steps that have not begun are as configured. Return False if it is
+        unknown.
+        """
         with self._requesting:
             left = tuple(request for request in self.requests if request.name != name)
             if len(left) == len(self.requests):
@@ -97,28 +101,30 @@ class Selector:
         self.quiet.clear()
         return True
 
-    # -- what holds
+    # -- policies
 
     def policies(self) -> Iterator[Policy]:
-        """What holds without a role, and for each that the configuration names."""
+        """Yield the policy without a role, and that of each configured role."""
         return (self.policy(role) for role in (None, *self._config.roles))
 
     def policy(self, role: str | None) -> Policy:
-        """What holds for a role in this process: one that has nothing to record takes part with the null backend."""
+        """Return the policy of a role in this process. A process that has nothing to record uses the
+        null backend.
+        """
         return self._as_recorded(self._config.policy(role))
 
     def _as_recorded(self, policy: Policy) -> Policy:
         return policy if self.identity.records else dataclasses.replace(policy, backend=("null",))
 
     def selects_rank(self, policy: Policy) -> bool:
-        """Whether this process is of those that the policy selects."""
+        """Return whether the policy selects this process."""
         rank = self.identity.rank
         if not policy.enabled:
             return False
         return rank in policy.ranks if isinstance(rank, int) else not policy.ranks.is_none
 
     def select(self, step: int, role: str | None) -> Policy | None:
-        """The policy of a selected window, or None. Raises ConfigError where the role is no name."""
+        """Return the policy of a selected window, or None. Raise ConfigError if the role is no name."""
         if role is not None:
             role_name(role)
         self.visits.pass_by(step, role)
@@ -133,24 +139,28 @@ class Selector:
         if len(self.quiet) >= MOST_ROLES:
             self.quiet.clear()
         if policies:
-            # the step before a selected one is not quiet: at its end the target is armed
+            # the step before a selected one is not quiet: the target is armed at its end
             self.quiet[role] = (step, min(_next_after(policy, step) for policy in policies) - 1)
         else:
             self.quiet[role] = ALWAYS_QUIET
         if self.requests is not requests:
-            # another thread cleared what is quiet before this was written
+            # another thread has cleared the interval meanwhile
             self.quiet.pop(role, None)
         return None
 
     def policy_at(self, step: int, role: str | None) -> Policy | None:
-        """The policy by which this process, or what is attached in it, records this window; None: nothing does."""
+        """Return the policy by which this process, or its engines, record this window; None: nothing
+        does.
+        """
         for policy in self._selecting(role):
             if step in policy.steps and self._concerns(role, policy):
                 return policy
         return None
 
     def _selecting(self, role: str | None) -> list[Policy]:
-        """The policies that select any steps of this role here, as far as that is known: what was asked for first comes first, the configured one at the end."""
+        """Return the policies that may select steps of this role here: requests, oldest first, then
+        the configuration.
+        """
         base = self.policy(role)
         policies = [
             self._as_recorded(request.policy(base)) for request in self.requests if request.concerns(role)
@@ -165,15 +175,15 @@ class Selector:
         ]
 
     def _concerns(self, role: str | None, policy: Policy) -> bool:
-        """Whether anything is recorded from here: this process, or what is attached in it."""
+        """Return whether this process, or an attached engine, records by the policy."""
         return self.selects_rank(policy) or self._attached(role)
 
     def next_selected(self, step: int, role: str | None) -> float:
-        """The next selected step after this one, as far as it matters for arming."""
+        """Return the next selected step after this one, for arming."""
         return min((_next_after(policy, step) for policy in self._selecting(role)), default=math.inf)
 
     def window(self, step: int, role: str | None, version: int | str | None) -> Window:
-        """Note that a selected window came, and number it."""
+        """Count a selected window, and return it."""
         with self._noting:
             came = self._came.setdefault(role, set())
             occurrence, visit = self.visits.enter(step, role, came_before=step in came)
@@ -181,13 +191,15 @@ class Selector:
         return Window(step=step, role=role, occurrence=occurrence, version=version, visit=visit)
 
     def came(self, role: str | None = None) -> set[int]:
-        """The steps of which a selected window came in: of this role, or of any."""
+        """Return the steps with a selected window: of this role, or of any."""
         if role is not None:
             return set(self._came.get(role, ()))
         return set().union(*list(self._came.values()))
 
     def asked_of(self, request: Request) -> list[Policy]:
-        """What would hold for a request where anything is recorded from here: for no role and each that is named. Raises ConfigError."""
+        """Return the policies that a request would have here, without a role and for each configured
+        one. Raise ConfigError.
+        """
         policies = {
             role: self._as_recorded(request.policy(self._config.policy(role)))
             for role in (None, request.role, *self._config.roles)
@@ -196,11 +208,11 @@ class Selector:
         return [policy for role, policy in policies.items() if self._concerns(role, policy)]
 
     def has_come(self, step: int) -> bool:
-        """Whether a selected window of this step came in, of whatever role. From any thread."""
+        """Return whether a selected window of this step has entered, of any role. From any thread."""
         return any(step in steps for steps in list(self._came.values()))
 
     def never_came(self) -> Iterator[tuple[str | None, Steps]]:
-        """Steps asked for by number of which no window came in; for a role that the configuration names, none of that role."""
+        """Yield the listed steps of which no window entered; for a configured role, none of that role."""
         told = None
         for role in (None, *self._config.roles):
             policy = self._config.policy(role)
@@ -211,7 +223,9 @@ class Selector:
                 told = told or missing
 
     def matched_nothing(self) -> Iterator[str]:
-        """Ranks of which nothing came, in a process that never heard what its rank is: `init` could not refuse them."""
+        """Yield the selected ranks that do not exist, if this process never learned its rank: `init`
+        could not refuse them.
+        """
         world = self.identity.world_size
         if self.identity.final or world is None:
             return
@@ -227,7 +241,7 @@ class Selector:
                         yield told if role is None else f"roles.{role}: {told}"
 
     def look_for_rank(self) -> None:
-        """Look again: torch.distributed may have come up since `init`. From any thread."""
+        """Look for the rank again: torch.distributed may be initialised by now. From any thread."""
         with self._noting:
             if self.identity.final:
                 return
@@ -240,7 +254,7 @@ class Selector:
         if identity.world_size is not None:
             try:
                 self._config.check_world(identity.world_size)
-            except ConfigError as error:  # too late to refuse it: the ranks that there are record
+            except ConfigError as error:  # too late to refuse it: the existing ranks record
                 logger.warning("rank.nonexistent", reason=str(error))
 
 

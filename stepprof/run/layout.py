@@ -1,19 +1,22 @@
-"""The run directory: the one place where the recording and the reading side meet, and the one module that knows its layout.
+"""The layout of the run directory, where the recording and the reading side meet. No other module
+knows it.
 
     <output_dir>/<run_id>/
-      run.json                                 what the job was
+      run.json                                 description of the job
       spans/rank-0.000001.jsonl                spans of every step, rolling files
-      status/rank-0.json                       what each process does now, or did last
-      requests/step-7-0b1c….json               what was asked for while the job ran
-      after/leader.1.json                      who looks after what comes after a recording
+      status/rank-0.json                       current or final status of each process
+      requests/step-7-0b1c….json               requests made while the job ran
+      after/leader.1.json                      the process that does the post-step work
       step-000002/
         manifest/actor-rank-0.json             one fragment per target, written ahead as `lost`
-        manifest/on-complete.json              the command that was run when the step was recorded
+        manifest/on-complete.json              the command that was run for the step
         manifest/pruned.json                   when and why its artifacts were deleted
         actor/rank-0.trace.json.gz             its artifacts
 
-Every rank writes here beside the others without a lock. A name belongs to the process that made it first, whatever the clock says; what comes later under the same name (a second occurrence, a second run
-of the same step) gets a number: `actor-rank-0.2.json` with `actor/rank-0.2…`. How a file is made whole and exclusive is `files.py`'s, which run it is `runid.py`'s.
+All ranks write here at the same time without a lock. A name belongs to the process that created it
+first; no clock decides. A later target with the same name (a second occurrence, a second run of the same
+step) gets a number: `actor-rank-0.2.json` with `actor/rank-0.2…`. Files are created by
+`stepprof.host.atomic_files`, and the run is chosen by `stepprof.run.run_id`.
 """
 
 from __future__ import annotations
@@ -72,12 +75,12 @@ REQUESTS = "requests"
 AFTER = "after"
 ON_COMPLETE = "on-complete.json"
 PRUNED = "pruned.json"
-WHOLE_STEP = "step"  # stands for the role in the names of a window without one
+WHOLE_STEP = "step"  # replaces the role in the names of a window without one
 _STEP_FOLDER = re.compile(r"step-(\d{6,18})", re.ASCII)
 
 
 def step_folder(step: int) -> str:
-    """The name of a step's folder.
+    """Return the name of a step's folder.
 
     >>> step_folder(2)
     'step-000002'
@@ -86,7 +89,7 @@ def step_folder(step: int) -> str:
 
 
 def step_number(name: str) -> int | None:
-    """The step whose folder has this name; None if it is something else.
+    """Return the step of a folder's name; None for any other name.
 
     >>> step_number("step-000002"), step_number("spans")
     (2, None)
@@ -105,16 +108,17 @@ def open_run(
     description: Mapping[str, object],
     store: JobStore | None = None,
 ) -> RunDir:
-    """Agree with the other processes of the job on the run, make its folder, and describe the job in `run.json` if no process has yet.
+    """Agree on the run with the other processes of the job, make its folder, and write `run.json` if
+    it does not exist.
 
     Args:
-        output_dir: the folder that holds runs.
-        run_id: the caller's own name of the run; None: what the launcher says (`stepprof.run.run_id`).
-        rank: the global rank of this process, or what a process without one is called.
-        world_size: ranks in the job, where it is known.
+        output_dir: the folder of the runs.
+        run_id: the caller's name of the run; None: that of the launcher (`stepprof.run.run_id`).
+        rank: the global rank of this process, or its name if it has none.
+        world_size: number of ranks of the job, if known.
         environ: the environment of the process.
-        description: what goes into `run.json`, JSON-able.
-        store: of the torch.distributed job, where its ranks can settle on one of several claims.
+        description: the content of `run.json`, JSON-able.
+        store: the store of the torch.distributed job, where its ranks can agree on one of several claims.
 
     Raises:
         ConfigError: the folder cannot be made or written, or `run_id` is no plain name.
@@ -133,11 +137,11 @@ def open_run(
             "writer": writer_identity(),
             **description,
         }
-        # written by every rank and kept of the first: the others have shown that they can write here
+        # every rank writes it and the first version stays: so each rank has shown that it can write here
         write_exclusively(path / RUN_FILE, _dump(content))
     except ConfigError:
         raise
-    except ValueError as error:  # a NUL in the path, or what the file system's encoding lacks
+    except ValueError as error:  # a NUL in the path, or a character that the file system cannot encode
         raise ConfigError.at("output_dir", str(output_dir), f"no path: {error}") from error
     except OSError as error:
         raise ConfigError(
@@ -148,9 +152,10 @@ def open_run(
 
 
 class RunDir:
-    """One run's folder, as a process that records into it sees it.
+    """The folder of one run, for a process that records into it.
 
-    Made by `open_run`. It holds no open file and no lock, so that a thread, a forked child or a copy may use it at will.
+    Made by `open_run`. It holds no open file and no lock, so a thread, a forked child or a copy may
+    use it.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
@@ -161,10 +166,10 @@ class RunDir:
         return f"RunDir({str(self.path)!r})"
 
     def restate(self, **fields: object) -> None:
-        """Correct `run.json`, if this process has described the run.
+        """Correct `run.json`, if this process has written it.
 
         Args:
-            fields: the keys that change: the rank and the world size once they are known, the adapters.
+            fields: the changed keys: the rank and the world size once they are known, the adapters.
 
         Raises:
             OSError: it cannot be written.
@@ -172,7 +177,7 @@ class RunDir:
         path = self.path / RUN_FILE
         try:
             content = read_table(path)
-        except (OSError, ValueError):  # removed or damaged: what is left says nothing wrong
+        except (OSError, ValueError):  # removed or damaged: nothing wrong is left
             return
         if content.get("writer") == writer_identity():
             write_atomically(path, _dump({**content, **fields}))
@@ -186,21 +191,22 @@ class RunDir:
         *,
         engines: bool = False,
     ) -> Claim:
-        """Take a place in a step for one target: its fragment, written ahead as `content`, and the stem of its artifacts.
+        """Claim a place in a step for one target: write its fragment ahead with `content`, and return
+        it with the stem of its artifacts.
 
-        Folders that are missing are made, also where they were removed meanwhile.
+        Missing folders are made, also if they were removed meanwhile.
 
         Args:
             step: the step, not negative.
             role: None for a window without one.
-            rank: the global rank, or what a process without one is called.
-            content: the first version of the fragment, JSON-able: what holds if this process is never heard of again.
-            engines: the fragment tells of the engines that this process drives, not of itself: `rollout-engines-rank-0.json`.
+            rank: the global rank, or the name of a process without one.
+            content: the first version of the fragment, JSON-able: it must be true if this process dies.
+            engines: the fragment is of the engines that this process drives: `rollout-engines-rank-0.json`.
 
         Raises:
             OSError: it cannot be written.
         """
-        # joined as strings: pathlib would take as long as the system takes
+        # joined as strings: pathlib would take as long as the system calls
         folder = f"{self.path}/{step_folder(step)}"
         name = role or WHOLE_STEP
         target = f"engines-rank-{_part(rank)}" if engines else f"rank-{_part(rank)}"
@@ -221,7 +227,8 @@ class RunDir:
         return Claim(Path(folder), f"{artifacts}/{target}{ending}", suffixed(wanted, number), before)
 
     def engine_folder(self, step: int, role: str, replica: int) -> tuple[Path, str]:
-        """A new and empty folder for the files of one engine: the step's folder, and the path below it (`rollout/replica-0`, then `replica-0.2`).
+        """Return a new and empty folder for the files of one engine: the step's folder, and the path
+        below it (`rollout/replica-0`, then `replica-0.2`).
 
         Raises:
             OSError: it cannot be made.
@@ -240,9 +247,10 @@ class RunDir:
                 return folder, f"{above.name}/{name}"
 
     def take_engine(self, step: int, role: str, key: str, occurrence: int) -> Mapping[str, object] | None:
-        """Be the one process that drives an engine in this window; None: it is this one, else who it is.
+        """Claim an engine for this window. Return None if this process drives it, else the process
+        that does.
 
-        A claim whose writer is known to be dead is passed over.
+        The claim of a dead process is skipped.
 
         Raises:
             OSError: it cannot be written.
@@ -260,18 +268,21 @@ class RunDir:
             except (
                 OSError,
                 ValueError,
-            ):  # being written, or on a file system that shows it late: it is taken
+            ):  # being written, or shown late by the file system: it is taken
                 return {}
             if is_alive(holder) is not False:
                 return holder
             number += 1
 
     def status_path(self, rank: int | str, number: int = 1) -> Path:
-        """Where this rank's process tells of itself; `number` tells processes of one rank apart: `status/rank-0.json`, `rank-0.2.json`, …"""
+        """Return the path of this rank's status file. `number` separates processes of one rank:
+        `status/rank-0.json`, `rank-0.2.json`, …
+        """
         return suffixed(self.path / STATUS / f"rank-{_part(rank)}.json", number)
 
     def spans_path(self, rank: int | str) -> Path:
-        """A new and empty file for this rank's spans, ours alone: `spans/rank-0.000001.jsonl`, then `.000002`, …
+        """Return a new and empty file for this rank's spans, ours alone: `spans/rank-0.000001.jsonl`,
+        then `.000002`, …
 
         Raises:
             OSError: it cannot be made.
@@ -290,9 +301,10 @@ class RunDir:
 
 
 class Claim:
-    """One target's place in a step: `folder` is the step's, `stem` the artifacts' path below it without a suffix, `fragment` its part of the manifest.
+    """The place of one target in a step: `folder` is the step's, `stem` the path of its artifacts
+    below it without a suffix, `fragment` its part of the manifest.
 
-    `before` is the fragment that has the same name and the number before it, if any.
+    `before` is the fragment with the same name and the previous number, if any.
     """
 
     def __init__(self, folder: Path, stem: str, fragment: Path, before: Path | None = None) -> None:
@@ -305,12 +317,13 @@ class Claim:
         return f"Claim({str(self.fragment)!r})"
 
     def write(self, content: Mapping[str, object]) -> None:
-        """Replace our fragment by a newer version, whole or not at all.
+        """Replace our fragment atomically by a newer version.
 
-        Where the folder was removed meanwhile, it is made again and the fragment claimed anew: the manifest tells the truth also about a capture whose artifacts are gone.
+        If the folder was removed meanwhile, it is made and the fragment claimed again: the manifest
+        is correct also for a capture whose artifacts are gone.
 
         Raises:
-            OSError: it cannot be written; the version before is untouched.
+            OSError: it cannot be written; the previous version is untouched.
         """
         data = _dump(content)
         if self.fragment.exists():
@@ -326,15 +339,19 @@ class Claim:
 
 
 def _artifacts_folder(name: str) -> str:
-    """A role called like the folder of the fragments must not put its artifacts among them."""
+    """Return the folder of a role's artifacts. A role named like the folder of the fragments gets
+    another one.
+    """
     return f"{name}-artifacts" if name.lower() == MANIFEST else name
 
 
 def _part(rank: int | str) -> str:
-    """A rank as a part of a file name: a number, or the name of a process without one."""
+    """Return a rank, or the name of a process without one, as part of a file name."""
     return str(rank) if isinstance(rank, int) else safe_name(rank) or "unnamed"
 
 
 def _dump(content: Mapping[str, object]) -> bytes:
-    """One value on a line, for people to read; not indented, which would take four times as long, while training waits."""
+    """Return JSON with one value per line. An indented form would take four times as long, while
+    training waits.
+    """
     return json.dumps(content, separators=(",\n ", ": "), default=str).encode()

@@ -1,19 +1,25 @@
-"""How the ranks of one job find the same run through the file system, without talking to each other.
+"""Let the ranks of one job find the same run through the file system, without communication.
 
-A launcher that names its job (Slurm, `torchrun --rdzv-id`) has settled the matter. A plain `torchrun` or `mp.spawn` says no more than MASTER_ADDR and MASTER_PORT, and the next job on
-the same machine says the same. What tells them apart is the launcher, the parent of the ranks: it has one process id and one start for as long as the job lives, also over
-an elastic restart of its workers. So a claim is a file that holds a run id, and beside it one member file per host that holds the one launcher which that host has in the job:
+A launcher that names its job (Slurm, `torchrun --rdzv-id`) decides. A plain `torchrun` or
+`mp.spawn` only sets MASTER_ADDR and MASTER_PORT, and the next job on the same machine may have the
+same. Jobs differ in their launcher, the parent of the ranks: its process id and its start are the
+same as long as the job lives, also over an elastic restart of its workers. So a claim is a file
+with a run id, and next to it one member file per host with the one launcher of that host in the
+job:
 
-    <output_dir>/.claims/<key>/000003.json               the run id, who founded it, when its launcher began
+    <output_dir>/.claims/<key>/000003.json               the run id, its founder, when its launcher began
     <output_dir>/.claims/<key>/000003.<host>.json        the launcher of that host which belongs to it
     <output_dir>/.claims/<key>/launcher-<id>.json        what the ranks of one launcher agreed on
 
-Lightning has no launcher: rank 0 begins alone, and starts the other ranks of its host itself. They find its run by its `run.json`, which says which process wrote it.
+Lightning has no launcher: rank 0 begins alone, and starts the other ranks of its host itself. They
+find its run by its `run.json`, which names its process.
 
-Each of them is made by a hard link, which fails where the name is taken: the file system is the arbiter, and no process waits for another.
+Each file is made by a hard link, which fails if the name is taken. The file system decides, and no
+process waits for another.
 
-Other users may be able to write to `output_dir`. So a file counts only if it belongs to the job's own user, and what it says is checked: a run id is a plain name, never a path. A name that
-another user has taken is passed over.
+Other users may be able to write to `output_dir`. So a file counts only if it belongs to the job's
+own user, and its content is checked: a run id is a plain name, never a path. Names taken by other
+users are skipped.
 """
 
 from __future__ import annotations
@@ -52,20 +58,24 @@ CLAIMS = ".claims"
 RUN_FILE = "run.json"
 _BOOT = Path("/proc/stat")
 JOIN_WITHIN_SECONDS = 600.0
-"""Launchers of one job on several hosts begin within this time of each other; a later one is another job."""
+"""Launchers of one job on several hosts begin within this time of each other; a later one is another
+job.
+"""
 MOST_FILES = 50_000
-"""Files that one folder of claims may hold; a job makes two or three."""
+"""Maximum number of files in a folder of claims; a job makes two or three."""
 MOST_ROUNDS = 1000
-"""Attempts to join or found a run."""
+"""Maximum number of attempts to join or found a run."""
 _CLAIM = re.compile(r"(\d{6,12})(\.[0-9a-f]{16})?\.json", re.ASCII)
 _NEVER = frozenset({errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENXIO})
-"""What a later look would not change: a link, another user's file, no file."""
-_UNREADABLE_SECONDS = 2.0  # how long a name that is taken may stay unreadable (NFS caches, a file system without links) before it is passed over
+"""Errors that remain: a link, another user's file, no file."""
+_UNREADABLE_SECONDS = 2.0  # how long a taken name may stay unreadable (NFS caches, a file system without links) before it is skipped
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The process that started the ranks of this host: `token` is unique among all launchers for ever, `started` is in Unix seconds."""
+    """The process that started the ranks of this host. `token` is unique among all launchers,
+    `started` is in Unix seconds.
+    """
 
     host: str
     token: str
@@ -73,7 +83,9 @@ class Launcher:
 
 
 def current_launcher(*, own: bool = False) -> Launcher:
-    """The parent of this process; the process itself where it has none (the first one of a container), or starts the ranks of its host (`own`)."""
+    """Return the parent of this process. Return the process itself if it has none (the first one of a
+    container), or starts the ranks of its host (`own`).
+    """
     pid = os.getpid() if own else os.getppid() or os.getpid()
     ticks = process_start(pid)
     host = f"{socket.gethostname()} {pid_namespace()}"
@@ -81,10 +93,11 @@ def current_launcher(*, own: bool = False) -> Launcher:
 
 
 def claim_for_launcher(output_dir: Path, key: str, launcher: Launcher, world_size: int | None) -> str:
-    """The run id that every process of this launcher gets, and those of its fellows on other hosts, for the same `key` and `output_dir`.
+    """Return the run id for all processes of this launcher, and of its fellows on other hosts, with
+    the same `key` and `output_dir`.
 
     Raises:
-        ConfigError: the folder of claims is a link, holds far more files than jobs make, or other processes take every name in it.
+        ConfigError: the folder of claims is a link, has far more files than jobs make, or other processes take every name in it.
         OSError: `output_dir` cannot be made or written.
     """
     folder = _folder(output_dir / CLAIMS / _digest(key))
@@ -94,13 +107,14 @@ def claim_for_launcher(output_dir: Path, key: str, launcher: Launcher, world_siz
         run_id = _join_or_found(output_dir, folder, launcher, world_size)
         if write_exclusively(agreed, _dump({"run_id": run_id, "launcher": launcher.token})):
             return run_id
-        # another rank of ours was first: what it found holds
+        # another rank of ours was first: its run counts
         known = _run_id(_read_patiently(agreed)) or run_id
     return known
 
 
 def claim_for_process(output_dir: Path) -> str:
-    """Return a run id that is unique: its folder is made here, and that decides; the time in the name is for the reader alone.
+    """Return a unique run id. Its folder is made here, which decides; the time in the name is only for
+    the reader.
 
     Raises:
         OSError: `output_dir` cannot be made or written.
@@ -119,7 +133,9 @@ def claim_for_process(output_dir: Path) -> str:
 
 
 def run_of_parent(output_dir: Path) -> str | None:
-    """The run that the process which started this one has opened last; None where it has opened none here, or began with others."""
+    """Return the last run that the parent of this process has opened; None if it has opened none here,
+    or began with others.
+    """
     parent, began = writer_identity(os.getppid()), current_launcher().started - 2.0
     opened: list[tuple[float, str]] = []
     with contextlib.suppress(OSError):
@@ -137,9 +153,9 @@ def run_of_parent(output_dir: Path) -> str | None:
 
 def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_size: int | None) -> str:
     passed_over: set[int] = set()
-    for _ in range(MOST_ROUNDS):  # each joins, founds, or passes over a name that another process has taken
+    for _ in range(MOST_ROUNDS):  # each round joins, founds, or skips a name that another process has taken
         claims = _claims(folder)
-        # the launcher that began nearest to ours first; of two as near, the later claim
+        # the launcher that began nearest to ours first; of two equally near, the later claim
         for claim in sorted(
             claims, key=lambda n: (abs(_number(claims[n].get("founded")) - launcher.started), -n)
         ):
@@ -158,8 +174,8 @@ def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_siz
         if founded and _register(folder, new, launcher):
             return run_id
         if founded:
-            continue  # a launcher of this host that is not ours was faster to join it: the run is its own now
-        with contextlib.suppress(OSError):  # an empty folder more is all that is left behind
+            continue  # another launcher of this host has just joined it: the run is its own now
+        with contextlib.suppress(OSError):  # only an empty folder is left behind
             (output_dir / run_id).rmdir()
         if _read_patiently(folder / f"{new:06d}.json") is None:
             passed_over.add(new)
@@ -167,7 +183,7 @@ def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_siz
 
 
 def _folder(path: Path) -> Path:
-    """Make the folder of claims, and return it. Raises ConfigError where a link stands in its place, and OSError."""
+    """Make the folder of claims, and return it. Raise ConfigError if it is a link, and OSError."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     for each in (path.parent, path):
         if each.is_symlink():
@@ -177,7 +193,7 @@ def _folder(path: Path) -> Path:
 
 
 def _claims(folder: Path) -> dict[int, dict[str, object]]:
-    """Return the claims that this user's jobs made, by their number."""
+    """Return the claims of this user's jobs by their number."""
     found: dict[int, dict[str, object]] = {}
     for name in _names(folder):
         match = _CLAIM.fullmatch(name)
@@ -188,7 +204,7 @@ def _claims(folder: Path) -> dict[int, dict[str, object]]:
 
 
 def _free_number(folder: Path, launcher: Launcher, known: Iterable[int]) -> int:
-    """Return the first number behind the known claims that no other user has taken."""
+    """Return the first number after the known claims that no other user has taken."""
     new = max(known, default=0) + 1
     while is_foreign(folder / f"{new:06d}.json") or is_foreign(_member(folder, new, launcher)):
         new += 1
@@ -200,7 +216,7 @@ def _member(folder: Path, claim: int, launcher: Launcher) -> Path:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names in a folder of claims. Raises ConfigError where they are far too many, and OSError."""
+    """Return the names in a folder of claims. Raise ConfigError if they are far too many, and OSError."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in itertools.islice(entries, MOST_FILES + 1)]
     if len(names) > MOST_FILES:
@@ -209,7 +225,9 @@ def _names(folder: Path) -> list[str]:
 
 
 def _may_join(claim: dict[str, object], launcher: Launcher, world_size: int | None) -> bool:
-    """A job of another size is another job; so is one whose launcher began at another time, unless it is our very launcher."""
+    """Return whether a launcher may join a claim: its own one always, another one with the same world
+    size and about the same start.
+    """
     if claim.get("launcher") == launcher.token:
         return True
     if claim.get("world_size") != world_size:
@@ -218,7 +236,7 @@ def _may_join(claim: dict[str, object], launcher: Launcher, world_size: int | No
 
 
 def _register(folder: Path, claim: int, launcher: Launcher) -> bool:
-    """Be the one launcher of this host in the claim: True if it is ours, now or before."""
+    """Register the launcher of this host in the claim. Return True if it is ours, now or before."""
     member = _member(folder, claim, launcher)
     content = _read(member)
     if content is None:
@@ -229,15 +247,17 @@ def _register(folder: Path, claim: int, launcher: Launcher) -> bool:
 
 
 def _read(path: Path) -> dict[str, object] | None:
-    """Return what a file of this user says; None where there is none, or it says nothing."""
+    """Return the content of a file of this user; None if it is missing or invalid."""
     try:
         return _read_own(path)
-    except (OSError, ValueError):  # the caller decides what that means
+    except (OSError, ValueError):  # the caller decides
         return None
 
 
 def _read_own(path: Path) -> dict[str, object]:
-    """Return the table in a file of this user. Raises ConfigError where it is no such file, ValueError where it holds none, and OSError."""
+    """Return the object in a file of this user. Raise ConfigError if it is no such file, ValueError if
+    it has no object, and OSError.
+    """
     content = parse_json(read_own(path, owner_for(path)))
     if not isinstance(content, dict):
         raise ValueError("no table")
@@ -245,7 +265,9 @@ def _read_own(path: Path) -> dict[str, object]:
 
 
 def _read_patiently(path: Path) -> dict[str, object] | None:
-    """The same, but wait for a file that another process of this user is writing; not for a file that will never count."""
+    """Return the same, but wait for a file that another process of this user is writing. Do not wait
+    for one that never counts.
+    """
     deadline = time.monotonic() + _UNREADABLE_SECONDS
     pause = 0.001
     while True:
@@ -261,7 +283,7 @@ def _read_patiently(path: Path) -> dict[str, object] | None:
 
 
 def _run_id(content: dict[str, object] | None) -> str | None:
-    """Return the run that a file names, if that is a name which stays in `output_dir`."""
+    """Return the run id in a file, if it is a plain name."""
     run_id = (content or {}).get("run_id")
     return str(run_id) if is_plain_name(run_id) else None
 
@@ -275,14 +297,14 @@ def _digest(text: str) -> str:
 
 
 def _number(value: object) -> float:
-    """Return a number; infinity for what is none, or is too large to compare."""
+    """Return a number; infinity for anything else, or a number too large to compare."""
     if not isinstance(value, int | float) or not abs(value) < 1e300:
         return math.inf
     return float(value)
 
 
 def _unix_seconds(ticks: int | None) -> float:
-    """When a process began, from its clock ticks since the boot; now, where the system does not tell."""
+    """Return when a process began, from its clock ticks since the boot; now, if unknown."""
     try:
         booted = re.search(r"^btime (\d+)$", _BOOT.read_text(), re.MULTILINE)
     except OSError:
