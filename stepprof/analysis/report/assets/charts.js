@@ -1,4 +1,4 @@
-// The roles on the clock, and the batch size of an engine over time.
+// Charts of the roles over time, and of an engine's batch size over time.
 
 function ribbon(report, gantt) {
   const intervals = roleIntervals(gantt);
@@ -19,7 +19,7 @@ function ribbon(report, gantt) {
     el("div"), el("div", { class: "axis" }, marks.map(at => (at < report.seconds * 0.97 ? el("span", { style: { left: place(at) } }, moment(at, marks.step)) : null))), el("div"), el("div"));
 }
 
-// The roles, without the windows that have none: the whole step is no part of itself.
+// The roles without windows that have no role: the whole step is no part of itself.
 function namedRoles(report) {
   const named = report.roles.filter(time => time.role !== null);
   return named.length ? named : report.roles;
@@ -39,7 +39,7 @@ function describeRole(time, intervals) {
   return lines;
 }
 
-// Batch size as steps over time; where it is below half of its peak is what the tail costs.
+// Batch size as steps over time. The area below half of the peak shows the cost of the tail.
 function tailCurve(rollout) {
   const box = el("div");
   const curve = rollout.curve;
@@ -96,7 +96,7 @@ function sampleColours(samples) {
   return new Map(kinds.map(kind => [kind, SAMPLE_COLOURS[kind] || spare[next++ % spare.length]]));
 }
 
-// The longest samples, each from its start to its end, filled by what its seconds went into.
+// The longest samples, each from its start to its end, coloured by region.
 function sampleBars(samples) {
   const colours = sampleColours(samples);
   const from = Math.min(...samples.map(sample => sample.start)), to = Math.max(...samples.map(sample => sample.end));

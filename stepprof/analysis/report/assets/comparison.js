@@ -1,4 +1,4 @@
-// Two steps side by side: what got slower, and what faster.
+// Compare two steps: what became slower or faster.
 
 const CHANGES = { step: "The step", role: "Roles", rollout: "Rollout", region: "Regions", op: "Operators", kernel: "Kernels" };
 
@@ -18,7 +18,7 @@ function comparisonParts(comparison) {
 
 const key = () => legend([["A", "var(--unknown)"], ["B, slower", "var(--bad)"], ["B, faster", "var(--good)"], ["B, within noise", "var(--ink3)"], ["paler: noise not known", "transparent"]]);
 
-// A change whose noise is not known is neither called one nor dismissed.
+// A change with unknown noise is neither noise nor significant.
 const isNoise = change => !change.significant && change.noise !== null;
 
 function changesTable(changes) {
@@ -33,14 +33,14 @@ function changesTable(changes) {
     { title: "", value: change => Number(change.significant), text: change => (isNoise(change) ? "within noise" : "") }], changes, { sort: 3, find: true });
 }
 
-// Between what the noise was measured.
+// Between which processes or steps the noise was measured.
 const noiseOf = change => (change.noise === null ? "" : change.noise === change.noise_steps ? `${change.steps} steps` : "processes");
 
 const tone = change => (isNoise(change) || change.b === change.a ? "dim" : change.b > change.a ? "bad" : "good");
 const signed = value => (value >= 5e-10 ? `+${seconds(value)}` : seconds(value));
 const percent = value => (Math.abs(value) < 5e-4 ? "0%" : value > 0 ? `+${share(value)}` : share(value).replace("-", MINUS));
 
-// A pale bar for A, a full one for B, and how far it differs anyway.
+// A pale bar for A, a full one for B, and the noise.
 function pairs(changes) {
   const box = el("div", { style: { "margin-bottom": "10px" } });
   const largest = Math.max(1e-12, ...changes.map(change => Math.max(change.a, change.b + (change.noise || 0))));

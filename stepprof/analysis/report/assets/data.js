@@ -1,4 +1,4 @@
-// What the page carries: gzip in base64 of the length of the JSON, the JSON, and columns of 32-bit integers.
+// The data of the page: gzip in base64 of the length of the JSON, the JSON, and columns of 32-bit integers.
 
 async function decode() {
   const text = atob(document.getElementById("data").textContent.trim());
@@ -18,7 +18,7 @@ async function decode() {
   return table;
 }
 
-// Gives each row the places of its bars, lane by lane, and of its stretches.
+// Gives each row the offsets of its bars, lane by lane, and of its busy intervals.
 function unpack(gantt, columns) {
   let bar = 0, stretch = 0;
   for (const row of gantt.rows) {
@@ -31,14 +31,14 @@ function unpack(gantt, columns) {
 const PALETTE = 8;
 const roleColours = new Map();
 
-// Roles keep their colour all over the page: in the order in which the step goes through them.
+// A role has one colour on the whole page, in the order in which the step goes through the roles.
 function roleColour(role) {
   if (role === null || role === undefined) return "--ink3";
   if (!roleColours.has(role)) roleColours.set(role, `--c${roleColours.size % PALETTE}`);
   return roleColours.get(role);
 }
 
-// When each role was at work anywhere: [[start, end], …] in seconds, merged, from the windows and regions of all rows.
+// When any process was in each role: [[start, end], …] in seconds, merged, from the windows and regions of all rows.
 function roleIntervals(gantt) {
   if (gantt.roleIntervals) return gantt.roleIntervals;
   const { start, length, role } = gantt.columns;

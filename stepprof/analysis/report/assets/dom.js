@@ -1,5 +1,5 @@
 "use strict";
-// Elements, numbers for readers, the tooltip. Text reaches the page through textContent alone.
+// Elements, formatted numbers, the tooltip. Text is inserted through textContent only.
 
 function el(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
@@ -82,7 +82,7 @@ function moment(value, step) {
 
 const tip = document.getElementById("tip");
 
-// lines: [[what, value, colour?], …]
+// lines: [[name, value, colour?], …]
 function showTip(event, title, lines, note) {
   tip.replaceChildren(
     el("b", null, title),
@@ -110,7 +110,7 @@ function hover(node, describe) {
   return node;
 }
 
-// Draws now and whenever the width changes.
+// Draws now, and again when the width changes.
 function responsive(node, draw) {
   let last = 0;
   new ResizeObserver(entries => {
@@ -125,7 +125,7 @@ function legend(entries) {
     el("span", null, el("i", { style: { "--c": colour }, class: shape }), text)));
 }
 
-// `brief` is what the bar at the top calls it.
+// `brief` is its name in the bar at the top.
 function part(id, brief, title, text, ...content) {
   return el("section", { class: "part", id, "data-brief": brief }, el("header", null, el("h2", null, title), text ? el("p", null, text) : null), content);
 }

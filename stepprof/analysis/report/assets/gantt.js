@@ -1,5 +1,5 @@
-// The Gantt chart: rows of processes over the step, on one canvas that is as large as what is seen of it.
-// Bars narrower than a pixel are added up to how much of the pixel they cover, so that a million of them neither hide nor invent anything.
+// The Gantt chart: rows of processes over the step, on one canvas of the size of the visible part.
+// Bars narrower than a pixel are summed up to the covered part of the pixel, so that a million bars neither hide nor invent anything.
 
 const AXIS = 24, OVERVIEW = 24, HEAD = AXIS + OVERVIEW + 6;
 
@@ -218,7 +218,7 @@ class Gantt {
     ctx.restore();
   }
 
-  // The first bar of a lane that can reach into view: lanes are sorted by start, and bars of one lane overlap rarely; the longest bounds how far back one may begin.
+  // The first bar of a lane that may be visible. Lanes are sorted by start, and bars of one lane rarely overlap; the longest bar bounds how early it may start.
   first(from, to, start, length, seen) {
     const { columns, tick, origin } = this.data;
     if (seen.longest === undefined) {
@@ -295,7 +295,7 @@ class Gantt {
     ctx.globalAlpha = 1;
   }
 
-  // ---- what is under the pointer
+  // ---- the bar under the pointer
 
   rowAt(y) {
     const inside = y - HEAD + this.box.scrollTop;

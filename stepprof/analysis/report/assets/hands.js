@@ -1,4 +1,4 @@
-// The Gantt chart worked by pointer, wheel and keyboard, and its place on the page.
+// Control of the Gantt chart by pointer, wheel and keyboard, and its section of the page.
 
 function listen(chart) {
   const { canvas, box } = chart;

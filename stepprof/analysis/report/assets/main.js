@@ -1,8 +1,8 @@
-// Puts the page together: what is asked first comes first.
+// Builds the page, the most important sections first.
 
 const TOPICS = { straggler: ["ranks", "--exposed"], collectives: ["ranks", "--exposed"], tail: ["rollout", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
 
-// `ids`: the parts that the page has.
+// `ids`: the sections that the page has.
 function headlines(list, total, ids) {
   if (!list.length) return null;
   return el("ol", { class: "heads", id: "headlines" }, list.map(headline => {
@@ -45,7 +45,7 @@ function logo() {
 function theme() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let choice = null;
-  try { choice = localStorage.getItem("stepprof-theme"); } catch { /* a page from a file may have no storage: then it follows the system */ }
+  try { choice = localStorage.getItem("stepprof-theme"); } catch { /* a page from a file may have no storage: it follows the system's theme */ }
   const buttons = [["auto", "Auto"], ["light", "Light"], ["dark", "Dark"]].map(([name, title]) => el("button", { type: "button", onclick: () => choose(name) }, title));
   const names = ["auto", "light", "dark"];
   function apply() {

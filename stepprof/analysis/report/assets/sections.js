@@ -1,4 +1,4 @@
-// The sections of the report below its headlines, one per list of the schema; an empty list has none.
+// The sections of the report below its headlines, one for each list of the schema. An empty list has no section.
 
 const CAUSE_COLOURS = { busy: "--busy", profiler: "--flush", collective: "--collective", collective_unmatched: "--unmatched", host: "--host", rollout: "--wait", peers: "--peers", other_role: "--other", not_recorded: "--missing", unknown: "--unknown" };
 
@@ -88,7 +88,7 @@ function operationsPart(report) {
   return part("operations", "Operations", "What took the time", "Regions by the clock; operators and kernels by self time (without the operators that they call), summed over all processes.", tabbed(tables));
 }
 
-// tables: [[title, whether there is one, make], …]
+// tables: [[title, whether it has rows, make], …]
 function tabbed(tables) {
   const holder = el("div"), tabs = el("div", { class: "tabs", role: "tablist" });
   const panels = tables.map(([title, , make], at) => {

@@ -1,11 +1,11 @@
-// Shades of a colour, the ink that can be read on each, and text that fits.
+// Shades of a colour, a readable text colour on each, and text that fits.
 
 const font = size => `${size}px Inter, "SF Pro Text", system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif`;
 
-// Neighbouring names of one role differ in shade: the deepest level has two.
+// Neighbouring names of one role differ in shade: the innermost level has two.
 const variant = (shade, name) => (shade === 2 ? 2 + (name % 2) : shade);
 
-// From the faint ground of a window to the full colour of what is innermost, with the ink that can be read on each.
+// From the pale background of a window to the full colour of the innermost region, with a readable text colour on each.
 function shadesOf(colour, ground) {
   const top = rgb(colour), under = rgb(ground);
   const shades = [0.26, 0.5, 0.92, 0.7].map(part => top.map((value, i) => Math.round(value * part + under[i] * (1 - part))));

@@ -1,8 +1,8 @@
-// What is compared between processes: stacked shares, and who ended when.
+// Comparisons of processes: stacked shares, and the ends of each phase.
 
 const MOST_ROWS = 14; // more processes than that become columns
 
-// items: [{label, total, parts: {key: seconds}}]; kinds: [[key, title, colour]]. What the parts leave of the total stays empty.
+// items: [{label, total, parts: {key: seconds}}]; kinds: [[key, title, colour]]. The rest of the total stays empty.
 function stacked(items, kinds) {
   const used = kinds.filter(([key]) => items.some(item => item.parts[key] > 0));
   const box = el("div");

@@ -1,4 +1,4 @@
-// Tables that sort by any column, show the first rows, and find.
+// Tables that can be sorted by any column and searched, and show the first rows.
 // A column: title, value(row) to sort by, and optionally text(row), node(row), number, meter(row) in 0..1, colour(row).
 
 function dataTable(columns, rows, { shown = 12, find = false, sort = null, ascending = false } = {}) {
