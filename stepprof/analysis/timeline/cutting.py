@@ -132,8 +132,8 @@ def _bounds(schedulers: Sequence[_Steps], window: CaptureWindow, low: int, high:
 
 
 _WRONG = (
-    "all of it lies outside of the time between the start and the stop of its capture: its times, or its clock, are wrong; all of it is shown, and no "
-    "figure is taken from its forward steps"
+    "all events are outside of the time between the start and the stop of its capture, so its times or its clock are wrong: "
+    "all events are shown, and the report ignores its forward steps"
 )
 
 
@@ -143,7 +143,7 @@ def _unknown(window: CaptureWindow, least: int, most: int, recorded: int) -> str
     )
     count = f"{least}" if least == most else f"{least} to {most}"
     return (
-        f"its clock {known}: {count} of its {recorded} forward steps began in the window, and which cannot be told. No figure is taken from them; "
+        f"its clock {known}: {count} of its {recorded} forward steps began in the window, but which ones is unknown. The report ignores its forward steps; "
         "its operators and kernels are those of the whole capture"
     )
 

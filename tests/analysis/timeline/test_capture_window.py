@@ -226,7 +226,7 @@ class TestClocks:
         """All of it lies where nothing was recorded: nothing is cut by such a clock."""
         made = cut(engine(0, *STEPS), window(moved, moved + 100, answered=moved + 200))
         assert (made.is_known, len(kept(made))) == (False, 20)
-        assert "its clock, are wrong" in made.source.findings[-1]
+        assert "its times or its clock are wrong" in made.source.findings[-1]
 
 
 class TestOf:
