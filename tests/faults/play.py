@@ -121,6 +121,8 @@ class Job:
         home = asyncio.get_running_loop() if plan.coroutine else None
         self.facts = Facts(plan, [SimEngine(each, f"e{n}", home) for n, each in enumerate(plan.engines)])
         self._left_open: list[Any] = []
+        self._hurried: list[Path] = []
+        """The runs whose end has reached a bound: their folders may be in the making."""
         self._lock = threading.Lock()
         self._attaching = threading.Lock()
 
@@ -154,6 +156,7 @@ class Job:
         self.facts.seconds.append(("shutdown", seconds, self.plan.end_seconds))
         if seconds >= min(self.plan.stop_seconds, self.plan.end_seconds):
             self._note_pending(time.perf_counter_ns() - round(1e9 * SAVED_SECONDS))
+            self._hurried.append(self.session.path)
         if stepprof.state().status != "idle":
             self.facts.shown.append(f"state() is {stepprof.state()} after the end")
         self.attached.clear()
@@ -389,8 +392,22 @@ class Job:
                 break
             time.sleep(0.002)
         remote_loop().submit(_nothing()).result(5)
+        for found in list(self.facts.folders):
+            folder = self.folder / found
+            if folder.parent in self._hurried and folder.name.startswith("step-"):
+                self._settle_folder(found, deadline)
         for target in targets:
             self.facts.machines[f"{target.driver.name} {id(target)}"] = target.machine.state
+
+    def _settle_folder(self, found: str, deadline: float) -> None:
+        """Wait until a step's folder has a manifest or is removed; what was not there at the end of its run is forgotten."""
+        manifest = f"{found}/manifest"
+        while (self.folder / found).is_dir() and not (self.folder / manifest).is_dir():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.002)
+        if not any(path.startswith(f"{manifest}/") for path, _ in self.facts.files):
+            self.facts.folders.remove(found)
 
     def look_at_state(self) -> None:
         """What `stepprof.state` shows while the session lives, once it has settled."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from faults.checking import problems
 from faults.plan import Act, Block, EnginePlan, Fault, Fork, Plan
+from stepprof.remote.core.manifest_entries import Entries
 
 FOUND = {
     "a stop that is answered right before the end of the run is in the manifest": Plan(
@@ -84,3 +87,18 @@ FOUND = {
 @pytest.mark.parametrize("what", FOUND)
 def test_what_was_wrong_once_is_right(what: str) -> None:
     assert problems(FOUND[what]) == []
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.3], ids=["before the end's bound", "after it"])
+@pytest.mark.parametrize("coroutine", [False, True], ids=["threads", "coroutines"])
+def test_a_folder_that_takes_long_to_make_is_not_left(coroutine, seconds, monkeypatch) -> None:
+    """A busy file system: the folder for the next step is there when the run is over, and is removed."""
+    make = Entries.places
+
+    def make_slowly(entries: Entries, targets: list) -> list:
+        made = make(entries, targets)
+        time.sleep(seconds)
+        return made
+
+    monkeypatch.setattr(Entries, "places", make_slowly)
+    assert problems(Plan(ops=(Block(2),), coroutine=coroutine)) == []
