@@ -38,7 +38,9 @@ EVENTS: dict[str, Event] = {
     ),
     "step.not_reached": Event("warning", "selected steps were never entered", "steps"),
     "step.reused": Event("warning", "a step number came again"),
-    "step.not_announced": Event("debug", "a session in another process was not told which step runs"),
+    "step.not_announced": Event(
+        "debug", "a session in another process was not told which step runs", "name reason"
+    ),
     "window.not_recorded": Event("warning", "a selected window was not recorded"),
     "arm.refused": Event("debug", "a target was not armed for the next step", "target reason"),
     "call.refused": Event("warning", "a call was refused in this state", "what reason"),

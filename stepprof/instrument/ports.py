@@ -108,6 +108,9 @@ class Session(Protocol[OpenT, EarlyT]):
     ) -> OpenT | None:
         """Enter a window that may be selected; return it if it is."""
 
+    def left(self) -> None:
+        """Note that a window which was not quiet has ended, selected or not."""
+
     def exit(self, ticket: OpenT, error: BaseException | None) -> None:
         """Exit a selected window."""
 

@@ -159,6 +159,7 @@ class StepWindow(Scope):
         if session is None or step is None:
             return
         ticket, following = after
+        session.left()
         if ticket is not None:
             session.exit(ticket, error)
         if step + 1 == following:

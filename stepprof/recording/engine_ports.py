@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,8 +56,13 @@ class EngineRegistry(Protocol):
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
         """Prepare them for a step that is about to come."""
 
-    def pass_by(self, step: int, role: str | None) -> concurrent.futures.Future[None] | None:
-        """Note that a window is entered; return what is done once the listeners know, if there are any."""
+    def pass_by(
+        self, step: int, role: str | None, *, is_recorded: bool
+    ) -> Sequence[concurrent.futures.Future[None]]:
+        """Note that a window is entered; return the announcements of it that are still under way."""
+
+    def left(self) -> None:
+        """Note that a window has ended."""
 
     def enter(
         self, window: Window, policy: Policy, loop: asyncio.AbstractEventLoop | None, *, strict: bool

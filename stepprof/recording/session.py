@@ -206,9 +206,9 @@ class Session:
     def _announced(self, step: int, role: str | None) -> Policy | None:
         """The policy of a selected window, once sessions elsewhere know its step; None: it is not selected."""
         policy = self._select(step, role)
-        told = None if self.fleet is None else self.fleet.pass_by(step, role)
-        if told is not None and policy is not None:
-            concurrent.futures.wait([told], ANNOUNCE_SECONDS)
+        told = () if self.fleet is None else self.fleet.pass_by(step, role, is_recorded=policy is not None)
+        if told and policy is not None:
+            concurrent.futures.wait(told, ANNOUNCE_SECONDS)
         if policy is None and not self.calm:
             self.local.pass_by(step)
         return policy
@@ -254,9 +254,9 @@ class Session:
         fleet = self.fleet
         ahead = Ahead()
         try:
-            told = None if fleet is None else fleet.pass_by(number, role)
-            if told is not None:
-                await asyncio.wait([asyncio.wrap_future(told)], timeout=ANNOUNCE_SECONDS)
+            told = () if fleet is None else fleet.pass_by(number, role, is_recorded=True)
+            if told:
+                await asyncio.wait([*map(asyncio.wrap_future, told)], timeout=ANNOUNCE_SECONDS)
             if fleet is not None and fleet.follows(role):
                 ahead.window = self.selector.window(number, role, version)
                 with bound(ahead.window.fields):
@@ -306,6 +306,12 @@ class Session:
             partial=str(error) if left_open else None,
             blocked=None if ticket.awaits_engines else self.recorder.running_loop(),
         )
+
+    def left(self) -> None:
+        """A window has ended: processes that follow this one hear of it, before anything is stopped."""
+        fleet = self.fleet
+        if fleet is not None:
+            self._guard(fleet.left)
 
     def tick(self) -> None:
         """Apply caps and requests that only this thread can apply."""

@@ -7,7 +7,7 @@ and again, since engines restart.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _changing = threading.Lock()
 def attach(
     target: object,
     *,
-    role: str = "rollout",
+    role: str | Sequence[str] = "rollout",
     replica: int | None = None,
     kind: str | None = None,
     find: str | Callable[..., object] | None = None,
@@ -43,7 +43,8 @@ def attach(
         target: an engine object (vLLM's ``AsyncLLM`` or ``LLM``, SGLang's ``Engine`` or ``TokenizerManager``), the URL of a server or
             router, a Ray actor's handle, a list of those, or a callable that returns them. A callable is called again before each
             recorded step, because engines restart and scale.
-        role: the role whose windows the engine follows. A rank also follows windows without a role.
+        role: the role whose windows the engine follows; of several (``["actor", "ref"]``) the first names it. A rank also follows
+            windows without a role.
         replica: its number among the engines of the role (for a list: that of the first). None: in the order of attaching.
         kind: of a Ray actor: ``engine`` (it holds one), ``rank`` (a trainer: its own session follows), ``both``, or ``spans``
             (neither: only its regions are kept); of a URL: ``vllm`` or ``sglang``. None: detected.
@@ -61,10 +62,12 @@ def attach(
     Raises:
         ConfigError: the target or an option is unknown, or the configuration selects ranks that a list does not have.
     """
+    roles = [role_name(each) for each in ([role] if isinstance(role, str) else [*role] or ["rollout"])]
     given = {"kind": kind, "find": find, "name": name, **options}
     engine = Engine(
         target,
-        role=role_name(role),
+        role=roles[0],
+        also=roles[1:],
         replica=replica,
         ranks=None if ranks is None else Ranks.parse(ranks),
         trace_dir=None if trace_dir is None else Path(trace_dir).absolute(),

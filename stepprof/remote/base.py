@@ -156,6 +156,8 @@ class EngineDriver(ABC):
     """Identifies the engine if a list or a callable returns it again: its URL, the actor's id, the object's id."""
     host: str | None = None
     """The host that it runs on, once that is known."""
+    position: int = 0
+    """Its number among the engines of its role. Set when it is attached."""
 
     # cached_property and not property: it can be overridden by an instance attribute as well
 
@@ -223,8 +225,21 @@ class EngineDriver(ABC):
         """Compare the engine's clock with that of this process; None: that cannot be done."""
         return None
 
-    async def announce(self, step: int, role: str | None) -> None:
-        """Note which step runs now. Only called if `listens`."""
+    async def announce(self, number: int, windows: Sequence[tuple[int, str | None]]) -> None:
+        """Note which windows are open now. Only called if `listens`, at each entry and exit of a window, recorded or not.
+
+        Args:
+            number: grows with each call; of two announcements the one with the larger number holds.
+            windows: the step and the role of each, the outermost first.
+        """
+
+    def announce_now(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
+        """Do what `announce` does, on the thread of the training loop, if that takes microseconds and raises nothing.
+
+        Returns:
+            Whether it was done; False: `announce` is called on stepprof's loop.
+        """
+        return False
 
     def recovered(self) -> Awaitable[None] | None:
         """Return what ends once an unreachable engine answers again (it raises EngineFailure if the engine is dead); None: the next arm finds out."""

@@ -30,6 +30,9 @@ class Registry(Observer, Protocol):
     def engines(self) -> Sequence[Engine]:
         """Return the attachments, in the order of attaching."""
 
+    def regrouped(self) -> None:
+        """Note that the targets of an attachment have changed."""
+
 
 class Engine:
     """An attachment: one engine, or all engines of a list or a callable. `attach` returns it."""
@@ -39,12 +42,16 @@ class Engine:
         target: object,
         *,
         role: str,
+        also: Sequence[str] = (),
         replica: int | None,
         ranks: Ranks | None,
         trace_dir: Path | None,
         options: Mapping[str, object],
     ) -> None:
         self.role = role
+        """Under which it is named."""
+        self.also = frozenset(also)
+        """Further roles whose windows it follows."""
         self.targets: tuple[EngineTarget, ...] = ()
         self.stop_seconds = 60.0
         """How long its role waits for the answer to a stop."""
@@ -98,9 +105,13 @@ class Engine:
 
     def follows(self, role: str | None) -> bool:
         """Whether windows of this role are its business."""
-        if role == self.role:
-            return True
-        return role is None and any(target.is_rank for target in self.targets)
+        if role is None:
+            return any(target.is_rank for target in self.targets)
+        return self.plays(role)
+
+    def plays(self, role: str) -> bool:
+        """Whether it works in this role."""
+        return role == self.role or role in self.also
 
     def owned(self, target: EngineTarget, first: int) -> list[int]:
         """The global ranks that a target spans: those that were said, else as many as it has workers, from the `first` that is free."""
@@ -152,7 +163,7 @@ class Engine:
                 taken.append(target)
         before, self.targets = self.targets, tuple(taken)
         if self._fleet is not None and before != self.targets:
-            self._fleet.changed()
+            self._fleet.regrouped()
 
     def _others(self) -> list[EngineTarget]:
         """Targets that other attachments of this role have."""

@@ -297,7 +297,7 @@ class SpansDriver(FaultDriver):
 
     listens = True
 
-    async def announce(self, step, role):
+    async def announce(self, number, windows):
         await self._call("announce", alone=False)
 
 

@@ -135,8 +135,8 @@ class Listener(Simulated):
 class ListeningDriver(Driver):
     listens = True
 
-    async def announce(self, step, role):
-        self.engine.calls.append((step, role))
+    async def announce(self, number, windows):
+        self.engine.calls.append(tuple(windows))
 
 
 class SimulatedKind:

@@ -112,7 +112,8 @@ class TestDefaults:
         driver, window = Smallest(), None
 
         async def call() -> tuple:
-            await driver.announce(1, None)
+            await driver.announce(1, [(1, None)])
+            assert not driver.announce_now(2, [])
             await driver.enter(window)
             await driver.exit(window)
             driver.retire()

@@ -84,6 +84,7 @@ class EngineTarget:
         fleet: Observer,
         trace_dir: Path | None = None,
     ) -> None:
+        driver.position = replica
         self.driver = driver
         self.role = role
         self.replica = replica

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepprof.errors import StateError
 from stepprof.log import logger
+from stepprof.remote.core.announcer import Announcer
 from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, lives_on
 from stepprof.remote.core.manifest_entries import remove_folder
 from stepprof.remote.core.window_group import Bracket
@@ -77,8 +78,7 @@ class Fleet:
         self._statuses: tuple[object, dict[str, str], tuple[str, ...]] = None, {}, ()
         self._lines: list[dict[str, object]] = []
         self._health: list[HealthChange] = []
-        self._listeners: list[tuple[Engine, Callable[..., Any]]] = []
-        self._told: tuple[int, str | None] | None = None
+        self._announcer = Announcer()
         self.engines: tuple[Engine, ...] = ()
         self._brackets: set[Bracket] = set()
         self._leaving: dict[concurrent.futures.Future[None], Engine] = {}
@@ -117,7 +117,7 @@ class Fleet:
     @property
     def calm(self) -> bool:
         """Whether a window that is not selected needs no announcement: no engine is armed for a step that may not come, and none listens."""
-        return not self._armed and not self._listeners
+        return not self._armed and not self._announcer.listeners
 
     def statuses(self) -> dict[str, str]:
         """For each engine its state, or its health where that is what is worth knowing. Not to be changed: it is kept until one changes."""
@@ -157,17 +157,20 @@ class Fleet:
     def add(self, engine: Engine) -> None:
         """Attach: from the next arm or window on it takes part."""
         self.engines = (*self.engines, engine)
-        self._look_who_listens()
-        self.changed()
+        self.regrouped()
 
     def remove(self, engine: Engine) -> None:
         """Detach: what it records is stopped, what was armed is forgotten."""
         self.engines = tuple(other for other in self.engines if other is not engine)
-        self._look_who_listens()
+        self.regrouped()
         reason = "the engine was detached while it recorded"
         leaving = remote_loop().submit(_leave([engine], reason, EXPORT_SECONDS))
         self._leaving[leaving] = engine
         leaving.add_done_callback(lambda done: self._leaving.pop(done, None))
+
+    def regrouped(self) -> None:
+        """The targets of an attachment have changed."""
+        self._announcer.look(self.engines)
         self.changed()
 
     def changed(self) -> None:
@@ -211,15 +214,6 @@ class Fleet:
             if windows:
                 await in_thread(_remove_folders, windows)
 
-    def _look_who_listens(self) -> None:
-        """Find the sessions of other processes that need to know which step runs."""
-        self._listeners = [
-            (engine, target.driver.announce)
-            for engine in self.engines
-            for target in engine.targets
-            if target.driver.listens
-        ]
-
     # -- windows
 
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
@@ -234,22 +228,23 @@ class Fleet:
         except Exception as error:  # noqa: BLE001 - the window itself tries again, and tells
             logger.debug("arm.refused", reason=describe_error(error))
 
-    def pass_by(self, step: int, role: str | None) -> concurrent.futures.Future[None] | None:
+    def pass_by(
+        self, step: int, role: str | None, *, is_recorded: bool
+    ) -> Sequence[concurrent.futures.Future[None]]:
         """A window opens: announce it to the engines that listen, and disarm engines that were armed for an earlier step.
 
         Returns:
-            What is done when everybody has been told, if anybody is; a recorded window waits for it for a moment.
+            The announcements that are still under way; a recorded window waits for them for a moment.
         """
         for armed_role, armed in list(self._armed.items()):
             if armed < step:
                 self._armed.pop(armed_role, None)
                 remote_loop().call(self._disarm, armed_role, armed)
-        if not self._listeners or self._told == (step, role):
-            return None
-        self._told = step, role
-        # two steps may overlap in different roles: each is announced to the engines of its role
-        told = [tell for engine, tell in self._listeners if role is None or engine.role == role]
-        return remote_loop().submit(_announce(told, step, role)) if told else None
+        return self._announcer.announce((step, role), is_recorded=is_recorded)
+
+    def left(self) -> None:
+        """A window has ended: announce that to the engines that listen."""
+        self._announcer.announce(None)
 
     def _disarm(self, role: str | None, step: int) -> None:
         for engine in self.engines:
@@ -370,13 +365,6 @@ class Fleet:
 def _remove_folders(windows: Iterable[EngineWindow]) -> None:
     for window in windows:
         remove_folder(window)
-
-
-async def _announce(listeners: list[Callable[..., Any]], step: int, role: str | None) -> None:
-    results = await asyncio.gather(*(tell(step, role) for tell in listeners), return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            logger.debug("step.not_announced", step=step, reason=describe_error(result))
 
 
 def _tell_transitions(lines: list[dict[str, object]]) -> None:

@@ -7,9 +7,10 @@ with a method, another node's disk.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import uuid
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from stepprof.remote.ray.inside import entry as inside
 from stepprof.remote.ray.inside import messages
 from stepprof.remote.ray.inside.messages import Answer, Attachment, Facts, Inside, Report, Unknown
 from stepprof.remote.ray.late_files import ActorsLater
+from stepprof.remote.ray.listening import Listening
 from stepprof.run.layout import step_folder
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.names import process_name, safe_name
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from stepprof.recording.session import Session
     from stepprof.run.model import Window
 
-__all__ = ["CLOSE_SECONDS", "ActorDriver", "SpansDriver", "agents", "drivers"]
+__all__ = ["CLOSE_SECONDS", "ActorDriver", "agents", "drivers"]
 
 FETCH_BYTES = 256 * 2**20
 """A file above this size stays on its node, unless an argument of `attach` says otherwise."""
@@ -49,7 +51,7 @@ FETCH_BYTES = 256 * 2**20
 CLOSE_SECONDS = 30.0
 """How long the exit of the interpreter waits for actors that are still attached then."""
 
-_MAKE_SESSIONS = ("arm", "join", "announce")
+_MAKE_SESSIONS = ("arm", "join")
 
 RECOVERY_SECONDS = 0.2
 """After how long an actor that could not be reached is asked again; each time twice as long."""
@@ -97,6 +99,8 @@ class ActorDriver(EngineDriver):
         self._run = Path()
         self._fragment: str | None = None
         self._bringing: set[asyncio.Task[None]] = set()
+        self.listens = kind != "engine"
+        self._listening = Listening(self.name, self._join, self._hear)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._as} {self.name}>"
@@ -161,6 +165,35 @@ class ActorDriver(EngineDriver):
         """Have it leave that window."""
         await self._ask("exit", window)
 
+    async def announce(self, number: int, windows: Sequence[tuple[int, str | None]]) -> None:
+        """Have the session in the actor hear which windows are open; made there if there is none."""
+        await self._listening.tell(number, windows)
+
+    def announce_now(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
+        """The same by one call that is sent at once, where the session is known to be there."""
+        return self._listening.tell_now(number, windows)
+
+    def _hear(
+        self, number: int, windows: Sequence[tuple[int, str | None]]
+    ) -> concurrent.futures.Future[Answer]:
+        """Send an announcement on the calling thread."""
+        calls.library()
+        sent = self._handle.__ray_call__.remote(inside.serve, self._token, "hear", number, windows)
+        answer: concurrent.futures.Future[Answer] = sent.future()
+        return answer
+
+    async def _join(self) -> None:
+        """Have the session made ahead of the first recorded step, so that nothing before it is missed."""
+        session = cell.session
+        if session is None or session.path is None:
+            raise EngineFailure("there is no session in this process", "unconfigured")
+        marker = await in_thread(mark, session.path)
+        try:
+            attachment = self._attachment(session.path, None, marker.name)
+            self._learn(await self._ask("join", attachment))
+        finally:
+            await in_thread(unmark, marker)
+
     async def abort(self) -> None:
         """Leave whatever state it is in. Raises EngineFailure where the actor is dead, or refuses."""
         await self._ask("abort")
@@ -204,6 +237,7 @@ class ActorDriver(EngineDriver):
         """
         facts, self._facts = self._facts, None
         asked, self._asked = self._asked, False
+        self._listening.reset()
         drivers.discard(self)
         if not asked:
             return
@@ -292,7 +326,7 @@ class ActorDriver(EngineDriver):
             kind=self._as,
             find=self._find,
             rank=self.rank,
-            position=0 if window is None else window.replica,
+            position=self.position if window is None else window.replica,
             world_size=self._world_size,
             config=session.config.to_dict() if self._as != "engine" else {},
             run_id=run.name,
@@ -351,34 +385,6 @@ class ActorDriver(EngineDriver):
                 actor_host=facts.host,
                 reason=describe_error(error),
             )
-
-
-class SpansDriver(ActorDriver):
-    """An actor with nothing to capture: its regions carry the step that runs here."""
-
-    listens = True
-
-    async def prepare(self) -> None:
-        """Have the session made ahead of the first step, so that nothing of that is missed. Never raises."""
-        try:
-            await self._tell("join")
-        except (EngineFailure, OSError) as error:
-            logger.warning("actor.spans_missing", name=self.name, reason=describe_error(error))
-
-    async def announce(self, step: int, role: str | None) -> None:
-        """This step runs now."""
-        await self._tell("announce", step, role)
-
-    async def _tell(self, verb: str, *arguments: object) -> None:
-        session = cell.session
-        if session is None or session.path is None:
-            return
-        marker = Path() if self._facts is not None else await in_thread(mark, session.path)
-        try:
-            self._learn(await self._ask(verb, self._attachment(session.path, None, marker.name), *arguments))
-        finally:
-            if marker.name:
-                await in_thread(unmark, marker)
 
 
 def _forget(task: asyncio.Future[Any]) -> None:

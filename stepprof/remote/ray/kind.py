@@ -19,7 +19,7 @@ from stepprof.recording import exit_handlers
 from stepprof.remote.base import EngineDriver
 from stepprof.remote.kinds import check_options
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.ray.driver import CLOSE_SECONDS, ActorDriver, SpansDriver, agents, drivers
+from stepprof.remote.ray.driver import CLOSE_SECONDS, ActorDriver, agents, drivers
 
 __all__ = ["RayKind"]
 
@@ -78,12 +78,6 @@ class RayKind:
                 "find", options["find"], 'finds an engine; did you mean kind = "engine" or kind = "both"?'
             )
         _drain_before_ray()
-        if kind == "spans":
-            listening = SpansDriver(target, kind, options)
-            if all(other.key != listening.key or other.kind != "spans" for other in list(drivers)):
-                drivers.add(listening)
-                remote_loop().submit(listening.prepare())
-            return listening
         made = ActorDriver(target, kind, options)
         drivers.add(made)
         return made

@@ -13,7 +13,6 @@ from driving import fragments, kill, until, workers_path
 
 import stepprof
 from stepprof.host.process_identity import writer_identity
-from stepprof.instrument.scope import newest
 from stepprof.run.spans import read_spans
 from stepprof.run.status import read_statuses
 
@@ -40,7 +39,7 @@ class Reward:
 
     def step(self):
         """The one that goes on, as far as this process has heard."""
-        return None if newest.window is None else newest.window.number
+        return stepprof.current_step()
 
 
 @pytest.fixture
@@ -250,6 +249,27 @@ class TestWindows:
         spans = [json.loads(line) for line in file.read_text().splitlines()[1:]]
         scores = [span for span in spans if span["name"] == "score"]
         assert [(span["step"], span["role"]) for span in scores] == [(n, "rollout") for n in (1, 2, 3)]
+
+    def test_a_window_ends_where_it_ends(self, ray_here, make, session):
+        """An actor that hears of windows hears of their ends, and not only of the next one."""
+        handle = make(Reward)
+        attached = stepprof.attach(handle, kind="spans", role="rollout", name="loop")
+        until(lambda: attached.targets[0].driver._listening._joined)
+        for step in (1, 2):
+            with stepprof.profile_step(step):
+                with stepprof.profile_step(step, role="rollout"):
+                    ray_here.get(handle.score.remote(step))
+                time.sleep(1)
+            assert ray_here.get(handle.step.remote()) is None
+        stepprof.shutdown(20)
+        windows = [
+            span for span in read_spans(session.path) if (span["rank"], span["kind"]) == ("loop", "window")
+        ]
+        lasted = {(each["step"], each["role"]): each["dur"] / 1e9 for each in windows}
+        assert sorted(lasted, key=str) == sorted(
+            [(n, role) for n in (1, 2) for role in (None, "rollout")], key=str
+        )
+        assert max(lasted[n, "rollout"] for n in (1, 2)) < 1 < min(lasted[n, None] for n in (1, 2))
 
     def test_names(self, ray_here, make, session):
         """Actors without a rank are called as they were attached, with a number in a list: in their files, their state and the report."""

@@ -9,7 +9,7 @@ import os
 import time
 
 import pytest
-from driving import drive, fragments, kill
+from driving import drive, fragments, kill, until
 
 import stepprof
 from stepprof.analysis.verify import verify_run
@@ -44,6 +44,9 @@ class Trainer:
     def state(self):
         return str(stepprof.state())
 
+    def current_step(self):
+        return stepprof.current_step()
+
     def end(self):
         stepprof.shutdown()
 
@@ -56,6 +59,9 @@ class AsyncTrainer:
 
     async def state(self):
         return str(stepprof.state())
+
+    async def current_step(self):
+        return stepprof.current_step()
 
     async def end(self):
         stepprof.shutdown()
@@ -202,6 +208,30 @@ class TestRanks:
         found = fragments(session.path / "step-000002")
         told = [entry for each in found.values() for entry in each["engines"]]
         assert sorted(entry["status"] for entry in told) == ["complete", "joined"]
+        assert verify_run(session.path).problems == []
+
+    @pytest.mark.parametrize("kind", ["plain", "async"])
+    def test_every_step_is_heard_of(self, ray_here, trainers, session, kind):
+        """Recorded or not, from the first one on: regions have their step and role, the windows their spans, each once."""
+        (handle,) = trainers(1, kind)
+        attached = stepprof.attach(handle, role=["actor", "ref"], kind="rank")
+        until(lambda: attached.targets[0].driver._listening._joined)
+        for step in (1, 2, 3):
+            with stepprof.profile_step(step):
+                for role in ("ref", "actor"):
+                    with stepprof.profile_step(step, role=role):
+                        if kind == "async":  # it may begin a call without arguments before one with arguments
+                            until(lambda step=step: ray_here.get(handle.current_step.remote()) == step)
+                        ray_here.get(handle.update.remote())
+                        assert ray_here.get(handle.current_step.remote()) == step
+            until(lambda: ray_here.get(handle.current_step.remote()) is None)
+        stepprof.shutdown(30)
+        own = spans(session, 0)
+        roles = [(step, role) for step in (1, 2, 3) for role in ("ref", "actor")]
+        assert [(span["step"], span["role"]) for span in own if span["name"] == "update"] == roles
+        windows = [(span["step"], span["role"]) for span in own if span["kind"] == "window"]
+        whole = [(step, None) for step in (1, 2, 3)]
+        assert sorted(windows, key=str) == sorted(roles + whole, key=str)
         assert verify_run(session.path).problems == []
 
     def test_the_line_after_a_recorded_step(self, trainers, tmp_path, log):
@@ -397,11 +427,11 @@ class TestSpans:
         """1,000 rollouts of two overlapping steps: each span of each of them carries its own step, though the second step began before the first ended."""
         handle = make(AgentLoop, max_concurrency=1200)
         driver = connect(handle, kind="spans")
-        drive(driver.announce(1, "rollout"))
+        drive(driver.announce(1, [(1, "rollout")]))
         first = [handle.rollout.remote(uid) for uid in range(500)]
         while ray_here.get(handle.waiting.remote()) < 500:
             time.sleep(0.05)
-        drive(driver.announce(2, "rollout"))
+        drive(driver.announce(2, [(2, "rollout")]))
         second = [handle.rollout.remote(uid) for uid in range(500, 1000)]
         while ray_here.get(handle.waiting.remote()) < 1000:
             time.sleep(0.05)
@@ -422,7 +452,7 @@ class TestSpans:
         handle = make(Reward)
         driver = connect(handle, kind="spans")
         for step in (1, 2, 3):
-            drive(driver.announce(step, "rollout"))
+            drive(driver.announce(step, [(step, "rollout")]))
             ray_here.get(handle.score.remote(step))
         drive(driver.close(20, 20))
         found = spans(session, f"Reward-{handle._actor_id.hex()[:8]}")

@@ -171,7 +171,7 @@ class TestElsewhere:
         recording()
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
-            assert (2, "rollout") in one.calls
+            assert ((2, "rollout"),) in one.calls
 
 
 class TestOnThisLoop:

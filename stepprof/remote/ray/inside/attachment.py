@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,18 +119,17 @@ class Guest:
             self._on_loop(self._engine.abort)
 
     def join(self, attachment: Attachment) -> Facts:
-        """Have a session in this process."""
+        """Have a session in this process, to hear which windows are open."""
         if self.attachment is None:
             self._run, self._visible = attachment.place()
         self._take(attachment)
         self._follow(attachment)
         return self._facts()
 
-    def announce(self, attachment: Attachment, step: int, role: str | None) -> Facts:
-        """This step runs now."""
-        facts = self.join(attachment)
-        self._follow(attachment).announce(step, role)
-        return facts
+    def hear(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
+        """These windows are open now; return whether there is a session to hear of them. Waits for no other call."""
+        follower = self._follower
+        return follower is not None and not self._closed and follower.hear(number, windows)
 
     def close(self, reason: str = DETACHED) -> None:
         """Take no more windows; end the open ones, where possible on the thread that entered them."""

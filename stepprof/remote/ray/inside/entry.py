@@ -32,6 +32,9 @@ def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
         return _answer(*arguments)
     if verb == "leave":
         return _leave(token, *arguments)
+    if verb == "hear":
+        known = guests.get(token)
+        return Answer(known is not None and known.hear(*arguments))
     guest = guests.setdefault(token, Guest(token))
     if verb == "collect":
         return Answer(guest.pending.collect(*arguments))

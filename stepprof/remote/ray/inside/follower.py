@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.backends import make_backend
 from stepprof.errors import ConfigError, StepprofError
+from stepprof.instrument.heard_window import HeardWindows
 from stepprof.instrument.step import StepWindow, profile_step
 from stepprof.recording.lifecycle import init
 from stepprof.recording.session import Session, current_session
@@ -49,7 +51,7 @@ class Follower:
         self._spans = attachment.kind == "spans"
         self._session: Session | None = None
         self._open: dict[Key, StepWindow] = {}
-        self._announced: StepWindow | None = None
+        self._heard = HeardWindows()
 
     @property
     def rank(self) -> int | str | None:
@@ -87,6 +89,7 @@ class Follower:
         key = _key(window)
         if key in self._open:
             raise EngineFailure(f"the window of step {key[0]} is open in the actor already", "busy")
+        heard = self._heard.drop(key[:2])
         entered = profile_step(window.window.step, window.window.role, version=window.window.version)
         entered.__enter__()
         self._open[key] = entered
@@ -98,6 +101,8 @@ class Follower:
             problem = str(ticket.record.error)
         if problem is not None:
             self._close(key)
+            if heard:
+                self._heard.enter(key[:2], session)
             busy = session.local.capturer.health == "busy"
             raise EngineFailure(problem, "busy" if busy else "unconfigured")
         return _fragment_path(ticket)
@@ -107,6 +112,7 @@ class Follower:
         self._here()
         key = _key(window)
         if key not in self._open:
+            self._heard.drop(key[:2])
             inner = profile_step(window.window.step, window.window.role, version=window.window.version)
             self._open[key] = inner.__enter__()
 
@@ -134,14 +140,17 @@ class Follower:
         for key in list(self._open):
             self._close(key, LeftOpen(reason))
 
-    def announce(self, step: int, role: str | None) -> None:
-        """This step runs now: windows without a number and regions without a window carry it."""
-        self._here()
-        entered = profile_step(step, role)
-        entered.__enter__()
-        before, self._announced = self._announced, entered
-        if before is not None:
-            before.__exit__(None, None, None)
+    def hear(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
+        """These windows are open in the other process: regions without a window of their own carry the last one's step and role.
+
+        Returns:
+            Whether there is a session here to hear of them.
+        """
+        session = self._session
+        if session is None or current_session() is not session:
+            return False
+        self._heard.hear(number, windows, {key[:2] for key in list(self._open)}, session)
+        return True
 
     @property
     def is_open(self) -> bool:
@@ -151,10 +160,8 @@ class Follower:
     def close(self, reason: str) -> None:
         """End every window, on this thread: also what the session keeps open, if it ends with this attachment."""
         self.abort(reason)
-        if self._announced is not None:
-            self._announced.__exit__(None, None, None)
-            self._announced = None
         session = self._session
+        self._heard.end_all(session)
         if session is None or current_session() is not session:
             return
         with _making:
@@ -190,10 +197,11 @@ class Follower:
             if session is None:
                 config = {key: value for key, value in attachment.config.items() if key not in _OF_THE_DRIVER}
                 config["output_dir"] = str(run.parent)
+                rank, is_final = (attachment.rank, True) if self._spans else _rank(attachment)
                 try:
                     session = init(
                         spans_only(config) if self._spans else config,
-                        rank=attachment.rank if self._spans else _rank(attachment),
+                        rank=rank,
                         world_size=attachment.world_size or _distributed()[1],
                         run_id=attachment.run_id,
                         name=attachment.name,
@@ -201,6 +209,8 @@ class Follower:
                 except StepprofError as error:
                     raise EngineFailure(f"no session in the actor: {error}", "unconfigured") from None
                 if session.path is not None:
+                    if not is_final:  # torch.distributed may come up later, and knows better
+                        session.selector.identity = replace(session.selector.identity, final=False)
                     _users[session] = set()
                     session.lent = True
                     session.follow_job(attachment.job)
@@ -301,15 +311,18 @@ def _not_selected(session: Session, window: EngineWindow) -> str:
     )
 
 
-def _rank(attachment: Attachment) -> int:
-    """Given, else torch.distributed, else $RANK, else the position in the attach; a launcher's other variables are those of Ray's own process."""
+def _rank(attachment: Attachment) -> tuple[int, bool]:
+    """Return the rank, and whether it is final: given, else torch.distributed's, else $RANK; else the position in the attach, for now.
+
+    A launcher's other variables are those of Ray's own process.
+    """
     if attachment.rank is not None:
-        return attachment.rank
+        return attachment.rank, True
     known, _ = _distributed()
     if known is not None:
-        return known
+        return known, True
     variable = os.environ.get("RANK", "")
-    return int(variable) if variable.isdecimal() else attachment.position
+    return (int(variable), True) if variable.isdecimal() else (attachment.position, False)
 
 
 def _distributed() -> tuple[int | None, int | None]:

@@ -350,13 +350,17 @@ class TestSessions:
             Guest("token").arm(None, attachment("rank"), window(run, rank=True))
 
     def test_spans(self, ask, run, attachment):
-        """Regions carry the step that was announced; nothing is captured."""
-        here = attachment("spans")
-        ask(None, "join", here)
+        """Regions carry the step that was announced, until its end is; nothing is captured."""
+        assert not ask(None, "hear", 0, [(1, None)])
+        ask(None, "join", attachment("spans"))
         for step in (2, 3):
-            ask(None, "announce", here, step, "rollout")
+            assert ask(None, "hear", 2 * step, [(step, "rollout")])
+            assert ask(None, "hear", 1, [(9, None)])  # overtaken
             with stepprof.region("score"):
                 pass
+            assert stepprof.current_step() == step
+        ask(None, "hear", 7, [])
+        assert stepprof.current_step() is None
         with stepprof.profile_step(role="reward"), stepprof.region("own"):
             pass
         ask(None, "leave", 5.0)

@@ -1,0 +1,110 @@
+"""Announces which windows are open here to sessions in other processes, at each entry and exit.
+
+Each announcement has all windows that are open and a number, so that one which is lost or overtaken is made good by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from stepprof.instrument.context import open_windows
+from stepprof.log import logger
+from stepprof.remote.loop import remote_loop
+from stepprof.run.manifest_writer import describe_error
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineDriver
+    from stepprof.remote.engine import Engine
+
+__all__ = ["Announcer"]
+
+Key = tuple[int, "str | None"]
+
+DIRECT = 64
+"""So many listeners are sent to by the thread of the training loop, at 0.05 to 0.3 ms each: no work that it sends next overtakes that. More hear of
+recorded windows only, which wait for the announcement."""
+
+GATHER_SECONDS = 0.02
+"""For so long announcements to more listeners are gathered: the exit of one phase and the entry of the next are one message."""
+
+
+class Announcer:
+    """The listeners of one process, and what each has been told."""
+
+    def __init__(self) -> None:
+        self.listeners: list[tuple[Engine, EngineDriver]] = []
+        """Of sessions in other processes that hear of every window."""
+        self._told: dict[EngineDriver, tuple[Key, ...]] = {}
+        self._number = 0
+        self._later: dict[EngineDriver, tuple[int, tuple[Key, ...]]] = {}
+        self._sending: concurrent.futures.Future[None] | None = None
+        """Sends what is in ``_later``."""
+        self._lock = threading.RLock()  # a signal handler may come in between
+
+    def look(self, engines: Iterable[Engine]) -> None:
+        """Find the listeners among these attachments, and tell new ones what is open."""
+        with self._lock:
+            self.listeners = [
+                (engine, target.driver)
+                for engine in engines
+                for target in engine.targets
+                if target.driver.listens
+            ]
+            there = {driver for _, driver in self.listeners}
+            self._told = {driver: told for driver, told in self._told.items() if driver in there}
+        self.announce(None)
+
+    def announce(
+        self, opening: Key | None, *, is_recorded: bool = False
+    ) -> Sequence[concurrent.futures.Future[None]]:
+        """Tell each listener the open windows of its roles, if they are others than it knows.
+
+        Args:
+            opening: a window that is about to begin.
+            is_recorded: its begin waits for what is still under way.
+
+        Returns:
+            The announcements that are still under way.
+        """
+        if not self.listeners:
+            return ()
+        with self._lock:
+            many = len(self.listeners) > DIRECT
+            windows = [] if many and not is_recorded else _open(opening)
+            self._number += 1
+            for engine, driver in self.listeners:
+                # two steps may overlap in different roles: each is announced to the engines of its role
+                mine = tuple(key for key in windows if key[1] is None or engine.plays(key[1]))
+                if self._told.get(driver) == mine:
+                    continue
+                self._told[driver] = mine
+                if many or not driver.announce_now(self._number, mine):
+                    self._later[driver] = self._number, mine
+            if self._later and self._sending is None:
+                self._sending = remote_loop().submit(self._send(GATHER_SECONDS if many else 0.0))
+            return () if self._sending is None else (self._sending,)
+
+    async def _send(self, pause: float) -> None:
+        await asyncio.sleep(pause)
+        with self._lock:
+            later, self._later = self._later, {}
+            self._sending = None
+        await asyncio.gather(*(_announce(driver, *what) for driver, what in later.items()))
+
+
+def _open(opening: Key | None) -> list[Key]:
+    """Return the open windows, each step and role once, the outermost first."""
+    found = [(window.number, window.role) for window in open_windows() if window.number is not None]
+    found.reverse()
+    return list(dict.fromkeys([*found, opening] if opening is not None else found))
+
+
+async def _announce(driver: EngineDriver, number: int, windows: Sequence[Key]) -> None:
+    try:
+        await driver.announce(number, windows)
+    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the next announcement makes it good
+        logger.debug("step.not_announced", name=driver.name, reason=describe_error(error))

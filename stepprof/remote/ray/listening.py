@@ -1,0 +1,118 @@
+"""How one actor hears which windows are open in the process that drives it: by calls whose answers nobody waits for.
+
+The first call has the session made there, which takes a second or more; later ones are sent at once by the thread of the training
+loop. A call that fails, since the actor was restarted, makes the next one such a first call again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from stepprof.log import logger
+from stepprof.remote.loop import remote_loop
+from stepprof.run.manifest_writer import describe_error
+
+__all__ = ["Listening"]
+
+MOST_PENDING = 64
+"""So many calls wait in an actor that is busy; then none is sent until it has answered: each says all that is open."""
+
+RETRY_SECONDS = 1.0
+"""After how long a session that could not be made is tried again; each time twice as long."""
+
+Windows = Sequence[tuple[int, "str | None"]]
+
+
+class Listening:
+    """What one actor has heard.
+
+    Args:
+        name: what the actor is called in the log.
+        join: has the session made there.
+        hear: sends what is open; the future of the actor's `Answer`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        join: Callable[[], Awaitable[None]],
+        hear: Callable[[int, Windows], concurrent.futures.Future[Any]],
+    ) -> None:
+        self._name = name
+        self._join = join
+        self._hear = hear
+        self._joined = False
+        self._joining = asyncio.Lock()
+        self._latest: tuple[int, Windows] = 0, ()
+        self._sent = 0
+        """The number of the latest announcement that was sent."""
+        self._pending = 0
+        self._counting = threading.Lock()
+        self._wait_seconds = RETRY_SECONDS
+        self._again_at = 0.0
+
+    def tell_now(self, number: int, windows: Windows) -> bool:
+        """Send an announcement on the calling thread; return whether nothing else is to be done."""
+        self._latest = number, windows
+        if not self._joined:
+            return False
+        if self._pending < MOST_PENDING:
+            self._send(number, windows)
+        return True
+
+    async def tell(self, number: int, windows: Windows) -> None:
+        """Send an announcement from stepprof's loop; have the session made first, if there is none. Raises nothing."""
+        self._latest = max(self._latest, (number, windows), key=lambda each: each[0])
+        async with self._joining:
+            if self._joined:
+                self._catch_up()
+            elif time.monotonic() >= self._again_at:
+                await self._try_to_join()
+
+    async def _try_to_join(self) -> None:
+        try:
+            await self._join()
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises, the job goes on
+            if self._wait_seconds == RETRY_SECONDS:
+                logger.warning("actor.spans_missing", name=self._name, reason=describe_error(error))
+            self._again_at = time.monotonic() + self._wait_seconds
+            self._wait_seconds *= 2
+            return
+        self._joined = True
+        self._catch_up()  # with what is open by now
+
+    def reset(self) -> None:
+        """The session there has ended, or will soon."""
+        self._joined = False
+
+    def _catch_up(self) -> None:
+        """Send what was announced meanwhile."""
+        if self._joined and self._sent < self._latest[0] and self._pending < MOST_PENDING:
+            self._send(*self._latest)
+
+    def _send(self, number: int, windows: Windows) -> None:
+        self._sent = number
+        self._count(1)
+        try:
+            self._hear(number, windows).add_done_callback(self._answered)
+        except Exception:  # noqa: BLE001 - Ray is gone, or refuses the call: the next one makes the session again
+            self._count(-1)
+            self._joined = False
+
+    def _count(self, change: int) -> int:
+        with self._counting:
+            self._pending += change
+            return self._pending
+
+    def _answered(self, answer: concurrent.futures.Future[Any]) -> None:
+        """On a thread of Ray."""
+        left = self._count(-1)
+        if answer.cancelled() or answer.exception() is not None or answer.result().value is not True:
+            self._joined = False
+        elif not left and self._sent < self._latest[0]:
+            remote_loop().call(self._catch_up)
