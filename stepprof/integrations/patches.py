@@ -2,25 +2,31 @@
 
 An exception of the original function passes through. An exception of stepprof is logged once and
 ends that patch; the original still runs exactly once. All patches can be undone.
+
+A patch is a plain function with the name of the original, so that pickling by reference finds it:
+Ray copies every method of an actor's class into a class that it pickles.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-import wrapt
-
 from stepprof.integrations.names import look_up
 from stepprof.log import logger
 
-__all__ = ["After", "Before", "Patches"]
+__all__ = ["After", "Before", "Change", "Patches"]
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
 """Called with the instance, the positional and the keyword arguments; returns a token for `After`."""
 After = Callable[[Any, BaseException | None], None]
 """Called with the token and the exception of the original; None: it returned."""
+Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Called with the result, the positional and the keyword arguments; returns what the caller gets."""
+
+_MARK = "_stepprof_adapter"
 
 
 class Patches:
@@ -37,23 +43,36 @@ class Patches:
         self._failed: set[str] = set()
 
     def around(self, target: str, before: Before | None = None, after: After | None = None) -> None:
-        """Call `before` and `after` around each call of a function or method, also of a coroutine function.
+        """Call `before` and `after` around each call of a function or method, and over the life of a coroutine or generator.
 
         Args:
             target: ``module:Class.method`` or ``module:function``.
             before: runs before the original.
             after: runs after it, also if it raised.
         """
-        parent, attribute, original = _resolve(target)
-        if getattr(original, "_self_stepprof", None) == self.adapter:
-            return
-        plain = original.__func__ if isinstance(original, staticmethod | classmethod) else original
-        make = self._around_coroutine if inspect.iscoroutinefunction(plain) else self._around
-        wrapper: Any = wrapt.FunctionWrapper(original, make(target, before, after))
-        wrapper._self_stepprof = self.adapter
-        inherited = isinstance(parent, type) and attribute not in vars(parent)
-        setattr(parent, attribute, wrapper)
-        self._undo.append(lambda: _restore(parent, attribute, wrapper, original, inherited=inherited))
+
+        def make(function: Any, bound: int) -> Any:
+            return self._around(target, function, bound, before, after)
+
+        self._replace(target, make)
+
+    def result(self, target: str, change: Change) -> None:
+        """Pass what a function returns through `change`.
+
+        Args:
+            target: ``module:Class.method`` or ``module:function``.
+            change: returns what the caller gets; an exception of it leaves the result as it is.
+        """
+
+        def make(function: Any, bound: int) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = function(*args, **kwargs)
+                changed = self.guarded(target, change, result, args[bound:], kwargs)
+                return result if changed is None else changed
+
+            return call
+
+        self._replace(target, make)
 
     def append(self, target: str, value: object) -> None:
         """Append a value to a list of the framework.
@@ -86,33 +105,82 @@ class Patches:
             )
             return None
 
-    def _around(self, target: str, before: Before | None, after: After | None) -> Callable[..., Any]:
-        def call(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            token = self.guarded(target, before, instance, args, kwargs)
-            try:
-                result = wrapped(*args, **kwargs)
-            except BaseException as error:
-                self.guarded(target, after, token, error)
-                raise
-            self.guarded(target, after, token, None)
-            return result
+    def _replace(self, target: str, make: Callable[[Any, int], Any]) -> None:
+        """Put another function in the place of a target; `make` gets the original and how many arguments bind it."""
+        parent, attribute, original = _resolve(target)
+        function = original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
+        if getattr(function, _MARK, None) == self.adapter:
+            return
+        bound = int(isinstance(parent, type) and not isinstance(original, staticmethod))
+        made = functools.update_wrapper(make(function, bound), function)
+        setattr(made, _MARK, self.adapter)
+        patch = made if function is original else type(original)(made)
+        inherited = isinstance(parent, type) and attribute not in vars(parent)
+        setattr(parent, attribute, patch)
+        self._undo.append(lambda: _restore(parent, attribute, patch, original, inherited=inherited))
 
-        return call
-
-    def _around_coroutine(
-        self, target: str, before: Before | None, after: After | None
+    def _around(
+        self, target: str, function: Any, bound: int, before: Before | None, after: After | None
     ) -> Callable[..., Any]:
-        async def call(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            token = self.guarded(target, before, instance, args, kwargs)
-            try:
-                result = await wrapped(*args, **kwargs)
-            except BaseException as error:
-                self.guarded(target, after, token, error)
-                raise
-            self.guarded(target, after, token, None)
-            return result
+        """Return a function of the same kind: plain, a coroutine function or a generator function."""
 
-        return call
+        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self.guarded(target, before, args[0] if bound and args else None, args[bound:], kwargs)
+
+        def leave(token: Any, error: BaseException | None) -> None:
+            self.guarded(target, after, token, error)
+
+        if inspect.iscoroutinefunction(function):
+            return _around_coroutine(function, enter, leave)
+        if inspect.isgeneratorfunction(function):
+            return _around_generator(function, enter, leave)
+        return _around_call(function, enter, leave)
+
+
+def _around_call(function: Any, enter: Callable[..., Any], leave: Callable[..., None]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        token = enter(args, kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            leave(token, error)
+            raise
+        leave(token, None)
+        return result
+
+    return call
+
+
+def _around_coroutine(
+    function: Any, enter: Callable[..., Any], leave: Callable[..., None]
+) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        token = enter(args, kwargs)
+        try:
+            result = await function(*args, **kwargs)
+        except BaseException as error:
+            leave(token, error)
+            raise
+        leave(token, None)
+        return result
+
+    return call
+
+
+def _around_generator(
+    function: Any, enter: Callable[..., Any], leave: Callable[..., None]
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        token = enter(args, kwargs)
+        try:
+            result = yield from function(*args, **kwargs)
+        except BaseException as error:
+            leave(token, error)
+            raise
+        leave(token, None)
+        return result
+
+    return call
 
 
 def _resolve(target: str) -> tuple[Any, str, Any]:
@@ -124,8 +192,8 @@ def _resolve(target: str) -> tuple[Any, str, Any]:
     return parent, attribute, original
 
 
-def _restore(parent: Any, attribute: str, wrapper: object, original: object, *, inherited: bool) -> None:
-    if vars(parent).get(attribute) is not wrapper:
+def _restore(parent: Any, attribute: str, patch: object, original: object, *, inherited: bool) -> None:
+    if vars(parent).get(attribute) is not patch:
         return  # other code has patched it since
     if inherited:
         delattr(parent, attribute)

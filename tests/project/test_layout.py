@@ -46,7 +46,7 @@ TESTED_THROUGH = {
     "config/test_config.py": "config/options/schedule config/policy config/post_step_validators",
     "doctor/test_backends.py": "cli/commands/doctor",
     "formats/test_npu_analysis.py": "formats/npu_folder",
-    "integrations/test_activation.py": "integrations/adapter integrations/names integrations/patches",
+    "integrations/test_activation.py": "integrations/adapter integrations/names",
     "instrument/test_region.py": "instrument/span_recorder",
     "instrument/test_step.py": "instrument/state",
     "integrations/test_autoload.py": "integrations/bootstrap/sitecustomize",

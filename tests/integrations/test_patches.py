@@ -1,0 +1,140 @@
+"""Patches around functions of every kind, and around what a function returns."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+
+import pytest
+
+from stepprof.integrations.patches import Patches
+
+CALLS: list[object] = []
+
+
+class Worker:
+    """Code of a framework."""
+
+    def update(self, batch):
+        CALLS.append(("update", batch))
+        return batch + 1
+
+    async def sync(self, step):
+        await asyncio.sleep(0)
+        CALLS.append("synced")
+        return step
+
+    @classmethod
+    def make(cls, value):
+        return cls, value
+
+    @staticmethod
+    def double(value):
+        return 2 * value
+
+
+def timer(name):
+    """Do work inside of a generator."""
+    CALLS.append(f"{name} begins")
+    yield name
+    CALLS.append(f"{name} ends")
+    return "last"
+
+
+def environment():
+    """Return what another process gets."""
+    return {"A": "1"}
+
+
+@pytest.fixture
+def patches():
+    """Return patches that are undone afterwards."""
+    CALLS.clear()
+    made = Patches("test")
+    yield made
+    made.undo()
+
+
+def around(patches, name):
+    """Patch a name of this module so that each call is noted."""
+    patches.around(
+        f"{__name__}:{name}",
+        lambda instance, args, kwargs: CALLS.append(("before", type(instance).__name__, args, kwargs)) or "token",
+        lambda token, error: CALLS.append((token, error)),
+    )  # fmt: skip
+
+
+class TestAround:
+    def test_a_method(self, patches) -> None:
+        """Its instance is apart from its arguments."""
+        around(patches, "Worker.update")
+        assert Worker().update(batch=1) == 2
+        assert CALLS == [("before", "Worker", (), {"batch": 1}), ("update", 1), ("token", None)]
+
+    def test_a_coroutine_function_stays_one(self, patches) -> None:
+        """Ray looks whether a method is a coroutine function."""
+        around(patches, "Worker.sync")
+        assert inspect.iscoroutinefunction(Worker.sync)
+        assert asyncio.run(Worker().sync(3)) == 3
+        assert CALLS == [("before", "Worker", (3,), {}), "synced", ("token", None)]
+
+    def test_a_generator_function_stays_one(self, patches) -> None:
+        """It is measured from its first value to its end, and returns what it returned."""
+        around(patches, "timer")
+        assert inspect.isgeneratorfunction(timer)
+
+        def body():
+            CALLS.append((yield from timer("gen")))
+
+        assert list(body()) == ["gen"]
+        assert CALLS == [
+            ("before", "NoneType", ("gen",), {}),
+            "gen begins",
+            "gen ends",
+            ("token", None),
+            "last",
+        ]
+
+    def test_an_error_inside_a_generator(self, patches) -> None:
+        """What a `with` block raises is thrown into its generator, and comes out of it."""
+        around(patches, "timer")
+        running = timer("gen")
+        next(running)
+        error = RuntimeError("the block failed")
+        with pytest.raises(RuntimeError, match="the block failed"):
+            running.throw(error)
+        assert CALLS[-1] == ("token", error)
+
+    def test_methods_of_a_class(self, patches) -> None:
+        """Class methods and static methods keep their kind."""
+        around(patches, "Worker.make")
+        around(patches, "Worker.double")
+        assert Worker.make(1) == (Worker, 1)
+        assert Worker().double(2) == 4
+
+    def test_pickling_finds_the_patch_by_its_name(self, patches) -> None:
+        """Ray copies an actor's methods; one that is pickled by value would bring its module's globals along."""
+        around(patches, "Worker.update")
+        assert pickle.loads(pickle.dumps(Worker.update)) is Worker.update
+
+    def test_undone(self, patches) -> None:
+        """The very functions of before are back."""
+        before = dict(vars(Worker))
+        around(patches, "Worker.make")
+        around(patches, "Worker.update")
+        assert dict(vars(Worker)) != before
+        patches.undo()
+        assert dict(vars(Worker)) == before
+
+
+class TestResult:
+    def test_is_changed(self, patches) -> None:
+        """The caller gets what the change returns."""
+        patches.result(f"{__name__}:environment", lambda result, args, kwargs: {**result, "B": "2"})
+        assert environment() == {"A": "1", "B": "2"}
+
+    def test_a_change_that_fails(self, patches) -> None:
+        """The caller gets the result of the function, now and later."""
+        patches.result(f"{__name__}:environment", lambda *_: 1 / 0)
+        assert environment() == environment() == {"A": "1"}
