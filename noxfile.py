@@ -189,6 +189,14 @@ def adapters(session: nox.Session) -> None:
     run_tests(session, "tests/real/integrations", "-m", "not demo and not ray")
 
 
+@nox.session(python="3.11", reuse_venv=True)
+def verl(session: nox.Session) -> None:
+    """Record a whole training job of the real verl on a CPU, ranks and vLLM included."""
+    install_vllm(session)
+    session.install("--no-deps", "--no-compile", "-r", "tests/real/verl/requirements.txt")
+    run_tests(session, "tests/real/verl", coverage=("--concurrency=thread",))
+
+
 @nox.session(venv_backend="none")
 def ray(session: nox.Session) -> None:
     """Record engines and ranks in the actors of a real Ray."""

@@ -8,5 +8,5 @@ WITHOUT_CODE = [
 
 setup(
     packages=[*find_packages(include=["stepprof", "stepprof.*"]), *WITHOUT_CODE, "stepprof.examples"],
-    py_modules=["stepprof_autoload"],
+    py_modules=["stepprof_autoload", "stepprof_verl"],
 )

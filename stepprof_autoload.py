@@ -13,23 +13,24 @@ VARIABLES = (
     "STEPPROF_RANKS",
     "STEPPROF_BACKEND",
     "STEPPROF_OUTPUT_DIR",
+    "STEPPROF_FROM",
 )
 """Any of them switches the adapters on."""
 OFF = ("0", "false", "off", "no")
 """Values of $STEPPROF that switch everything off."""
 
 
-def wanted() -> bool:
-    """Return whether the environment asks for stepprof in this process."""
+def wanted(*, asked: bool = False) -> bool:
+    """Return whether the environment asks for stepprof in this process; `asked`: the job does in another way."""
     environ = os.environ
     if environ.get("STEPPROF", "").strip().lower() in OFF:
         return False
-    return any(environ.get(name) for name in VARIABLES)
+    return asked or any(environ.get(name) for name in VARIABLES)
 
 
-def activate() -> None:
+def activate(*, asked: bool = False) -> None:
     """Attach an adapter to each supported framework that this process has imported or will import."""
-    if wanted():
+    if wanted(asked=asked):
         try:
             from stepprof.integrations.activation import activate_all
 

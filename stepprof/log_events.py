@@ -74,6 +74,9 @@ EVENTS: dict[str, Event] = {
         "name target reason",
     ),
     "adapter.not_started": Event("warning", "an adapter could not start a session", "name reason"),
+    "adapter.other_profiler": Event(
+        "warning", "the profiler of {name} itself records some of the same steps", "name steps reason"
+    ),
     "adapter.yielded": Event(
         "info", "the job has a session of its own: {name} opens no windows, its timers are regions", "name"
     ),

@@ -25,13 +25,15 @@ else:
 SWITCH = "STEPPROF"
 CONFIG_VARIABLE = "STEPPROF_CONFIG"
 RUN_ID_VARIABLE = "STEPPROF_RUN_ID"
+FROM_VARIABLE = "STEPPROF_FROM"
+"""Read by framework adapters: "framework" records what the framework's own profiler is configured for."""
 KEY_OF_VARIABLE = {
     "STEPPROF_STEPS": "steps",
     "STEPPROF_RANKS": "ranks",
     "STEPPROF_BACKEND": "backend",
     "STEPPROF_OUTPUT_DIR": "output_dir",
 }
-VARIABLES = (SWITCH, CONFIG_VARIABLE, *KEY_OF_VARIABLE, RUN_ID_VARIABLE)
+VARIABLES = (SWITCH, CONFIG_VARIABLE, *KEY_OF_VARIABLE, RUN_ID_VARIABLE, FROM_VARIABLE)
 FACTS = (
     "STEPPROF_RUN",
     "STEPPROF_STEP",

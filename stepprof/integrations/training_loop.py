@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import stepprof
 from stepprof.errors import StepprofError
 from stepprof.instrument.context import cell
@@ -19,13 +21,15 @@ _told: set[str] = set()
 _claims: list[TrainingLoop] = []
 
 
-def ensure_session(name: str) -> bool:
+def ensure_session(name: str, config: Any = None, process: str | None = None) -> bool:
     """Start the session of this process from the environment, unless it has one.
 
     Call it late: when the rank and the world size of the job are known.
 
     Args:
         name: the adapter, for the log.
+        config: what `stepprof.init` gets; None: the environment's.
+        process: what the process is called if it has no rank.
 
     Returns:
         Whether the session is one that an adapter started: then the adapter opens the windows.
@@ -33,7 +37,7 @@ def ensure_session(name: str) -> bool:
     session = current_session()
     if session is None:
         try:
-            stepprof.init()
+            stepprof.init(config, name=process)
         except (StepprofError, OSError) as error:
             if _first("not started", name):
                 logger.warning("adapter.not_started", name=name, reason=str(error))

@@ -48,6 +48,22 @@ class TestEntryPoints:
         assert done.stdout.strip() == "[]"
 
 
+class TestVerl:
+    def test_its_entry_point_is_a_module(self, run_script) -> None:
+        """verl loads what an entry point of its group names, and calls nothing."""
+        script = "import sys, stepprof_verl\nprint('stepprof' in sys.modules)\n"
+        assert run_script(script).check().stdout.split() == ["False"]
+        assert run_script(script, env={"STEPPROF_STEPS": "2"}).check().stdout.split() == ["True"]
+
+    def test_a_key_of_hydra_asks_for_it(self, run_script) -> None:
+        """`+stepprof.steps=[2]` is seen before Hydra reads the command line."""
+        script = "import sys, stepprof_verl\nprint('stepprof' in sys.modules)\n"
+        assert run_script(script, "+stepprof.steps=[2]").check().stdout.split() == ["True"]
+        assert run_script(script, "+stepprof.steps=[2]", env={"STEPPROF": "0"}).check().stdout.split() == [
+            "False"
+        ]
+
+
 class TestSitecustomize:
     def test_another_one_runs_first(self, run_script, tmp_path) -> None:
         """The one that ours hides runs, and is what the name stands for afterwards."""

@@ -1,0 +1,182 @@
+"""The adapters of verl's other processes: ranks, agent loops, reward workers, vLLM servers, and what Ray starts on other nodes.
+
+Their patches add regions, which cost a look at one cell until the trainer's process attaches them.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+from stepprof.config.config import load
+from stepprof.config.loaders import KEY_OF_VARIABLE, VARIABLES
+from stepprof.instrument.context import cell
+from stepprof.integrations import verl_profiler
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.training_loop import close_timer, open_timer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+    from stepprof.instrument.region import bind
+    from stepprof.instrument.step import StepWindow
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "RAY_ENVIRONMENT", "STAGES", "adapter", "with_variables"]
+
+WORKER = "verl.workers.engine_workers:ActorRolloutRefWorker"
+TRAINING_WORKER = "verl.workers.engine_workers:TrainingWorker"
+AGENT_LOOP = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"
+REWARD_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopWorker"
+VLLM_SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
+RAY_ENVIRONMENT = "verl.trainer.constants_ppo:get_ppo_ray_runtime_env"
+
+STAGES: dict[str, tuple[str, str | None]] = {
+    f"{WORKER}.compute_log_prob": ("actor_compute_log_prob", "actor"),
+    f"{WORKER}.compute_ref_log_prob": ("ref_compute_log_prob", "ref"),
+    f"{WORKER}.update_actor": ("actor_update", "actor"),
+    f"{WORKER}.update_weights": ("update_weights", "weight_sync"),
+    f"{TRAINING_WORKER}.train_mini_batch": ("train_mini_batch", None),
+    f"{TRAINING_WORKER}.train_batch": ("train_batch", None),
+    f"{TRAINING_WORKER}.infer_batch": ("infer_batch", None),
+}
+"""Methods of a rank that are regions, with the names of verl's own profiler, and the roles that they work for."""
+
+
+# -- ranks and reward workers
+
+
+def _begin_stage(name: str, role: str | None, *_: object) -> tuple[StepWindow | None, Any]:
+    """Open the region of a rank's stage, in the window of its role; a rank hears of windows of the role that it is attached for."""
+    recorder = cell.recorder
+    where = None if recorder is None or role is None else recorder.where()
+    window = None
+    if where is not None and where.role != role:
+        window = stepprof.profile_step(where.number, role).__enter__()
+    return window, open_timer(name)
+
+
+def _stage_ends(token: tuple[StepWindow | None, Any] | None, error: BaseException | None) -> None:
+    if token is not None:
+        window, region = token
+        close_timer(region, error)
+        if window is not None:
+            window.__exit__(None if error is None else type(error), error, None)
+
+
+def _attach_workers(patches: Patches) -> None:
+    for method, (name, role) in STAGES.items():
+        patches.around(method, partial(_begin_stage, name, role), _stage_ends)
+
+
+def _attach_reward_loop(patches: Patches) -> None:
+    patches.around(f"{REWARD_LOOP}.compute_score", lambda *_: open_timer("reward"), close_timer)
+
+
+# -- samples
+
+
+def _sample_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bind, Any]:
+    trajectory = kwargs["trajectory"] if "trajectory" in kwargs else args[1]
+    sample = f"{trajectory['sample_index']}.{kwargs.get('session_id', trajectory['rollout_n'])}"
+    attributes: dict[str, object] = {} if trajectory["validate"] else {"step": int(trajectory["step"])}
+    bound = stepprof.bind(sample=sample, **attributes).__enter__()
+    return bound, open_timer("agent_loop")
+
+
+def _sample_ends(token: tuple[bind, Any] | None, error: BaseException | None) -> None:
+    if token is not None:
+        bound, region = token
+        close_timer(region, error)
+        bound.__exit__(None, None, None)
+
+
+def _attach_agent_loop(patches: Patches) -> None:
+    patches.around(f"{AGENT_LOOP}._run_agent_loop", _sample_begins, _sample_ends)
+
+
+# -- engines
+
+
+def _engine_is_built(server: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give a vLLM engine the profiler that it must be built with, unless the job has configured one."""
+    from stepprof.remote.vllm import engine_args
+
+    arguments: MutableMapping[str, Any] = args[0] if args else kwargs["engine_kwargs"]
+    if "profiler_config" not in arguments:
+        config = load(None)
+        options: Any = config.policy("rollout").engine
+        if verl_profiler.is_asked_for():
+            options = verl_profiler.engine_options(server.config.profiler)
+        arguments.update(engine_args(Path(config.output_dir) / ".engines", options))
+
+
+def _attach_vllm(patches: Patches) -> None:
+    patches.around(f"{VLLM_SERVER}._preprocess_engine_kwargs", _engine_is_built)
+    if verl_profiler.is_asked_for():
+        patches.result(f"{VLLM_SERVER}._should_profile", lambda *_: False)
+
+
+# -- other nodes
+
+
+def with_variables(environment: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return verl's environment for Ray with stepprof's variables, which processes on other nodes do not inherit."""
+    given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    config = args[0] if args else kwargs.get("config")
+    asked = None if config is None else config.get("stepprof")
+    for variable, key in KEY_OF_VARIABLE.items():
+        if asked is not None and asked.get(key) is not None:
+            given.setdefault(variable, _as_text(asked[key]))
+    environment["env_vars"].update(given)
+    return environment
+
+
+def _as_text(value: Any) -> str:
+    return (
+        value
+        if isinstance(value, str)
+        else ",".join(map(str, value))
+        if hasattr(value, "__iter__")
+        else str(value)
+    )
+
+
+def _attach_environment(patches: Patches) -> None:
+    patches.result(RAY_ENVIRONMENT, with_variables)
+
+
+def adapter(
+    name: str, trigger: str, attach: Callable[[Patches], None], needs: dict[str, tuple[str, ...]]
+) -> Adapter:
+    """Return an adapter of verl that attaches after the import of the module of `trigger`."""
+    return Adapter(
+        name=name, distributions=("verl",), tested=">=0.9.1,<0.10", trigger=trigger.partition(":")[0], needs=needs, attach=attach
+    )  # fmt: skip
+
+
+ADAPTERS = (
+    adapter("verl.environment", RAY_ENVIRONMENT, _attach_environment, {RAY_ENVIRONMENT: ("config",)}),
+    adapter("verl.workers", WORKER, _attach_workers, dict.fromkeys(STAGES, ())),
+    adapter(
+        "verl.agent_loop",
+        AGENT_LOOP,
+        _attach_agent_loop,
+        {f"{AGENT_LOOP}._run_agent_loop": ("sampling_params", "trajectory")},
+    ),
+    adapter(
+        "verl.reward_loop", REWARD_LOOP, _attach_reward_loop, {f"{REWARD_LOOP}.compute_score": ("data",)}
+    ),
+    adapter(
+        "verl.vllm",
+        VLLM_SERVER,
+        _attach_vllm,
+        {
+            f"{VLLM_SERVER}._preprocess_engine_kwargs": ("engine_kwargs",),
+            f"{VLLM_SERVER}._should_profile": (),
+        },
+    ),
+)

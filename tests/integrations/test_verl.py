@@ -1,0 +1,98 @@
+"""The windows that verl's timers open in the process of its trainer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import stepprof
+from stepprof.integrations import verl, verl_processes
+from stepprof.integrations.training_loop import close_timer
+from stepprof.run.runs import list_runs
+from stepprof.run.spans import read_spans
+
+
+@pytest.fixture
+def spans(tmp_path):
+    """Return a function that ends the session and returns (name, kind, step, role) of every span."""
+    stepprof.init({"steps": "9", "backend": "null", "output_dir": str(tmp_path)})
+
+    def read():
+        stepprof.shutdown()
+        (run,) = list_runs(tmp_path)
+        return [
+            (each["name"], each["kind"], each["step"], each["role"])
+            for step in (2, 3)
+            for each in read_spans(run, step=step)
+        ]
+
+    yield read
+    stepprof.shutdown()
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    """Return a trainer at step 2 that this process drives."""
+    trainer = SimpleNamespace(global_steps=2)
+    monkeypatch.setattr(verl, "_drivers", [verl.Driver(trainer)])
+    return trainer
+
+
+def timer(name, error=None):
+    """Run verl's timer as the patch does."""
+    verl._timer_ends(verl._timer_begins(None, (name, {}), {}), error)
+
+
+class TestDriver:
+    def test_a_timer_is_the_window_of_its_role_and_a_region(self, spans, trainer) -> None:
+        """The region has verl's own name."""
+        timer("update_actor")
+        assert sorted(spans()) == [
+            ("actor", "window", 2, "actor"),
+            ("update_actor", "region", 2, "actor"),
+        ]
+
+    def test_the_timer_of_the_step_is_its_window_alone(self, spans, trainer) -> None:
+        """A region of the same length would double it."""
+        timer("step")
+        trainer.global_steps = 3
+        timer("step")
+        assert spans() == [("step", "window", 2, None), ("step", "window", 3, None)]
+
+    def test_the_rollout_begins_before_its_timer(self, spans, trainer) -> None:
+        """`prepare_step` sends the prompts: its window is the one that "gen" ends."""
+        close_timer(verl._prepare_begins(), None)
+        timer("gen")
+        assert sorted(spans()) == [
+            ("gen", "region", 2, "rollout"),
+            ("prepare_step", "region", 2, "rollout"),
+            ("rollout", "window", 2, "rollout"),
+        ]
+
+    def test_a_second_rollout_in_a_step_has_a_window(self, spans, trainer) -> None:
+        """An asynchronous trainer samples several times between two updates of the weights."""
+        timer("gen")
+        timer("gen")
+        assert [name for name, *_ in spans()].count("rollout") == 2
+
+    def test_a_failed_step_closes_the_rollout(self, spans, trainer) -> None:
+        """Prompts were sent, and the step ended before they were waited for."""
+        step = verl._timer_begins(None, ("step", {}), {})
+        close_timer(verl._prepare_begins(), None)
+        verl._timer_ends(step, RuntimeError("no prompts"))
+        assert {name for name, *_ in spans()} == {"step", "rollout", "prepare_step"}
+
+    def test_another_process_has_regions_only(self, spans) -> None:
+        """An agent loop uses the same timers, and drives nothing."""
+        timer("generate_sequences")
+        timer("step")
+        assert {kind for _, kind, *_ in spans()} <= {"region"}
+
+
+class TestAdapters:
+    def test_every_patch_is_among_the_needs(self) -> None:
+        """What is patched without having been looked up could fail half way."""
+        needs = {need for adapter in verl.ADAPTERS for need in adapter.needs}
+        patched = {*verl_processes.STAGES, verl_processes.RAY_ENVIRONMENT, verl.TIMER, f"{verl.TRAINER}.fit"}
+        assert patched <= needs

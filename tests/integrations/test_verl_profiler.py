@@ -1,0 +1,86 @@
+"""What verl's own profiler is configured for, as a configuration of stepprof."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from stepprof.config.config import load
+from stepprof.errors import ConfigError
+from stepprof.integrations import verl_profiler
+
+
+def configured(rollout=(), actor=(), **own):
+    """Return a configuration of verl, as far as its profiler goes."""
+    role = {"tool": "torch", "enable": True, "all_ranks": False, "ranks": [], "tool_config": {"torch": {"contents": []}}}  # fmt: skip
+    return OmegaConf.create(
+        {
+            "global_profiler": {"tool": "torch", "steps": [2], "profile_continuous_steps": False, **own},
+            "actor_rollout_ref": {
+                "actor": {"profiler": {**role, **dict(actor)}},
+                "rollout": {"profiler": {**role, **dict(rollout)}},
+            },
+        }
+    )
+
+
+def read(*args, **kwargs):
+    """Return the settled configuration."""
+    return load(verl_profiler.as_configuration(configured(*args, **kwargs)))
+
+
+class TestConfiguration:
+    def test_steps_and_ranks(self) -> None:
+        """Without ranks the first one is meant, as in verl."""
+        config = read(steps=[2, 3], profile_continuous_steps=True)
+        assert [step for step in range(5) if step in config.policy(None).steps] == [2, 3]
+        assert config.policy(None).join_steps
+        assert 0 in config.policy(None).ranks
+        assert 1 not in config.policy(None).ranks
+
+    def test_ranks_of_a_role(self) -> None:
+        """The rollout's ranks are those of the replicas that own them."""
+        config = read(rollout={"all_ranks": True}, actor={"ranks": [1]})
+        assert 1 in config.policy(None).ranks
+        assert 0 not in config.policy(None).ranks
+        assert config.policy("rollout").ranks.all
+
+    def test_contents(self) -> None:
+        """Words of `contents` are options of the torch backend and of the engine."""
+        contents = {"tool_config": {"torch": {"contents": ["cpu", "stack", "shapes"]}}}
+        config = read(rollout=contents, actor=contents)
+        for options in (config.policy(None).torch, config.policy("rollout").engine):
+            assert options.with_stack
+            assert options.record_shapes
+            assert tuple(options.activities) == ("cpu",)
+
+    @pytest.mark.parametrize("options", [{"contents": ["stack"]}, SimpleNamespace(contents=["stack"])])
+    def test_of_a_server(self, options) -> None:
+        """A server's own profiler is a dataclass with a mapping of tools."""
+        profiler = SimpleNamespace(tool="torch", tool_config={"torch": options})
+        assert verl_profiler.engine_options(profiler) == {"with_stack": True, "activities": ["cpu"]}
+
+    def test_roles_that_are_off(self) -> None:
+        """A role whose profiler is off records nothing."""
+        config = read(rollout={"enable": False}, actor={"enable": False})
+        assert not config.policy("rollout").enabled
+        assert config.policy(None).backend == ("null",)
+
+    @pytest.mark.parametrize(("own", "key"), [({"tool": "nsys"}, "tool"), ({"steps": None}, "steps")])
+    def test_what_has_no_counterpart(self, own, key) -> None:
+        """A tool that stepprof cannot stand in for, and no steps at all."""
+        with pytest.raises(ConfigError, match=f"global_profiler.{key}"):
+            read(**own)
+
+
+class TestAsked:
+    def test_by_its_variable_alone(self, monkeypatch) -> None:
+        """The configuration of the framework counts only where the job says so."""
+        assert not verl_profiler.is_asked_for()
+        monkeypatch.setenv("STEPPROF_FROM", "framework")
+        assert verl_profiler.is_asked_for()
+        monkeypatch.setenv("STEPPROF_FROM", "verl")
+        with pytest.raises(ConfigError, match="STEPPROF_FROM"):
+            verl_profiler.is_asked_for()

@@ -1,0 +1,18 @@
+"""The real verl: its tests run in the environment of `nox -s verl`, and only when they are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A warning of ours is an error; those of verl and what it imports are its own business."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.filterwarnings("error:::stepprof"), append=False)
+            item.add_marker(pytest.mark.filterwarnings("default"), append=False)
+            item.add_marker(pytest.mark.slow)

@@ -1,0 +1,128 @@
+"""verl trains whole on a processor and is recorded by one environment variable: ranks, engines, agent loop, reward, weight sync."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import verl_job
+
+from stepprof.analysis.verify import verify_run
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.spans import read_spans
+
+pytestmark = pytest.mark.timeout(1200)
+
+PHASES = {"gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights"}
+STAGES = {"actor_compute_log_prob", "ref_compute_log_prob", "actor_update", "train_batch", "update_weights"}
+ROLES = {"rollout", "actor", "ref", "advantage", "weight_sync"}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return the job of three steps of which the second is recorded."""
+    job = verl_job.run(tmp_path_factory.mktemp("verl") / "job", STEPPROF_STEPS="2", STEPPROF_RANKS="all")
+    assert job.code == 0, job.output[-5000:]
+    return job
+
+
+@pytest.fixture(scope="module")
+def run(recorded):
+    """Return its run directory."""
+    (found,) = list_runs(recorded.folder / "stepprof-runs")
+    return found
+
+
+def spans(run, step, **wanted):
+    """Return the names of the spans of a step."""
+    return {
+        each["name"]
+        for each in read_spans(run, step=step)
+        if all(each.get(k) == v for k, v in wanted.items())
+    }
+
+
+class TestRecordedJob:
+    def test_all_that_took_part_is_there(self, run) -> None:
+        """Both ranks and both engines are in the one step that was asked for, complete."""
+        assert steps(run) == [2]
+        manifest = read_step(run, 2)
+        assert {each["status"] for each in manifest["windows"]} <= {"complete", "joined"}
+        assert {each["status"] for each in manifest["engines"]} <= {"complete", "joined"}
+        labels = {f"{each['role']}/{each['replica']}" for each in manifest["engines"]}
+        assert labels >= {"rollout/0", "rollout/1"}
+        assert {each["rank"] for each in manifest["windows"]} >= {0, 1}
+
+    def test_phases_are_roles_and_regions(self, run) -> None:
+        """Each of verl's timers is a region, and opens the window of its role."""
+        names = spans(run, 2)
+        assert names >= PHASES | STAGES | ROLES | {
+            "agent_loop",
+            "generate_sequences",
+            "compute_score",
+            "reward",
+        }
+
+    def test_steps_that_are_not_recorded_keep_their_spans(self, run) -> None:
+        """The phases of the other steps are there for comparison."""
+        assert spans(run, 1) >= PHASES
+        assert spans(run, 3) >= PHASES
+
+    def test_check(self, run) -> None:
+        """Nothing that the manifest names is missing."""
+        assert verify_run(run).problems == []
+
+    def test_report(self, run) -> None:
+        """The report covers the ranks and the engines."""
+        command = [sys.executable, "-m", "stepprof", "report", str(run), "--step", "2"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        assert "the step took" in done.stdout
+        for process in ("rank 0", "rank 1", "rollout/0", "rollout/1", "driver", "samples of agent_loop-0"):
+            assert process in done.stdout
+
+    def test_versions_are_noted(self, run) -> None:
+        """`run.json` says which adapters attached."""
+        noted = read_run(run)["adapters"]
+        assert {name: entry["status"] for name, entry in noted.items() if name.startswith("verl")} == dict.fromkeys(
+            ("verl", "verl.timers", "verl.workers", "verl.agent_loop", "verl.reward_loop", "verl.vllm"), "attached"
+        )  # fmt: skip
+
+    def test_one_line_says_what_was_recorded(self, recorded) -> None:
+        """verl logs from level WARNING on; the line is seen all the same."""
+        assert recorded.output.count("step 2 is recorded: 4 files") == 1
+
+
+class TestUnrecordedJob:
+    def test_learns_the_same(self, recorded, tmp_path) -> None:
+        """Recorded or not, the answers are the same, and so are rewards and gradients."""
+        job = verl_job.run(tmp_path / "job", "trainer.total_training_steps=2")
+        assert job.code == 0, job.output[-5000:]
+        for step, metrics in job.metrics.items():
+            same = recorded.metrics[step]
+            assert metrics["critic/rewards/mean"] == same["critic/rewards/mean"]
+            for name in ("actor/grad_norm", "actor/kl_loss", "actor/entropy"):
+                assert metrics[name] == pytest.approx(same[name], rel=1e-4)
+
+    def test_nothing_is_patched(self, tmp_path) -> None:
+        """Without a variable verl's functions are its own, and stepprof is not imported."""
+        verl_job.prepare(tmp_path)
+        script = (
+            "import sys, verl.workers.engine_workers as workers\n"
+            "assert workers.ActorRolloutRefWorker.update_actor.__code__.co_filename.startswith(verl.__path__[0])\n"
+            "assert 'stepprof_verl' in sys.modules and 'stepprof' not in sys.modules\n"
+        )
+        environ = {
+            **os.environ,
+            **verl_job.ENVIRONMENT,
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{verl_job.CPU}",
+        }
+        subprocess.run(
+            [sys.executable, "-c", "import verl\n" + script],
+            env=environ,
+            cwd=tmp_path,
+            check=True,
+            timeout=300,
+        )
