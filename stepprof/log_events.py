@@ -29,6 +29,7 @@ class Event(NamedTuple):
 
 
 EVENTS: dict[str, Event] = {
+    "run.opened": Event("info", "this process records into {path}", "path"),
     # windows and captures of this process
     "state.changed": Event(
         "info", "{target} changed from {from} to {to}", "target from to seconds backend reason"

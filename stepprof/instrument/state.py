@@ -25,7 +25,7 @@ class State:
 
     ``rank`` is the global rank. ``engines`` maps labels to states. ``pending_exports`` names the running export jobs.
     ``recorded_steps`` are the steps of which this process has at least one complete capture. ``adapters`` maps frameworks to
-    ``status``, ``version`` and, where the status is not "attached", the ``reason``.
+    ``status``, ``version`` and, where the status is not "attached", the ``reason``. ``run`` is the absolute path of the run's folder.
 
     >>> str(State())
     'idle'
@@ -46,6 +46,7 @@ class State:
     last_error: str | None = None
     recorded_steps: tuple[int, ...] = ()
     adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    run: str | None = None
 
     @property
     def since_seconds(self) -> float:

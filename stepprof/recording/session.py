@@ -151,6 +151,7 @@ class Session:
         self.publish()
         exit_handlers.watch(self)
         cell.recorder = self.recorder
+        logger.info("run.opened", path=str(self.path))
         while waiting:
             self.attach(waiting.pop(next(iter(waiting))))
 
@@ -421,6 +422,7 @@ class Session:
                 last_error=capturer.last_error,
                 recorded_steps=capturer.exports.recorded,
                 adapters=dict(cell.adapters),
+                run=None if self.path is None else str(self.path),
             )
         exit_handlers.guard(capturer.holds)
 

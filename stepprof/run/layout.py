@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +41,7 @@ from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive, writer_identity
 from stepprof.run.folders import make_folder
 from stepprof.run.names import safe_name
+from stepprof.run.output_root import output_root
 from stepprof.run.rendezvous import RUN_FILE
 from stepprof.run.run_id import agree_on_run
 
@@ -123,7 +123,7 @@ def open_run(
     Raises:
         ConfigError: the folder cannot be made or written, or `run_id` is no plain name.
     """
-    root = Path(os.path.abspath(output_dir))  # noqa: PTH100 - the job may change its directory, and resolve() would ask the file system about links
+    root = output_root(output_dir)
     try:
         agreement = agree_on_run(root, run_id=run_id, world_size=world_size, environ=environ, store=store)
         path = root / agreement.run_id

@@ -439,3 +439,32 @@ class TestTrigger:
         by_rank = {status["rank"]: status for status in read_statuses(session.path)}
         assert by_rank["driver"]["requests"][asked.name]["outcome"] == "reached"
         assert set(by_rank["driver"]["engines"]) == {"rollout/0", "actor/0", "actor/1"}
+
+
+WORKING_DIR = """
+import os, ray, stepprof
+class Driver:
+    def init(self):
+        stepprof.init({{"steps": "1", "backend": "null"}}, run_id="job")
+        stepprof.shutdown()
+        return os.getcwd(), stepprof.state().run
+def main():
+    runtime = {{"working_dir": "empty", "env_vars": {{"HOME": os.getcwd()}}}}
+    ray.init(address="{address}", logging_level="ERROR", log_to_driver=False, runtime_env=runtime)
+    print(*ray.get(ray.remote(num_cpus=0)(Driver).remote().init.remote()))
+main()
+"""
+
+
+def test_a_driver_whose_working_directory_is_temporary(run_script, plugin, cluster, tmp_path):
+    """Its run is below the home directory, and `state` says where."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "file").touch()
+    script = "import warnings; warnings.simplefilter('ignore')\n" + WORKING_DIR.format(
+        address=cluster.address
+    )
+    ran = run_script(script, env={"PYTHONPATH": workers_path(plugin)}, timeout=110).check()
+    here, run = ran.stdout.split()[-2:]
+    assert "runtime_resources" in here
+    assert run == str(tmp_path / "stepprof-runs" / "job")
+    assert (tmp_path / "stepprof-runs" / "job" / "run.json").exists()
