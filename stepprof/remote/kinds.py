@@ -9,13 +9,14 @@ import difflib
 import functools
 import importlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepprof.errors import ConfigError
 from stepprof.remote.base import EngineDriver, EngineKind
 
-__all__ = ["check_options", "connect_all", "is_known", "recognise"]
+__all__ = ["ObjectKind", "check_options", "connect_all", "is_known", "recognise"]
 
 GROUP = "stepprof.engines"
 
@@ -25,6 +26,33 @@ BUILT_IN = {
     "vllm": "stepprof.remote.vllm.driver:VllmKind",
     "sglang": "stepprof.remote.sglang.driver:SglangKind",
 }
+
+
+class ObjectKind(ABC):
+    """Recognises the engine objects of one package by the names of their classes."""
+
+    package: str
+    names: frozenset[str]
+    what: str
+    """The engine in messages."""
+
+    def recognises(self, target: object) -> bool:
+        """Return whether the target is one, or of a class derived from one."""
+        return any(
+            base.__name__ in self.names and base.__module__.partition(".")[0] == self.package
+            for base in type(target).__mro__
+        )
+
+    def connect(self, target: object, **options: object) -> EngineDriver:
+        """Return a driver for the target, without contacting the engine. Raises ConfigError for unknown options."""
+        name = options.pop("name", None)
+        options = {key: value for key, value in options.items() if key not in ("kind", "find")}
+        check_options(options, (), self.what)
+        return self.driver(target, None if name is None else str(name))
+
+    @abstractmethod
+    def driver(self, target: object, name: str | None) -> EngineDriver:
+        """Return a driver for an engine; ``name`` None: it is called after its type."""
 
 
 def connect_all(target: object, options: Mapping[str, object]) -> list[EngineDriver]:

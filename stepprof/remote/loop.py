@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 
-__all__ = ["RemoteLoop", "awaited", "in_thread", "on_loop", "remote_loop", "waited"]
+__all__ = ["RemoteLoop", "awaited", "in_thread", "on_loop", "remote_loop", "running_loop", "waited"]
 
 T = TypeVar("T")
 
@@ -74,6 +74,14 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs the caller; None: no coroutine calls."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def waited(future: concurrent.futures.Future[T] | None, timeout: float) -> bool:

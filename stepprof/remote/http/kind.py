@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -32,7 +31,7 @@ __all__ = ["Client", "HttpKind", "HttpServer", "Reply", "clock", "expand", "iden
 
 ROUTER = "sglang-router"
 SERVERS = {
-    "vllm": "stepprof.remote.vllm.driver:VllmServer",
+    "vllm": "stepprof.remote.vllm.driver:VllmDriver",
     "sglang": "stepprof.remote.sglang.driver:SglangServer",
 }
 KINDS = (*SERVERS, ROUTER)
@@ -69,12 +68,10 @@ class HttpKind:
         if kind not in (None, "engine", *KINDS):
             raise ConfigError.at("kind", kind, f"of a URL it is one of: {', '.join(KINDS)}, or left out")
         own = {key: cast("Any", options.pop(key)) for key in OWN_OPTIONS if key in options}
-        if options:
-            known = (*OWN_OPTIONS, *(name for kind in SERVERS for name in _options_of(kind)))
-            check_options(dict.fromkeys(options, "…"), known, "a server")  # what is misspelt may be a key
+        check_options(dict.fromkeys(options, "…"), OWN_OPTIONS, "a server")  # a misspelt value may be a key
         hosts = Hosts.parse(own.pop("workers")) if "workers" in own else None
         stated = str(kind) if kind in KINDS else None
-        return HttpServer(Client(url, **own), stated, None if name is None else str(name), options, hosts)
+        return HttpServer(Client(url, **own), stated, None if name is None else str(name), hosts)
 
 
 class HttpServer(EngineDriver):
@@ -84,7 +81,6 @@ class HttpServer(EngineDriver):
         client: speaks to it.
         kind: what it is; None: it is asked.
         name: what it is called; None: its URL, without what is secret.
-        options: for the driver of its kind.
         hosts: where workers of a router may be; None: on its host and in its network.
     """
 
@@ -93,12 +89,10 @@ class HttpServer(EngineDriver):
         client: Client,
         kind: str | None = None,
         name: str | None = None,
-        options: Mapping[str, object] | None = None,
         hosts: Hosts | None = None,
     ) -> None:
         self._client = client
         self._stated = kind
-        self._options = dict(options or {})
         self._driver: EngineDriver | None = None
         self._hosts = hosts
         self._workers: dict[str, HttpServer] = {}
@@ -147,10 +141,7 @@ class HttpServer(EngineDriver):
             logger.debug("engine.query_failed", name=self.name, reason=str(error))
             return
         before = self._workers
-        self._workers = {
-            url: before.get(url) or HttpServer(self._client.beside(url), options=self._options)
-            for url in choice.urls
-        }
+        self._workers = {url: before.get(url) or HttpServer(self._client.beside(url)) for url in choice.urls}
         self._tell_refused(choice.refused)
         new = [worker for worker in self._workers.values() if worker.kind == "http"]
         await asyncio.gather(*(worker._look_itself() for worker in new))
@@ -234,15 +225,9 @@ class HttpServer(EngineDriver):
         return self.kind
 
     def _as(self, kind: str) -> EngineDriver:
-        """The driver of that kind. Raises EngineFailure where an option is of another kind."""
+        """Return the driver of that kind, made at its first use."""
         if self._driver is None or self._driver.kind != kind:
-            foreign = sorted(set(self._options) - set(_options_of(kind)))
-            if foreign:
-                raise EngineFailure(
-                    f"{self.name} is a server of {kind}, which has no option {', '.join(foreign)}",
-                    "unconfigured",
-                )
-            self._driver = cast("EngineDriver", _class_of(kind)(self._client, **self._options))
+            self._driver = _driver_of(kind, self._client)
         return self._driver
 
 
@@ -319,12 +304,6 @@ def _as_server(content: Mapping[str, Any]) -> str | None:
     return "sglang" if "internal_states" in content or "tp_size" in content else None
 
 
-def _class_of(kind: str) -> type[Any]:
+def _driver_of(kind: str, client: Client) -> EngineDriver:
     module, _, name = SERVERS[kind].partition(":")
-    return cast("type[Any]", getattr(importlib.import_module(module), name))
-
-
-def _options_of(kind: str) -> list[str]:
-    """What a driver can be told besides its client: the keyword arguments of its class."""
-    parameters = list(inspect.signature(_class_of(kind).__init__).parameters.values())
-    return [p.name for p in parameters[2:] if p.kind is not p.VAR_KEYWORD]
+    return cast("EngineDriver", getattr(importlib.import_module(module), name).of_server(client))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.vllm.files import Brought, Workers
 
-__all__ = ["bound_of", "died", "differences", "outcome", "start_arguments"]
+__all__ = ["bound_of", "differences", "outcome", "start_arguments"]
 
 
 def start_arguments(
@@ -139,8 +139,3 @@ def outcome(
 def _is_short(brought: Brought, bound: int) -> bool:
     """Return whether a capture that ended early did so before its own bound."""
     return bound == 0 or (brought.steps is not None and brought.steps < bound * brought.found)
-
-
-def died(name: str) -> str:
-    """Say that an engine is dead, and what to do."""
-    return f"the vLLM engine ({name}) is dead: one of its processes has ended, and what it recorded went with it. Its own log says why; build it anew"

@@ -50,6 +50,11 @@ class Workers:
     groups: int = 0
     """How many of them there are; 0: not known."""
 
+    @property
+    def count(self) -> int | None:
+        """How many workers there are in all; None: not known."""
+        return self.width * self.groups or None
+
 
 @dataclass(slots=True)
 class Brought:

@@ -15,16 +15,16 @@ from vllm_driven import Trace
 from vllm_tiny import arguments
 
 from stepprof.remote.base import EngineFailure, EngineWindow
-from stepprof.remote.vllm.driver import VllmEngine, VllmKind
+from stepprof.remote.vllm.driver import VllmDriver, VllmKind
 
 if TYPE_CHECKING:
     from vllm_driven import Live
 
 
 @pytest.fixture
-def driver(live: Live) -> Iterator[VllmEngine]:
+def driver(live: Live) -> Iterator[VllmDriver]:
     """Return a driver of the shared engine, which is left without a capture."""
-    made = VllmEngine(live.engine)
+    made = VllmDriver.of_engine(live.engine)
     yield made
     on_remote(made.abort())
 
@@ -55,7 +55,7 @@ class TestEngine:
         assert not kind.recognises(type(live.engine))
         assert not kind.recognises(object())
 
-    def test_says_where_it_lives(self, live: Live, driver: VllmEngine) -> None:
+    def test_says_where_it_lives(self, live: Live, driver: VllmDriver) -> None:
         """The driver knows the loop of the engine, its one worker, and that this worker is another process."""
         assert driver.loop is live.loop
         assert driver.workers == 1
@@ -63,7 +63,7 @@ class TestEngine:
         assert driver.key == f"object:{id(live.engine)}"
 
     def test_two_steps_come_to_two_folders_without_a_restart(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """Each step's folder has the forward steps of its own window, and no others."""
         before = [process.pid for process in live.processes()]
@@ -85,7 +85,7 @@ class TestEngine:
             assert [path.name for path in window.output.iterdir()] == ["rank-0.trace.json.gz"]
         assert before == [process.pid for process in live.processes()]
 
-    def test_leaves_nothing_beside_its_link(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+    def test_leaves_nothing_beside_its_link(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
         """Between windows the link leads to the idle folder, and the folders of the windows are gone."""
         record(driver, make_window(tmp_path), lambda: live.generate(2))
         link = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir)
@@ -93,7 +93,7 @@ class TestEngine:
         assert {path.name for path in link.parent.iterdir()} == {"current", "idle", ".owner"}
 
     def test_a_window_over_several_requests_has_all_of_them(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """Requests at once share forward steps: their tokens add up to what was asked for."""
         window = make_window(tmp_path)
@@ -101,7 +101,7 @@ class TestEngine:
         assert sum(prompt for prompt, _ in trace.forward) == 3 * 3
         assert sum(generated for _, generated in trace.forward) == 3 * 3
 
-    def test_an_idle_engine_gives_a_trace_without_steps(self, driver: VllmEngine, tmp_path: Path) -> None:
+    def test_an_idle_engine_gives_a_trace_without_steps(self, driver: VllmDriver, tmp_path: Path) -> None:
         """Nothing ran in the window, and the trace says so; that is no failure."""
         window = make_window(tmp_path)
         stopped = record(driver, window, lambda: None)
@@ -109,7 +109,7 @@ class TestEngine:
         assert stopped.partial is None
 
     def test_a_sleeping_engine_is_recorded_and_told_of(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """It may wake up in the window, so it is started; where it does not, the outcome says why there is nothing."""
         live.run(live.engine.sleep(0))
@@ -127,7 +127,7 @@ class TestEngine:
 
 class TestBounds:
     def test_max_iterations_end_the_capture_before_the_window(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """The engine stops by itself after so many forward steps; that is told, and the next window is recorded."""
         window = make_window(tmp_path, max_iterations=3)
@@ -140,7 +140,7 @@ class TestBounds:
         assert stopped.capped_by is None
 
     def test_a_bound_that_is_not_reached_ends_nothing(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """A window shorter than the bound is whole."""
         window = make_window(tmp_path, max_iterations=50)
@@ -148,13 +148,13 @@ class TestBounds:
         assert len(only_trace(window, stopped).forward) == 3
         assert stopped.capped_by is None
 
-    def test_delay_iterations_let_steps_pass(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+    def test_delay_iterations_let_steps_pass(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
         """One step of delay leaves out the first forward step, not none as vLLM's own count would."""
         window = make_window(tmp_path, delay_iterations=1)
         stopped = record(driver, window, lambda: live.generate(5))
         assert only_trace(window, stopped).forward == [(0, 1)] * 4
 
-    def test_both_bounds(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+    def test_both_bounds(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
         """Delay, then so many steps."""
         window = make_window(tmp_path, delay_iterations=3, max_iterations=2)
         stopped = record(driver, window, lambda: live.generate(9))
@@ -162,7 +162,7 @@ class TestBounds:
         assert stopped.capped_by == "engine"
 
     def test_a_delay_longer_than_the_window_leaves_nothing_and_says_so(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """No file is no failure here: the capture never began."""
         stopped = record(driver, make_window(tmp_path, delay_iterations=50), lambda: live.generate(3))
@@ -173,7 +173,7 @@ class TestBounds:
 
 class TestOrder:
     def test_a_second_start_by_somebody_else_is_refused_and_left_alone(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """A capture that the user began is the user's: busy, and his own stop still brings his file."""
         live.run(live.engine.start_profile())
@@ -192,7 +192,7 @@ class TestOrder:
             path.unlink()
 
     def test_stop_without_start_is_refused_without_a_call(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """Nothing is sent to the engine: somebody else's capture would end."""
         window = make_window(tmp_path)
@@ -204,7 +204,7 @@ class TestOrder:
         live.run(live.engine.stop_profile())
 
     def test_start_without_arm_is_refused_without_a_call(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """Its folder is not known to be usable."""
         with pytest.raises(EngineFailure, match="start without arm"):
@@ -212,11 +212,11 @@ class TestOrder:
         assert not live.engine._profile_session_active
 
     def test_another_living_driver_is_left_alone_and_a_gone_ones_capture_is_kept(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """While the first driver takes part the second one gets `busy`. When it is gone, its capture is stopped and kept under its own step."""
         left = make_window(tmp_path, 2)
-        gone = VllmEngine(live.engine)
+        gone = VllmDriver.of_engine(live.engine)
         on_remote(gone.arm(left))
         on_remote(gone.start(left))
         live.generate(2)
@@ -237,7 +237,7 @@ class TestOrder:
         assert not list(folder.glob("step-2.*"))
 
     def test_a_stop_that_failed_is_made_up_for(
-        self, live: Live, driver: VllmEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, live: Live, driver: VllmDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The next window's start ends the capture first, and the trace is in the manifest of the step that it belongs to."""
         window = make_window(tmp_path, 2)
@@ -255,7 +255,7 @@ class TestOrder:
         assert len(Trace.read(window.folder / entry["artifacts"][0]["path"]).forward) == 4
 
     def test_what_is_still_open_when_it_is_detached_is_kept(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """A close ends it within its time, and another driver may start."""
         window = make_window(tmp_path, 2)
@@ -268,7 +268,7 @@ class TestOrder:
         assert not live.engine._profile_session_active
 
     def test_the_users_stop_in_the_window_makes_it_partial(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """The trace has what was recorded until then, and the engine has no bound that could have ended it."""
 
@@ -283,7 +283,7 @@ class TestOrder:
         assert (stopped.capped_by, "another process stopped" in str(stopped.partial)) == (None, True)
 
     def test_the_users_stop_and_start_in_the_window_leave_two_traces(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """They are one worker's, and not those of two data-parallel engines."""
 
@@ -301,7 +301,7 @@ class TestOrder:
         assert [artifact.began_ns is not None for artifact in stopped.artifacts] == [True, True]
 
     def test_a_start_that_the_user_cancelled_is_busy_until_it_is_stopped(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """vLLM keeps such a start for ever, and it looks like a capture that runs. It is the user's to stop: an abort of ours leaves it alone."""
 
@@ -322,7 +322,7 @@ class TestOrder:
         live.run(live.engine.stop_profile())
         assert only_trace(window, record(driver, window, lambda: live.generate(2))).forward
 
-    def test_an_aborted_window_leaves_no_file(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+    def test_an_aborted_window_leaves_no_file(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
         """What it had is thrown away, and the link leads to the idle folder."""
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
@@ -334,14 +334,14 @@ class TestOrder:
         assert link.readlink() == Path("idle")
         assert not list(link.parent.glob("step-*"))
 
-    def test_arm_starts_nothing(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+    def test_arm_starts_nothing(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
         """Armed twice, for one window and then another, the engine has heard of neither."""
         on_remote(driver.arm(make_window(tmp_path, 2)))
         on_remote(driver.arm(make_window(tmp_path, 3)))
         assert not live.engine._profile_session_active
 
     def test_an_engine_never_configured_is_refused_before_anything_is_sent(
-        self, live: Live, driver: VllmEngine, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, live: Live, driver: VllmDriver, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Where its configuration is what vLLM makes of no word about profiling, the message says what is missing and what to write."""
         from vllm import AsyncEngineArgs
@@ -350,7 +350,7 @@ class TestOrder:
         with monkeypatch.context() as patch:
             patch.setattr(live.engine.vllm_config, "profiler_config", bare.profiler_config)
             with pytest.raises(EngineFailure) as caught:
-                on_remote(VllmEngine(live.engine, "policy").arm(make_window(tmp_path)))
+                on_remote(VllmDriver.of_engine(live.engine, "policy").arm(make_window(tmp_path)))
         assert caught.value.health == "unconfigured"
         told = str(caught.value)
         assert (
@@ -364,7 +364,7 @@ class TestOrder:
 
 class TestSelection:
     def test_a_worker_that_nobody_asked_for_leaves_no_file(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """The engine records all its workers; only the selected ones are kept."""
         window = make_window(tmp_path, workers=frozenset({1}))
@@ -377,7 +377,7 @@ class TestSelection:
         self, live: Live, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Stacks and shapes belong to the engine's construction: it records without, and says so."""
-        driver = VllmEngine(live.engine)
+        driver = VllmDriver.of_engine(live.engine)
         for step in (2, 3):
             window = make_window(
                 tmp_path, step, with_stack=True, record_shapes=True, by_stage=True, max_iterations=9
@@ -389,10 +389,10 @@ class TestSelection:
 
 
 class TestFolders:
-    def test_two_engines_may_not_share_one_link(self, live: Live, driver: VllmEngine, tmp_path: Path) -> None:
+    def test_two_engines_may_not_share_one_link(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
         """The second one is told before anything is sent: their traces would be mixed up."""
         on_remote(driver.arm(make_window(tmp_path)))
-        other = VllmEngine(live.engine)
+        other = VllmDriver.of_engine(live.engine)
         other.key = "object:1"
         with pytest.raises(
             EngineFailure, match=r"call stepprof\.remote\.vllm\.engine_args once for each engine"
@@ -401,7 +401,7 @@ class TestFolders:
         assert caught.value.health == "unconfigured"
 
     def test_an_engine_that_left_no_file_is_a_failure_in_words(
-        self, live: Live, driver: VllmEngine, tmp_path: Path
+        self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """Its workers swallow what torch raises when the folder is gone: a call that returned is no proof."""
         window = make_window(tmp_path)

@@ -25,7 +25,7 @@ from driven import begin, make_window, on_remote, record, unmeasured
 from vllm_driven import Live, Trace
 from vllm_tiny import arguments
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.vllm.driver import VllmEngine, engine_args
+from stepprof.remote.vllm.driver import VllmDriver, engine_args
 
 model, here = sys.argv[1], Path.cwd()
 
@@ -64,7 +64,7 @@ def main():
     plain.mkdir()
     live = Live(model, profiler_config={"profiler": "torch", "torch_profiler_dir": str(plain)})
     assert live.engine.profiler is not None
-    driver = VllmEngine(live.engine)
+    driver = VllmDriver.of_engine(live.engine)
     (plain / "rank0.1700000000000000000.pt.trace.json.gz").write_bytes(b"of another day")
     (plain / "stepprof-other000_rank0.1700000000000000000.pt.trace.json.gz").write_bytes(b"of another engine")
     for step, tokens in ((2, 3), (3, 4)):
@@ -107,7 +107,7 @@ from vllm import LLM, SamplingParams
 def main():
     with unmeasured():
         llm = LLM(**arguments(model, **engine_args(here / "traces")))
-    driver = VllmEngine(llm)
+    driver = VllmDriver.of_engine(llm)
     assert driver.loop is None and not driver.inside and driver.workers == 1
     def generate(tokens):
         llm.generate(["abc"], SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0), use_tqdm=False)
@@ -158,7 +158,7 @@ from stepprof.analysis.timeline.find import find
 
 def main():
     live = Live(model, data_parallel_size=2, **engine_args(here / "traces"))
-    driver = VllmEngine(live.engine)
+    driver = VllmDriver.of_engine(live.engine)
     assert driver.workers == 2
     cores = [process.pid for process in live.processes()]
     live.generate(2, prompts=4)
@@ -208,7 +208,7 @@ from vllm import LLM, SamplingParams
 
 def main():
     llm = LLM(**arguments(model, **engine_args(here / "traces")))
-    driver = VllmEngine(llm)
+    driver = VllmDriver.of_engine(llm)
     assert driver.inside
     begin(here / "runs", steps="2", backend="torch", roles={})
     stepprof.attach(llm, role="rollout")

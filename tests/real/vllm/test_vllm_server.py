@@ -19,7 +19,7 @@ import stepprof
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.http.client import Client
 from stepprof.remote.http.kind import HttpKind
-from stepprof.remote.vllm.driver import VllmServer, serve_args
+from stepprof.remote.vllm.driver import VllmDriver, serve_args
 
 KEY = "sk-of-the-tests"
 
@@ -69,15 +69,15 @@ def server(servers: tuple[Serving, Serving]) -> Serving:
 
 
 @pytest.fixture
-def driver(server: Serving) -> Iterator[VllmServer]:
+def driver(server: Serving) -> Iterator[VllmDriver]:
     """Return its driver; it is left without a capture."""
-    made = VllmServer(Client(server.url, api_key=KEY))
+    made = VllmDriver.of_server(Client(server.url, api_key=KEY))
     yield made
     on_remote(made.abort())
 
 
 def test_two_steps_come_to_two_folders_without_a_restart(
-    server: Serving, driver: VllmServer, traces: Path, tmp_path: Path
+    server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
     """Each folder has the forward steps of its window, and no others."""
     for step, tokens in ((2, 4), (3, 7)):
@@ -93,7 +93,7 @@ def test_two_steps_come_to_two_folders_without_a_restart(
 
 
 def test_its_folder_is_asked_for_in_development_mode(
-    server: Serving, driver: VllmServer, tmp_path: Path
+    server: Serving, driver: VllmDriver, tmp_path: Path
 ) -> None:
     """On this host, a server that tells its settings needs no trace_dir."""
     window = make_window(tmp_path)
@@ -121,7 +121,7 @@ def test_synchronous_windows_of_a_coroutine(server: Serving, tmp_path: Path) -> 
         assert trace.forward == [(3, 0), *[(0, 1)] * (step + 1)]
 
 
-def test_bounds_go_with_the_start(server: Serving, driver: VllmServer, traces: Path, tmp_path: Path) -> None:
+def test_bounds_go_with_the_start(server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path) -> None:
     """Delay and maximum are the body of the request, from 0.32 on."""
     window = make_window(tmp_path, trace_dir=traces / "engine-1", delay_iterations=1, max_iterations=3)
     stopped = record(driver, window, lambda: server.generate(9))
@@ -131,7 +131,7 @@ def test_bounds_go_with_the_start(server: Serving, driver: VllmServer, traces: P
 
 
 def test_a_second_start_is_somebody_elses_and_left_alone(
-    server: Serving, driver: VllmServer, traces: Path, tmp_path: Path
+    server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
     """409: busy, with what to do if nobody records."""
     server.ask("POST", "/start_profile")
@@ -147,7 +147,7 @@ def test_a_second_start_is_somebody_elses_and_left_alone(
 
 
 def test_without_its_folder_it_is_recorded_and_the_traces_stay(
-    server: Serving, driver: VllmServer, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outcome names the host that has them."""
     monkeypatch.setattr(driver, "_folder", lambda window: None)
@@ -162,7 +162,7 @@ def test_without_its_folder_it_is_recorded_and_the_traces_stay(
 
 
 def test_stop_without_start_is_refused_without_a_request(
-    server: Serving, driver: VllmServer, tmp_path: Path
+    server: Serving, driver: VllmDriver, tmp_path: Path
 ) -> None:
     """Somebody else's capture would end."""
     on_remote(driver.arm(make_window(tmp_path)))
@@ -174,7 +174,7 @@ def test_a_server_never_configured_says_how_to_start_it(
     servers: tuple[Serving, Serving], tmp_path: Path
 ) -> None:
     """404: the route is not there. The message has the arguments that bring it."""
-    bare = VllmServer(Client(servers[1].url))
+    bare = VllmDriver.of_server(Client(servers[1].url))
     with pytest.raises(EngineFailure, match=r"has no route /start_profile \(404\)") as caught:
         on_remote(bare.arm(make_window(tmp_path)))
     assert caught.value.health == "unconfigured"
@@ -184,7 +184,7 @@ def test_a_server_never_configured_says_how_to_start_it(
 
 def test_a_server_that_is_down_is_unreachable(tmp_path: Path) -> None:
     """Nothing listens there."""
-    gone = VllmServer(Client("http://127.0.0.1:9"))
+    gone = VllmDriver.of_server(Client("http://127.0.0.1:9"))
     with pytest.raises(EngineFailure, match="is the server up") as caught:
         on_remote(gone.arm(make_window(tmp_path)))
     assert caught.value.health == "unreachable"
@@ -291,7 +291,7 @@ def test_the_users_own_profile_is_left_alone(server: Serving, traces: Path, tmp_
 
 
 def test_a_server_that_dies_while_it_records_is_unreachable(
-    server: Serving, driver: VllmServer, traces: Path, tmp_path: Path
+    server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
     """The last test of this server: it is killed. What it recorded went with it, and the driver says so."""
     window = make_window(tmp_path, trace_dir=traces / "engine-1")

@@ -36,13 +36,13 @@ import vllm
 from driven import make_window, on_remote, record
 from vllm_driven import Live, Trace
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.vllm.driver import VllmEngine, engine_args
+from stepprof.remote.vllm.driver import VllmDriver, engine_args
 
 def main():
     model, version, here = sys.argv[1], sys.argv[2], Path.cwd()
     assert vllm.__version__.startswith(version), vllm.__version__
     live = Live(model, **engine_args(here / "traces", {"max_iterations": 4}))
-    driver = VllmEngine(live.engine)
+    driver = VllmDriver.of_engine(live.engine)
     for step, tokens, options in ((2, 3, {}), (3, 8, {"max_iterations": 4}), (4, 2, {"max_iterations": 4})):
         live.generate(2)
         window = make_window(here, step, **options)

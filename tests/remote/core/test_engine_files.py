@@ -31,7 +31,7 @@ from stepprof.remote.sglang.driver import SglangServer
 from stepprof.remote.sglang.files import bring, discard, find, is_whole, require_writable
 from stepprof.remote.sglang.request import Facts, Request
 from stepprof.remote.vllm.arguments import lay_out
-from stepprof.remote.vllm.driver import VllmServer
+from stepprof.remote.vllm.driver import VllmDriver
 from stepprof.remote.vllm.folder import TraceFolder
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n"
@@ -156,7 +156,7 @@ class TestServerOfAnotherUser:
             "GET /server_info?config_format=json": (200, json.dumps(config)),
         }
         with server_of_stranger(routes) as port:
-            driver = VllmServer(Client(f"http://127.0.0.1:{port}"))
+            driver = VllmDriver.of_server(Client(f"http://127.0.0.1:{port}"))
             try:
                 remote_loop().submit(driver.arm(window)).result(20)
             except EngineFailure as error:

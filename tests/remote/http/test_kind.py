@@ -26,8 +26,7 @@ from stepprof.remote.http.reply import Reply
 from stepprof.remote.ray.driver import ActorDriver
 from stepprof.remote.sglang.driver import SglangEngine
 from stepprof.remote.sglang.server import SglangServer
-from stepprof.remote.vllm.driver import VllmEngine
-from stepprof.remote.vllm.server import VllmServer
+from stepprof.remote.vllm.driver import VllmDriver
 from stepprof.run.model import Window
 
 VLLM = {"/version": {"version": "0.32.0"}}
@@ -68,10 +67,14 @@ class Recorder(EngineDriver):
 
     workers = 4
 
-    def __init__(self, client, depth=1):
-        self.client, self.depth = client, depth
+    def __init__(self, client):
+        self.client = client
         self.kind = "vllm"
         self.name, self.key, self.host = client.name, client.key, None
+
+    @classmethod
+    def of_server(cls, client):
+        return cls(client)
 
     async def ask(self, method, path):
         reply = await self.client.request(method, path)
@@ -96,7 +99,7 @@ class Recorder(EngineDriver):
 
 
 class Other(Recorder):
-    def __init__(self, client, width=1):
+    def __init__(self, client):
         super().__init__(client)
         self.kind = "sglang"
 
@@ -208,12 +211,10 @@ class TestKind:
         with pytest.raises(ConfigError, match="did you mean api_key") as refused:
             HttpKind().connect("http://a", apikey="s3cret")
         assert "s3cret" not in str(refused.value)
-        with pytest.raises(ConfigError, match="did you mean depth"):
-            HttpKind().connect("http://a", dept=3)
 
     def test_nothing_is_asked_until_a_window_comes(self, recorders):
         """A server that is not up yet can be attached."""
-        driver = HttpKind().connect("http://me:s3cret@127.0.0.1:1", api_key="k", name="first", depth=2)
+        driver = HttpKind().connect("http://me:s3cret@127.0.0.1:1", api_key="k", name="first")
         assert (driver.kind, driver.name, driver.inside, driver.loop) == ("http", "first", False, None)
         assert driver.key == f"http://{socket.gethostname()}:1"
         assert "s3cret" not in repr(driver)
@@ -224,7 +225,7 @@ class TestServer:
         """Identified at the first arm, once; then the driver of its kind has the word."""
         routes = {**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}
         with serving(routes) as server:
-            driver = HttpKind().connect(server.url, depth=2)
+            driver = HttpKind().connect(server.url)
             for _ in range(2):
                 await driver.arm(window)
                 await driver.start(window)
@@ -241,13 +242,6 @@ class TestServer:
             await driver.arm(window)
             assert [asked.path for asked in server.asked] == ["/health"]
             assert driver.kind == "sglang"
-
-    async def test_an_option_of_another_kind(self, recorders, window):
-        """It is refused once it is known what answers."""
-        with serving({**SGLANG, "/health": 200}) as server:
-            driver = HttpKind().connect(server.url, depth=2)
-            with pytest.raises(EngineFailure, match="a server of sglang, which has no option depth"):
-                await driver.arm(window)
 
     async def test_restarted_as_something_else(self, recorders, window):
         """After a failure it is asked again what it is."""
@@ -549,9 +543,7 @@ class TestSession:
             stepprof.shutdown()
             assert time.monotonic() - began < 15
 
-    @pytest.mark.parametrize(
-        "driver", [VllmEngine, VllmServer, SglangEngine, SglangServer, HttpServer, ActorDriver]
-    )
+    @pytest.mark.parametrize("driver", [VllmDriver, SglangEngine, SglangServer, HttpServer, ActorDriver])
     def test_a_driver_is_closed_as_the_contract_says(self, driver):
         """Its time for exports, and that for an engine that does not answer."""
         assert list(inspect.signature(driver.close).parameters) == ["self", "timeout", "answer_seconds"]

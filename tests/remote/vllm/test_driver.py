@@ -26,7 +26,7 @@ from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.vllm.arguments import Settings, environment, lay_out
 from stepprof.remote.vllm.capabilities import differences, outcome, start_arguments
-from stepprof.remote.vllm.driver import VllmEngine, VllmKind, engine_args
+from stepprof.remote.vllm.driver import VllmDriver, VllmKind, engine_args
 from stepprof.remote.vllm.files import Brought, Workers, bring
 from stepprof.remote.vllm.folder import TraceFolder, new_prefix
 from stepprof.run.model import Window
@@ -363,9 +363,9 @@ class TestEngines:
         engine = engine_class("LLMEngine", start_profile=lambda self: None)()
         engine.model_executor = executor
         assert VllmKind().recognises(engine)
-        assert VllmEngine(engine).inside
+        assert VllmDriver.of_engine(engine).inside
         engine.model_executor = _ExecutorBase()
-        assert not VllmEngine(engine).inside
+        assert not VllmDriver.of_engine(engine).inside
 
     def test_an_engine_without_a_loop_is_not_sent_anything(self, tmp_path: Path) -> None:
         """Its first call would bind it to stepprof's own loop for ever."""
@@ -377,7 +377,7 @@ class TestEngines:
         engine.vllm_config = _table(
             profiler_config=_table(profiler="torch", torch_profiler_dir=str(tmp_path / "t"))
         )
-        driver = VllmEngine(engine)
+        driver = VllmDriver.of_engine(engine)
         assert driver.loop is None
         window = make_window(tmp_path)
         _remote(driver.arm(window)).result(10)
@@ -392,7 +392,7 @@ class TestEngines:
             async def start_profile(self: object) -> None: ...
 
             engine = engine_class("AsyncLLM", start_profile=start_profile)()
-            return VllmEngine(engine).loop is asyncio.get_running_loop()
+            return VllmDriver.of_engine(engine).loop is asyncio.get_running_loop()
 
         assert asyncio.run(attached())
 
@@ -412,8 +412,8 @@ class TestEngines:
             profiler_config=_table(profiler="torch", torch_profiler_dir=str(tmp_path / "t"))
         )
 
-        async def attached() -> VllmEngine:
-            return VllmEngine(engine)
+        async def attached() -> VllmDriver:
+            return VllmDriver.of_engine(engine)
 
         driver = asyncio.run_coroutine_threadsafe(attached(), other_loop).result(10)
         window = make_window(tmp_path)
@@ -439,7 +439,7 @@ class TestEngines:
         engine.vllm_config = _table(
             profiler_config=_table(profiler="torch", torch_profiler_dir=str(tmp_path / "t"))
         )
-        driver = VllmEngine(engine)
+        driver = VllmDriver.of_engine(engine)
         window = make_window(tmp_path)
         _remote(driver.arm(window)).result(10)
         _remote(driver.start(window)).result(10)
@@ -463,7 +463,7 @@ class TestEngines:
         engine = engine_class("LLM", start_profile=lambda self: None)()
         engine.llm_engine = _table(vllm_config=_table(profiler_config=_table(**config)))
         with pytest.raises(EngineFailure, match="LLM\\(…, \\*\\*args\\)") as caught:
-            _remote(VllmEngine(engine).arm(make_window(tmp_path))).result(10)
+            _remote(VllmDriver.of_engine(engine).arm(make_window(tmp_path))).result(10)
         assert missing in str(caught.value)
         assert caught.value.health == "unconfigured"
 
@@ -528,7 +528,7 @@ class TestNsys:
             "LLM", start_profile=start_profile, stop_profile=lambda self: calls.append("stop")
         )()
         engine.vllm_config = _table(profiler_config=_table(profiler="cuda", torch_profiler_dir=""))
-        driver = VllmEngine(engine)
+        driver = VllmDriver.of_engine(engine)
         window = make_window(tmp_path, backend="nsys", max_iterations=7)
         _remote(driver.arm(window)).result(10)
         _remote(driver.start(window)).result(10)
@@ -553,7 +553,7 @@ class TestNsys:
             "LLM", start_profile=lambda self: calls.append("start"), stop_profile=stop_profile
         )()
         engine.vllm_config = _table(profiler_config=_table(profiler="cuda", torch_profiler_dir=""))
-        driver, window = VllmEngine(engine), make_window(tmp_path, backend="nsys")
+        driver, window = VllmDriver.of_engine(engine), make_window(tmp_path, backend="nsys")
         _remote(driver.arm(window)).result(10)
         _remote(driver.start(window)).result(10)
         with pytest.raises(EngineFailure, match="a bad moment"):
@@ -568,9 +568,9 @@ class TestNsys:
         """Whether a range has begun in its window could not be told, and its report would go to the next one."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         with pytest.raises(EngineFailure, match="delay_iterations = 3: under nsys"):
-            _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="nsys", delay_iterations=3))).result(
-                10
-            )
+            _remote(
+                VllmDriver.of_engine(engine).arm(make_window(tmp_path, backend="nsys", delay_iterations=3))
+            ).result(10)
 
     def test_a_delay_is_refused_when_it_is_attached(self, tmp_path: Path) -> None:
         """By its key."""
@@ -588,7 +588,7 @@ class TestNsys:
         engine = engine_class("LLM", start_profile=lambda self: None)()
         engine.vllm_config = _table(profiler_config=_table(profiler="torch", torch_profiler_dir="/t"))
         with pytest.raises(EngineFailure, match='profiler is "torch", not "cuda"') as caught:
-            _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="nsys"))).result(10)
+            _remote(VllmDriver.of_engine(engine).arm(make_window(tmp_path, backend="nsys"))).result(10)
         assert "engine_args(folder, options)" in str(caught.value)
 
     def test_memory_is_refused(self, tmp_path: Path) -> None:
@@ -598,7 +598,7 @@ class TestNsys:
             engine_args(tmp_path, {"backend": "memory"})
         engine = engine_class("LLM", start_profile=lambda self: None)()
         with pytest.raises(EngineFailure, match=told):
-            _remote(VllmEngine(engine).arm(make_window(tmp_path, backend="memory"))).result(10)
+            _remote(VllmDriver.of_engine(engine).arm(make_window(tmp_path, backend="memory"))).result(10)
         stepprof.init({"backend": "memory", "steps": "2", "output_dir": str(tmp_path)}, rank=0)
         try:
             with pytest.raises(ConfigError, match="roles.rollout." + told):

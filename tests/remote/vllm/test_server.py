@@ -25,7 +25,7 @@ from stepprof.remote.http.client import Client
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.nsys.engine import ELSEWHERE
 from stepprof.remote.vllm.arguments import lay_out
-from stepprof.remote.vllm.driver import VllmServer
+from stepprof.remote.vllm.driver import VllmDriver
 
 READY = {
     "GET /start_profile": 405,
@@ -37,11 +37,11 @@ READY = {
 
 
 @contextmanager
-def vllm(**changed: Any) -> Iterator[tuple[SimpleNamespace, VllmServer]]:
+def vllm(**changed: Any) -> Iterator[tuple[SimpleNamespace, VllmDriver]]:
     """A server that answers like vLLM but for what is changed, and its driver; names are written ``POST_stop_profile``."""
     routes = {name.replace("_", " /", 1): answer for name, answer in changed.items()}
     with serving({**READY, **routes}) as server:
-        yield server, VllmServer(Client(server.url))
+        yield server, VllmDriver.of_server(Client(server.url))
 
 
 def run(work: Any) -> Any:
@@ -133,7 +133,7 @@ class TestArm:
     def test_settings_of_a_wrong_type(self, tmp_path: Path, told: Any) -> None:
         """What a server says of itself is believed where it is of the right type, and no reason to fail otherwise."""
         with serving({**READY, "GET /server_info?config_format=json": told}) as server:
-            run(VllmServer(Client(server.url)).arm(make_window(tmp_path)))
+            run(VllmDriver.of_server(Client(server.url)).arm(make_window(tmp_path)))
 
     @pytest.mark.parametrize("folder", ["x" * 300, "x/" * 3000])
     def test_a_folder_that_cannot_be(
@@ -143,7 +143,7 @@ class TestArm:
         monkeypatch.chdir(tmp_path)
         config = {"vllm_config": {"profiler_config": {"profiler": "torch", "torch_profiler_dir": folder}}}
         with serving({**READY, "GET /server_info?config_format=json": config}) as server:
-            error = refusal(VllmServer(Client(server.url)).arm(make_window(tmp_path)))
+            error = refusal(VllmDriver.of_server(Client(server.url)).arm(make_window(tmp_path)))
         assert error.health == "unconfigured"
         assert "File name too long" in str(error)
 
@@ -194,7 +194,7 @@ class TestStart:
         with vllm() as (server, driver):
             run(driver.arm(shared()))
             run(driver.start(shared()))
-            again, window = VllmServer(Client(server.url)), shared(step=3)
+            again, window = VllmDriver.of_server(Client(server.url)), shared(step=3)
             run(again.arm(window))
             error = refusal(again.start(window))
             assert error.health == "busy"
@@ -216,7 +216,7 @@ class TestStart:
             assert window.trace_dir is not None
             write_trace(window.trace_dir / "current" / f"rank0.{STAMP}.pt.trace.json.gz")
             driver.retire()
-            again = VllmServer(Client(server.url))
+            again = VllmDriver.of_server(Client(server.url))
             run(again.arm(shared(step=3)))
             assert posts(server) == ["/start_profile"]  # its files are there: another stop has ended it
             (entry,) = entries(window)
@@ -238,7 +238,7 @@ class TestStart:
             run(driver.arm(made))
             run(driver.start(made))
             driver.retire()
-            again = VllmServer(Client(server.url))
+            again = VllmDriver.of_server(Client(server.url))
             run(again.arm(made))
             assert posts(server) == ["/start_profile", "/stop_profile"]
             (entry,) = entries(made)
