@@ -7,7 +7,6 @@ registered in the entry-point group ``stepprof.engines``. `stepprof.attach` refu
 
 from __future__ import annotations
 
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,11 +69,6 @@ class Clock:
     """``same-host``, ``ping-pong`` or ``http-date``."""
     boot_id: str | None = None
     """The boot of the machine with that clock, if known: two machines may have one host name."""
-
-    @classmethod
-    def here(cls) -> Clock:
-        """Return the clock of this host."""
-        return cls(socket.gethostname(), 0, 0, "same-host")
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ TESTED_THROUGH = {
     "real/ray/test_ray_attach.py": "remote/ray/kind remote/ray/listening",
     "real/ray/test_ray_engines.py": "remote/ray/driver",
     "real/ray/test_ray_nodes.py": "remote/ray/clock remote/ray/files remote/ray/node_files",
-    "real/sglang/test_sglang_engine.py": "remote/sglang/link",
+    "real/sglang/test_sglang_engine.py": "remote/sglang/object_link",
     "recording/control/test_live_status.py": "cli/commands/trigger run/reachable_steps run/status run/trigger",
     "recording/control/test_request_inbox.py": "host/own_files",
     "recording/post_step/test_leader.py": "recording/post_step/hook",
@@ -72,10 +72,10 @@ TESTED_THROUGH = {
     "remote/core/test_many.py": "remote/ray/calls",
     "remote/core/test_window_group.py": "remote/attach remote/core/announcer remote/core/late_attach remote/core/manifest_entries remote/core/membership remote/core/registry remote/core/role_window remote/engine",
     "remote/http/test_client.py": "remote/http/wire",
-    "remote/http/test_kind.py": "remote/http/clock remote/sglang/server",
+    "remote/http/test_kind.py": "remote/engine_process remote/http/clock remote/sglang/server_link",
     "remote/ray/inside/test_entry.py": "remote/ray/inside/follower remote/ray/inside/late_reports",
     "remote/sglang/test_request.py": "config/options/engine",
-    "remote/vllm/test_driver.py": "remote/vllm/engine_object remote/vllm/forward_steps",
+    "remote/vllm/test_driver.py": "remote/vllm/forward_steps remote/vllm/link remote/vllm/object_link",
     "run/test_entry_times.py": "host/clock",
 }
 """Modules that no test imports: they are parts of what this test file runs."""

@@ -32,7 +32,7 @@ __all__ = ["Client", "HttpKind", "HttpServer", "Reply", "clock", "expand", "iden
 ROUTER = "sglang-router"
 SERVERS = {
     "vllm": "stepprof.remote.vllm.driver:VllmDriver",
-    "sglang": "stepprof.remote.sglang.driver:SglangServer",
+    "sglang": "stepprof.remote.sglang.driver:SglangDriver",
 }
 KINDS = (*SERVERS, ROUTER)
 OWN_OPTIONS = ("api_key", "admin_key", "ca_file", "workers")

@@ -1,130 +1,313 @@
-"""SGLang in this process: starts and stops the profiler of an ``Engine`` or a ``TokenizerManager``.
+"""Record an SGLang engine: an ``Engine`` or ``TokenizerManager`` of this process, or a server.
 
-What only this module knows: how its objects are recognised, and what is reported of an engine that was started with its first use. How its
-calls are made is in `stepprof.remote.sglang.link`, what is sent and what that leaves behind in `stepprof.remote.sglang.capture`, servers
-are in `stepprof.remote.sglang.server`.
+`SglangDriver` knows how to find out whether an engine records. SGLang answers a second start with success, throws the first capture away and writes
+into its folder (and into freed memory: see `stepprof.remote.sglang.stages`). A request whose steps did not come stays armed. A stop fails without a
+capture, and also after a capture that has ended by itself. But while it records, SGLang refuses a start for a later forward step, and changes nothing.
+So a start for a step that never comes is sent first, and the real one only if that was accepted.
 """
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepprof.remote.base import Clock, EngineDriver, Stopped
-from stepprof.remote.kinds import check_options
-from stepprof.remote.sglang.capture import SglangCapture
-from stepprof.remote.sglang.link import ObjectLink
-from stepprof.remote.sglang.server import SglangServer
+from stepprof.log import logger
+from stepprof.remote.base import EngineDriver, EngineFailure, Stopped
+from stepprof.remote.core.ownership import Hold
+from stepprof.remote.kinds import ObjectKind
+from stepprof.remote.loop import in_thread
+from stepprof.remote.nsys.engine import NsysPart
+from stepprof.remote.sglang.files import bring, discard, find, folder_of, require_writable, slot_of
+from stepprof.remote.sglang.object_link import ObjectLink
+from stepprof.remote.sglang.outcome import STOPPED_BY_OTHERS, outcome, wait_for_files
+from stepprof.remote.sglang.request import Facts, Request
+from stepprof.remote.sglang.server_link import ServerLink
+from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import asyncio
 
-    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.base import Clock, EngineWindow
+    from stepprof.remote.core.owner_slots import Finisher, Held
+    from stepprof.remote.http.client import Client
+    from stepprof.remote.sglang.link import Link
 
-__all__ = ["SglangEngine", "SglangKind", "SglangServer"]
+__all__ = ["SglangDriver", "SglangKind"]
 
 MARGIN = 0.8
-"""Which part of a time-out is used."""
-
-NAMES = frozenset({"Engine", "TokenizerManager"})
+"""The part of a time-out that calls may run the engine's loop for: the loop is free again before the caller continues."""
 
 
-class SglangKind:
+class SglangKind(ObjectKind):
     """Recognises SGLang's engine objects."""
 
-    def recognises(self, target: object) -> bool:
-        """Whether it is one, or of a class derived from one."""
-        return any(
-            base.__name__ in NAMES and base.__module__.partition(".")[0] == "sglang"
-            for base in type(target).__mro__
-        )
+    package = "sglang"
+    names = frozenset({"Engine", "TokenizerManager"})
+    what = "an SGLang engine"
 
-    def connect(self, target: object, **options: object) -> EngineDriver:
-        """A driver for it. Nothing is asked of the engine yet."""
-        name = options.pop("name", None)
-        options = {key: value for key, value in options.items() if key not in ("kind", "find")}
-        check_options(options, (), "an SGLang engine")
-        return SglangEngine(target, None if name is None else str(name))
+    def driver(self, target: object, name: str | None) -> EngineDriver:
+        """Return a driver for it."""
+        return SglangDriver.of_engine(target, name)
 
 
-class SglangEngine(EngineDriver):
-    """Speaks to an engine object of this process.
+@dataclass(slots=True)
+class _Sent:
+    """A start that was sent: a stop must follow."""
+
+    window: EngineWindow
+    request: Request
+    folder: Path
+    part: NsysPart | None = None
+    """The part in a report of nsys."""
+    doubtful: bool = False
+    """Whether the capture is over is not known: a stop failed, or a start was not answered."""
+
+
+class SglangDriver(EngineDriver):
+    """Records one engine.
 
     Args:
-        engine: an ``Engine`` or a ``TokenizerManager``.
-        name: what it is called in logs; None: its type.
+        link: calls the engine.
     """
 
     kind = "sglang"
-    runs_loop = True
-    """Its calls run the event loop that it lives on where no other thread does: they need the engine's thread to wait."""
 
-    def __init__(self, engine: object, name: str | None = None) -> None:
-        self.name = name or type(engine).__name__
-        self.key = f"object:{id(engine)}"
-        self.host = socket.gethostname()
-        self._link = ObjectLink(engine, self.name)
-        self._capture = SglangCapture(self._link, self.name)
-        self._attached_on = _running_loop()
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.name = link.name
+        self.key = link.key
+        self.host = link.process.host
+        self.runs_loop = link.runs_loop
+        self._hold = Hold(link.name)
+        self._facts: Facts | None = None
+        self._sent: _Sent | None = None
+
+    @classmethod
+    def of_engine(cls, engine: object, name: str | None = None) -> SglangDriver:
+        """Return the driver of an engine object of this process; ``name`` defaults to its type."""
+        return cls(ObjectLink(engine, name or type(engine).__name__))
+
+    @classmethod
+    def of_server(cls, client: Client) -> SglangDriver:
+        """Return the driver of the server that a client speaks to."""
+        return cls(ServerLink(client))
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that it was first used on; until then, the loop of the code that attached it."""
-        return self._link.home() or self._attached_on
+        """The event loop that an engine object lives on."""
+        return self._link.loop
 
     @property
-    def workers(self) -> int:
-        """How many ranks of its own it has."""
-        return self._link.describe().workers
-
-    async def arm(self, window: EngineWindow) -> None:
-        """See that it would survive what it is going to be asked for."""
-        await self._capture.arm(window)
-
-    async def start(self, window: EngineWindow) -> None:
-        """Begin. An engine that was never used begins with its first request."""
-        # its loop is left alone before the caller goes on
-        self._link.allow(MARGIN * window.start_seconds)
-        await self._capture.start(window)
-
-    async def stop(self, window: EngineWindow) -> Stopped:
-        """Stop, and bring its files to the run."""
-        self._link.allow(MARGIN * window.stop_seconds)
-        began_late = self._link.began_late
-        stopped = await self._capture.stop(window)
-        if not began_late:
-            return stopped
-        late = "the engine had never been used before this window: its first forward steps may be missing"
-        partial = late if stopped.partial is None else f"{late}; {stopped.partial}"
-        return replace(stopped, partial=partial)
-
-    async def abort(self) -> None:
-        """Stop whatever was begun, and throw it away. The caller goes on meanwhile: its own use of the engine has it answered."""
-        self._link.allow(0.0)
-        await self._capture.abort()
+    def workers(self) -> int | None:
+        """The number of processes that write a trace; None: not known yet."""
+        facts = self._facts or self._link.describe()
+        return None if facts is None else facts.workers
 
     @property
     def writes_to(self) -> Path | None:
-        """Where the capture that runs is written."""
-        return self._capture.writes_to
+        """The folder that the running capture is written to."""
+        return None if self._sent is None else self._sent.folder
+
+    async def arm(self, window: EngineWindow) -> None:
+        """Check that the engine answers and would survive the request, and that its folder can be written."""
+        self._refuse_second("armed")
+        self._facts = await self._link.facts(window)
+        self.host = self._link.process.host
+        folder = folder_of(window)
+        Request.of(window, self._facts, folder)
+        await in_thread(require_writable, folder, "started")
+        if self._hold.held is None:
+            self._hold.slot = self._link.process.slot(window, slot_of(window, self.key))
+        if self._link.answers:
+            await self._hold.settle(self._finisher)
+
+    async def start(self, window: EngineWindow) -> None:
+        """Send the start. An engine that was never used starts with its first request."""
+        self._link.allow(MARGIN * window.start_seconds)
+        self._refuse_second("started")
+        if self._facts is None or (self._sent is not None and self._sent.doubtful):
+            await self.arm(window)
+        assert self._facts is not None  # noqa: S101 - narrows a type; no input decides it
+        folder = folder_of(window)
+        request = Request.of(window, self._facts, folder)
+        await in_thread(require_writable, folder, "started")
+        await self._hold.settle(self._finisher)
+        await self._hold.take(window, driver=self, state={"folder": str(folder), **request.noted})
+        self._sent = sent = _Sent(window, request, folder)
+        try:
+            await self._refuse_others(self._facts, folder)
+            await self._send_start(sent)
+        except Exception as error:
+            if isinstance(error, EngineFailure) and not error.owes_stop:
+                await self._free()
+            else:  # the start may have arrived
+                sent.doubtful = True
+            raise
+
+    async def _send_start(self, sent: _Sent) -> None:
+        if "nsys" not in sent.request.backends:
+            await self._link.start(sent.request.fields)
+            return
+        started = await self._link.process.nsys(sent.window)
+        sent.part = await NsysPart.begin(sent.window, started, lambda: self._link.start(sent.request.fields))
+
+    async def _refuse_others(self, facts: Facts, folder: Path) -> None:
+        """Raise EngineFailure if the engine records for another client. Starts nothing."""
+        if "start_step" not in facts.fields:
+            return
+        try:
+            refusal = await self._link.records(Request.of_a_step_that_never_comes(facts, folder).fields)
+        except EngineFailure as error:
+            error.owes_stop = False
+            raise
+        except Exception as error:
+            raise EngineFailure(
+                f"{self.name} did not say whether it records: {describe_error(error)}"
+            ) from error
+        if refusal is not None:
+            raise EngineFailure(
+                f"{self.name} records already, and not for a job that is known here; it is left alone ({refusal}). If no process waits for that "
+                "capture (a job that died may have left it), call its stop_profile once (a server: POST /stop_profile)",
+                "busy",
+            )
+
+    async def stop(self, window: EngineWindow) -> Stopped:
+        """End the capture, and bring its files to the run."""
+        self._link.allow(MARGIN * window.stop_seconds)
+        late = self._link.late
+        stopped = await self._hold.stop(window, lambda: self._end(send=True), self._forget)
+        return replace(stopped, partial="; ".join(filter(None, [late, stopped.partial])) or None)
+
+    async def finish(self, window: EngineWindow) -> Stopped:
+        """End a capture whose stop failed or never came. Sends no stop if another one has ended it."""
+        sent, facts = self._sent, self._facts
+        if sent is None or facts is None or sent.request.by_stage:
+            return await self._end(send=True)
+        return await self._end(send=not await in_thread(find, sent.folder, facts.users))
 
     async def close(self, timeout: float, answer_seconds: float) -> None:
-        """Stop what is still open, and keep it as partial."""
-        await self._capture.close(answer_seconds)
+        """Stop an open capture, and keep it as partial. Another driver may have the engine afterwards."""
+        await self._hold.close(self._finisher, answer_seconds)
 
     def retire(self) -> None:
-        """Take no more part; what is still open is left to the next driver."""
-        self._capture.retire()
+        """Call the engine no more. An open capture is left to the next driver."""
+        self._hold.retire()
 
     async def clock(self) -> Clock | None:
-        """It runs on this host."""
-        return Clock(socket.gethostname(), 0, 0, "same-host")
+        """Compare the engine's clock with that of this process."""
+        return await self._link.process.clock()
 
+    def _finisher(self, held: Held) -> Finisher:
+        """Return what ends a capture: this driver its own, a copy of it that of a driver that is gone."""
+        if held is self._hold.held:
+            return self
+        made = SglangDriver(self._link)
+        made._facts = self._facts
+        made._sent = _Sent(held.window, Request.from_noted(held.state), Path(held.state["folder"]))
+        made._hold = Hold.of(self.name, self._hold.slot, held)
+        return made
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    def _forget(self) -> None:
+        self._sent = None
+
+    async def _free(self) -> None:
+        self._sent = None
+        await self._hold.give()
+
+    async def _end(self, *, send: bool) -> Stopped:
+        try:
+            return await self._ended(send=send)
+        finally:
+            if self._sent is None:
+                await self._hold.give()
+
+    async def _ended(self, *, send: bool) -> Stopped:
+        sent, facts = self._sent, self._facts
+        if sent is None or facts is None:
+            raise EngineFailure("stop without start: nothing was sent to the engine", "ok")
+        if self._link.withdraw():
+            self._sent = None
+            if sent.part is not None:
+                sent.part.withdraw()
+            raise EngineFailure(
+                "the engine was not used while the window was open, and never before: nothing was sent to it",
+                "ok",
+            )
+        if sent.part is not None:
+            return await self._end_range(sent, sent.part)
+        recorded = await self._send_stop(sent) if send else False
+        self._sent = None
+        await wait_for_files(sent.folder, facts, sent.request)
+        brought = await in_thread(bring, sent.folder, sent.window, facts, sent.request)
+        if sent.request.by_stage and len(brought.stages) < 2:
+            await self._clear(sent, facts)
+        return await in_thread(outcome, brought, recorded, sent.request, sent.folder)
+
+    async def _end_range(self, sent: _Sent, part: NsysPart) -> Stopped:
+        """End the engine's part in a range of nsys, which writes the report."""
+        recorded: bool | None = True
+
+        async def send() -> None:
+            nonlocal recorded
+            recorded = await self._send_stop(sent)
+
+        stopped = await part.end(send)
+        self._sent = None
+        if recorded:
+            return stopped
+        if sent.request.bound is not None:
+            return replace(stopped, capped_by="engine")
+        return replace(stopped, partial=stopped.partial or STOPPED_BY_OTHERS)
+
+    async def abort(self) -> None:
+        """Stop the capture of this driver, and drop its files. A capture that had ended by itself is no failure."""
+        self._link.allow(0.0)  # the caller continues, and its own use of the engine has the stop answered
+        async with self._hold.ending:
+            if self._sent is not None and self._facts is not None:
+                await self._drop(self._sent, self._facts)
+
+    async def _drop(self, sent: _Sent, facts: Facts) -> None:
+        part = sent.part
+        if not self._link.withdraw() and (part is None or part.sent):
+            await self._send_stop(sent)
+            if sent.request.by_stage:
+                await self._clear(sent, facts)
+        await self._free()
+        if part is not None:
+            part.abandon()
+        await in_thread(discard, sent.folder, facts.users)
+
+    async def _send_stop(self, sent: _Sent) -> bool | None:
+        sent.doubtful = False
+        try:
+            await in_thread(require_writable, sent.folder, "stopped")
+            recorded = await self._link.stop()
+        except Exception as error:
+            sent.doubtful = True
+            if isinstance(error, EngineFailure) and error.health in ("dead", "unreachable"):
+                await self._free()  # the next engine there has none of this driver's captures
+            raise
+        self._sent = None
+        return recorded
+
+    async def _clear(self, sent: _Sent, facts: Facts) -> None:
+        """Take back a request that stays armed: a stage that did not come would be captured whenever it comes."""
+        scratch = sent.folder / ".clearing"
+        try:
+            await self._link.start(Request.clearing(facts, scratch).fields)
+            self._sent = _Sent(sent.window, Request.clearing(facts, scratch), scratch, doubtful=True)
+            await self._send_stop(self._sent)
+        except EngineFailure as error:
+            logger.warning("sglang.stage_left", name=facts.name, reason=str(error))
+        finally:
+            await in_thread(lambda: shutil.rmtree(scratch, ignore_errors=True))
+
+    def _refuse_second(self, what: str) -> None:
+        sent = self._sent
+        if sent is not None and not sent.doubtful:
+            raise EngineFailure(
+                f"{self.name} records step {sent.window.window.step} already; it was not {what}: SGLang would throw the first capture away",
+                "busy",
+            )

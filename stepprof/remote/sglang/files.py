@@ -23,6 +23,7 @@ from stepprof.log import logger
 from stepprof.remote.artifacts import adopt, blocks, damages, opened
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import is_engine_file, open_engine_file, writers
+from stepprof.remote.core.owner_slots import FileSlot, digest
 from stepprof.remote.sglang.stages import STAGES, cut
 from stepprof.run.model import Artifact
 
@@ -30,7 +31,17 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.sglang.request import Facts, Request
 
-__all__ = ["Brought", "Found", "bring", "discard", "find", "folder_of", "is_whole", "require_writable"]
+__all__ = [
+    "Brought",
+    "Found",
+    "bring",
+    "discard",
+    "find",
+    "folder_of",
+    "is_whole",
+    "require_writable",
+    "slot_of",
+]
 
 LEAST_BYTES = 1 << 29
 """With less room on the disk no capture is begun: one that cannot be written ends the engine."""
@@ -92,6 +103,12 @@ def folder_of(window: EngineWindow) -> Path:
     run = str(window.metadata.get("run_id") or "run")
     parts = (run, f"step-{window.window.step}", *window.stem.split("/"))
     return window.trace_dir.joinpath("stepprof", *parts, str(window.window.occurrence))
+
+
+def slot_of(window: EngineWindow, key: str) -> FileSlot | None:
+    """Return where the drivers of a server note which of them records, in the folder that is shared with its host; None: none is."""
+    shared = window.trace_dir
+    return None if shared is None else FileSlot(shared / f".stepprof-{digest(key)}.json")
 
 
 def require_writable(folder: Path, doing: str) -> None:
@@ -202,7 +219,18 @@ def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) ->
     if found and missing:
         which = ", ".join(map(str, missing))
         brought.problems.append(f"no trace of the engine's rank {which} of {facts.workers}")
+    _remove_empty(folder, window.trace_dir)
     return brought
+
+
+def _remove_empty(folder: Path, shared: Path | None) -> None:
+    """Remove the folder of a capture below the shared folder, and its parents, up to the first that is not empty."""
+    while shared is not None and folder != shared:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
 
 
 def _bring_snapshots(

@@ -60,7 +60,7 @@ class VllmDriver(EngineDriver):
         self._link = link
         self.name = link.name
         self.key = link.key
-        self.host = link.host
+        self.host = link.process.host
         self.workers = link.processes().count
         self._hold = Hold(link.called)
         self._prefix = new_prefix()
@@ -99,13 +99,14 @@ class VllmDriver(EngineDriver):
         """Check that the engine lives, was configured to be recorded and takes the bounds; prepare its folder."""
         refuse_backends(self.kind, window.options, self.name)
         self._facts = facts = await self._link.facts(window)
-        self.host = self._link.host
+        self.host = self._link.process.host
         start_arguments(window, facts.settings, facts.takes, self._prefix)
         for line in differences(window, facts.settings, facts.takes):
             self._link.warn(line)
         self._place = None if by_nsys(window.options) else await self._link.place(window, facts.settings)
         if self._hold.held is None:
-            self._hold.slot = self._link.slot(window, self._place)
+            shared = None if self._place is None else self._place.slot
+            self._hold.slot = self._link.process.slot(window, shared)
         await self._hold.settle(self._finisher)
 
     async def start(self, window: EngineWindow) -> None:
@@ -133,7 +134,7 @@ class VllmDriver(EngineDriver):
 
     async def _send_start(self, window: EngineWindow, given: Mapping[str, object]) -> None:
         if by_nsys(window.options):
-            started = await self._link.nsys(window)
+            started = await self._link.process.nsys(window)
             self._part = await NsysPart.begin(window, started, lambda: self._link.start(given))
         else:
             await self._link.start(given)
@@ -190,7 +191,7 @@ class VllmDriver(EngineDriver):
             if brought.artifacts:  # the engine's own bound had ended the capture before
                 return Stopped(tuple(brought.artifacts), partial=str(failure))
             raise failure
-        if self._link.same_host:
+        if self._link.process.same_host:
             early = early or any(written < sent_ns for written in brought.written_ns)
         asleep = brought.steps == 0 and await self._link.is_asleep()
         bound = bound_of(window, facts.settings, facts.takes)
@@ -224,7 +225,7 @@ class VllmDriver(EngineDriver):
 
     async def clock(self) -> Clock | None:
         """Compare the engine's clock with that of this process."""
-        return await self._link.clock()
+        return await self._link.process.clock()
 
     def _finisher(self, held: Held) -> Finisher:
         """Return what ends a capture: this driver its own, a copy of it that of a driver that is gone."""

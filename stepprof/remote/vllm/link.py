@@ -13,9 +13,8 @@ from stepprof.remote.vllm.files import Workers
 if TYPE_CHECKING:
     import asyncio
 
-    from stepprof.remote.base import Clock, EngineWindow
-    from stepprof.remote.core.owner_slots import Slot
-    from stepprof.remote.nsys.engine import Started
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.engine_process import EngineProcess
     from stepprof.remote.vllm.arguments import Settings
     from stepprof.remote.vllm.folder import TraceFolder
 
@@ -38,23 +37,15 @@ class Link(ABC):
         name: the name in logs and the manifest.
         key: identifies the engine.
         called: the name in messages, with what it is.
+        process: the engine's process.
     """
 
-    def __init__(self, name: str, key: str, called: str) -> None:
+    def __init__(self, name: str, key: str, called: str, process: EngineProcess) -> None:
         self.name = name
         self.key = key
         self.called = called
+        self.process = process
         self._told: set[str] = set()
-
-    @property
-    @abstractmethod
-    def host(self) -> str | None:
-        """The host of the engine."""
-
-    @property
-    def same_host(self) -> bool:
-        """Whether the engine has the clock of this process."""
-        return True
 
     @property
     def elsewhere(self) -> str:
@@ -93,14 +84,6 @@ class Link(ABC):
         """Return the folder of its traces, prepared; None: it cannot be seen from here. Raises EngineFailure: it cannot be used."""
 
     @abstractmethod
-    def slot(self, window: EngineWindow, place: TraceFolder | None) -> Slot:
-        """Return where its drivers note which of them records."""
-
-    @abstractmethod
-    async def nsys(self, window: EngineWindow) -> Started:
-        """Return how its process was started under nsys."""
-
-    @abstractmethod
     async def start(self, given: Mapping[str, object]) -> None:
         """Call ``start_profile``. Raises EngineFailure."""
 
@@ -115,10 +98,6 @@ class Link(ABC):
     async def is_asleep(self) -> bool:
         """Return whether the engine sleeps, if that is known."""
         return False
-
-    @abstractmethod
-    async def clock(self) -> Clock | None:
-        """Compare its clock with that of this process."""
 
     def warn(self, reason: str) -> None:
         """Log a limitation once."""

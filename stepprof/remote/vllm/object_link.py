@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.log import logger
-from stepprof.remote.base import Clock, EngineFailure
+from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_backends import by_nsys
-from stepprof.remote.core.owner_slots import MemorySlot
+from stepprof.remote.engine_process import OwnProcess
 from stepprof.remote.loop import in_thread, on_loop, running_loop
-from stepprof.remote.nsys.engine import Started, this_process
 from stepprof.remote.vllm.arguments import Settings
 from stepprof.remote.vllm.files import Workers
 from stepprof.remote.vllm.folder import TraceFolder
@@ -54,15 +52,11 @@ class ObjectLink(Link):
     """
 
     def __init__(self, engine: object, name: str) -> None:
-        super().__init__(name, f"object:{id(engine)}", f"the vLLM engine ({name})")
+        key = f"object:{id(engine)}"
+        super().__init__(name, key, f"the vLLM engine ({name})", OwnProcess(key))
         self._engine: Any = engine
         self._core: Any = getattr(engine, "llm_engine", engine)
         self._attached_on = running_loop()
-
-    @property
-    def host(self) -> str:
-        """This host."""
-        return socket.gethostname()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -175,14 +169,6 @@ class ObjectLink(Link):
         await in_thread(place.prepare)
         return place
 
-    def slot(self, window: EngineWindow, place: TraceFolder | None) -> MemorySlot:
-        """Return the slot of an engine of this process."""
-        return MemorySlot(self.key)
-
-    async def nsys(self, window: EngineWindow) -> Started:
-        """Return how this process was started under nsys: the engine's workers are its children."""
-        return this_process(window)
-
     async def start(self, given: Mapping[str, object]) -> None:
         """Call ``start_profile``, without vLLM's front-end profiler: it stops on another thread than it starts on, which ends the process."""
         if self._is_async and getattr(self._core, "profiler", None) is not None:
@@ -208,10 +194,6 @@ class ObjectLink(Link):
         except Exception as error:  # noqa: BLE001 - a hint for a message
             logger.debug("engine.query_failed", name=self.name, reason=str(error))
             return False
-
-    async def clock(self) -> Clock:
-        """Return the clock of this host."""
-        return Clock.here()
 
     # -- calls
 

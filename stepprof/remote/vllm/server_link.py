@@ -14,21 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_backends import by_nsys
-from stepprof.remote.core.engine_files import check_named_folder, user_of_server, writers
-from stepprof.remote.core.owner_slots import beside_runs
-from stepprof.remote.http.clock import clock
+from stepprof.remote.core.engine_files import check_named_folder, writers
+from stepprof.remote.engine_process import ServerProcess
 from stepprof.remote.loop import in_thread
-from stepprof.remote.nsys.server import NsysServer
 from stepprof.remote.vllm.arguments import Settings
 from stepprof.remote.vllm.folder import TraceFolder
 from stepprof.remote.vllm.link import Facts, Link
 
 if TYPE_CHECKING:
-    from stepprof.remote.base import Clock, EngineWindow
-    from stepprof.remote.core.owner_slots import FileSlot
+    from stepprof.remote.base import EngineWindow
     from stepprof.remote.http.client import Client
     from stepprof.remote.http.reply import Reply
-    from stepprof.remote.nsys.engine import Started
 
 __all__ = ["ServerLink"]
 
@@ -68,25 +64,15 @@ class ServerLink(Link):
     """
 
     def __init__(self, client: Client) -> None:
-        super().__init__(client.name, client.key, f"the server {client.name}")
+        self._server = ServerProcess(client)
+        super().__init__(client.name, client.key, f"the server {client.name}", self._server)
         self._client = client
-        self._nsys = NsysServer(client)
-
-    @property
-    def host(self) -> str | None:
-        """The host of the server."""
-        return self._client.host
-
-    @property
-    def same_host(self) -> bool:
-        """Whether the server runs on this host."""
-        return bool(self._client.same_host)
 
     @property
     def elsewhere(self) -> str:
         """Where its traces are."""
         return (
-            f"its traces are on {self.host}, in the torch_profiler_dir that the server was started with; attach(…, trace_dir=…) names the folder "
+            f"its traces are on {self._client.host}, in the torch_profiler_dir that the server was started with; attach(…, trace_dir=…) names the folder "
             "as it is seen from here"
         )
 
@@ -113,12 +99,12 @@ class ServerLink(Link):
     async def place(self, window: EngineWindow, settings: Settings) -> TraceFolder | None:
         """Return the folder of its traces; None: it cannot be seen from here. Raises EngineFailure."""
         folder = window.trace_dir
-        if folder is None and settings.folder and self.same_host:
+        if folder is None and settings.folder and self._server.same_host:
             folder = Path(settings.folder)
         if folder is None:
             self.warn(self.elsewhere)
             return None
-        user = await in_thread(user_of_server, self._client.address.port) if self.same_host else None
+        user = await self._server.user()
         if window.trace_dir is None:
             await in_thread(check_named_folder, folder, user)
         place = TraceFolder(folder, self.key, lambda: True, shared=True, users=writers(user))
@@ -126,14 +112,6 @@ class ServerLink(Link):
         if settings.profiler is None and place.link is None:
             self.warn(_FRONT_END)
         return place
-
-    def slot(self, window: EngineWindow, place: TraceFolder | None) -> FileSlot:
-        """Return a file in the folder of its traces, or next to the runs."""
-        return beside_runs(window, self.key) if place is None else place.slot
-
-    async def nsys(self, window: EngineWindow) -> Started:
-        """Return how the process that listens there was started under nsys."""
-        return await self._nsys.started(window)
 
     async def start(self, given: Mapping[str, object]) -> None:
         """Send ``POST /start_profile``."""
@@ -153,10 +131,6 @@ class ServerLink(Link):
         reply = await self._client.request("POST", "/stop_profile", timeout=STOP_SECONDS)
         if not reply.ok and reply.status != harmless:
             raise self._refused(reply, "stop")
-
-    async def clock(self) -> Clock | None:
-        """Compare its clock with that of this host by the dates of HTTP."""
-        return await clock(self._client)
 
     # -- its properties
 

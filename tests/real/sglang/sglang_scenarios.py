@@ -17,7 +17,7 @@ from sglang_driven import Trace, described
 
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.sglang.driver import SglangEngine
+from stepprof.remote.sglang.driver import SglangDriver
 
 Plain = dict[str, Any]
 
@@ -29,7 +29,7 @@ def generate(engine: Any, tokens: int, prompts: int = 1) -> None:
 
 def first_window(engine: Any, folder: Path) -> Plain:
     """A window around the first use of all, and the loop before and after it."""
-    driver = SglangEngine(engine)
+    driver = SglangDriver.of_engine(engine)
     window = make_window(folder, 1)
     used_before = engine.tokenizer_manager.event_loop is not None
     on_remote(driver.arm(window))
@@ -49,7 +49,7 @@ def first_window(engine: Any, folder: Path) -> Plain:
 
 def two_steps(engine: Any, folder: Path) -> list[Plain]:
     """Two windows in a row, with work between them."""
-    driver = SglangEngine(engine)
+    driver = SglangDriver.of_engine(engine)
     brought = []
     for step, tokens in ((2, 5), (3, 9)):
         generate(engine, 3)
@@ -63,7 +63,7 @@ def two_steps(engine: Any, folder: Path) -> list[Plain]:
 
 def window_with(engine: Any, folder: Path, tokens: int, options: Plain, prompts: int = 1) -> Plain:
     """One window with options, and what the engine leaves when it works on."""
-    driver = SglangEngine(engine)
+    driver = SglangDriver.of_engine(engine)
     window = make_window(folder, **options)
     stopped = record(driver, window, lambda: generate(engine, tokens, prompts) if tokens else None)
     brought = described(window, stopped)
@@ -73,7 +73,7 @@ def window_with(engine: Any, folder: Path, tokens: int, options: Plain, prompts:
 
 def failure_of(engine: Any, folder: Path, tokens: int, options: Plain) -> Plain:
     """What a window fails with; the engine works on, and so does the driver."""
-    driver = SglangEngine(engine)
+    driver = SglangDriver.of_engine(engine)
     window = make_window(folder, **options)
     told = _failure(lambda: record(driver, window, lambda: generate(engine, tokens) if tokens else None))
     generate(engine, 4)
@@ -84,7 +84,7 @@ def failure_of(engine: Any, folder: Path, tokens: int, options: Plain) -> Plain:
 
 def second_start(engine: Any, folder: Path) -> Plain:
     """Two starts on top of each other: the second one is refused, and the first capture is whole."""
-    driver, window = SglangEngine(engine), make_window(folder, 2)
+    driver, window = SglangDriver.of_engine(engine), make_window(folder, 2)
     on_remote(driver.arm(window))
     on_remote(driver.start(window))
     generate(engine, 3)
@@ -101,7 +101,7 @@ def second_start(engine: Any, folder: Path) -> Plain:
 
 def stop_without_start(engine: Any, folder: Path) -> Plain:
     """A stop that nobody owes, of the driver and of SGLang itself; and an abort of nothing."""
-    driver, window = SglangEngine(engine), make_window(folder)
+    driver, window = SglangDriver.of_engine(engine), make_window(folder)
     told = _failure(lambda: on_remote(driver.stop(window)))
     on_remote(driver.abort())
     return {**told, "raw": _refusal(engine.stop_profile)}
@@ -109,7 +109,7 @@ def stop_without_start(engine: Any, folder: Path) -> Plain:
 
 def stopped_by_another(engine: Any, folder: Path) -> Plain:
     """Somebody else stops the engine inside the window."""
-    driver, window = SglangEngine(engine), make_window(folder)
+    driver, window = SglangDriver.of_engine(engine), make_window(folder)
 
     def body() -> None:
         generate(engine, 3)
@@ -124,7 +124,7 @@ def recorded_by_the_user(engine: Any, folder: Path) -> Plain:
     plain = {"activities": ["CPU"], "with_stack": False, "record_shapes": False}
     engine.start_profile(output_dir=str(folder / "user"), profile_id="user", **plain)
     generate(engine, 3)
-    driver, window = SglangEngine(engine), make_window(folder)
+    driver, window = SglangDriver.of_engine(engine), make_window(folder)
     on_remote(driver.arm(window))
     told = _failure(lambda: on_remote(driver.start(window)))
     on_remote(driver.abort())
@@ -140,11 +140,11 @@ def recorded_by_the_user(engine: Any, folder: Path) -> Plain:
 
 def two_drivers(engine: Any, folder: Path) -> Plain:
     """A second driver comes while the first one records, and again when the first one is gone."""
-    first, window = SglangEngine(engine), make_window(folder, 2)
+    first, window = SglangDriver.of_engine(engine), make_window(folder, 2)
     on_remote(first.arm(window))
     on_remote(first.start(window))
     generate(engine, 3)
-    second, after = SglangEngine(engine.tokenizer_manager), make_window(folder, 3)
+    second, after = SglangDriver.of_engine(engine.tokenizer_manager), make_window(folder, 3)
     on_remote(second.arm(after))
     told = _failure(lambda: on_remote(second.start(after)))
     generate(engine, 2)
@@ -175,7 +175,7 @@ def armed_by_another(engine: Any, folder: Path) -> Plain:
     engine.stop_profile()
     leave_armed(folder / "after")
     window = make_window(folder)
-    stopped = record(SglangEngine(engine), window, lambda: None)
+    stopped = record(SglangDriver.of_engine(engine), window, lambda: None)
     generate(engine, 2)
     assert "not in progress" in _refusal(engine.stop_profile)
     return {
@@ -188,7 +188,7 @@ def armed_by_another(engine: Any, folder: Path) -> Plain:
 def unwritable(engine: Any, folder: Path) -> Plain:
     """A window below a file."""
     (folder / "file").write_text("in the way")
-    driver = SglangEngine(engine)
+    driver = SglangDriver.of_engine(engine)
     window = dataclasses.replace(make_window(folder), folder=folder / "file")
     told = _failure(lambda: on_remote(driver.arm(window)))
     stopped = record(driver, make_window(folder, 3), lambda: generate(engine, 2))
@@ -198,7 +198,7 @@ def unwritable(engine: Any, folder: Path) -> Plain:
 def other_worker(engine: Any, folder: Path) -> str:
     """A window for a rank that the engine does not have."""
     window = make_window(folder, workers=frozenset({7}))
-    stopped = record(SglangEngine(engine), window, lambda: generate(engine, 2))
+    stopped = record(SglangDriver.of_engine(engine), window, lambda: generate(engine, 2))
     assert stopped.artifacts == ()
     assert _names(window.output) == []
     return str(stopped.partial)
@@ -206,7 +206,7 @@ def other_worker(engine: Any, folder: Path) -> str:
 
 def aborted(engine: Any, folder: Path) -> Plain:
     """A capture that is thrown away, twice, and one after it."""
-    driver, window = SglangEngine(engine), make_window(folder)
+    driver, window = SglangDriver.of_engine(engine), make_window(folder)
     on_remote(driver.arm(window))
     on_remote(driver.start(window))
     generate(engine, 3)
@@ -221,7 +221,7 @@ def aborted(engine: Any, folder: Path) -> Plain:
 
 def folder_lost_while_recording(engine: Any, folder: Path) -> Plain:
     """The folder becomes a file under way; then it is a folder again, and the next window comes."""
-    driver, window = SglangEngine(engine), make_window(folder)
+    driver, window = SglangDriver.of_engine(engine), make_window(folder)
     on_remote(driver.arm(window))
     on_remote(driver.start(window))
     generate(engine, 3)
@@ -239,14 +239,14 @@ def with_environment(engine: Any, folder: Path, name: str, value: str) -> Plain:
     """A window under a variable of the environment."""
     os.environ[name] = value
     try:
-        return _failure(lambda: on_remote(SglangEngine(engine).arm(make_window(folder))))
+        return _failure(lambda: on_remote(SglangDriver.of_engine(engine).arm(make_window(folder))))
     finally:
         del os.environ[name]
 
 
 def asynchronous(engine: Any, folder: Path) -> Plain:
     """The engine's loop runs: windows of a coroutine on it, over the tokenizer manager, with requests under way."""
-    driver, window = SglangEngine(engine.tokenizer_manager), make_window(folder)
+    driver, window = SglangDriver.of_engine(engine.tokenizer_manager), make_window(folder)
 
     async def one(tokens: int) -> None:
         await engine.async_generate("abc", {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True})
@@ -284,7 +284,7 @@ def asynchronous(engine: Any, folder: Path) -> Plain:
 
 def loop_stops_and_runs(engine: Any, folder: Path) -> Plain:
     """The engine generates on another thread when the start and the stop are sent, and its loop stands still soon after."""
-    driver, window = SglangEngine(engine), make_window(folder, max_iterations="none")
+    driver, window = SglangDriver.of_engine(engine), make_window(folder, max_iterations="none")
     on_remote(driver.arm(window))
     failed: list[BaseException] = []
 

@@ -25,7 +25,7 @@ from sglang_server import ADMIN_KEY, KEY, Server
 import stepprof
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.http.kind import Client
-from stepprof.remote.sglang.driver import SglangServer
+from stepprof.remote.sglang.driver import SglangDriver
 
 FILE = "rollout/replica-0/rank-0.trace.json.gz"
 STEPS = forward_steps(3)
@@ -77,9 +77,9 @@ def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 
 @pytest.fixture
-def driver(server: Server) -> SglangServer:
+def driver(server: Server) -> SglangDriver:
     """Return a driver with the server's keys."""
-    return SglangServer(Client(server.url, KEY, ADMIN_KEY))
+    return SglangDriver.of_server(Client(server.url, KEY, ADMIN_KEY))
 
 
 def posted(server: SimpleNamespace) -> list[str]:
@@ -96,7 +96,7 @@ def failure(work: Any) -> EngineFailure:
 
 class TestServer:
     def test_two_steps_come_to_two_folders(
-        self, server: Server, driver: SglangServer, tmp_path: Path
+        self, server: Server, driver: SglangDriver, tmp_path: Path
     ) -> None:
         """As with an engine of this process."""
         for step in (2, 3):
@@ -108,14 +108,14 @@ class TestServer:
             assert brought["left"] == ["rank-0.trace.json.gz"]
         assert (driver.kind, driver.name, driver.workers) == ("sglang", server.url, 1)
 
-    def test_ends_by_itself(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
+    def test_ends_by_itself(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
         """A server answers a stop after that with a bare 500: what it wrote tells."""
         window = make_window(tmp_path, max_iterations=2)
         brought = described(window, record(driver, window, lambda: server.generate(5)))
         assert brought["traces"][FILE]["forward"] == STEPS[:2]
         assert (brought["capped_by"], brought["partial"]) == ("engine", None)
 
-    def test_stop_without_a_capture(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
+    def test_stop_without_a_capture(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
         """Somebody stops it, and takes the file: the 500 that follows is a failure with that reason."""
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
@@ -130,7 +130,7 @@ class TestServer:
     @pytest.mark.parametrize("keys", [(), (KEY,)])
     def test_wants_its_keys(self, server: Server, tmp_path: Path, keys: tuple[str, ...]) -> None:
         """Without a key nothing is answered, without the admin key no start: both are told by name, and neither key is shown."""
-        driver = SglangServer(Client(server.url, *keys))
+        driver = SglangDriver.of_server(Client(server.url, *keys))
         window = make_window(tmp_path)
 
         async def arm_and_start() -> None:
@@ -142,21 +142,21 @@ class TestServer:
         assert "admin_key=…" in str(refused)
         assert KEY not in str(refused)
 
-    def test_folder_that_cannot_be_made(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
+    def test_folder_that_cannot_be_made(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
         """Refused at arm: the server lives."""
         (tmp_path / "file").write_text("in the way")
         refused = failure(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "file")))
         assert "cannot be written" in str(refused)
         server.generate(1)
 
-    def test_other_folder_of_both(self, server: Server, driver: SglangServer, tmp_path: Path) -> None:
+    def test_other_folder_of_both(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
         """Files come from the folder that both see, and leave nothing there."""
         window = make_window(tmp_path / "run", trace_dir=tmp_path / "shared")
         brought = described(window, record(driver, window, lambda: server.generate(3)))
         assert brought["traces"][FILE]["forward"] == STEPS
         assert list((tmp_path / "shared").iterdir()) == []
 
-    def test_clock(self, driver: SglangServer, tmp_path: Path) -> None:
+    def test_clock(self, driver: SglangDriver, tmp_path: Path) -> None:
         """It is this host's."""
         on_remote(driver.arm(make_window(tmp_path)))
         clock = on_remote(driver.clock())
@@ -168,13 +168,13 @@ class TestAnswers:
         """Nothing listens: told at arm."""
         with serving({}) as gone:
             pass
-        refused = failure(SglangServer(Client(gone.url)).arm(make_window(tmp_path)))
+        refused = failure(SglangDriver.of_server(Client(gone.url)).arm(make_window(tmp_path)))
         assert refused.health == "unreachable"
 
     def test_second_start_is_not_sent(self, tmp_path: Path) -> None:
         """What the server is asked: one start with everything that it would take a default for, and one stop."""
         with serving(replies()) as server:
-            driver, window = SglangServer(Client(server.url)), make_window(tmp_path)
+            driver, window = SglangDriver.of_server(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
             on_remote(driver.start(window))
             assert failure(driver.start(make_window(tmp_path, 3))).health == "busy"
@@ -201,7 +201,10 @@ class TestAnswers:
             "GET /openapi.json": (200, schema(TAKES[:-1], "ProfileReqInput")),
         }
         with serving(answers) as server:
-            driver, window = SglangServer(Client(server.url)), make_window(tmp_path, max_iterations=4)
+            driver, window = (
+                SglangDriver.of_server(Client(server.url)),
+                make_window(tmp_path, max_iterations=4),
+            )
             on_remote(driver.arm(window))
             on_remote(driver.start(window))
         (body,) = [each.json for each in server.asked if each.method == "POST"]
@@ -220,7 +223,7 @@ class TestAnswers:
     ) -> None:
         """A server that cannot see this host's files would die of the folder; with a folder that both see it is taken at its word."""
         with serving(replies(**changes)) as server:
-            driver = SglangServer(Client(server.url))
+            driver = SglangDriver.of_server(Client(server.url))
             if message is None:
                 on_remote(driver.arm(make_window(tmp_path)))
                 return
@@ -240,14 +243,14 @@ class TestAnswers:
     ) -> None:
         """What is odd about a server is told before anything is sent."""
         with serving({**replies(), path: answer}) as server:
-            refused = failure(SglangServer(Client(server.url)).arm(make_window(tmp_path)))
+            refused = failure(SglangDriver.of_server(Client(server.url)).arm(make_window(tmp_path)))
         assert (refused.health, message in str(refused)) == (health, True)
         assert all(each.method == "GET" for each in server.asked)
 
     def test_start_is_refused(self, tmp_path: Path) -> None:
         """Then nothing is owed, and the next window may start."""
         with serving({**replies(), "POST /start_profile": (500, "Internal Server Error")}) as server:
-            driver, window = SglangServer(Client(server.url)), make_window(tmp_path)
+            driver, window = SglangDriver.of_server(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
             refused = failure(driver.start(window))
             assert (refused.owes_stop, "500" in str(refused)) == (False, True)
@@ -262,7 +265,7 @@ class TestAnswers:
         monkeypatch.setattr("stepprof.remote.sglang.server.START_SECONDS", 0.3)
         slow = {**replies(), "POST /start_profile": lambda _: time.sleep(1) or "at last"}
         with serving(slow) as server:
-            driver, window = SglangServer(Client(server.url)), make_window(tmp_path)
+            driver, window = SglangDriver.of_server(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
             assert failure(driver.start(window)).owes_stop
             on_remote(driver.abort())
@@ -327,7 +330,7 @@ class TestEndOfTheJob:
         if how == "SIGKILL":
             assert (entry["status"], entry["artifacts"]) == ("lost", [])
             window = make_window(tmp_path / "next")
-            driver = SglangServer(Client(server.url, KEY, ADMIN_KEY))
+            driver = SglangDriver.of_server(Client(server.url, KEY, ADMIN_KEY))
             brought = described(window, record(driver, window, lambda: server.generate(3)))
             assert (
                 brought["traces"][FILE]["forward"] == STEPS
@@ -362,7 +365,10 @@ class TestOthers:
         """Its capture is whole, and this one's window says who has the engine."""
         arguments = (server.url, KEY, ADMIN_KEY, "exit")
         with running(JOB, *arguments, cwd=tmp_path, env=sglang_tiny.variables()) as job:
-            driver, window = SglangServer(Client(server.url, KEY, ADMIN_KEY)), make_window(tmp_path / "next")
+            driver, window = (
+                SglangDriver.of_server(Client(server.url, KEY, ADMIN_KEY)),
+                make_window(tmp_path / "next"),
+            )
             on_remote(driver.arm(window))
             refused = failure(driver.start(window))
             assert refused.health == "busy"

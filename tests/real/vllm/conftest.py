@@ -71,7 +71,8 @@ def live(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]
 
 def environment(more: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a script that imports what the tests share."""
-    paths = [str(HERE), str(HERE.parents[1] / "helpers"), (more or {}).get("PYTHONPATH", "")]
+    given = [(more or {}).get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(HERE.parents[1] / "helpers"), *given]
     return {**os.environ, **QUIET, **(more or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 

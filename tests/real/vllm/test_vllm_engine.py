@@ -16,6 +16,7 @@ from vllm_tiny import arguments
 
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.vllm.driver import VllmDriver, VllmKind
+from stepprof.remote.vllm.object_link import ObjectLink
 
 if TYPE_CHECKING:
     from vllm_driven import Live
@@ -392,8 +393,9 @@ class TestFolders:
     def test_two_engines_may_not_share_one_link(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
         """The second one is told before anything is sent: their traces would be mixed up."""
         on_remote(driver.arm(make_window(tmp_path)))
-        other = VllmDriver.of_engine(live.engine)
-        other.key = "object:1"
+        link = ObjectLink(live.engine, "other")
+        link.key = "object:1"
+        other = VllmDriver(link)
         with pytest.raises(
             EngineFailure, match=r"call stepprof\.remote\.vllm\.engine_args once for each engine"
         ) as caught:

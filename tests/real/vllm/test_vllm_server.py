@@ -150,7 +150,10 @@ def test_without_its_folder_it_is_recorded_and_the_traces_stay(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outcome names the host that has them."""
-    monkeypatch.setattr(driver, "_folder", lambda window: None)
+
+    async def nowhere(window: object, settings: object) -> None: ...
+
+    monkeypatch.setattr(driver._link, "place", nowhere)
     stopped = record(driver, make_window(tmp_path), lambda: server.generate(2))
     assert stopped.artifacts == ()
     assert stopped.partial is not None

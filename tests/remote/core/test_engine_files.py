@@ -27,7 +27,7 @@ from stepprof.remote.core.engine_files import (
 )
 from stepprof.remote.http.client import Client
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.sglang.driver import SglangServer
+from stepprof.remote.sglang.driver import SglangDriver
 from stepprof.remote.sglang.files import bring, discard, find, is_whole, require_writable
 from stepprof.remote.sglang.request import Facts, Request
 from stepprof.remote.vllm.arguments import lay_out
@@ -336,7 +336,7 @@ class TestSglang:
             "POST /stop_profile": (200, ""),
         }
         with server_of_stranger(routes) as port:
-            driver = SglangServer(Client(f"http://127.0.0.1:{port}"))
+            driver = SglangDriver.of_server(Client(f"http://127.0.0.1:{port}"))
             for verb in (driver.arm, driver.start):
                 remote_loop().submit(verb(window)).result(20)
             assert driver.writes_to is not None

@@ -24,8 +24,7 @@ from stepprof.remote.http.kind import Client, HttpKind, HttpServer, clock, expan
 from stepprof.remote.http.offset_bounds import SECOND, Bounds
 from stepprof.remote.http.reply import Reply
 from stepprof.remote.ray.driver import ActorDriver
-from stepprof.remote.sglang.driver import SglangEngine
-from stepprof.remote.sglang.server import SglangServer
+from stepprof.remote.sglang.driver import SglangDriver
 from stepprof.remote.vllm.driver import VllmDriver
 from stepprof.run.model import Window
 
@@ -543,7 +542,7 @@ class TestSession:
             stepprof.shutdown()
             assert time.monotonic() - began < 15
 
-    @pytest.mark.parametrize("driver", [VllmDriver, SglangEngine, SglangServer, HttpServer, ActorDriver])
+    @pytest.mark.parametrize("driver", [VllmDriver, SglangDriver, HttpServer, ActorDriver])
     def test_a_driver_is_closed_as_the_contract_says(self, driver):
         """Its time for exports, and that for an engine that does not answer."""
         assert list(inspect.signature(driver.close).parameters) == ["self", "timeout", "answer_seconds"]

@@ -21,13 +21,13 @@ from stepprof.backends.nsys.process import VARIABLE
 from stepprof.backends.nsys.reports import ranges
 from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
-from stepprof.remote.core.owner_slots import MemorySlot
+from stepprof.remote.engine_process import OwnProcess
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.nsys.engine import Started, this_process
 from stepprof.remote.sglang import request as sglang_request
-from stepprof.remote.sglang.capture import STAGES_SECONDS, SglangCapture
-from stepprof.remote.sglang.driver import SglangEngine, SglangKind
+from stepprof.remote.sglang.driver import SglangDriver, SglangKind
 from stepprof.remote.sglang.files import bring, discard
+from stepprof.remote.sglang.link import Link
+from stepprof.remote.sglang.outcome import STAGES_SECONDS
 from stepprof.remote.sglang.request import Facts, Request
 from stepprof.run.model import Window
 
@@ -143,7 +143,7 @@ class TestVersions:
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__=version))
         manager = Manager(version)
         manager.event_loop = other_loop
-        driver = SglangEngine(manager)
+        driver = SglangDriver.of_engine(manager)
         window = make_window(tmp_path, EngineOptions(max_iterations=bound))
         assert driver.loop is other_loop
 
@@ -173,7 +173,7 @@ class TestVersions:
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
         manager.event_loop, manager.records = other_loop, True
-        driver = SglangEngine(manager)
+        driver = SglangDriver.of_engine(manager)
         window = make_window(tmp_path, EngineOptions())
         remote_loop().submit(driver.arm(window)).result(10)
         with pytest.raises(EngineFailure, match="it is left alone") as caught:
@@ -192,7 +192,7 @@ class TestVersions:
         manager = Manager("0.5.3")
         manager.event_loop = other_loop
         manager.leaves = "x-TP-0-EXTEND.trace.json.gz"
-        driver = SglangEngine(manager)
+        driver = SglangDriver.of_engine(manager)
         window = make_window(tmp_path, EngineOptions(by_stage=True, max_iterations=2))
 
         async def begin() -> Stopped:
@@ -220,7 +220,7 @@ class TestVersions:
             manager.asyncio_tasks.add(asyncio.current_task())
 
         asyncio.run_coroutine_threadsafe(task(), other_loop).result(10)
-        driver = SglangEngine(manager)
+        driver = SglangDriver.of_engine(manager)
         window = make_window(tmp_path, EngineOptions(with_stack=True))
 
         async def begin() -> None:
@@ -441,24 +441,17 @@ class TestBackends:
         assert list(tmp_path.iterdir()) == []
 
 
-class NsysLink:
+class NsysLink(Link):
     """An SGLang engine whose schedulers run under the nsys of this process; what it answers to a stop."""
 
     def __init__(self, answer: bool | None = True, *, unused: bool = False, **more: Any) -> None:
+        key = f"object:{id(self)}"
+        super().__init__("engine", key, OwnProcess(key))
         self.calls: list[str] = []
         self.answer, self.unused, self.more = answer, unused, more
 
     async def facts(self, window: EngineWindow) -> Facts:
         return facts(**{**CUDA, **self.more})
-
-    async def nsys(self, window: EngineWindow) -> Started:
-        return this_process(window)
-
-    def answers(self) -> bool:
-        return True
-
-    def slot(self, window: EngineWindow) -> MemorySlot:
-        return MemorySlot(f"object:{id(self)}")
 
     async def records(self, fields: Any) -> None:
         return None
@@ -490,7 +483,7 @@ class TestNsys:
         """One window."""
         window = make_window(tmp_path / "step-000002", EngineOptions(backend="nsys", **options))
         window.output.mkdir(parents=True, exist_ok=True)
-        capture = SglangCapture(link, "engine")
+        capture = SglangDriver(link)
 
         async def run() -> Stopped:
             await capture.arm(window)
@@ -539,7 +532,7 @@ class TestNsys:
     def test_an_aborted_one(self, tmp_path: Path) -> None:
         """Its range is ended, and counts: the next window has the second."""
         link, window = NsysLink(), make_window(tmp_path / "aborted", EngineOptions(backend="nsys"))
-        capture = SglangCapture(link, "engine")
+        capture = SglangDriver(link)
 
         async def run() -> None:
             await capture.arm(window)
@@ -573,7 +566,7 @@ class TestObjects:
     def test_without_a_tokenizer_manager(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """In SGLang's Rust server and gRPC modes there is none to speak to."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
-        driver = SglangEngine(SimpleNamespace(tokenizer_manager=SimpleNamespace(server_args=None)))
+        driver = SglangDriver.of_engine(SimpleNamespace(tokenizer_manager=SimpleNamespace(server_args=None)))
         with pytest.raises(EngineFailure, match="attach the URL"):
             remote_loop().submit(driver.arm(make_window(tmp_path, EngineOptions()))).result(10)
 
@@ -584,7 +577,7 @@ class TestObjects:
         ended = asyncio.new_event_loop()
         ended.close()
         manager.event_loop = ended
-        driver = SglangEngine(manager)
+        driver = SglangDriver.of_engine(manager)
         with pytest.raises(EngineFailure, match="closed") as caught:
             remote_loop().submit(driver.arm(make_window(tmp_path, EngineOptions()))).result(10)
         assert caught.value.health == "dead"
@@ -598,7 +591,7 @@ class TestObjects:
         process = SimpleNamespace(name="scheduler_0", pid=7, exitcode=None)
         manager._subprocess_watchdog = SimpleNamespace(_processes=[process])
         manager.event_loop = other_loop
-        driver, window = SglangEngine(manager), make_window(tmp_path, EngineOptions())
+        driver, window = SglangDriver.of_engine(manager), make_window(tmp_path, EngineOptions())
 
         async def never() -> None:
             process.exitcode = -9
@@ -621,7 +614,7 @@ class TestObjects:
         """A window in which an engine that was never used is not used either: nothing is sent to it."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
-        driver, window = SglangEngine(manager), make_window(tmp_path, EngineOptions())
+        driver, window = SglangDriver.of_engine(manager), make_window(tmp_path, EngineOptions())
 
         async def begin() -> None:
             await driver.arm(window)
@@ -638,7 +631,7 @@ class TestObjects:
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
         manager.event_loop = asyncio.new_event_loop()
-        driver, window = SglangEngine(manager), make_window(tmp_path, EngineOptions())
+        driver, window = SglangDriver.of_engine(manager), make_window(tmp_path, EngineOptions())
 
         async def begin() -> None:
             await driver.arm(window)

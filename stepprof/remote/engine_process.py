@@ -1,0 +1,110 @@
+"""Where an engine's process is: this process, or the one that answers at a URL. Its host, clock, user and nsys session follow from that."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Protocol
+
+from stepprof.remote.base import Clock
+from stepprof.remote.core.engine_files import user_of_server
+from stepprof.remote.core.owner_slots import MemorySlot, beside_runs
+from stepprof.remote.http.clock import clock
+from stepprof.remote.loop import in_thread
+from stepprof.remote.nsys.engine import Started, this_process
+from stepprof.remote.nsys.server import NsysServer
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.core.owner_slots import FileSlot, Slot
+    from stepprof.remote.http.client import Client
+
+__all__ = ["EngineProcess", "OwnProcess", "ServerProcess"]
+
+
+class EngineProcess(Protocol):
+    """The process of an engine."""
+
+    @property
+    def host(self) -> str | None:
+        """Return its host."""
+
+    @property
+    def same_host(self) -> bool:
+        """Return whether it is known to run on this host."""
+
+    async def clock(self) -> Clock | None:
+        """Compare its clock with that of this process."""
+
+    async def nsys(self, window: EngineWindow) -> Started:
+        """Return how it was started under nsys."""
+
+    def slot(self, window: EngineWindow, shared: FileSlot | None) -> Slot:
+        """Return where its drivers note which of them records; `shared` is a file that all of them see, if there is one."""
+
+
+class OwnProcess:
+    """This process: it holds the engine object, and the engine's workers are its children.
+
+    Args:
+        key: identifies the engine among the objects of this process.
+    """
+
+    same_host = True
+
+    def __init__(self, key: str) -> None:
+        self._slot = MemorySlot(key)
+
+    @property
+    def host(self) -> str:
+        """Return this host."""
+        return socket.gethostname()
+
+    async def clock(self) -> Clock:
+        """Return the clock of this host."""
+        return Clock(socket.gethostname(), 0, 0, "same-host")
+
+    async def nsys(self, window: EngineWindow) -> Started:
+        """Return how this process was started under nsys."""
+        return this_process(window)
+
+    def slot(self, window: EngineWindow, shared: FileSlot | None) -> MemorySlot:
+        """Return a slot in the memory of this process."""
+        return self._slot
+
+
+class ServerProcess:
+    """The process that answers at a URL.
+
+    Args:
+        client: sends requests to the URL.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._nsys = NsysServer(client)
+
+    @property
+    def host(self) -> str | None:
+        """Return its host."""
+        return self._client.host
+
+    @property
+    def same_host(self) -> bool:
+        """Return whether it is known to run on this host."""
+        return bool(self._client.same_host)
+
+    async def user(self) -> int | None:
+        """Return its user; None: not known, as on another host."""
+        return await in_thread(user_of_server, self._client.address.port) if self.same_host else None
+
+    async def clock(self) -> Clock | None:
+        """Compare its clock with that of this host by the dates of HTTP."""
+        return await clock(self._client)
+
+    async def nsys(self, window: EngineWindow) -> Started:
+        """Return how it was started under nsys."""
+        return await self._nsys.started(window)
+
+    def slot(self, window: EngineWindow, shared: FileSlot | None) -> FileSlot:
+        """Return the shared file; without one, a file next to the runs."""
+        return shared or beside_runs(window, self._client.key)

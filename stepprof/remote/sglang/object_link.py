@@ -1,0 +1,300 @@
+"""Calls to an SGLang engine of this process, each on the event loop where it is answered.
+
+What only this module knows: on which event loop a call may be made. The answers of SGLang's scheduler are read by a task on the loop
+that the engine was first used on, so that a call made elsewhere is never answered, and a first call made elsewhere ties the engine to
+the wrong loop: code that generates then waits for ever. Hence:
+
+* an engine that has been used is called on its loop; where that loop runs (asynchronous use), nothing more is needed;
+* where it does not (a synchronous ``Engine`` between two calls), the loop is run from a thread of ours until the answer is there, for
+  less long than the caller's time-out: the caller waits meanwhile, and would find its loop busy if it went on;
+* an engine that has not been used yet is started as soon as it is: the first steps of that first window may be missing.
+
+So windows around a synchronous ``Engine`` are entered and left by the thread that generates, as SGLang's own calls are.
+A call is never cancelled: 0.5.16 and older answer every later one with the answer before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+import inspect
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepprof.remote.base import EngineFailure
+from stepprof.remote.core.engine_files import writers
+from stepprof.remote.engine_process import OwnProcess
+from stepprof.remote.loop import in_thread, running_loop
+from stepprof.remote.sglang.link import Link
+from stepprof.remote.sglang.request import Facts, refuse_environment
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+
+__all__ = ["ObjectLink"]
+
+SLICE_SECONDS = 0.5
+"""For how long at a time a loop is run: then it is looked whether the engine still lives."""
+
+LOOK_SECONDS = 0.02
+
+FIRST_USE_SECONDS = 0.002
+"""How often an engine that has not been used is looked at while a window waits for it."""
+
+NOT_RECORDING = "not in progress"
+"""What SGLang answers to a stop without a start."""
+
+LATE = "the engine had never been used before this window: its first forward steps may be missing"
+
+
+class ObjectLink(Link):
+    """Calls to an ``Engine`` or a ``TokenizerManager``.
+
+    Args:
+        engine: the object.
+        name: its name in logs and messages.
+    """
+
+    runs_loop = True
+
+    def __init__(self, engine: object, name: str) -> None:
+        self._manager: Any = getattr(engine, "tokenizer_manager", engine)
+        super().__init__(name, f"object:{id(engine)}", OwnProcess(f"object:{id(self._manager)}"))
+        self._own_loop: asyncio.AbstractEventLoop | None = getattr(engine, "loop", None)
+        self._attached_on = running_loop()
+        self._first: _FirstUse | None = None
+        self._until = 0.0
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that it was first used on; until then, the loop of the code that attached it."""
+        return self.home() or self._attached_on
+
+    def allow(self, seconds: float) -> None:
+        """Let calls run a loop that does not run, for so long from now on. 0: the caller may use the engine at any moment."""
+        self._until = time.monotonic() + seconds
+
+    @property
+    def answers(self) -> bool:
+        """Whether a call would be answered without running the engine's loop from here."""
+        home = self.home()
+        return home is None or home.is_running() or time.monotonic() < self._until
+
+    def home(self) -> asyncio.AbstractEventLoop | None:
+        """The loop on which its answers are read; None: it has not been used."""
+        loop: asyncio.AbstractEventLoop | None = getattr(self._manager, "event_loop", None)
+        if loop is not None:
+            return loop
+        for task in tuple(getattr(self._manager, "asyncio_tasks", None) or ()):  # 0.4.6
+            first: asyncio.AbstractEventLoop = task.get_loop()
+            return first
+        own = self._own_loop  # made inside a running loop, it will be used there
+        return own if own is not None and own.is_running() else None
+
+    @property
+    def late(self) -> str | None:
+        """Why a capture that began with the engine's first use may be incomplete."""
+        return None if self._first is None else LATE
+
+    def describe(self) -> Facts:
+        """What the engine is, from its arguments and the signature of its start."""
+        args = getattr(self._manager, "server_args", None)
+        known = {
+            key: getattr(args, key, None)
+            for key in ("device", "sleep_on_idle", "tp_size", "pp_size", "dp_size", "enable_dp_attention")
+        }
+        answers = inspect.iscoroutinefunction(getattr(self._manager, "stop_profile", None))
+        return Facts.of(
+            self.name,
+            known,
+            _version(),
+            _fields(self._manager),
+            answers=answers,
+            users=writers(os.geteuid()),
+        )
+
+    async def facts(self, window: EngineWindow) -> Facts:
+        """The same, where it may be started at all."""
+        refuse_environment()
+        if not callable(getattr(self._manager, "start_profile", None)):
+            raise EngineFailure(
+                f"{self.name} has no tokenizer manager in this process (SGLang's Rust server or gRPC mode): attach the URL of its server",
+                "unconfigured",
+            )
+        self._require_alive()
+        home = self.home()
+        if home is not None and home.is_closed():
+            raise EngineFailure(
+                f"the event loop that {self.name} was first used on is closed: no call to it is answered any more",
+                "dead",
+            )
+        return self.describe()
+
+    def _require_alive(self) -> None:
+        """A dead scheduler answers nothing, and SGLang leaves the call open for ever; since 0.5.10 it looks after its processes."""
+        watchdog = getattr(self._manager, "_subprocess_watchdog", None)
+        for process in getattr(watchdog, "_processes", None) or ():
+            if process.exitcode not in (None, 0):
+                raise EngineFailure(
+                    f"a process of {self.name} has died ({process.name}, pid {process.pid}, exit code {process.exitcode}); SGLang ends its "
+                    "whole process over that when it is used next: build the engine anew",
+                    "dead",
+                )
+
+    async def records(self, fields: Mapping[str, Any]) -> str | None:
+        """Return how a start for a step that never comes is refused. An engine that was never used records nothing."""
+        if self.home() is None:
+            return None
+        try:
+            await self._call(lambda: _start(self._manager, fields))
+        except EngineFailure:
+            raise
+        except RuntimeError as error:  # an answer without success: such a request is refused for one reason
+            return str(error)
+        return None
+
+    async def start(self, fields: Mapping[str, Any]) -> None:
+        """Start it, or see that it is started with its first use."""
+        self._first = None
+        if self.home() is None:
+            self._first = _FirstUse(self, fields)
+            return
+        await self.send_start(fields)
+
+    async def send_start(self, fields: Mapping[str, Any]) -> None:
+        """Send the start on its loop."""
+        try:
+            await self._call(lambda: _start(self._manager, fields))
+        except EngineFailure:
+            raise
+        except RuntimeError as error:
+            raise EngineFailure(f"{self.name} refused to start: {error}") from error
+
+    async def stop(self) -> bool | None:
+        """Stop it on its loop."""
+        if self._first is not None:
+            await self._first.done()
+        try:
+            await self._call(lambda: _stop(self._manager))
+        except EngineFailure:
+            raise
+        except RuntimeError as error:
+            if NOT_RECORDING in str(error):
+                return False
+            raise EngineFailure(f"{self.name} refused to stop: {error}") from error
+        return True
+
+    def withdraw(self) -> bool:
+        """Take a start back that still waits for the engine's first use."""
+        return self._first is not None and self._first.withdraw()
+
+    async def _call(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        loop = self.home()
+        if loop is None or loop.is_closed():
+            raise EngineFailure(
+                f"the event loop that {self.name} was first used on is closed: no call to it is answered any more",
+                "dead",
+            )
+        answer = asyncio.run_coroutine_threadsafe(_shielded(make), loop)
+        while not answer.done():
+            self._require_alive()
+            left = self._until - time.monotonic()
+            if loop.is_running() or left <= 0:
+                await asyncio.wait([asyncio.wrap_future(answer)], timeout=LOOK_SECONDS)
+            elif loop.is_closed():
+                raise EngineFailure(f"the event loop of {self.name} was closed under way", "dead")
+            else:
+                await in_thread(_run_until, loop, answer, min(left, SLICE_SECONDS))
+        if answer.cancelled():
+            raise EngineFailure(f"the event loop of {self.name} ended before the answer came", "unreachable")
+        return answer.result()
+
+
+class _FirstUse:
+    """A start that waits until its engine is used for the first time: only then is it known on which loop it lives."""
+
+    def __init__(self, link: ObjectLink, fields: Mapping[str, Any]) -> None:
+        self._sent = False
+        self._withdrawn = False
+        self._task = asyncio.ensure_future(self._begin(link, fields))
+
+    async def _begin(self, link: ObjectLink, fields: Mapping[str, Any]) -> None:
+        while link.home() is None:
+            await asyncio.sleep(FIRST_USE_SECONDS)
+            if self._withdrawn:
+                return
+        self._sent = True
+        await link.send_start(fields)
+
+    def withdraw(self) -> bool:
+        """Give up, unless it was sent."""
+        self._withdrawn = not self._sent
+        return self._withdrawn
+
+    async def done(self) -> None:
+        """Wait until it has begun. Raises what the start raised."""
+        await self._task
+
+
+async def _shielded(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return await asyncio.shield(asyncio.ensure_future(make()))
+
+
+async def _start(manager: Any, fields: Mapping[str, Any]) -> None:
+    if "req" in inspect.signature(manager.start_profile).parameters:
+        await manager.start_profile(req=_request_type()(**fields))
+    else:
+        await manager.start_profile(**fields)
+
+
+async def _stop(manager: Any) -> None:
+    answer: Awaitable[Any] | None = manager.stop_profile()
+    if inspect.isawaitable(answer):
+        await answer
+
+
+def _fields(manager: Any) -> frozenset[str]:
+    """What its start takes: keywords before 0.5.15, a request object since."""
+    start = getattr(manager, "start_profile", None)
+    if start is None:
+        return frozenset()
+    parameters = inspect.signature(start).parameters
+    if "req" in parameters:
+        parameters = inspect.signature(_request_type()).parameters
+    return frozenset(parameters)
+
+
+def _request_type() -> Any:
+    return importlib.import_module("sglang.srt.managers.io_struct").ProfileReq
+
+
+def _version() -> str:
+    return str(getattr(importlib.import_module("sglang"), "__version__", ""))
+
+
+def _run_until(
+    loop: asyncio.AbstractEventLoop, answer: concurrent.futures.Future[Any], seconds: float
+) -> None:
+    """Run an idle loop on this thread until the answer is there.
+
+    Nothing of this is left on the loop if its owner comes first: no other code has the future that it runs for, and a timer only sets it.
+    """
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def end(_: object = None) -> None:
+        loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
+
+    answer.add_done_callback(end)
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        loop.run_until_complete(ended)
+    except RuntimeError:  # its owner runs it now, and with it our call
+        return
+    finally:
+        timer.cancel()
