@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from stepprof.remote.base import EngineDriver
 from stepprof.remote.core.constants import RANKS
 from stepprof.remote.core.engine_backends import check_backends_of
-from stepprof.remote.core.engine_target import EngineTarget, Observer
+from stepprof.remote.core.engine_state import Observer
+from stepprof.remote.core.engine_target import EngineTarget
 from stepprof.remote.kinds import connect_all, is_known
 from stepprof.remote.loop import in_thread
 

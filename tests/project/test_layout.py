@@ -67,7 +67,7 @@ TESTED_THROUGH = {
     "recording/test_rank_discovery.py": "recording/selector recording/visit_counter",
     "recording/test_session.py": "recording/lifecycle recording/misuse recording/oom_snapshots recording/span_processors",
     "recording/watch/test_watcher.py": "config/options/watch recording/control/auto_capture",
-    "remote/core/test_blocked_loop.py": "remote/core/closing remote/core/engine_target",
+    "remote/core/test_blocked_loop.py": "remote/core/closing remote/core/engine_state remote/core/engine_target",
     "remote/core/test_device_leases.py": "remote/core/engine_backends",
     "remote/core/test_many.py": "remote/ray/calls",
     "remote/core/test_window_group.py": "remote/attach remote/core/announcer remote/core/late_attach remote/core/manifest_entries remote/core/membership remote/core/registry remote/core/role_window remote/engine",

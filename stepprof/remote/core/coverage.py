@@ -6,13 +6,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepprof.remote.base import Clock
+    from stepprof.remote.base import Clock, EngineWindow, Stopped
     from stepprof.run.model import Artifact
+    from stepprof.run.schema import EngineEntry
 
-__all__ = ["shortfall"]
+__all__ = ["lacking", "shortfall"]
 
 SLACK_NS = 200_000_000
 """What a trace's own times may differ from the wall clock, and a clock may drift within a step."""
+
+
+def lacking(window: EngineWindow, stopped: Stopped, entry: EngineEntry, clock: Clock | None) -> str | None:
+    """Return what the traces of an engine lack of its window, by the times that they state; None: nothing that can be seen."""
+    options = window.options
+    if options.by_stage:
+        return None
+    begun = None if options.delay_iterations else entry.start_unix_ns
+    ended = entry.end_unix_ns if stopped.capped_by is None else entry.start_unix_ns
+    return None if ended is None else shortfall(stopped.artifacts, begun, ended, clock)
 
 
 def shortfall(

@@ -174,6 +174,26 @@ class Recording:
             self.capped_by = by
             self.stop.set()
 
+    def begin_late(self, seconds: float) -> None:
+        """Note that the window began without it, after so many seconds."""
+        self.begun_ns = self.begun_ns or time.time_ns()
+        late = f"its start was answered after more than {seconds:.3g} s: what it has begins late"
+        self.late = self.late or late
+
+    def tell_unanswered(self) -> None:
+        """Note for how long the stop has not been answered; a capture that has an outcome keeps it."""
+        end = self.entry.end_unix_ns
+        if end is None or self.entry.status != "lost":
+            return
+        waited = (time.time_ns() - end) / 1e9
+        what = "its window has closed, and its stop has not been answered"
+        self.tell(
+            "lost",
+            f"{what} within {waited:.3g} s; what it still brings is kept",
+            ReasonCode.STOP_UNANSWERED,
+            pending=True,
+        )
+
     def fail(self, status: Outcome, error: str, code: ReasonCode, health: str) -> None:
         """It came to nothing; every window that relied on it says so."""
         for entry in (self.entry, *(entry for entry, _ in self._joined)):

@@ -15,7 +15,16 @@ from stepprof.host.own_files import own_uid
 from stepprof.host.plain_files import open_plain
 from stepprof.remote.base import EngineFailure
 
-__all__ = ["LINK", "check_named_folder", "is_engine_file", "open_engine_file", "user_of_server", "writers"]
+__all__ = [
+    "LINK",
+    "ROOT",
+    "check_named_folder",
+    "is_engine_file",
+    "listening",
+    "open_engine_file",
+    "user_of_server",
+    "writers",
+]
 
 LINK = "current"
 """The symbolic link through which vLLM is given a folder for each window."""
@@ -25,17 +34,23 @@ _LISTENS = "0A"
 ROOT = 0
 
 
-def user_of_server(port: int, *, tables: tuple[Path, ...] = _TABLES) -> int | None:
-    """Return the user who listens on a port of this host; None where the system does not say, or several do."""
-    users: set[int] = set()
+def listening(port: int, tables: tuple[Path, ...] = _TABLES) -> list[tuple[int, str]]:
+    """Return the user and the inode of each socket of this host that listens on a port, as far as the system says."""
+    found = []
     for table in tables:
         try:
             lines = table.read_text().splitlines()[1:]
         except OSError:
             continue
         for fields in map(str.split, lines):
-            if len(fields) > 7 and fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                users.add(int(fields[7]))
+            if len(fields) > 9 and fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                found.append((int(fields[7]), fields[9]))
+    return found
+
+
+def user_of_server(port: int, *, tables: tuple[Path, ...] = _TABLES) -> int | None:
+    """Return the user who listens on a port of this host; None where the system does not say, or several do."""
+    users = {user for user, _ in listening(port, tables)}
     return users.pop() if len(users) == 1 else None
 
 

@@ -9,63 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.closing import close
 from stepprof.remote.core.constants import LOST, RANKS
-from stepprof.remote.core.coverage import shortfall
+from stepprof.remote.core.coverage import lacking
 from stepprof.remote.core.device_leases import Turn
+from stepprof.remote.core.engine_state import EngineState
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.inherited_captures import naming
 from stepprof.remote.core.late_reports import Awaiting
 from stepprof.remote.core.stop_cost import LATE_SECONDS, overrun_seconds, write_seconds
 from stepprof.run.manifest_writer import as_entries, describe_error
 from stepprof.run.reasons import ReasonCode
-from stepprof.state_machine import EngineTargetMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
     from pathlib import Path
 
-    from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Health, Stopped
+    from stepprof.remote.base import EngineDriver, EngineWindow
     from stepprof.remote.core.engine_capture import Recording
-    from stepprof.run.model import Outcome, Window
-    from stepprof.run.schema import EngineEntry
+    from stepprof.remote.core.engine_state import Observer
+    from stepprof.run.model import Outcome
 
-__all__ = ["EngineTarget", "HealthChange"]
-
-
-@dataclass(frozen=True, slots=True)
-class HealthChange:
-    """What the manifest and the log say of an engine."""
-
-    label: str
-    name: str
-    before: Health
-    after: Health
-    reason: str | None
+__all__ = ["EngineTarget"]
 
 
-class Observer(Protocol):
-    """Receives changes of an engine's state and health: the registry."""
-
-    def changed(self) -> None:
-        """The state or the health has changed."""
-
-    def tell_transition(self, line: dict[str, object]) -> None:
-        """A transition, as it belongs in the log."""
-
-    def tell_health(self, change: HealthChange) -> None:
-        """A change of the health."""
-
-    def unused(self, target: EngineTarget, window: EngineWindow) -> None:
-        """A folder that was made for nothing, unless the target uses it again by now."""
-
-
-class EngineTarget:
+class EngineTarget(EngineState):
     """One attached engine.
 
     Args:
@@ -85,25 +57,12 @@ class EngineTarget:
         trace_dir: Path | None = None,
     ) -> None:
         driver.position = replica
-        self.driver = driver
-        self.role = role
-        self.replica = replica
+        super().__init__(driver, role, replica, fleet)
         self.trace_dir = trace_dir
         self.workers: frozenset[int] | None = None
         """Which of its own ranks are asked for; None: all."""
-        self.label = f"{role}/{replica}"
-        self.machine = EngineTargetMachine(self.label, fleet.tell_transition)
-        self.health: Health = "ok"
-        self.clock: Clock | None = None
-        self.recording: Recording | None = None
-        self.armed: EngineWindow | None = None
-        self._arming: EngineWindow | None = None
-        self._fleet = fleet
         self._acting = asyncio.Lock()
         self._turn = Turn()
-        self._recovering: asyncio.Task[None] | None = None
-        """Held so that it is not collected while it waits."""
-        self._left = False
         self.awaiting = Awaiting(self.label, fleet.changed)
 
     @property
@@ -125,74 +84,28 @@ class EngineTarget:
         """Arm for a window that is about to come. Raises EngineFailure, or whatever the driver does."""
         try:
             async with self._acting:
-                if self.recording is None and not self._left:
+                if self.recording is None and not self.detached:
                     await self._arm(window)
-                if self._left:
+                if self.detached:
                     self.disarm("detached")
                     raise EngineFailure("it was detached while it was being armed", "ok")
         finally:
             self._arming = None
-
-    def reserve(self, window: EngineWindow) -> None:
-        """It is about to be armed for this window: a start that comes in between uses the same folder."""
-        self._arming = window
-
-    def prepared_for(self, window: Window) -> EngineWindow | None:
-        """What it is armed for, or being armed for, if that is this very window."""
-        for place in (self.armed, self._arming):
-            if place is not None:
-                other = place.window
-                if other.step == window.step and other.occurrence == window.occurrence:
-                    return place
-        return None
-
-    def uses(self, window: EngineWindow) -> bool:
-        """Whether the folder of this window is one that it is armed for, is being armed for, or records into."""
-        used = (self.armed, self._arming, None if self.recording is None else self.recording.window)
-        return any(place is not None and place.is_at(window) for place in used)
 
     async def _arm(self, window: EngineWindow) -> None:
         if self.armed is not None and self.armed.is_at(window):
             return
         try:
             await self.driver.arm(window)
-            await self._compare_clocks()
+            await self.compare_clocks()
             if not self.is_rank:
                 self._turn.announce(window)
         except BaseException as error:
             self.disarm(describe_error(error))
-            self._note(error)
+            self.note_health(error)
             raise
-        if self.machine.state == "idle":
-            self._commit("arm", window)
-        if self.armed is not None:  # for a step that has not come
-            self._fleet.unused(self, self.armed)
-        self.armed = window
-        self._note(None)
-
-    def disarm(self, reason: str) -> None:
-        """Forget what was prepared."""
-        armed, self.armed = self.armed, None
-        if armed is not None:
-            self._fleet.unused(self, armed)
-        if self.machine.state == "armed":
-            self._commit("abort", armed, reason=reason)
-
-    @property
-    def boot_id(self) -> str | None:
-        """The boot of the engine's machine, where a comparison of clocks has found it."""
-        clock = self.clock
-        return clock.boot_id if clock is not None and clock.host == self.driver.host else None
-
-    async def _compare_clocks(self) -> None:
-        """Keep the better of two comparisons: clocks drift less within a step than one reading may be wrong."""
-        try:
-            clock = await self.driver.clock()
-        except BaseException as error:  # noqa: BLE001 - without it the timeline is less exact, the capture is not
-            logger.info("engine.clock_unknown", target=self.label, reason=describe_error(error))
-            return
-        if clock is not None and (self.clock is None or clock.error_ns <= self.clock.error_ns):
-            self.clock = clock
+        self.note_armed(window)
+        self.note_health(None)
 
     # -- recording
 
@@ -207,14 +120,14 @@ class EngineTarget:
                 await self._name_files(recording, window)
         finally:
             self._turn.give()
-            self._to_idle("the window is over")
+            self.rest("the window is over")
             self.release(recording)
 
     def release(self, recording: Recording) -> None:
         """Nothing more will come of it: the next window may have the engine."""
         self.recording = None
         recording.finish()
-        self._fleet.changed()
+        self._observer.changed()
 
     async def _record(self, recording: Recording, window: EngineWindow) -> None:
         if self.armed is not window:
@@ -238,7 +151,7 @@ class EngineTarget:
                     ReasonCode.NOT_READY,
                 )
             return
-        self._commit("start", window)
+        self.commit("start", window)
         recording.send_start()
         self.armed = None
         began = time.perf_counter()
@@ -255,7 +168,7 @@ class EngineTarget:
         )
         if recording.late is None:
             recording.tell("lost", f"{LOST}{self._where()}", ReasonCode.RECORDING, pending=True)
-        self._note(None)
+        self.note_health(None)
         recording.started.open()
         await recording.stop.wait()
         await self._stop(recording, window)
@@ -264,7 +177,7 @@ class EngineTarget:
         capped_by = recording.capped_by
         if capped_by is not None:
             logger.warning("capture.capped", target=self.label, reason=capped_by)
-        self._commit("stop", window, reason=capped_by)
+        self.commit("stop", window, reason=capped_by)
         recording.send_stop()
         recording.entry.end_unix_ns = recording.ended_ns or time.time_ns()
         recording.save()  # that its window has closed is known whatever becomes of the stop
@@ -273,9 +186,10 @@ class EngineTarget:
             stopped = await self.driver.stop(window)
         finally:
             recording.entry.stop_seconds = round(time.perf_counter() - began, 6)
-        await self._compare_clocks()
+        await self.compare_clocks()
         entry = recording.entry
-        partial = recording.late or stopped.partial or self._shortfall(window, entry, stopped)
+        lacks = None if self.is_rank else lacking(window, stopped, entry, self.clock)
+        partial = recording.late or stopped.partial or lacks
         overrun = overrun_seconds(entry.end_unix_ns, stopped.artifacts, self.clock)
         entry.update(
             health="ok",
@@ -295,19 +209,8 @@ class EngineTarget:
             recording.tell("joined", partial, code, capture={"step": step, "stem": stem})
         else:
             recording.keep(as_entries(stopped.artifacts), partial)
-        self._note(None)
-        self._commit("done", window)
-
-    def _shortfall(self, window: EngineWindow, entry: EngineEntry, stopped: Stopped) -> str | None:
-        """Return what the traces lack of the window, by the times that they state."""
-        options = window.options
-        if self.is_rank or options.by_stage:
-            return None
-        begun = None if options.delay_iterations else entry.start_unix_ns
-        ended = entry.end_unix_ns if stopped.capped_by is None else entry.start_unix_ns
-        if ended is None:
-            return None
-        return shortfall(stopped.artifacts, begun, ended, self.clock)
+        self.note_health(None)
+        self.commit("done", window)
 
     async def _start_failed(self, recording: Recording, error: BaseException) -> None:
         """Let the window begin at once; then stop the engine, where the start may have arrived all the same."""
@@ -338,7 +241,7 @@ class EngineTarget:
             return
         recording.timed_out = True
         if recording.sent:
-            self._set_health("unknown", "its start has not answered")
+            self.set_health("unknown", "its start has not answered")
             what = f"did not answer its start within {seconds:.3g} s"
             cure = "a late start is stopped at once, and its files are kept"
         else:
@@ -346,17 +249,10 @@ class EngineTarget:
             cure = "nothing was sent to it; raise engine_start_timeout_seconds, or find out what keeps it from answering"
         if self.driver.waiting:
             what = f"{what}: {self.driver.waiting}"
-        self.note_late(recording, seconds)
+        recording.begin_late(seconds)
         error = "; ".join(filter(None, [f"the engine {what}", cure, hint]))
         recording.tell("failed", error, ReasonCode.START_UNANSWERED, health=self.health)
         recording.stop.set()
-
-    @staticmethod
-    def note_late(recording: Recording, seconds: float) -> None:
-        """The window began without it."""
-        recording.begun_ns = recording.begun_ns or time.time_ns()
-        late = f"its start was answered after more than {seconds:.3g} s: what it has begins late"
-        recording.late = recording.late or late
 
     def give_up_stop(self, recording: Recording, seconds: float) -> None:
         """Stop waiting for the stop; its files are kept when they come."""
@@ -364,21 +260,7 @@ class EngineTarget:
             return
         recording.timed_out = True
         logger.warning("engine.stop_unanswered", target=self.label, name=self.driver.name, seconds=seconds)
-        self._tell_unanswered(recording)
-
-    def _tell_unanswered(self, recording: Recording) -> None:
-        """Note for how long a stop has not been answered; a capture that has an outcome keeps it."""
-        end = recording.entry.end_unix_ns
-        if end is None or recording.entry.status != "lost":
-            return
-        waited = (time.time_ns() - end) / 1e9
-        what = "its window has closed, and its stop has not been answered"
-        recording.tell(
-            "lost",
-            f"{what} within {waited:.3g} s; what it still brings is kept",
-            ReasonCode.STOP_UNANSWERED,
-            pending=True,
-        )
+        recording.tell_unanswered()
 
     async def leave(self, reason: str, *, answer_seconds: float, timeout: float) -> None:
         """Take no more part: stop a running capture, forget an armed one, close the driver. Never raises.
@@ -388,12 +270,12 @@ class EngineTarget:
             answer_seconds: how long to wait, in all, for answers of the engine.
             timeout: how long to wait for exports and reports that are under way.
         """
-        self._left = True
+        self.detached = True
         began = time.monotonic()
         recording = self.recording
         arming, self._arming = self._arming, None
         if arming is not None:
-            self._fleet.unused(self, arming)
+            self._observer.unused(self, arming)
         if recording is None:
             self.disarm("detached")
         else:
@@ -404,7 +286,7 @@ class EngineTarget:
             if (recording.sent or not recording.timed_out) and not await passed(
                 [recording.finished], answer_seconds
             ):
-                self._tell_unanswered(recording)
+                recording.tell_unanswered()
         await self.awaiting.end(max(began + timeout - time.monotonic(), 0.0))
         spent = time.monotonic() - began
         await close(self.driver, self.label, answer_seconds=answer_seconds - spent, timeout=timeout - spent)
@@ -424,7 +306,7 @@ class EngineTarget:
             recording.save()
 
     def _fail(self, recording: Recording, error: BaseException) -> None:
-        self._note(error)
+        self.note_health(error)
         entry = recording.entry
         gone = self.health == "dead" or (isinstance(error, EngineFailure) and error.lost)
         lost = self.machine.state == "flushing" and gone
@@ -432,52 +314,3 @@ class EngineTarget:
             entry.end_unix_ns = time.time_ns()
         status: Outcome = "lost" if lost else "failed"
         recording.fail(status, describe_error(error), ReasonCode.ENGINE_FAILED, self.health)
-
-    def _note(self, error: BaseException | None) -> None:
-        if error is None:
-            self._set_health("ok", None)
-        else:
-            health = error.health if isinstance(error, EngineFailure) else "unknown"
-            self._set_health(health, describe_error(error))
-
-    def _set_health(self, health: Health, reason: str | None) -> None:
-        """Log each change once: an engine that stays dead for a thousand steps is logged once."""
-        before, self.health = self.health, health
-        if before != health:
-            if health == "unreachable" and not self._left:
-                self._watch_recovery()
-            self._fleet.tell_health(HealthChange(self.label, self.driver.name, before, health, reason))
-            self._fleet.changed()
-
-    def _watch_recovery(self) -> None:
-        recovered = self.driver.recovered()
-        if recovered is not None:
-            self._recovering = asyncio.ensure_future(self._recover(recovered))
-
-    async def _recover(self, recovered: Awaitable[None]) -> None:
-        """Wait until an engine that was unreachable answers again, or is dead."""
-        try:
-            await recovered
-        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
-            if isinstance(error, EngineFailure) and error.health == "dead" and self.health == "unreachable":
-                self._note(error)
-            return
-        if self.health == "unreachable":
-            self._set_health("unknown", "it answers again, and is prepared before the next recorded step")
-
-    def _to_idle(self, reason: str) -> None:
-        self.disarm(reason)
-        if self.machine.state != "idle":
-            self._commit("done" if self.machine.state == "flushing" else "abort", None, reason=reason)
-
-    def _commit(self, trigger: str, window: EngineWindow | None, *, reason: str | None = None) -> None:
-        step = None if window is None else window.window.step
-        self.machine.commit(
-            trigger,
-            step=step,
-            role=self.role,
-            replica=self.replica,
-            backend=self.driver.kind,
-            reason=reason,
-        )
-        self._fleet.changed()

@@ -22,7 +22,8 @@ from stepprof.run.model import Window
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.remote.base import EngineWindow
-    from stepprof.remote.core.engine_target import EngineTarget, HealthChange
+    from stepprof.remote.core.engine_state import HealthChange
+    from stepprof.remote.core.engine_target import EngineTarget
     from stepprof.remote.core.manifest_entries import Entries
     from stepprof.remote.engine import Engine
 

@@ -168,9 +168,9 @@ class Bracket:
     def _begin_without(self, now: float) -> None:
         """The caller waits no longer, since ``now`` of the monotonic clock: what is answered later begins after the body."""
         self._body_began = True
-        for target, recording in self._members.recordings:
+        for _, recording in self._members.recordings:
             if recording.answered_at is not None and recording.answered_at > now:
-                target.note_late(recording, self._policy.engine_start_timeout_seconds)
+                recording.begin_late(self._policy.engine_start_timeout_seconds)
         self._give_up_starts()
 
     def _give_up_starts(self) -> None:

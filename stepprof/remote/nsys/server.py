@@ -18,7 +18,7 @@ from stepprof.host.atomic_files import write_atomically
 from stepprof.host.plain_files import read_plain
 from stepprof.host.process_identity import process_start
 from stepprof.log import logger
-from stepprof.remote.core.engine_files import ROOT
+from stepprof.remote.core.engine_files import ROOT, listening
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys.engine import Started, this_process
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptCount", "NsysServer", "environment_of", "listener"]
 
-LISTENS = "0A"
 SESSION = "NSYS_PROFILING_SESSION_ID"
 """Of which session a process is: one that this process has started is of its own."""
 _DIGITS = 18
@@ -109,27 +108,14 @@ class NsysServer:
 
 
 def listener(port: int) -> int | None:
-    """The process of this host that listens on a port; None: none that may be looked at."""
-    wanted = {
-        fields[9]
-        for table in ("tcp", "tcp6")
-        for fields in _rows(Path("/proc/net", table))
-        if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port
-    }
+    """Return the process of this host that listens on a port; None: none that may be looked at."""
+    wanted = {inode for _, inode in listening(port)}
     found = [
         int(process.name)
         for process in Path("/proc").glob("[0-9]*")
         if wanted and any(socket in wanted for socket in _sockets(process))
     ]
     return min(found, default=None)  # its children may have inherited the socket
-
-
-def _rows(table: Path) -> list[list[str]]:
-    try:
-        rows = [line.split() for line in table.read_text().splitlines()[1:]]
-    except OSError:
-        return []
-    return [fields for fields in rows if len(fields) > 9]
 
 
 def _sockets(process: Path) -> list[str]:
