@@ -16,7 +16,16 @@ from typing import Any, TypeVar
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 
-__all__ = ["RemoteLoop", "awaited", "in_thread", "on_loop", "remote_loop", "running_loop", "waited"]
+__all__ = [
+    "RemoteLoop",
+    "awaited",
+    "drop_result",
+    "in_thread",
+    "on_loop",
+    "remote_loop",
+    "running_loop",
+    "waited",
+]
 
 T = TypeVar("T")
 
@@ -95,6 +104,12 @@ async def awaited(future: concurrent.futures.Future[T] | None, timeout: float) -
         return True
     done, _ = await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout)
     return bool(done)
+
+
+def drop_result(task: asyncio.Future[Any]) -> None:
+    """Read the result of a task that no caller waits for any longer, so that asyncio does not log its exception."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Awaitable[T]]) -> T:

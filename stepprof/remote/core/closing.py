@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.log import logger
 from stepprof.remote.core.constants import RANKS
+from stepprof.remote.loop import drop_result
 from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ async def close(driver: EngineDriver, label: str, *, answer_seconds: float, time
     done, _ = await asyncio.wait([closing], timeout=bound)
     if not done:
         reason = f"no answer within {bound:.3g} s"
-        closing.add_done_callback(_forget)
+        closing.add_done_callback(drop_result)
     elif (error := _error_of(closing)) is not None:
         reason = describe_error(error)
     else:
@@ -49,8 +50,3 @@ async def _call(act: Callable[[float, float], Awaitable[object]], timeout: float
 
 def _error_of(task: asyncio.Future[object]) -> BaseException | None:
     return asyncio.CancelledError() if task.cancelled() else task.exception()
-
-
-def _forget(task: asyncio.Future[object]) -> None:
-    """Take an answer that is no longer waited for."""
-    _error_of(task)

@@ -17,7 +17,7 @@ from stepprof.remote.core.engine_capture import Recording
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.manifest_entries import Entries
 from stepprof.remote.core.role_window import Inner, is_inner
-from stepprof.remote.loop import in_thread
+from stepprof.remote.loop import drop_result, in_thread
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
 
@@ -114,7 +114,7 @@ class Members:
             _, pending = await asyncio.wait(asked, timeout=bound)
             for asking, engine in asked.items():
                 if asking in pending:
-                    asking.add_done_callback(_forget)
+                    asking.add_done_callback(drop_result)
                     problem = f"{engine.name}: who the engines are was not answered within {bound:.3g} s"
                 elif asking.cancelled():
                     problem = f"{engine.name}: the call that says who the engines are was cancelled"
@@ -225,9 +225,3 @@ class Members:
         self.joins.append((target, recording, entry))
         if capture is not None and is_inner(self._window, capture.window):
             self.inner.append(Inner(target.driver, replace(capture, window=self._window)))
-
-
-def _forget(asking: asyncio.Future[None]) -> None:
-    """Take an answer that is no longer waited for."""
-    if not asking.cancelled():
-        asking.exception()

@@ -24,7 +24,7 @@ from stepprof.log import logger
 from stepprof.recording.session import current_session
 from stepprof.remote.base import Clock, EngineDriver, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.lease import new_lease
-from stepprof.remote.loop import in_thread
+from stepprof.remote.loop import drop_result, in_thread
 from stepprof.remote.ray import calls
 from stepprof.remote.ray.calls import Agents
 from stepprof.remote.ray.clock import Clocks, ping_pong
@@ -245,7 +245,7 @@ class ActorDriver(EngineDriver):
         if (
             facts is None
         ):  # it has not answered so far: the call lies behind the one before, and nothing is to be brought
-            closing.add_done_callback(_forget)
+            closing.add_done_callback(drop_result)
             await asyncio.sleep(0)
             return
         await asyncio.wait({closing}, timeout=timeout + 1)
@@ -297,7 +297,7 @@ class ActorDriver(EngineDriver):
         """Await an answer; nothing is cancelled where it takes longer. Raises EngineFailure then."""
         task = asyncio.ensure_future(asking)
         if seconds is not None and not (await asyncio.wait({task}, timeout=seconds))[0]:
-            task.add_done_callback(_forget)
+            task.add_done_callback(drop_result)
             raise EngineFailure(f"no answer within {seconds:.3g} s: {self.waiting}", "unknown")
         return await task
 
@@ -385,12 +385,6 @@ class ActorDriver(EngineDriver):
                 actor_host=facts.host,
                 reason=describe_error(error),
             )
-
-
-def _forget(task: asyncio.Future[Any]) -> None:
-    """Take an answer that is no longer waited for."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _requests(session: Session, window: Window) -> tuple[Mapping[str, object], ...]:

@@ -17,7 +17,7 @@ from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_backends import by_nsys
 from stepprof.remote.engine_process import OwnProcess
-from stepprof.remote.loop import in_thread, on_loop, running_loop
+from stepprof.remote.loop import drop_result, in_thread, on_loop, running_loop
 from stepprof.remote.vllm.arguments import Settings
 from stepprof.remote.vllm.files import Workers
 from stepprof.remote.vllm.folder import TraceFolder
@@ -232,7 +232,7 @@ class ObjectLink(Link):
         while not answer.done():
             await asyncio.wait({answer}, timeout=LOOK_SECONDS)
             if not answer.done() and loop is not None and not loop.is_running():
-                answer.add_done_callback(_forget)
+                answer.add_done_callback(drop_result)
                 raise EngineFailure(
                     f"the event loop that {self.called} lives on has ended before it answered",
                     "unreachable",
@@ -240,7 +240,7 @@ class ObjectLink(Link):
             if not answer.done() and self.dead:
                 await asyncio.wait({answer}, timeout=LOOK_SECONDS)
                 if not answer.done():
-                    answer.add_done_callback(_forget)
+                    answer.add_done_callback(drop_result)
                     raise self._died()
         return answer.result()
 
@@ -259,9 +259,3 @@ class ObjectLink(Link):
         return EngineFailure(
             f"{method} of {self.called} failed: {what}: {text}", health, owes_stop=health == "unknown"
         )
-
-
-def _forget(answer: asyncio.Future[Any]) -> None:
-    """Read a result that no caller waits for, so that asyncio does not complain."""
-    if not answer.cancelled():
-        answer.exception()
