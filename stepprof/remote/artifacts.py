@@ -121,7 +121,7 @@ class _Rewriting:
         yield held[:cut] + tail + (b"}" if is_list else b"")
 
     def _head(self, source: Iterator[bytes]) -> tuple[bytes, Iterator[bytes], bool]:
-        """What stands before the events, the rest from their key on, and whether the whole is nothing but a list of them."""
+        """Return the text before the events, the rest from their key on, and whether the file is nothing but a list of events."""
         head = b""
         for block in source:
             head += block

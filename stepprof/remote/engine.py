@@ -105,17 +105,17 @@ class Engine:
             policy.ranks.check(there, f"roles.{self.role}.ranks")
 
     def follows(self, role: str | None) -> bool:
-        """Whether windows of this role are its business."""
+        """Return whether it takes part in windows of this role."""
         if role is None:
             return any(target.is_rank for target in self.targets)
         return self.plays(role)
 
     def plays(self, role: str) -> bool:
-        """Whether it works in this role."""
+        """Return whether it works in this role."""
         return role == self.role or role in self.also
 
     def owned(self, target: EngineTarget, first: int) -> list[int]:
-        """The global ranks that a target spans: those that were said, else as many as it has workers, from the `first` that is free."""
+        """Return the global ranks of a target: those that `attach` was given, else as many as it has workers, from `first` on."""
         if self._ranks is None:
             return list(range(first, first + target.width))
         said = [rank for low, high in self._ranks.intervals for rank in range(low, high + 1)]
@@ -124,7 +124,7 @@ class Engine:
         return said[place * share : (place + 1) * share]
 
     async def ask_again(self) -> None:
-        """Who the engines are now. Raises what the callable raises, ConfigError for a target of no known kind."""
+        """Ask who the engines are now. Raises what the callable raises, ConfigError for a target of no known kind."""
         if callable(self._target) and not is_known(self._target):
             found = await in_thread(self._target)
             if inspect.isawaitable(found):
@@ -167,7 +167,7 @@ class Engine:
             self._fleet.regrouped()
 
     def _others(self) -> list[EngineTarget]:
-        """Targets that other attachments of this role have."""
+        """Return the targets of the other attachments of this role."""
         engines = () if self._fleet is None else self._fleet.engines
         return [
             target

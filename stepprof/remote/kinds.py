@@ -72,7 +72,7 @@ def connect_all(target: object, options: Mapping[str, object]) -> list[EngineDri
 
 
 def recognise(target: object, **options: object) -> EngineDriver:
-    """A driver for a target, by the kinds of the package and those of other packages.
+    """Return a driver for a target, by the kinds of this package and of other packages.
 
     Raises:
         ConfigError: no kind of engine recognises the target, or its plug-in breaks the contract.
@@ -88,7 +88,7 @@ def recognise(target: object, **options: object) -> EngineDriver:
 
 
 def _checked(driver: object, kind: EngineKind) -> EngineDriver:
-    """A driver of another package may break the contract. Raises ConfigError."""
+    """Return a driver that keeps the contract. Raises ConfigError: one of another package may break it."""
     made = f"{type(kind).__module__}.{type(kind).__qualname__}.connect() returned {type(driver).__qualname__}"
     if not isinstance(driver, EngineDriver):
         raise ConfigError(f"{made}: must derive from stepprof.remote.base.EngineDriver")
@@ -109,18 +109,18 @@ def check_options(given: Mapping[str, object], known: Iterable[str], what: str) 
 
 
 def is_known(target: object) -> bool:
-    """Whether a callable is a target itself: an actor's handle or an engine may be callable too."""
+    """Return whether a callable is a target itself: an actor's handle or an engine may be callable too."""
     return any(kind.recognises(target) for kind in _kinds())
 
 
 def _kinds() -> tuple[EngineKind, ...]:
-    """Those of other packages first: who brings one for an engine of ours knows it better."""
+    """Return the kinds of engine, those of other packages first: they may refine one of this package."""
     return _installed(tuple(sys.path))
 
 
 @functools.lru_cache(maxsize=1)
 def _installed(path: tuple[str, ...]) -> tuple[EngineKind, ...]:
-    """What can be imported from this path. Looked for once: it takes some milliseconds, and who the engines are is asked at every arm."""
+    """Return the kinds that can be imported from this path, cached: the search takes some milliseconds, and happens at every arm."""
     from importlib.metadata import entry_points
 
     theirs = [_made(point.load()) for point in entry_points(group=GROUP)]
@@ -129,6 +129,6 @@ def _installed(path: tuple[str, ...]) -> tuple[EngineKind, ...]:
 
 
 def _made(kind: Any) -> EngineKind:
-    """Entry points may name the class or an object of it."""
+    """Return the kind that an entry point names, as a class or an object."""
     made: EngineKind = kind() if isinstance(kind, type) else kind
     return made

@@ -68,7 +68,7 @@ _making = threading.Lock()
 
 
 def remote_loop() -> RemoteLoop:
-    """The loop of this process, made at its first use; a forked child makes its own."""
+    """Return the loop of this process, made at its first use; a forked child makes its own."""
     global _current
     with _making:
         if _current is None or _current.pid != os.getpid():
@@ -99,7 +99,7 @@ def waited(future: concurrent.futures.Future[T] | None, timeout: float) -> bool:
 
 
 async def awaited(future: concurrent.futures.Future[T] | None, timeout: float) -> bool:
-    """`waited` for a coroutine. That the caller is cancelled never reaches the work."""
+    """Wait as `waited`, in a coroutine. If the caller is cancelled, the work continues."""
     if future is None:
         return True
     done, _ = await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout)

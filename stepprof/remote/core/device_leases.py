@@ -90,7 +90,7 @@ class _Shared:
         return None
 
     def give(self) -> None:
-        """The last one gives it back."""
+        """Release the lease if this was its last user."""
         self._users -= 1
         if self._users <= 0:
             self.lease.release()
@@ -100,7 +100,7 @@ _known: dict[tuple[Path, int], _Shared] = {}
 
 
 def _of(window: EngineWindow) -> Iterator[_Shared]:
-    """In the order of their numbers, so that two who wait for the same ones do not wait for each other. Raises BackendError."""
+    """Yield the leases in the order of their numbers, so that two engines that wait for the same ones do not wait for each other. Raises BackendError."""
     if "npu" not in records(window.options):
         return
     for number in sorted(set(window.options.devices)):

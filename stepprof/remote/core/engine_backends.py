@@ -17,12 +17,12 @@ KINDS = {"vllm": ("torch", "npu", "nsys"), "sglang": ("torch", "npu", "nsys", "m
 
 
 def records(options: EngineOptions) -> tuple[str, ...]:
-    """The backends that are meant for the engine."""
+    """Return the backends that an engine records with."""
     return tuple(options.backend or ("torch",))
 
 
 def by_nsys(options: EngineOptions) -> bool:
-    """Whether the engine only marks its part in a report of nsys's, and writes nothing itself."""
+    """Return whether the engine only marks its part in a report of nsys, and writes nothing itself."""
     return "nsys" in records(options)
 
 
@@ -46,7 +46,7 @@ def check_backends_of(kind: str, options: EngineOptions, role: str) -> None:
 
 
 def refuse_backends(kind: str, options: EngineOptions, name: str) -> None:
-    """The same of one whose kind was not known before. Raises EngineFailure: nothing is sent to it."""
+    """Refuse the same for an engine whose kind was not known when it was attached. Raises EngineFailure: nothing is sent to it."""
     try:
         check_backends_of(kind, options, "…")
     except ConfigError as error:

@@ -157,12 +157,12 @@ class Recording:
             raise StateError(f"capture of step {self.step}: cannot {trigger} while {self.state}") from error
 
     def join(self, step: int, entry: EngineEntry, save: Callable[[], object]) -> None:
-        """Another window came in while it runs; one of the same step keeps it open. `save` has its entry written."""
+        """Add a window that begins while the capture runs; one of the same step keeps it open. `save` has its entry written."""
         self._joined.append((entry, save))
         self._open += step == self.step
 
     def leave(self) -> None:
-        """A window of its step went out; the last one takes the capture with it."""
+        """Note that a window of its step has ended; the last one ends the capture."""
         self._open -= 1
         if self._open <= 0:
             self.ended_ns = time.time_ns()
@@ -195,13 +195,13 @@ class Recording:
         )
 
     def fail(self, status: Outcome, error: str, code: ReasonCode, health: str) -> None:
-        """It came to nothing; every window that relied on it says so."""
+        """Note that the capture failed, with the health of the engine, in the entry of every window that relied on it."""
         for entry in (self.entry, *(entry for entry, _ in self._joined)):
             entry.health = health
         self.disown(status, error, code)
 
     def disown(self, status: Outcome, error: str, code: ReasonCode) -> None:
-        """The same of an engine that is well."""
+        """Note that the capture failed while the engine is well."""
         for entry, save in self._joined:
             entry.update(
                 status=status,

@@ -124,7 +124,7 @@ class EngineTarget(EngineState):
             self.release(recording)
 
     def release(self, recording: Recording) -> None:
-        """Nothing more will come of it: the next window may have the engine."""
+        """Finish a capture: the next window may have the engine."""
         self.recording = None
         recording.finish()
         self._observer.changed()
@@ -236,7 +236,7 @@ class EngineTarget(EngineState):
             )
 
     def give_up_start(self, recording: Recording, seconds: float, hint: str | None = None) -> None:
-        """No window waits for the start any longer; should it still come, it is stopped at once and kept as partial. `hint`: what else to do."""
+        """Stop waiting for a start. A late start is stopped at once and kept as partial. `hint`: what else the user can do."""
         if recording.started.is_open or recording.late is not None:
             return
         recording.timed_out = True

@@ -34,7 +34,7 @@ class Gate:
         self._then.append(act)
 
     def forget(self, act: Callable[[], object]) -> None:
-        """What `then` was given need not be called any more."""
+        """Remove what `then` was given."""
         if act in self._then:
             self._then.remove(act)
 

@@ -79,7 +79,7 @@ class Awaiting:
         self._changed()
 
     async def end(self, timeout: float) -> None:
-        """The run ends, or the engine is detached: what has not come until then is lost."""
+        """Wait for pending reports when the run ends or the engine is detached; what is late is lost."""
         if not self._pending:
             return
         until = time.monotonic() + timeout - min(MARGIN_SECONDS, timeout / 2)

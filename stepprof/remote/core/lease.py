@@ -119,7 +119,7 @@ class Watch:
                     return
 
     def _may_ask(self, lease: Lease, is_open: Callable[[], bool]) -> bool:
-        """Whether to look now: what costs a question to Ray is asked rarely."""
+        """Return whether to look now: asking Ray is expensive, and done rarely."""
         return lease.here is not None or (self._looks % ASK_EVERY == 0 and is_open())
 
     def _take(self, key: str) -> bool:

@@ -91,7 +91,7 @@ class Entries:
         return entry
 
     def tell_body_error(self, text: str) -> None:
-        """The body raised: beside every outcome."""
+        """Note in each entry that the window's body raised."""
         for entry in self.fragment.engines:
             entry.body_error = text
 
@@ -102,7 +102,7 @@ class Entries:
             self.fragment.save()
 
     def note_clocks(self, targets: Iterable[EngineTarget]) -> None:
-        """The clocks as they are known now."""
+        """Note the clocks as they are known now."""
         clocks = _clocks(targets)
         if clocks:
             self.fragment.clocks = clocks
@@ -120,7 +120,7 @@ class Entries:
             self.fragment.save()
 
     def now(self, target: EngineTarget, place: EngineWindow, policy: Policy) -> EngineWindow:
-        """What a driver is given for a place: with all that is known of the window by now."""
+        """Return the window that a driver is given for a place, with all that is known of it by now."""
         window = self._window
         if (
             (place.window is window or place.window == window)
@@ -154,7 +154,7 @@ class Entries:
     # blocking: called on a thread
 
     def places(self, targets: Iterable[EngineTarget]) -> list[EngineWindow]:
-        """A folder of its own for each engine. Raises OSError."""
+        """Make a folder for each engine. Raises OSError."""
         window, run = self._window, self._origin.run
         made = []
         for target in targets:

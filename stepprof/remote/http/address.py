@@ -76,7 +76,7 @@ class Address:
 
 
 def joined(scheme: str, host: str, port: int, path: str) -> str:
-    """A URL of its parts."""
+    """Return the URL of these parts."""
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}{'' if port == PORTS.get(scheme) else f':{port}'}{path}"
 

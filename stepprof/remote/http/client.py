@@ -107,7 +107,7 @@ class Client:
         return socket.gethostname() if self.same_host else self.address.host
 
     def beside(self, url: str) -> Client:
-        """A client for another server that takes the same keys."""
+        """Return a client for another server that takes the same keys."""
         client = Client(url, self._api_key, self._admin_key, ca_file=self._ca_file)
         if client.address.credentials is None and self.address.credentials is not None:
             given = client.address
@@ -144,7 +144,7 @@ class Client:
         return reply
 
     def failure(self, reply: Reply, doing: str, health: Health = "unknown") -> EngineFailure:
-        """The failure that a reply amounts to, in words: what to do about a missing key is said here, for every engine."""
+        """Return the failure that a reply means, and what to do about a missing key."""
         if reply.status in (401, 403):
             return EngineFailure(
                 f"{self.name} answered {reply.status} to {doing}: it wants {'another' if self._api_key or self._admin_key else 'a'} key; "
@@ -163,7 +163,7 @@ class Client:
         raise EngineFailure(f"{self.name} cannot be reached: {reason}", "unreachable")
 
     def _request(self, asked: _Asked, places: Sequence[Place]) -> Reply:
-        """One request and its answer, on this thread, which is free again at the deadline."""
+        """Send one request and return its answer, on this thread, which is free again at the deadline."""
         failure: EngineFailure | None = None
         with self._dial(places, asked) as sock:
             try:
@@ -192,7 +192,7 @@ class Client:
         return Reply(response.status, data, said, sent, received, same_host)
 
     def _spoken(self, wire: Wire) -> http.client.HTTPConnection:
-        """HTTP over a connection that stands."""
+        """Return an HTTP connection over an open socket."""
         address = self.address
         connection = http.client.HTTPConnection(address.host, address.port)
         connection.default_port = PORTS[address.scheme]
@@ -211,7 +211,7 @@ class Client:
         raise EngineFailure(f"{self.name} cannot be reached: {reason}", "unreachable")
 
     def _unreachable(self, error: Exception, asked: _Asked) -> str:
-        """Why no connection stands, in words."""
+        """Return why there is no connection."""
         if isinstance(error, TimeoutError):
             return f"no connection within {asked.timeout:.3g} s"
         if isinstance(error, socket.gaierror):
@@ -244,7 +244,7 @@ class Client:
         return headers
 
     def _lost(self, asked: _Asked, error: Exception) -> EngineFailure:
-        """The request left, and no whole answer came back: what was to be begun may have begun."""
+        """Return the failure of a request that left and was not wholly answered: a start may have begun."""
         what = f"{asked.method} {asked.target}"
         if isinstance(error, TimeoutError):
             problem = f"did not answer {what} within {asked.timeout:.3g} s"
@@ -262,7 +262,7 @@ class Client:
 
 
 def _turns() -> asyncio.Semaphore:
-    """Who may have a request under way, on this loop."""
+    """Return the semaphore that limits the requests under way on this loop."""
     loop = asyncio.get_running_loop()
     if loop not in _under_way:
         _under_way[loop] = asyncio.Semaphore(AT_ONCE)
@@ -271,7 +271,7 @@ def _turns() -> asyncio.Semaphore:
 
 @functools.lru_cache(maxsize=16)
 def _trusted(ca_file: str | None, changed: int | None) -> ssl.SSLContext:
-    """What certificates are checked by: reading the system's takes longer than many a request."""
+    """Return the certificates to check servers with, cached: reading the system's takes longer than most requests."""
     context = ssl.create_default_context()
     if ca_file is not None:
         context.load_verify_locations(ca_file)
@@ -279,7 +279,7 @@ def _trusted(ca_file: str | None, changed: int | None) -> ssl.SSLContext:
 
 
 def _checked_key(name: str, key: object) -> str | None:
-    """A key as it may stand in a header; what is wrong with it is said without showing it."""
+    """Return a key that fits a header. Raises ConfigError, without showing the key."""
     if key is None:
         return None
     if not isinstance(key, str) or not key.strip():

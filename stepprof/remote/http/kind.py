@@ -53,11 +53,11 @@ class HttpKind:
     """Recognises URLs."""
 
     def recognises(self, target: object) -> bool:
-        """Whether it is the address of a server, if perhaps one without its scheme."""
+        """Return whether it is the address of a server, with or without its scheme."""
         return isinstance(target, str) and (bool(_ADDRESS.match(target)) or "://" not in target)
 
     def connect(self, target: object, **options: object) -> EngineDriver:
-        """A driver for it. Raises ConfigError for an address that cannot be one, and for unknown options; asks the server nothing."""
+        """Return a driver, without contacting the server. Raises ConfigError for an address that cannot be one, and for unknown options."""
         url = str(target).strip()
         if _HOST_AND_PORT.fullmatch(url):
             url = f"http://{url}"
@@ -122,7 +122,7 @@ class HttpServer(EngineDriver):
         return None if self._driver is None else self._driver.workers
 
     async def expand(self) -> Sequence[EngineDriver]:
-        """Itself, or the workers of a router as they are now. Raises nothing: what cannot be asked says so when it is armed.
+        """Return itself, or the current workers of a router. Raises nothing: a server that does not answer fails when it is armed.
 
         A server that hangs holds the others up for a moment only; what it answers later is known the next time.
         """
@@ -133,7 +133,7 @@ class HttpServer(EngineDriver):
         return list(self._workers.values()) or [self]
 
     async def _look(self) -> None:
-        """Who it is; of a router, who its workers are, and of which kind. They stay as they were where that cannot be told."""
+        """Identify the server, and the workers of a router with their kinds. What cannot be asked stays as it was."""
         try:
             kind = await self._identified()
             choice = await self._chosen() if kind == ROUTER else Choice()
@@ -147,12 +147,12 @@ class HttpServer(EngineDriver):
         await asyncio.gather(*(worker._look_itself() for worker in new))
 
     async def _chosen(self) -> Choice:
-        """The workers that a router lists and that may be followed. Raises EngineFailure."""
+        """Return the workers that a router lists and that may be followed. Raises EngineFailure."""
         listed = await expand(self._client)
         return Choice.among(listed, self._hosts or await Neighbourhood.of(self._client, PROBE_SECONDS))
 
     async def _look_itself(self) -> None:
-        """Of which kind a worker is. One that is a router is not followed further."""
+        """Identify a worker. A worker that is a router is not followed further."""
         try:
             await self._identified()
         except EngineFailure as error:
@@ -232,7 +232,7 @@ class HttpServer(EngineDriver):
 
 
 async def identify(client: Client) -> str:
-    """What answers at a URL: ``vllm``, ``sglang`` or ``sglang-router``.
+    """Return what answers at a URL: ``vllm``, ``sglang`` or ``sglang-router``.
 
     Raises:
         EngineFailure: it cannot be reached, wants a key, or is none of them as far as it says.
@@ -263,7 +263,7 @@ async def identify(client: Client) -> str:
 
 
 async def expand(client: Client) -> list[object]:
-    """What a router lists as the URLs of its workers, each engine once; those that it speaks to by gRPC cannot be asked to record and are left out.
+    """Return the URLs of the workers that a router lists, each engine once; workers behind gRPC cannot record and are left out.
 
     Raises:
         EngineFailure: it cannot be reached, or does not tell.

@@ -31,7 +31,7 @@ class Bounds:
         return self.low is not None and self.high is not None
 
     def admit(self, offset_ns: int) -> bool:
-        """Whether the offset may be this."""
+        """Return whether the offset may be this."""
         return (self.low is None or self.low <= offset_ns) and (self.high is None or offset_ns <= self.high)
 
     def note_date(self, reply: Reply) -> None:
@@ -59,7 +59,7 @@ class Bounds:
             self.low, self.high = low, high
 
     def seconds_to_change(self, unix_ns: int) -> float:
-        """In how many seconds the server's second changes, if its offset lies in the middle of the bounds."""
+        """Return in how many seconds the server's second changes, if its offset lies in the middle of the bounds."""
         return (-(unix_ns + self.offset_ns) % SECOND) / SECOND
 
     @property
@@ -74,7 +74,7 @@ class Bounds:
 
 
 def date_of(reply: Reply) -> int | None:
-    """The whole second that an answer's ``Date`` says."""
+    """Return the whole second that an answer's ``Date`` says."""
     text = reply.headers.get("date")
     if text is None:
         return None

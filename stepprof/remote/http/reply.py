@@ -54,14 +54,14 @@ class Reply:
         return quoted(parts.path if not host else joined(parts.scheme, host, port, parts.path), _SHOWN)
 
     def json(self) -> Any:
-        """The body as JSON; None where it is none."""
+        """Return the body as JSON; None: it is none."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
             return None
 
     def table(self, *keys: str) -> dict[str, Any]:
-        """The mapping at these keys of a successful answer; an empty one where there is none."""
+        """Return the mapping at these keys of a successful answer; an empty one if there is none."""
         content = self.json() if self.ok else None
         for key in keys:
             content = content.get(key) if isinstance(content, dict) else None

@@ -69,7 +69,7 @@ class Hosts:
         return cls(tuple(patterns), tuple(networks))
 
     def admits(self, host: str) -> bool:
-        """Whether a worker may be on this host."""
+        """Return whether a worker may be on this host."""
         address = _literal(host)
         if address is not None and any(address in network for network in self.networks):
             return True
@@ -101,7 +101,7 @@ class Neighbourhood:
         return cls(client.address.host, [each for each in found if each is not None])
 
     def admits(self, host: str) -> bool:
-        """Whether a worker on this host is on the router's, or in its private network."""
+        """Return whether this host is the router's, or in its private network."""
         if host == self._host:
             return True
         address = _literal(host)
@@ -124,7 +124,7 @@ class Choice:
 
     @classmethod
     def among(cls, listed: Iterable[object], hosts: Hosts | Neighbourhood) -> Choice:
-        """Choose from a router's list. An entry that cannot be followed costs itself alone; those of gRPC are passed over."""
+        """Choose from a router's list. An entry that cannot be followed is refused alone; workers behind gRPC are left out."""
         urls: dict[str, None] = {}
         refused: dict[str, str] = {}
         for each in islice(listed, _LOOKED_AT):
@@ -162,7 +162,7 @@ def _network(given: object) -> Network | None:
 
 @functools.lru_cache(maxsize=MOST_WORKERS)
 def _literal(host: str) -> Ip | None:
-    """The address that a host is written as, in any of the forms that the resolver takes (`0x7f.1`); None: it is a name."""
+    """Return the address that a host is written as, in any form that the resolver takes (`0x7f.1`); None: it is a name."""
     if host == "localhost":
         return ipaddress.IPv4Address("127.0.0.1")
     try:
@@ -182,7 +182,7 @@ def _is_here(address: Ip) -> bool:
 
 
 def _source(address: Ip) -> Ip | None:
-    """The address of this host from which the kernel would reach that one; nothing is sent."""
+    """Return the address of this host from which the kernel would reach that one; nothing is sent."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -193,14 +193,14 @@ def _source(address: Ip) -> Ip | None:
 
 
 def _are_near(one: Ip, other: Ip) -> bool:
-    """Whether two addresses are in one private network."""
+    """Return whether two addresses are in one private network."""
     if one.version != other.version or one.is_global or _is_loopback(one):
         return False
     return one in ipaddress.ip_network(f"{other}/{_PREFIX[other.version]}", strict=False)
 
 
 def _are_siblings(one: str, other: str) -> bool:
-    """Whether two names are neighbours for certain: both without a domain, or in one that cannot be registered."""
+    """Return whether two names are neighbours for certain: both without a domain, or in one that cannot be registered."""
     domains = {name.lower().rstrip(".").partition(".")[2] for name in (one, other)}
     if len(domains) > 1 or _literal(other) is not None:
         return False

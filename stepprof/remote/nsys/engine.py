@@ -54,7 +54,7 @@ class Started:
 
 
 def this_process(window: EngineWindow) -> Started:
-    """How this process was started: an engine object's workers are its children."""
+    """Return how this process was started: an engine object's workers are its children."""
     launch = launch_of(window.nsys, os.environ)
     return Started(launch, os.environ, ranges, os.getpid(), under_nsys(os.environ))
 
@@ -102,7 +102,7 @@ class NsysPart:
         return self._pending()
 
     def withdraw(self) -> None:
-        """The engine was never told to begin after all."""
+        """Note that the engine was never started."""
         if self.sent:
             self._started.count.withdraw(self._number)
 
@@ -136,7 +136,7 @@ class _Awaited:
         self._hurried = asyncio.Event()
 
     async def wait(self) -> Stopped:
-        """The report, moved. Raises ExportError."""
+        """Return the report, moved. Raises ExportError."""
         while (artifact := await in_thread(self._report.look)) is None:
             hurried = asyncio.ensure_future(self._hurried.wait())
             await asyncio.wait({hurried}, timeout=self._report.pause_seconds)

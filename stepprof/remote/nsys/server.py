@@ -51,7 +51,7 @@ class KeptCount(RangeCount):
         self._keep()
 
     def withdraw(self, number: int) -> None:
-        """A range that was never begun after all."""
+        """Take back a range that was never begun."""
         super().withdraw(number)
         self._keep()
 
@@ -73,7 +73,7 @@ class NsysServer:
         self._since: int | None = None
 
     async def started(self, window: EngineWindow) -> Started:
-        """How it was started, as far as that can be known."""
+        """Return how it was started, as far as that can be known."""
         return await in_thread(self._look, window)
 
     def _look(self, window: EngineWindow) -> Started:

@@ -23,7 +23,7 @@ TREE_ABOVE = 64
 
 
 def library() -> Any:
-    """Ray, connected as the program has connected it. Raises EngineFailure where it is not (any more)."""
+    """Return Ray, if the program has connected it. Raises EngineFailure."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         raise EngineFailure(
@@ -96,7 +96,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _why_dead(error: BaseException) -> str:
-    """The line of Ray's report that says why, not the ones that say who."""
+    """Return the line of Ray's report that gives the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [
         line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))
@@ -143,13 +143,13 @@ class NodeAgent:
             yield batch
 
     async def read(self, path: str, offset: int, size: int) -> bytes:
-        """A piece of a file."""
+        """Return a piece of a file."""
         from stepprof.remote.ray.node_files import read_piece
 
         return await asyncio.to_thread(read_piece, path, offset, size)
 
     async def sizes(self, paths: Sequence[str]) -> list[int | None]:
-        """How large files are; None for one that is not there."""
+        """Return the sizes of files; None for one that is not there."""
         from stepprof.remote.ray.node_files import size_of
 
         return await asyncio.to_thread(lambda: [size_of(path) for path in paths])
@@ -173,7 +173,7 @@ class Agents:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, node: str) -> Any:
-        """The agent on a node. Ray says that it cannot be made there when it is called."""
+        """Return the agent on a node. If it cannot be made there, its first call fails."""
         ray = library()
         if node not in self._agents:
             strategy = sys.modules["ray.util.scheduling_strategies"].NodeAffinitySchedulingStrategy(
@@ -208,7 +208,7 @@ class Agents:
     async def call(
         self, node: str, key: str, handle: Any, name: str, arguments: tuple[Any, ...], *, owes_stop: bool
     ) -> Any:
-        """`call` by way of the node's agent: what is asked for in one turn of the loop goes there in one message."""
+        """Call an actor through the agent of its node: calls of one turn of the loop are one message."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         if not self._waiting:

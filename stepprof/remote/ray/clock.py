@@ -22,7 +22,7 @@ class Clocks:
         self._known: dict[str, tuple[float, asyncio.Future[Clock]]] = {}
 
     async def of(self, machine: str, measure: Callable[[], Awaitable[Clock]]) -> Clock:
-        """The clock of a machine, measured if need be. Raises EngineFailure."""
+        """Return the clock of a machine, measured if need be. Raises EngineFailure."""
         began, measuring = self._known.get(machine, (0.0, None))
         if measuring is None or time.monotonic() - began > FRESH_SECONDS:
             measuring = asyncio.ensure_future(measure())
@@ -36,7 +36,7 @@ class Clocks:
 
 
 async def ping_pong(host: str, ask: Callable[[], Awaitable[Sequence[Any]]], tries: int = 8) -> Clock:
-    """The offset of a clock that answers with its time: from the quickest of some round trips, wrong by half of that at most.
+    """Return the offset of a clock that answers with its time: from the quickest of some round trips, wrong by half of that at most.
 
     Args:
         host: whose it is.

@@ -120,7 +120,7 @@ class Carrier:
         return "it is not there" if size is None else await self._bring(source, final, size)
 
     async def _bring(self, source: Path, final: Path, size: int) -> str | None:
-        """Returns why the file was left where it is, or None."""
+        """Return why the file was left where it is, or None."""
         where = f"{final.name} ({size} bytes) was left on {self.host} at {source}"
         if not self.fetch:
             return f"{where}: fetch = False"
@@ -139,7 +139,7 @@ class Carrier:
         return None
 
     async def _copy(self, source: Path, tmp: Path, size: int) -> None:
-        """One piece is written while the next is on its way."""
+        """Copy a file: one piece is written while the next is on its way."""
         offset = 0
         coming = self._ask_piece(source, offset)
         while offset < size:
@@ -174,7 +174,7 @@ def _write_fragment(path: Path, content: dict[str, Any]) -> None:
 def lost_fragment(
     run_id: str, step: int, version: object, records: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What a rank's fragment says whose own cannot be brought; this process writes it."""
+    """Return the manifest of a rank whose own cannot be fetched; this process writes it."""
     return {
         "schema_version": 1,
         "run_id": run_id,
@@ -203,7 +203,7 @@ def unmark(marker: Path) -> None:
 
 
 def take_over(stopped: Stopped, source: Path, folder: Path) -> Stopped:
-    """From the shared folder that the user named to the run's."""
+    """Move files from the shared folder that the user named to the run."""
     for artifact in stopped.artifacts:
         final = folder / artifact.path
         tmp = _new_file(final)

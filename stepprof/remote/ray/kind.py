@@ -46,12 +46,12 @@ class RayKind:
     """Recognises actors' handles."""
 
     def recognises(self, target: object) -> bool:
-        """Whether it is an actor's handle, of Ray or of Ray Client."""
+        """Return whether it is an actor's handle, of Ray or of Ray Client."""
         names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(target).__mro__}
         return not names.isdisjoint((_HANDLE, _CLIENT))
 
     def connect(self, target: object, **options: Any) -> EngineDriver:
-        """A driver for the actor.
+        """Return a driver for the actor.
 
         Args:
             target: its handle.
@@ -96,7 +96,7 @@ def _drain_before_ray() -> None:
 
 
 def _drain() -> None:
-    """At exit: the session ends, then every actor hands over what it has, while Ray is still there."""
+    """End the session at exit, then every attachment, while Ray is still there."""
     exit_handlers._at_exit()
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or not drivers:

@@ -41,7 +41,7 @@ class ActorsLater:
         self._hurried = asyncio.Event()
 
     async def wait(self) -> Stopped:
-        """What has come. Raises EngineFailure, or ExportError as it was raised in the actor."""
+        """Return the result. Raises EngineFailure, or ExportError as it was raised in the actor."""
         pause, most = _PAUSE_SECONDS
         while (collected := await self._ask(self._share())) is None:
             left = self._left()
@@ -66,7 +66,7 @@ class ActorsLater:
         self._hurried.set()
 
     def _share(self) -> float | None:
-        """How much longer the actor may wait, once the end is near: told once, and less than what is left, since its answer has to come back."""
+        """Tell the actor once how much longer it may wait when the end is near: less than what is left, since its answer has to come back."""
         left = self._left()
         if left is None or self._told:
             return None

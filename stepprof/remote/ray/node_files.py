@@ -14,14 +14,14 @@ __all__ = ["read_piece", "settled_fragment", "size_of"]
 
 
 def read_piece(path: str, offset: int, size: int) -> bytes:
-    """A piece of a file. Raises OSError."""
+    """Return a piece of a file. Raises OSError."""
     with open_plain(path) as file:
         file.seek(offset)
         return file.read(size)
 
 
 def size_of(path: str) -> int | None:
-    """How large a file is; None where there is none."""
+    """Return the size of a file; None: there is none."""
     try:
         return Path(path).stat().st_size
     except OSError:

@@ -240,7 +240,7 @@ def _bring_snapshots(
     users: frozenset[int] | None,
     brought: Brought,
 ) -> None:
-    """Those of the allocators: one for each process, told apart by its rank in the name."""
+    """Bring the snapshots of the allocators: one for each process, distinguished by the rank in the name."""
     seen = set()
     for path in sorted(folder.glob("*TP-*-memory*.pickle")):
         match = _SNAPSHOT.search(path.name)
@@ -271,7 +271,7 @@ def _bring_snapshots(
 
 
 def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) -> list[Artifact]:
-    """The artifact of a trace; or those of its stages, in its place."""
+    """Return the artifact of a trace, or those of its stages in its place."""
     states: dict[str, Any] = {"rank": trace.worker(facts)}
     if trace.dp is not None:
         states["dp_rank"] = trace.dp
@@ -315,7 +315,7 @@ def _own_copy(path: Path, output: Path, users: frozenset[int] | None) -> tuple[P
 
 
 def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) -> str | None:
-    """Which stage a window's end cut off: such a file does not say so in its name."""
+    """Return the stage of a file that the window's end cut off: its name does not say it."""
     same = {each.stage for each in others if (each.tp, each.dp, each.pp) == (trace.tp, trace.dp, trace.pp)}
     if "prefill" in same:
         return "decode"
@@ -330,7 +330,7 @@ def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) 
 
 
 def is_whole(path: Path, users: frozenset[int] | None = None) -> bool:
-    """Whether a file of one of these users can be read to its end: checked where SGLang does not say so."""
+    """Return whether a file of one of these users can be read to its end: checked where SGLang does not say so."""
     with contextlib.suppress(OSError, *damages()), open_engine_file(path, users) as file:
         for _ in blocks(cast("IO[bytes]", gzip.GzipFile(fileobj=file))):
             pass
@@ -339,7 +339,7 @@ def is_whole(path: Path, users: frozenset[int] | None = None) -> bool:
 
 
 def discard(folder: Path, users: frozenset[int] | None = None) -> None:
-    """Throw away what the engine, which runs as one of these users, wrote there."""
+    """Remove what the engine, which runs as one of these users, wrote there."""
     snapshots = [path for path in folder.glob("*TP-*-memory*.pickle") if is_engine_file(path, users)]
     for path in (*(each.path for each in find(folder, users)), *snapshots):
         try:

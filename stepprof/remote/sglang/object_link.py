@@ -85,7 +85,7 @@ class ObjectLink(Link):
         return home is None or home.is_running() or time.monotonic() < self._until
 
     def home(self) -> asyncio.AbstractEventLoop | None:
-        """The loop on which its answers are read; None: it has not been used."""
+        """Return the loop on which its answers are read; None: it has not been used."""
         loop: asyncio.AbstractEventLoop | None = getattr(self._manager, "event_loop", None)
         if loop is not None:
             return loop
@@ -101,7 +101,7 @@ class ObjectLink(Link):
         return None if self._first is None else LATE
 
     def describe(self) -> Facts:
-        """What the engine is, from its arguments and the signature of its start."""
+        """Return the engine's properties, from its arguments and the signature of its start."""
         args = getattr(self._manager, "server_args", None)
         known = {
             key: getattr(args, key, None)
@@ -118,7 +118,7 @@ class ObjectLink(Link):
         )
 
     async def facts(self, window: EngineWindow) -> Facts:
-        """The same, where it may be started at all."""
+        """Return its properties. Raises EngineFailure: it must not be started."""
         refuse_environment()
         if not callable(getattr(self._manager, "start_profile", None)):
             raise EngineFailure(
@@ -135,7 +135,7 @@ class ObjectLink(Link):
         return self.describe()
 
     def _require_alive(self) -> None:
-        """A dead scheduler answers nothing, and SGLang leaves the call open for ever; since 0.5.10 it looks after its processes."""
+        """Raise EngineFailure if a process of the engine has died: a dead scheduler leaves calls open for ever. SGLang knows its processes since 0.5.10."""
         watchdog = getattr(self._manager, "_subprocess_watchdog", None)
         for process in getattr(watchdog, "_processes", None) or ():
             if process.exitcode not in (None, 0):
@@ -258,7 +258,7 @@ async def _stop(manager: Any) -> None:
 
 
 def _fields(manager: Any) -> frozenset[str]:
-    """What its start takes: keywords before 0.5.15, a request object since."""
+    """Return the parameters of its start: keywords before 0.5.15, a request object since."""
     start = getattr(manager, "start_profile", None)
     if start is None:
         return frozenset()

@@ -104,7 +104,7 @@ class Facts:
         return self.ranks * self.replicas
 
     def is_since(self, version: tuple[int, int, int]) -> bool:
-        """Whether it is of that version or newer; one that cannot be read is taken for a new one."""
+        """Return whether it is of that version or newer; a version that cannot be read is taken for a new one."""
         numbers = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", self.version)
         return numbers is None or tuple(map(int, numbers.groups())) >= version
 
@@ -145,7 +145,7 @@ class Request:
 
     @classmethod
     def of(cls, window: EngineWindow, facts: Facts, folder: Path) -> Request:
-        """The request for a window.
+        """Return the request for a window.
 
         Raises:
             EngineFailure: this engine cannot do that, or would not survive it; nothing was sent.
@@ -185,7 +185,7 @@ class Request:
 
     @classmethod
     def clearing(cls, facts: Facts, folder: Path) -> Request:
-        """The smallest capture there is: begun and ended at once, it puts everything back that an earlier request left armed."""
+        """Return the smallest capture there is: started and stopped at once, it resets what an earlier request left armed."""
         fields = {
             "output_dir": str(folder),
             "activities": ["CPU"],
@@ -233,7 +233,7 @@ def _check_backends(backends: tuple[str, ...], facts: Facts, *, by_stage: bool) 
 
 
 def _activities(wanted: object, facts: Facts, backends: tuple[str, ...]) -> list[str]:
-    """SGLang's names; without a wish: what is there."""
+    """Return SGLang's names of the activities; by default those of the device."""
     if "nsys" in backends:
         return ["CUDA_PROFILER"]
     snapshot = ["MEM"] if "memory" in backends else []
@@ -283,7 +283,7 @@ def _warn_of_shapes(name: str, version: str) -> None:
 
 @functools.cache
 def _warn_of_spinning(name: str, with_stack: bool) -> None:
-    """Once for each engine: its windows are many."""
+    """Warn once for each engine: it has many windows."""
     cost = "a gigabyte of its memory each second, since stacks are on" if with_stack else "some 5 MB a second"
     logger.warning(
         "engine.idle_polling",

@@ -73,13 +73,13 @@ class ServerLink(Link):
         return None if reply.ok else f"it answered 500 to such a start: {reply.text}"
 
     async def start(self, fields: Mapping[str, Any]) -> None:
-        """``POST /start_profile``: answered when it records."""
+        """Send ``POST /start_profile``: answered when it records."""
         reply = await self._client.request("POST", "/start_profile", json=dict(fields), timeout=START_SECONDS)
         if not reply.ok:
             raise self._refused(reply, "start")
 
     async def stop(self) -> bool | None:
-        """``POST /stop_profile``: answered when the files are written."""
+        """Send ``POST /stop_profile``: answered when the files are written."""
         try:
             reply = await self._client.request("POST", "/stop_profile", timeout=STOP_SECONDS)
         except EngineFailure as error:
@@ -93,7 +93,7 @@ class ServerLink(Link):
         return True
 
     async def _told(self) -> Mapping[str, Any]:
-        """What it tells of itself; it asks its scheduler for that, so that a dead one shows."""
+        """Return what it says of itself; it asks its scheduler for that, so that a dead one is found."""
         for path in ("/server_info", "/get_server_info"):
             reply = await self._client.request("GET", path)
             if reply.status != 404:
@@ -106,7 +106,7 @@ class ServerLink(Link):
         return told
 
     async def _takes(self) -> frozenset[str]:
-        """What the body of its start may hold: what it does not know, it leaves out without a word."""
+        """Return the fields of the body of its start: it ignores others without a message."""
         reply = await self._client.request("GET", "/openapi.json")
         for name in _REQUESTS:
             properties = reply.table("components", "schemas", name, "properties")
@@ -133,7 +133,7 @@ class ServerLink(Link):
         )
 
     async def _is_gone(self) -> bool:
-        """Whether nothing listens there any more."""
+        """Return whether nothing listens there any more."""
         try:
             await self._client.request("GET", "/health", timeout=2.0)
         except EngineFailure as error:

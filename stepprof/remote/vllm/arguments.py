@@ -47,7 +47,7 @@ class Settings:
 
     @classmethod
     def of_config(cls, config: Any) -> Settings:
-        """From the `ProfilerConfig` of an engine, of whatever version."""
+        """Read the `ProfilerConfig` of an engine, of whatever version."""
         activities = getattr(config, "torch_profiler_activities", None)
         return cls(
             folder=getattr(config, "torch_profiler_dir", None) or None,
@@ -61,7 +61,7 @@ class Settings:
 
     @classmethod
     def of_environment(cls, envs: Any) -> Settings:
-        """From the module `vllm.envs` of a version up to 0.12: it reads the variables when it is asked."""
+        """Read the module `vllm.envs` of a version up to 0.12, which reads the variables when it is asked."""
         folder = getattr(envs, "VLLM_TORCH_PROFILER_DIR", None)
         return cls(
             folder=folder or None,
@@ -146,7 +146,7 @@ def lay_out(folder: Path) -> Path:
 
 
 def iterations(options: EngineOptions) -> tuple[int, int]:
-    """vLLM's ``delay_iterations`` and ``max_iterations``. It counts the first recorded step among those of the delay."""
+    """Return vLLM's ``delay_iterations`` and ``max_iterations``. It counts the first recorded step among those of the delay."""
     return options.delay_iterations + 1 if options.delay_iterations else 0, options.bound or 0
 
 
@@ -159,7 +159,7 @@ def _options(options: EngineOptions | Mapping[str, Any] | None) -> EngineOptions
 
 
 def _profiler_config(link: Path, options: EngineOptions, fields: Iterable[str]) -> dict[str, Any]:
-    """What the installed `ProfilerConfig` has fields for: it refuses the others."""
+    """Return the settings that the installed `ProfilerConfig` has fields for: it refuses others."""
     delay, maximum = iterations(options)
     wanted: dict[str, Any] = {
         "profiler": "cuda" if by_nsys(options) else "torch",
@@ -197,7 +197,7 @@ def _variables(link: Path, options: EngineOptions, known: Iterable[str] | None) 
 
 
 def _config_fields() -> frozenset[str] | None:
-    """The fields of the installed `ProfilerConfig`; None: it has none, the environment is what counts."""
+    """Return the fields of the installed `ProfilerConfig`; None: it has none, and the environment decides."""
     try:
         module = importlib.import_module("vllm.config")
     except ImportError as error:
@@ -209,7 +209,7 @@ def _config_fields() -> frozenset[str] | None:
 
 
 def _require_cuda() -> None:
-    """vLLM's workers end where they cannot have the profiler that they were built for, and the engine with them. Raises ConfigError."""
+    """Refuse a platform without CUDA's profiler: vLLM's workers would end, and the engine with them. Raises ConfigError."""
     try:
         platform = importlib.import_module("vllm.platforms").current_platform
     except ImportError:

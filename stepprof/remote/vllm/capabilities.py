@@ -22,7 +22,7 @@ __all__ = ["bound_of", "differences", "outcome", "start_arguments"]
 def start_arguments(
     window: EngineWindow, settings: Settings, known: Container[str], prefix: str
 ) -> dict[str, object]:
-    """What ``start_profile`` is given, of what it takes. Raises EngineFailure: it does not take bounds that were asked for."""
+    """Return the arguments of ``start_profile``. Raises EngineFailure: this version does not take the bounds of the options."""
     given: dict[str, object] = {"profile_prefix": prefix} if "profile_prefix" in known else {}
     delay, maximum = iterations(window.options)
     for name, wanted, built in (
@@ -56,7 +56,7 @@ def _was(built: int, settings: Settings) -> str:
 
 
 def differences(window: EngineWindow, settings: Settings, known: Container[str]) -> list[str]:
-    """What the options ask for and the engine was not built for, or the other way round where that is dangerous."""
+    """Return the options that the engine was not built for, and dangerous settings that it was built with, one line each."""
     options, lines = window.options, []
     cure = "vLLM takes it only when the engine is built: engine_args(folder, options)"
     for name in ("with_stack", "record_shapes"):

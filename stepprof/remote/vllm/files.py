@@ -147,7 +147,7 @@ def _written(found: _Found) -> int:
 
 
 def _numbered(found: Sequence[_Found], workers: Workers) -> list[tuple[_Found, int, int | None]]:
-    """Each file with its worker's rank and, in a data-parallel group, which engine of it that worker belongs to."""
+    """Return each file with its worker's rank and, in a data-parallel group, the number of that worker's engine."""
     by_pid = sorted(found, key=lambda each: (each.pid or 0, each.path.name))
     ranks = {each.path: each.rank if each.rank is not None else place for place, each in enumerate(by_pid)}
     same = Counter(ranks.values())
@@ -171,7 +171,7 @@ def _numbered(found: Sequence[_Found], workers: Workers) -> list[tuple[_Found, i
 
 
 def _look(path: Path, users: frozenset[int] | None) -> _Found:
-    """What a file says of its writer, in its name or its head."""
+    """Return what a file says of its writer, in its name or its head."""
     rank, group, owner = _RANK.search(path.name), _GROUP.search(path.name), _HOST_PID.search(path.name)
     head = b""
     with (
@@ -191,7 +191,7 @@ def _look(path: Path, users: frozenset[int] | None) -> _Found:
 
 
 def _engine_of(found: _Found, order: Mapping[int, int]) -> int | None:
-    """Which engine of a data-parallel group wrote a file: the one that its process descends from, or is, if that runs on this host."""
+    """Return which engine of a data-parallel group wrote a file: the one that its process descends from, or is, if that runs on this host."""
     here = socket.gethostname()
     pid = found.pid if found.host in (here, None) else None
     while pid is not None and pid > 1:

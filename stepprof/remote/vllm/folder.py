@@ -102,7 +102,7 @@ class TraceFolder:
             ) from error
 
     def _make(self) -> None:
-        """It was named on another host, or long ago: vLLM would make a plain folder of it."""
+        """Make a folder that was named on another host, or long ago: vLLM would make a plain folder of it."""
         if self.path.name == LINK:
             (self.path.parent / IDLE).mkdir(parents=True, exist_ok=True)
             self.path.symlink_to(IDLE)
@@ -154,7 +154,7 @@ class TraceFolder:
         return Session(self.path, frozenset(before))
 
     def end(self, session: Session) -> None:
-        """After its files were taken: the link leads to the idle folder again; what the engine left besides traces goes."""
+        """Point the link at the idle folder again, and remove what the engine left besides traces."""
         if session.link is None:
             return
         if session.folder.is_symlink():  # not what was made here
@@ -168,13 +168,13 @@ class TraceFolder:
             session.folder.rmdir()
 
     def discard(self, session: Session, prefix: str) -> None:
-        """Throw away what a capture of ours has left."""
+        """Remove the files of a capture."""
         for path in self.traces(session, prefix):
             path.unlink(missing_ok=True)
         self.end(session)
 
     def traces(self, session: Session, prefix: str) -> list[Path]:
-        """The traces of a capture that are there by now: of engines that share a plain folder, those with our prefix."""
+        """Return the traces of a capture that are there by now: of engines that share a plain folder, those with this driver's prefix."""
         names = [
             name
             for name in _names(session.folder)
@@ -195,7 +195,7 @@ class TraceFolder:
 
 
 def new_prefix() -> str:
-    """Prefix of the names of one engine's files, where its version allows one: it distinguishes engines that share a folder."""
+    """Return a prefix for the names of one engine's files, where its version allows one: it distinguishes engines that share a folder."""
     return f"{PREFIX}{uuid.uuid4().hex[:8]}"
 
 
@@ -247,7 +247,7 @@ def _shared(link: Path) -> str:
 
 
 def _forget_in_child() -> None:
-    """A forked child shares the lock, not the engine."""
+    """Close the locks in a forked child: it shares the lock, not the engine."""
     for descriptor, _, _ in _claims.values():
         with contextlib.suppress(OSError):
             os.close(descriptor)
