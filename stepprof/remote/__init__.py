@@ -1,5 +1,5 @@
-"""Engines and ranks in other processes: what follows the windows of this one.
+"""Engines and ranks in other processes that follow the windows of this process.
 
-The same four states as the local target, turned into asynchronous calls. `base` is the contract that a plug-in implements,
-`engine` the target around it, `fanout` brackets a window with all of them, `loop` is where the calls run.
+`base` is the contract of a driver, `engine` one attachment, `core` the windows over many engines, and `loop` the event loop that all calls run on.
+Each technology has a folder: `vllm`, `sglang`, `ray`, `http`, `nsys`.
 """

@@ -1,9 +1,8 @@
-"""From the file that an engine wrote to the artifact that the run keeps.
+"""Turn a file that an engine wrote into an artifact of the run.
 
-An engine's call that returned is no proof of a trace: each file is looked at, gets what it is (step, role, replica, rank) written
-into its head, and takes its place below the step's folder. What only this module knows: the shapes that engines leave. vLLM and
-SGLang have torch compress its JSON, or leave it plain; merged files are on one line; Ascend's are a bare list of events. All of
-them are streamed, so that a trace of any size costs a few blocks of memory.
+A call that returned is no proof of a trace. So each file is checked, its head gets the step, role, replica and rank, and it is moved below the step's folder.
+Files are gzip or plain JSON of torch, merged files on one line, or a bare list of events (Ascend). All are streamed: a trace of any size needs a few blocks of
+memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""``attach`` and ``detach``: how an engine, a server or a rank elsewhere comes to follow the windows of this process.
+"""Attach an engine, a server or a rank elsewhere, so that it follows the windows of this process; detach it.
 
-Only what the user wrote wrongly raises here; whether the engine can be reached is found out when a window is about to come, again
-and again, since engines restart.
+Only mistakes of the caller raise here. Whether the engine can be reached is checked before each window, since engines restart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One attachment: an engine, or all those of a list or of a callable, as the registry of a session keeps it."""
+"""One attachment: an engine, or all engines of a list or a callable."""
 
 from __future__ import annotations
 

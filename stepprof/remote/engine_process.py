@@ -1,4 +1,4 @@
-"""Where an engine's process is: this process, or the one that answers at a URL. Its host, clock, user and nsys session follow from that."""
+"""The process of an engine: this process, or the one that answers at a URL. Its host, clock, user and nsys session follow from that."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Where remote calls run: one event loop on one daemon thread, and the ways off it.
+"""Run remote calls: one event loop on one daemon thread, and calls to other loops and threads.
 
-Nothing that a driver calls is ever cancelled: engines keep their own state, and a call that is given up half-way leaves it wrong
-for good. So a time-out ends the waiting only, and every hop here outlives the one who asked for it.
+No call of a driver is cancelled: engines keep state of their own, and a call that is cut off leaves it wrong for good. A time-out only ends the waiting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Engines that live on the event loop that synchronous code blocks: they cannot answer while it waits.
+"""Engines on the event loop that a synchronous window blocks: they cannot answer while it waits.
 
-Every other engine can: its calls are made on stepprof's own loop. So only these are refused at the entry of a synchronous window,
-and not waited for at its exit.
+Every other engine can, because calls run on stepprof's own loop. So only these are refused at the entry of a synchronous window, and not waited for at its exit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of an attachment: a driver that has a ``close`` is closed, within a bound."""
+"""Close a driver at the end of an attachment, within a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several modules know of the entries of engines."""
+"""Constants of engine entries that several modules use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the traces of an engine cover their window: a capture that another process began or ended may look like this one's."""
+"""Check that the traces of an engine cover their window: they may come from a capture that another process started or stopped."""
 
 from __future__ import annotations
 

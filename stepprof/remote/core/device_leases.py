@@ -1,7 +1,7 @@
-"""The turn of an engine on the NPUs that it uses: their leases, held from before its start until its stop has been answered.
+"""Leases of the NPUs that an engine uses, held from before its start until its stop has been answered.
 
-An engine records in processes of its own, which hold no lease. So the process that drives it holds those of the devices that the configuration names, in which this host's trainers hold theirs. All of it happens
-on stepprof's own event loop, so that nothing here needs a lock. Replicas of one process share what it holds.
+The engine's own processes hold no lease. So the process that drives it takes the leases of the devices that the configuration names. This host's trainers take the same leases.
+Everything runs on stepprof's own event loop, so that no lock is needed. Replicas of one process share its leases.
 """
 
 from __future__ import annotations

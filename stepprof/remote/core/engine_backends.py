@@ -1,6 +1,6 @@
-"""What an engine records with, where its role's backend is not torch: which kind of engine has what, and what is said where it has not.
+"""The backends that each kind of engine can record with, if its role's backend is not torch.
 
-nsys sees an engine only where the engine's own processes run under it; the engine receives the calls that begin and end it (`cudaProfilerStart`), and nsys writes the report (`stepprof.remote.nsys.engine`).
+nsys records an engine only if the engine's processes run under it. The engine marks the range (`cudaProfilerStart`), and nsys writes the report (`stepprof.remote.nsys.engine`).
 """
 
 from __future__ import annotations

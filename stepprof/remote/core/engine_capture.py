@@ -1,6 +1,6 @@
-"""The capture of one engine for one window: its state, the callers that wait for it, and the windows that keep it open.
+"""The capture of one engine for one window: its state machine, the callers that wait for it, and the windows that keep it open.
 
-It holds the window's entry in the manifest and knows no driver: `stepprof.remote.core.engine_target` makes the calls, and tells the capture of each answer.
+It holds the window's entry in the manifest, and calls no driver: `stepprof.remote.core.engine_target` makes the calls, and notes each answer here.
 """
 
 from __future__ import annotations

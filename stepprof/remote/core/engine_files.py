@@ -1,6 +1,6 @@
-"""Files and folders of an engine, which may run as another user: opened without following links, without waiting, and only if they belong to that user.
+"""Open files of an engine that may run as another user: without following links or waiting, and only if they belong to that user.
 
-A server says itself where it writes. One of another user could name any folder of the driver's user, and leave links and pipes in its own.
+A server names its own folder. A server of another user could name any folder, and leave links and pipes there.
 """
 
 from __future__ import annotations

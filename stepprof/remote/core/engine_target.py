@@ -1,8 +1,7 @@
-"""An engine as a target: the four states around a driver, its health, and its part of each window.
+"""One attached engine: makes the calls of its driver for each window, and handles late answers and failures.
 
-Everything here runs on stepprof's own event loop, so that one thread changes the state. A start is committed before it is sent:
-once the request has left, a stop must follow, even if the waiting window times out. Nothing sent is ever cancelled; who waited too
-long stops waiting, and the late answer is still worked off: a late start is stopped at once, a late stop's files are kept.
+Everything runs on stepprof's own event loop. A start is committed before it is sent: once the request has left, a stop must follow, even if the window
+no longer waits. No call is cancelled. After a time-out the late answer is still handled: a late start is stopped at once, the files of a late stop are kept.
 """
 
 from __future__ import annotations

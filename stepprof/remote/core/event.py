@@ -1,7 +1,6 @@
-"""Something that many may wait for, each with a bound of its own.
+"""One-shot event; each waiter has its own timeout.
 
-No future for each: a window waits for a thousand engines at once, and their answers are worked off one after the other while it
-does. Everything here is called on stepprof's own loop.
+It makes no future for each waiter: a window waits for a thousand engines at once. Everything runs on stepprof's own loop.
 """
 
 from __future__ import annotations

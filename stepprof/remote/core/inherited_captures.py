@@ -1,4 +1,4 @@
-"""What is kept of a capture whose own driver could not stop it: its files as `partial`, in the manifest of the run that it belongs to."""
+"""Keep a capture that its own driver could not stop: its files as `partial`, in the manifest of the run that it belongs to."""
 
 from __future__ import annotations
 

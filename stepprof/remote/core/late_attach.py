@@ -1,4 +1,4 @@
-"""An engine that is attached inside a recorded window: the log says from which window on it takes part."""
+"""Log from which window on an engine takes part that is attached inside a recorded window."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What an engine's windows still wait for when their stops have been answered: reports that nsys writes some time later.
+"""Wait for reports of engines that arrive after the stop was answered: nsys writes them some time later.
 
-The engine is free meanwhile, and the training loop goes on. The window's entry says `lost` until the report has come, which is the truth should the process end before.
+The engine is free meanwhile, and the training loop continues. The entry says `lost` until the report has arrived, which is true if the process ends before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The lease of an actor: which process drives it, and whether that process still lives.
+"""The lease of an actor: the process that drives it, and whether that process lives.
 
-An actor may outlive its driver, which leaves without a word where it is killed. On one machine the system tells; on another node Ray does: the lease carries an object that the driver owns, and Ray raises
-`OwnerDiedError` for it once the driver, or its node, is dead. A driver that is slow or stopped keeps its actors: nothing here depends on how long it has been silent.
+An actor may outlive its driver, for instance if the driver is killed. On one machine the system knows whether the driver lives. On another node Ray does: the lease carries an
+object that the driver owns, and Ray raises `OwnerDiedError` for it once the driver, or its node, is dead. A driver that is slow or stopped keeps its actors.
 """
 
 from __future__ import annotations

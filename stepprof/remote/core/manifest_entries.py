@@ -1,6 +1,6 @@
-"""What the manifest says of the engines of one window, and the folders that their files go to.
+"""The entries of one window's engines in the manifest, and the folders of their files.
 
-One fragment for all of them, written by the process that drives them: a thousand engines are one file, not a thousand.
+The process that drives the engines writes all entries of a window into one fragment: a thousand engines are one file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which engines take part in one window: those that are selected, free and driven by this process; which join, and where files belong.
+"""Choose the engines of one window: those that are selected, free and driven by this process, and those that join a running capture.
 
-Everything here runs on stepprof's own event loop.
+Everything runs on stepprof's own event loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the driver that records an engine is noted, so that other drivers of the engine find it.
+"""The slot in which the driver that records an engine is noted, so that other drivers of the engine find it.
 
-The slot of an engine object is in the memory of its process. That of a server is a file in the engine's trace folder, made exclusively, and touched while its holder lives: other hosts cannot look at
-its process.
+The slot of an engine object is in the memory of its process. The slot of a server is a file in the engine's trace folder, created exclusively and touched while its holder lives,
+because other hosts cannot check its process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which driver holds an engine's profiler: one at a time, known by its process.
+"""Which driver holds an engine's profiler: one at a time.
 
-An engine has one profiler, and several jobs may drive the engine. A driver takes the engine's slot (`stepprof.remote.core.owner_slots`) before its start, and gives it back after its stop. A living holder's
-capture is left alone (`busy`). A dead holder's capture is stopped, and kept under its own run.
+An engine has one profiler, and several jobs may drive the engine. A driver takes the engine's slot (`stepprof.remote.core.owner_slots`) before its start, and gives it back after its stop.
+A living holder's capture is left alone (`busy`). A dead holder's capture is stopped, and kept under its own run.
 """
 
 from __future__ import annotations

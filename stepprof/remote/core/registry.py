@@ -1,4 +1,4 @@
-"""Which engines and ranks elsewhere are attached in this process, and for which role."""
+"""The registry of a session: the engines and ranks that are attached, with their roles, and the windows over them."""
 
 from __future__ import annotations
 

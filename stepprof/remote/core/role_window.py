@@ -1,4 +1,4 @@
-"""A role's window inside a step's window, as a rank in another process sees it: it enters the window too, so that its regions are the role's."""
+"""Pass a role's window inside a step's window to ranks in other processes, so that their regions belong to the role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stop cost and what it recorded too much, as the traces and the clocks show it."""
+"""Compute the duration of an export and the overrun of a capture, from its traces and the clocks."""
 
 from __future__ import annotations
 

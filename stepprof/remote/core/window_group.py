@@ -1,7 +1,7 @@
-"""One window over its engines: all start together and stop together; one that is slow, dead or hung delays no other past the bound.
+"""One window over its engines: they start together and stop together, and an engine that is slow, dead or hung delays no other beyond the time limit.
 
-Who opens a window has the starts sent and waits, with a bound, on whatever thread or event loop it is on; everything else happens
-on stepprof's own loop. The outcome of each engine is kept by `stepprof.remote.core.manifest_entries`.
+The thread or coroutine that opens a window has the starts sent and waits with a time limit. Everything else runs on stepprof's own loop.
+`stepprof.remote.core.manifest_entries` keeps the outcome of each engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a server is: its URL, read once, so that nothing secret in it can reach a name, a message or a manifest."""
+"""The address of a server: a URL is parsed once, so that no secret in it reaches a name, a message or a manifest."""
 
 from __future__ import annotations
 

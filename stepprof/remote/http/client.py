@@ -1,8 +1,7 @@
-"""One request to a server, on a thread of its own, by the standard library alone.
+"""Send one request to a server, on a thread of its own, with the standard library alone.
 
-Engines keep state of their own, so what matters here is what is known after a request that failed: whether it never left, or left
-and was not answered (then a stop must follow). Keys and passwords are kept out of whatever is shown: names, messages, `repr`.
-Environment variables that name a proxy are not followed: engines stand in the same cluster.
+A failed request says whether it never left, or left and was not answered: then a stop must follow. Keys and passwords never appear in names, messages or `repr`.
+Proxies of the environment are not used, because engines run in the same cluster.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The clock of a server against ours, by nothing but what its answers say in whole seconds.
+"""Compare the clock of a server with that of this host, from the whole seconds in its answers.
 
-An answer that is stamped with second D was stamped between our sending and our receiving, so it bounds the offset from both sides by
-a second and the round trip. Each further answer bounds it again, at another fraction of the second; one that is sent when the bounds
-would have the server's second change halves them. What only this module knows: the ``created`` of ``/v1/models``, of vLLM and SGLang
-alike, is of the moment. The ``Date`` of uvicorn, under both, is not: it is made anew once a second, and later where the event loop is
-held up (seen: 2.6 s on a busy host). It says that the server's clock is at least that far, and no more.
+An answer with the time stamp D was stamped between sending and receiving, so it bounds the offset from both sides by a second and the round trip. Each further
+answer, at another fraction of the second, narrows the bounds. A request that is sent when the server's second should change halves them. The ``created`` of
+``/v1/models`` (vLLM and SGLang) is exact. The ``Date`` of uvicorn is not: it is updated once a second, and later if the event loop is held up (measured: 2.6 s on a
+busy host). So it is only a lower bound of the server's clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A server by its URL: which kind it is, and the driver that knows that kind.
+"""Identify the server at a URL, and drive it with the driver of its kind.
 
-A URL says nothing of what answers there, and may be a router's: so a driver is made without asking, and asks when a window is about
-to come. It stays the same driver when the server is restarted, and when it turns out to be something else. A router records nothing
-itself: it is replaced by its workers, which come and go.
+A URL does not say what answers there. So a driver is made without a request, and asks before a window. It stays the same driver if the server is restarted, or turns
+out to be something else. A router records nothing itself: its workers replace it, and they come and go.
 """
 
 from __future__ import annotations

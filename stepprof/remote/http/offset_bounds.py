@@ -1,4 +1,4 @@
-"""Bounds of the offset between a server's clock and ours, narrowed by each answer of the server."""
+"""Bounds of the offset between a server's clock and that of this host, narrowed by each answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server answered, as far as it may be read, and what of it may be shown."""
+"""The answer of a server: the parts that may be read, and those that may be shown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A connection to a server with one deadline for everything on it, and a bound on what comes from it.
+"""A connection with one deadline for everything on it, and a limit on the bytes that arrive.
 
-`http.client` bounds neither: it skips interim responses for ever, waits anew for each byte of a header, and reads trailers without end. So it is given this in the place of a
-socket: before each read the time that is left becomes the socket's time-out, and each byte that comes is counted.
+`http.client` has neither: it skips interim responses for ever, waits anew for each byte of a header, and reads trailers without end. So it gets this class in place of a socket:
+before each read the remaining time becomes the socket's time-out, and each byte is counted.
 """
 
 from __future__ import annotations

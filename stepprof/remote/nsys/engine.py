@@ -1,8 +1,7 @@
-"""An engine's part in a capture of nsys: its process begins and ends the capture, and its report is found, moved and listed like that of a rank.
+"""An engine's part in a capture of nsys: the engine marks a range, and its report is found, moved and listed like that of a rank.
 
-nsys names a report after the process that it started and the number of the range. So an engine of this process (an object, or one in a Ray actor, where this runs inside the actor) has the
-reports of this process's own session, whichever of its children call `cudaProfilerStart`; a server has those of the process that listens on its port. What only this module knows: that
-ranges of one session are one, so that an engine whose range is that of this process's own capture is in its report.
+nsys names a report after the process that it started and the number of the range. An engine object has the reports of this process's session, whichever child calls
+`cudaProfilerStart`. A server has those of the process that listens on its port. All ranges of one session are one: an engine inside this process's own capture is in its report.
 """
 
 from __future__ import annotations

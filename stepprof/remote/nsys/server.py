@@ -1,7 +1,7 @@
-"""How the process of a server was started under nsys: found by the port that it listens on.
+"""Find how the process of a server was started under nsys, by the port that it listens on.
 
-What only this module knows: where the kernel says who listens (`/proc`), and that a server outlives the jobs that record it, so that the number of its ranges is kept in a file beside its
-reports. A server of another host, user or container cannot be looked at; then the folder that was named when it was attached is all there is.
+`/proc` says which process listens. A server outlives the jobs that record it, so that the number of its ranges is kept in a file next to its reports. The process of another host, user or
+container cannot be read: then the folder named at `attach` is all that is known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Calls into actors: how one is sent and awaited, what Ray's errors mean for an engine, and the way through one agent per node.
+"""Send calls to actors: their time-outs, the meaning of Ray's errors, and one agent for each node.
 
-What only this module knows: Ray's exceptions, and that a call by a process which is not connected would start a cluster of its own.
-A call is awaited by its future, on our loop; nothing here ever calls ``ray.get``, and nothing sent is ever cancelled.
+A call is awaited by its future, on stepprof's loop. No call is cancelled, and nothing calls ``ray.get``. A process that is not connected makes no call: Ray would start a cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Another machine's clock against ours, by asking an actor on it for the time: once for all the actors that it has."""
+"""Compare another machine's clock with that of this machine, by asking one actor on it for the time."""
 
 from __future__ import annotations
 

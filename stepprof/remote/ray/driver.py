@@ -1,7 +1,6 @@
-"""The driver of one actor: calls into its process, and the files that come back.
+"""The driver of one actor: calls into its process, and the files that it leaves.
 
-What only this module knows is what a call into an actor may meet on its way: a process that was restarted, one thread that is busy
-with a method, another node's disk.
+It handles a process that was restarted, an actor whose only thread is inside a method, and files on another node's disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Files on another node's disk: copied to the run's folder in bounded pieces, or left there and listed.
+"""Copy files from another node's disk to the run's folder in bounded pieces, or leave them there and list them.
 
-Pieces travel through Ray's object store, by way of an agent on the node: it needs no turn of the actor, which may be training, and
-outlives it. Nothing is written under its final name before it is whole.
+Pieces travel through Ray's object store, by an agent on the node: the actor may be training, and the agent outlives it. A file gets its final name once it is complete.
 """
 
 from __future__ import annotations

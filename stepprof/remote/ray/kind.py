@@ -1,8 +1,7 @@
-"""Ray actors as engines and ranks: how their handles are recognised and connected to, and how they are left.
+"""Recognise the handles of Ray actors, connect drivers to them, and end the attachments at exit.
 
-A driver (`stepprof.remote.ray.driver`) only carries: in the actor's process `stepprof.remote.ray.inside.entry` finds the engine and runs the
-very same driver that would run here, or has the actor's own session follow. What only this module knows: that Ray ends before us
-at the exit of the interpreter, after the exit handlers that were registered later.
+A driver (`stepprof.remote.ray.driver`) only carries calls: in the actor's process `stepprof.remote.ray.inside.entry` finds the engine and runs the same driver that would run here, or
+lets the actor's own session follow. Ray ends before stepprof at the exit of the interpreter, after exit handlers that were registered later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine in an actor brings some time after its stop: asked for until it is there."""
+"""Poll the files that an engine in an actor leaves some time after its stop."""
 
 from __future__ import annotations
 

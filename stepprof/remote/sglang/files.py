@@ -1,8 +1,7 @@
-"""What an SGLang engine leaves on disk: where it may write, which files are whose, and what they are called in the run.
+"""The files of an SGLang engine: where it may write, whose each file is, and its name in the run.
 
-What only this module knows: SGLang finds out that it cannot write when it stops, and dies of it; so a folder is tried out by
-writing, before a start and again before a stop. Its ranks stand in the names of its files alone: inside, each replica of a
-data-parallel engine says that it is rank 0. And an Ascend engine writes folders where the others write files.
+SGLang notices only at a stop that it cannot write, and its process ends. So a folder is tested by writing, before a start and again before a stop. Ranks are in the names of the
+files alone: inside, each replica of a data-parallel engine says that it is rank 0. An Ascend engine writes folders instead of files.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Calls to an SGLang engine of this process, each on the event loop where it is answered.
+"""Call an SGLang engine of this process, on the event loop where each call is answered.
 
-What only this module knows: on which event loop a call may be made. The answers of SGLang's scheduler are read by a task on the loop
-that the engine was first used on, so that a call made elsewhere is never answered, and a first call made elsewhere ties the engine to
-the wrong loop: code that generates then waits for ever. Hence:
+A task on the loop that the engine was first used on reads the answers of SGLang's scheduler. So a call on another loop is never answered, and a first call on another loop ties the
+engine to that loop: code that generates then waits for ever. Hence:
 
-* an engine that has been used is called on its loop; where that loop runs (asynchronous use), nothing more is needed;
-* where it does not (a synchronous ``Engine`` between two calls), the loop is run from a thread of ours until the answer is there, for
-  less long than the caller's time-out: the caller waits meanwhile, and would find its loop busy if it went on;
-* an engine that has not been used yet is started as soon as it is: the first steps of that first window may be missing.
+* an engine that has been used is called on its loop; if that loop runs (asynchronous use), nothing more is needed;
+* if it does not run (a synchronous ``Engine`` between two calls), a thread of stepprof runs it until the answer is there, for less than the caller's time-out: the caller waits
+  meanwhile, and would find its loop busy afterwards;
+* an engine that has not been used is started with its first use: the first steps of that first window may be missing.
 
-So windows around a synchronous ``Engine`` are entered and left by the thread that generates, as SGLang's own calls are.
-A call is never cancelled: 0.5.16 and older answer every later one with the answer before it.
+So the thread that generates enters and exits the windows around a synchronous ``Engine``. No call is cancelled: after that, 0.5.16 and older answer each call with the answer of the one before.
 """
 
 from __future__ import annotations

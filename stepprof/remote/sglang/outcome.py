@@ -1,4 +1,4 @@
-"""What a stop of SGLang left: which files it waits for, whether the capture ended by its bound, and why there is nothing."""
+"""The result of a stop of SGLang: which files to wait for, whether the capture ended by its bound, and why there is no file."""
 
 from __future__ import annotations
 

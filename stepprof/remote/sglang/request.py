@@ -1,9 +1,7 @@
-"""What an SGLang engine is asked to record, checked before it is asked.
+"""The request that an SGLang engine is sent, checked before it is sent.
 
-What only this module knows: which requests end an engine's life. SGLang checks next to nothing: an activity that its build does not
-have, a stage capture without a bound, a variable of its environment, each kills the scheduler and with it the process that holds the
-engine. So whatever can be refused is refused here, and nothing that SGLang would take a default for is left out: its defaults are
-stacks and shapes.
+SGLang checks almost nothing. An activity that its build lacks, a capture by stage without a bound, or a variable of its environment ends the scheduler, and with it the process that
+holds the engine. So these are refused here. Every option is sent, because SGLang's defaults record stacks and shapes.
 """
 
 from __future__ import annotations

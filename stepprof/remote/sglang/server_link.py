@@ -1,8 +1,7 @@
-"""SGLang's servers, spoken to over HTTP.
+"""Send requests to an SGLang server.
 
-What only this module knows: what a server tells of itself, and what its answers leave open. A refused stop is a bare 500, whether the
-capture has ended by itself, was never begun, or failed: what it wrote has to tell. And a server that dies of what it is asked takes its
-whole process with it, so that a folder is only named to it where it is known to be the same there.
+A refused stop is a bare 500, whether the capture has ended by itself, was never started, or failed: only its files tell. A server that cannot write its trace ends its
+whole process. So it is only given a folder that is known to be the same on its host.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""One SGLang trace into two, prefill and decode: run as a process of its own, since a parsed trace is large and parsing lets no thread run.
+"""Cut one SGLang trace into prefill and decode, in a process of its own: a parsed trace is large, and parsing blocks all threads.
 
-What only this module knows: why SGLang is not asked for that. From 0.5.14 on its own capture by stage ends the prefill capture and begins
-the decode capture inside a range of its scheduler's; torch writes the end of that range into memory that is no longer its own, and the
-scheduler dies within a few windows (seen with 0.5.23: the first time with two data-parallel replicas, the eighth with one). The forward
-steps stand in the trace by name, so that it can be cut afterwards.
+SGLang's own capture by stage is not used from 0.5.14 on. It stops the prefill capture and starts the decode capture inside a range of its scheduler; torch writes the end of that range
+into freed memory, and the scheduler dies within a few windows (seen with 0.5.23: the first time with two data-parallel replicas, the eighth with one). The forward steps are in
+the trace by name, so that it can be cut afterwards.
 
-``python -m stepprof.remote.sglang.stages TRACE`` takes a trace that the run has taken over, and leaves a file for each stage beside it.
+``python -m stepprof.remote.sglang.stages TRACE`` reads a trace of the run, and writes a file for each stage next to it.
 """
 
 from __future__ import annotations

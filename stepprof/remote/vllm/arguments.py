@@ -1,12 +1,11 @@
-"""How a vLLM engine has to be built so that its steps can be recorded later.
+"""Build a vLLM engine so that its steps can be recorded: the settings of its profiler, and its output folder.
 
-What only this module knows: the settings of vLLM's profiler over the versions (environment variables up to 0.12, `ProfilerConfig`
-from 0.13 on), and the folder that makes one folder per step possible. vLLM's output folder cannot be changed while the engine
-lives, in no version; but it is resolved anew whenever a trace is written, so it is given a symbolic link to retarget:
+The settings are environment variables up to 0.12, and `ProfilerConfig` from 0.13 on. No version can change the output folder while the engine lives. But the path is resolved whenever a
+trace is written, so that the folder is a symbolic link which is retargeted for each window:
 
     {folder}/engine-1/current -> idle          the folder that the engine writes to; between windows a link to `idle`
     {folder}/engine-1/idle/                    files of other uses of the profiler
-    {folder}/engine-1/step-2.rollout-0.1/      where it leads while step 2 is recorded; empty and gone afterwards
+    {folder}/engine-1/step-2.rollout-0.1/      the target while step 2 is recorded; empty and removed afterwards
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Arguments of vLLM's profiler, and its outcomes in words, shared by the drivers of objects and servers.
+"""What a version of vLLM can be asked at each start, and the meaning of the files that a stop left.
 
-What only this module knows: which bounds a version takes for each capture and which only at its construction, and what it means when
-a stop brought fewer files than there are workers, or none.
+Some versions take bounds for each capture, others only when the engine is built. A stop may leave fewer files than there are workers, or none.
 """
 
 from __future__ import annotations

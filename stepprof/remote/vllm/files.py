@@ -1,8 +1,7 @@
-"""Which of the files in a vLLM engine's folder belong to a window, and whose they are.
+"""Find the files of a window in a vLLM engine's folder, and the rank of each.
 
-What only this module knows: how the versions name their files (``rank0.…``, ``{prefix}_dp0_pp0_tp1_dcp0_ep0_rank1.…``,
-``{instance}-rank-0.…``, ``{host}_{pid}.…``), and that the engines of a data-parallel group give theirs the same names. Everything blocks: it
-is called on a thread.
+Versions name their files differently (``rank0.…``, ``{prefix}_dp0_pp0_tp1_dcp0_ep0_rank1.…``, ``{instance}-rank-0.…``, ``{host}_{pid}.…``), and the engines of a data-parallel group use the
+same names. Everything blocks: it is called on a thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The folder that a vLLM engine writes its traces to, and how it is retargeted while the engine lives.
+"""The folder that a vLLM engine writes its traces to, retargeted for each window while the engine lives.
 
-vLLM cannot be told another folder once it runs, so that its folder is a link (`stepprof.remote.vllm.arguments` makes it): led to a place of its own for each
-window, and to an idle one between them. It is one engine's alone, by a lock that the kernel releases with its process; which of a server's drivers records is noted
-in a file next to it (`stepprof.remote.core.ownership`). Everything blocks: it is called on a thread.
+The folder is a link (`stepprof.remote.vllm.arguments` makes it). It points to a folder of its own for each window, and to an idle one between windows. One engine owns it, by a lock
+that the kernel releases with its process. A file next to it says which of a server's drivers records (`stepprof.remote.core.ownership`). Everything blocks: it is called on a thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attachments of one process: all of them, whose drivers are looked after, and which end to make room for another."""
+"""The attachments of one process: they are listed, their drivers are watched, and one may end to make room for another."""
 
 from __future__ import annotations
 

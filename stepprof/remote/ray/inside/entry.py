@@ -1,9 +1,7 @@
-"""What runs inside an actor: one entry, called through the actor's handle, for all that another process asks of it.
+"""The entry that other processes call through an actor's handle.
 
-What only this module knows: where in an actor a call may wait. A plain actor has one thread, the main one; a call there waits its
-turn, and may then take its time like any method. In every other actor a call comes on the thread that hands out the actor's
-methods (measured, Ray 2.60: while it waits, not one of them begins). So there the work goes to a thread of its own, the call
-returns at once with a number, and the answer is asked for.
+A plain actor has one thread, the main one: a call waits there like any method. In every other actor a call runs on the thread that starts the actor's methods
+(measured, Ray 2.60: while a call waits, no method begins). So there the work runs on a thread of its own, the call returns a number at once, and the caller polls the answer.
 """
 
 from __future__ import annotations

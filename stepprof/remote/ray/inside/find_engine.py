@@ -1,6 +1,6 @@
-"""Finding the engine that an actor holds: by a path of attributes, by a callable, or because it is the only one.
+"""Find the engine that an actor holds: by a path of attributes, by a callable, or because it is the only one.
 
-Each way in which there is none has a message of its own: a name that is wrong, a headless node, several that could be meant.
+Each failure has its own message: a wrong name, a headless node, several candidates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The session of an actor that follows the windows of another process: trainer ranks, agent loops, reward servers.
 
-The windows are entered here as if the actor had written them itself, so that its own capture, its spans and its manifest are those
-of any rank; windows that the actor opens meanwhile join. What only this module knows: a session that was made for this purpose,
-by how many attachments it is used, and that it ends with the last of them; one that the actor has made itself is never ended.
+Windows are entered as if the actor's own code had entered them, so that its capture, spans and manifest are those of any rank. Windows that the actor opens meanwhile join.
+A session that was made for this purpose ends with the last attachment that uses it. A session of the actor's own code is never ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine in an actor still waits for after its stops: asked for by the process that drives it, again and again, since no call may wait in an actor that generates."""
+"""Pending reports of an engine in an actor: the driver's process polls them, since no call may wait in an actor that generates."""
 
 from __future__ import annotations
 

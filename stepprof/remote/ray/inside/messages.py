@@ -1,4 +1,4 @@
-"""What goes between a driver and the inside of an actor: plain values, pickled on the way."""
+"""Messages between a driver and the inside of an actor: plain values, pickled."""
 
 from __future__ import annotations
 
