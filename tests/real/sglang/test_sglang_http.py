@@ -262,7 +262,7 @@ class TestAnswers:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whether it records is not known: the stop that is owed is sent, and a second one is not."""
-        monkeypatch.setattr("stepprof.remote.sglang.server.START_SECONDS", 0.3)
+        monkeypatch.setattr("stepprof.remote.sglang.server_link.START_SECONDS", 0.3)
         slow = {**replies(), "POST /start_profile": lambda _: time.sleep(1) or "at last"}
         with serving(slow) as server:
             driver, window = SglangDriver.of_server(Client(server.url)), make_window(tmp_path)
