@@ -1,4 +1,4 @@
-"""How one actor hears which windows are open in the process that drives it: by calls whose answers nobody waits for.
+"""Tell one actor which windows are open in the process that drives it, by calls whose answers are not awaited.
 
 The first call has the session made there, which takes a second or more; later ones are sent at once by the thread of the training
 loop. A call that fails, since the actor was restarted, makes the next one such a first call again.
