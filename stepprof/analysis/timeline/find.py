@@ -201,7 +201,7 @@ def find(
 
 
 def _parts(runs: Sequence[Path], step: int, there: Sequence[Gathered]) -> Iterator[Gathered]:
-    """Combine the data of the directories here with that of other nodes.
+    """Yield the data of the directories here and of other nodes.
 
     A node that shares the disk reports the same data again, which is left out.
     """

@@ -223,7 +223,7 @@ def windows_edges(windows: Iterable[Mapping[str, Any]]) -> dict[Process, tuple[i
     """Return the time from the start of each process's first window to the end of its last one, by
     its own clock.
 
-    A process is left out if one of its windows has neither time.
+    A process is left out if one of its windows lacks either time.
     """
     edges: dict[Process, tuple[int, int]] = {}
     unknown = set()
