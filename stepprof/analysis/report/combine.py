@@ -293,7 +293,7 @@ def _source(digest: Digest) -> SourceInfo:
 def _without_trace(
     windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
 ) -> Iterable[SourceInfo]:
-    """Return the captures that should have produced a trace but did not."""
+    """Yield the captures that should have produced a trace but did not."""
     for kind, entries in (("rank", windows), ("engine", engines)):
         for entry in entries:
             if entry["artifacts"] or entry["status"] == "joined" or entry.get("backend") == "null":

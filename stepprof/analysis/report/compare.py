@@ -183,7 +183,7 @@ def _than(before: float, after: float) -> str:
 
 
 def _findings(a: Report, b: Report) -> Iterable[Finding]:
-    """Return what cannot be compared: parts that only one step has, and different numbers of
+    """Yield findings about what cannot be compared: parts that only one step has, and different numbers of
     processes.
     """
     names: list[Mapping[str, TimeOf]] = [

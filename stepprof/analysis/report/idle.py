@@ -130,7 +130,7 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
 
 
 def _own(process: Process, step: _Step) -> Intervals:
-    """While the process was in windows of its own.
+    """Return when the process was in windows of its own.
 
     Windows in which it waits for engines do not count, nor does one around all of its roles. A
     window without a known end lasts until the next one.
@@ -173,7 +173,7 @@ def _by_cpu_time(
 
 
 def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process]) -> Intervals:
-    """While engines were started and stopped, by the clock of the driver, if the driver is one of
+    """Return when engines were started and stopped, by the clock of the driver, if the driver is one of
     these processes.
     """
     offsets = {str(process.origin.rank): process.offset_ns for process in processes if process.kind == "rank"}

@@ -63,7 +63,7 @@ class Intervals:
 
     @classmethod
     def unpack(cls, data: bytes) -> Intervals:
-        """What `pack` made."""
+        """Return the intervals that `pack` stored."""
         both = np.frombuffer(data, "<i8").astype(np.int64)
         half = len(both) // 2
         return cls(both[:half], both[half:])

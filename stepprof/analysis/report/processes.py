@@ -140,7 +140,7 @@ class Process:
         return busy
 
     def covered(self) -> Intervals:
-        """The time that its captures cover. There, the absence of events shows that the process did
+        """Return the time that its captures cover. There, the absence of events shows that the process did
         nothing.
         """
         traces = [digest for digest in self.digests if digest.origin.kind != "spans"]
@@ -158,7 +158,7 @@ class Process:
         )
 
     def held(self) -> Intervals:
-        """While the profiler held the process up: before a window began and after it ended."""
+        """Return when the profiler held the process up: before a window began and after it ended."""
         start, end = [], []
         for window in self.told:
             for _, begin, finish in profiler_times(window):

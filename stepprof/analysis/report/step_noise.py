@@ -137,7 +137,7 @@ def _spread(role: str | None, region: str | None, seconds: Sequence[float]) -> S
 
 
 def _spans(file: Path, *, windows: bool = False) -> Iterable[_Span]:
-    """Return the windows and regions of a file, or its windows only.
+    """Yield the windows and regions of a file, or its windows only.
 
     Damage is reported when the step itself is read.
     """

@@ -38,12 +38,12 @@ _BETWEEN = b"},\n"
 
 
 def head(base_ns: int, about: Mapping[str, object]) -> bytes:
-    """The head of a file: the zero of its times, and facts about the file."""
+    """Return the head of a file: the zero of its times, and facts about the file."""
     return b'{"baseTimeNanoseconds":%d,"stepprof":%b,"traceEvents":[\n' % (base_ns, text(about))
 
 
 def tail(facts: Mapping[str, object]) -> bytes:
-    """The end of a file: `facts` about the whole timeline, which viewers show as its metadata."""
+    """Return the end of a file: `facts` about the whole timeline, which viewers show as its metadata."""
     last = b'{"ph":"M","name":"process_sort_index","pid":0,"args":{"sort_index":0}}\n'
     return last + b'],"displayTimeUnit":"ms","otherData":' + text(facts) + b"}\n"
 
@@ -98,7 +98,7 @@ class _Writer:
         return (row + 1) * self.place.count + self.place.index + 1
 
     def names(self) -> bytes:
-        """Yield events that name the process and its rows and state their order."""
+        """Return events that name the process and its rows and state their order."""
         source = self.source
         order = order_of_tracks(source)
         labels = ", ".join([clock_text(source.alignment), source.origin.path, *source.findings])
@@ -316,7 +316,7 @@ def _without_backslash(args: bytes) -> bytes:
 
 
 def _told_apart(names: list[str]) -> list[str]:
-    """Yield counters. Counters of one process with one name are the same counter."""
+    """Number repeated names: viewers merge counters of one process that have the same name."""
     seen: dict[str, int] = {}
     apart = []
     for name in names:

@@ -129,7 +129,7 @@ def _fed(stream: Any, feed: bytes, block: int) -> Iterator[bytes]:
 
 
 def _closely(file: _Part, member: int, damaged: int, block: int) -> Iterator[bytes]:
-    """Return what damaged input decompresses to, byte by byte. Perhaps only the checksum at its end
+    """Yield what damaged input decompresses to, byte by byte. Perhaps only the checksum at its end
     is wrong.
     """
     stream: Any = isal_zlib.decompressobj(_WHOLE_MEMBER)

@@ -93,7 +93,7 @@ class DatabaseStream:
         self.findings += self.utf8.finding()
 
     def _head(self, tables: _Opened) -> None:
-        """Return them under the keys that torch writes."""
+        """Store the facts under the keys that torch writes."""
         for (host,) in tables.rows("SELECT hostName FROM HOST_INFO", optional=True):
             self.header["host_name"] = host
         for (rank,) in tables.rows("SELECT rankId FROM RANK_DEVICE_MAP WHERE rankId >= 0", optional=True):

@@ -51,7 +51,7 @@ class Salvaged(Generic[Event]):
 
 
 def borders(text: bytes) -> Iterator[int]:
-    """Return the offsets of closing braces after which another event seems to begin, the last
+    """Yield the offsets of closing braces after which another event seems to begin, the last
     first.
     """
     end, found = len(text), 0
