@@ -39,6 +39,38 @@ def activate(*, asked: bool = False) -> None:
             _complain(error)
 
 
+def lightning_callbacks() -> "list[object]":
+    """Return the callbacks of each `lightning.pytorch.Trainer`."""
+    return _callbacks("trainer_callbacks", "lightning.pytorch")
+
+
+def pytorch_lightning_callbacks() -> "list[object]":
+    """Return the callbacks of each `pytorch_lightning.Trainer`."""
+    return _callbacks("trainer_callbacks", "pytorch_lightning")
+
+
+def fabric_callbacks() -> "list[object]":
+    """Return the callbacks of each `lightning.fabric.Fabric`."""
+    return _callbacks("fabric_callbacks", "lightning.fabric")
+
+
+def lightning_fabric_callbacks() -> "list[object]":
+    """Return the callbacks of each `lightning_fabric.Fabric`."""
+    return _callbacks("fabric_callbacks", "lightning_fabric")
+
+
+def _callbacks(function: str, package: str) -> "list[object]":
+    if not wanted():
+        return []
+    try:
+        from stepprof.integrations import lightning
+
+        return list(getattr(lightning, function)(package))
+    except Exception as error:  # noqa: BLE001 - the job goes on without stepprof
+        _complain(error)
+        return []
+
+
 def _complain(error: Exception) -> None:
     """Say once why no adapter is attached: stepprof's own log may be what is missing."""
     import sys

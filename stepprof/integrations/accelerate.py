@@ -1,0 +1,101 @@
+"""The adapter of accelerate: each step of the first optimizer that synchronises gradients ends a step.
+
+Below a trainer that opens windows itself, such as Transformers', it adds regions alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from stepprof.integrations.activation import attach
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
+
+if TYPE_CHECKING:
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "watch"]
+
+ACCELERATOR = "accelerate.accelerator:Accelerator"
+OPTIMIZER = "accelerate.optimizer:AcceleratedOptimizer"
+
+
+class _Steps:
+    """The steps of a loop that is written with accelerate."""
+
+    def __init__(self) -> None:
+        self.loop = TrainingLoop("accelerate")
+        self.finished = 0
+        self._optimizer: weakref.ref[Any] | None = None
+
+    def begin(self) -> None:
+        """Open the window of the step that follows, unless it is open."""
+        if not self.loop.is_claimed_elsewhere:
+            self.loop.begin(self.finished + 1)
+
+    def optimized(self, optimizer: Any) -> None:
+        """Note a step of an optimizer: of several the first one counts, without those that accumulate gradients."""
+        first = None if self._optimizer is None else self._optimizer()
+        if first is None:
+            self._optimizer = weakref.ref(optimizer)
+        if first in (None, optimizer) and optimizer.gradient_state.sync_gradients:
+            self.finished += 1
+            self.begin()
+
+
+_steps = _Steps()
+
+
+def watch(accelerator: Any, finished_steps: int = 0) -> None:
+    """Open a window for each optimizer step of a job that uses accelerate.
+
+    Args:
+        accelerator: the job's `Accelerator`.
+        finished_steps: how many steps a resumed job has behind it.
+    """
+    attach(ADAPTERS[0])
+    _steps.loop = TrainingLoop("accelerate", always=True)
+    _steps.finished = finished_steps
+
+
+def _backward_begins(accelerator: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
+    if _steps.loop.step is None:
+        _steps.begin()
+    return open_timer("backward")
+
+
+def _step_begins(optimizer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
+    return optimizer, open_timer("optimizer_step")
+
+
+def _step_ends(token: Any, error: BaseException | None) -> None:
+    if token is not None:
+        optimizer, timer = token
+        close_timer(timer, error)
+        if error is None:
+            _steps.optimized(optimizer)
+
+
+def _attach(patches: Patches) -> None:
+    patches.around(f"{ACCELERATOR}.backward", _backward_begins, close_timer)
+    patches.around(f"{ACCELERATOR}.save_state", lambda *_: open_timer("save_checkpoint"), close_timer)
+    patches.around(f"{ACCELERATOR}.clip_grad_norm_", lambda *_: open_timer("clip_grad_norm"), close_timer)
+    patches.around(f"{OPTIMIZER}.step", _step_begins, _step_ends)
+
+
+ADAPTERS = (
+    Adapter(
+        name="accelerate",
+        distributions=("accelerate",),
+        tested=">=1.15,<1.16",
+        trigger="accelerate.accelerator",
+        needs={
+            f"{ACCELERATOR}.backward": ("loss",),
+            f"{ACCELERATOR}.save_state": (),
+            f"{ACCELERATOR}.clip_grad_norm_": ("parameters",),
+            f"{OPTIMIZER}.step": (),
+        },
+        attach=_attach,
+    ),
+)

@@ -1,0 +1,233 @@
+"""The adapter of Lightning: callbacks that its entry points load, and its profiler's actions as regions.
+
+`Trainer`: the window of a step begins with its first batch and ends where the next one begins. Its
+number is ``trainer.global_step + 1``. `Fabric` has no trainer: its steps are calls of the optimizer.
+Both exist twice, as ``lightning.pytorch`` and as ``pytorch_lightning``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from stepprof.instrument.context import cell
+from stepprof.integrations.activation import attach
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
+
+if TYPE_CHECKING:
+    from stepprof.integrations.patches import Patches
+
+__all__ = [  # noqa: F822 - the two classes are made when they are asked for
+    "ADAPTERS",
+    "StepprofCallback",
+    "StepprofProfiler",
+    "fabric_callbacks",
+    "trainer_callbacks",
+]
+
+REGIONS = {
+    "train_dataloader_next": "fetch_data",
+    "training_step": "training_step",
+    "backward": "backward",
+    "optimizer_step": "optimizer_step",
+    "validation_step": "validation_step",
+    "on_save_checkpoint": "save_checkpoint",
+}
+"""Actions of Lightning's profiler that are regions in every step, by the last part of their name. The others are regions in recorded steps."""
+
+
+class _Events:
+    """What stepprof does at the events of a `Trainer`."""
+
+    def __init__(self, *, always: bool = True) -> None:
+        self._loop = TrainingLoop("lightning", always=always)
+        self._evaluations: list[Any] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Open the windows of this loop from now on."""
+        self._loop.claim()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Open the window of the step, unless it is open: a step may have several batches."""
+        self._loop.begin(trainer.global_step + 1)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Open the window of an evaluation."""
+        if not trainer.sanity_checking:
+            self._evaluations.append(self._loop.evaluation(trainer.global_step))
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the window of an evaluation."""
+        if self._evaluations:
+            self._loop.end_evaluation(self._evaluations.pop())
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the last window."""
+        self._loop.end()
+        self._loop.release()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Close what is open, with the exception that ends the job."""
+        while self._evaluations:
+            self._loop.end_evaluation(self._evaluations.pop(), exception)
+        self._loop.end(exception)
+        self._loop.release()
+
+
+class _FabricEvents:
+    """What stepprof does at the events of `Fabric`: each call of the first optimizer ends a step."""
+
+    def __init__(self) -> None:
+        self._loop = TrainingLoop("lightning")
+        self._optimizer: Any = None
+        self._finished = 0
+
+    def on_before_backward(self) -> None:
+        """Open the window of the first step, whose beginning Fabric does not tell."""
+        if self._loop.step is None and not self._loop.is_claimed_elsewhere:
+            self._loop.begin(self._finished + 1)
+
+    def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
+        """Close the window of this step, and open that of the next one."""
+        self._optimizer = optimizer if self._optimizer is None else self._optimizer
+        if optimizer is self._optimizer and not self._loop.is_claimed_elsewhere:
+            self._finished += 1
+            self._loop.begin(self._finished + 1)
+
+
+class _Actions:
+    """A profiler of Lightning whose actions are regions."""
+
+    def start(self, action_name: str) -> None:
+        """Begin an action."""
+        _action_begins(self, (action_name,), {})
+
+    def stop(self, action_name: str) -> None:
+        """End an action."""
+        _action_ends(self, (action_name,), {})
+
+
+@cache
+def _region_of(action: str) -> str | None:
+    return REGIONS.get(action.rpartition(".")[2])
+
+
+def _action_begins(profiler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    action = args[0] if args else kwargs["action_name"]
+    name, recorder = _region_of(action), cell.recorder
+    if recorder is None or (name is None and recorder.hook is None):
+        return
+    opened = profiler.__dict__.setdefault("_stepprof", {})
+    opened.setdefault(action, []).append(open_timer(name or action))
+
+
+def _action_ends(profiler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    opened = profiler.__dict__.get("_stepprof")
+    if opened and (timers := opened.get(args[0] if args else kwargs["action_name"])):
+        close_timer(timers.pop())
+
+
+@cache
+def _made(name: str, events: type, package: str, base: str) -> Any:
+    """Return a class for one of the two packages of Lightning."""
+    parent = getattr(importlib.import_module(package), base)
+    return type(name, (events, parent), {"__doc__": events.__doc__, "__module__": __name__})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "StepprofCallback":
+        return _made(name, _Events, "lightning.pytorch", "Callback")
+    if name == "PytorchLightningCallback":
+        return _made(name, _Events, "pytorch_lightning", "Callback")
+    if name == "StepprofProfiler":
+        return _made(name, _Actions, "lightning.pytorch.profilers", "Profiler")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def trainer_callbacks(package: str) -> list[object]:
+    """Return the callbacks that an entry point adds to each `Trainer`.
+
+    Args:
+        package: ``lightning.pytorch`` or ``pytorch_lightning``.
+    """
+    if not attach(BY_PACKAGE[package]):
+        return []
+    name = "StepprofCallback" if package == "lightning.pytorch" else "PytorchLightningCallback"
+    return [_made(name, _Events, package, "Callback")(always=False)]
+
+
+def fabric_callbacks(package: str) -> list[object]:
+    """Return the callbacks that an entry point adds to each `Fabric`.
+
+    Args:
+        package: ``lightning.fabric`` or ``lightning_fabric``.
+    """
+    return [_FabricEvents()] if attach(BY_PACKAGE[package]) else []
+
+
+def _trainer_adapter(package: str) -> Adapter:
+    passive = f"{package}.profilers.base:PassThroughProfiler"
+
+    def patch(patches: Patches) -> None:
+        patches.around(f"{passive}.start", _action_begins)
+        patches.around(f"{passive}.stop", _action_ends)
+
+    callback = f"{package}.callbacks.callback:Callback"
+    return Adapter(
+        name=package,
+        distributions=("lightning", "pytorch-lightning"),
+        tested=">=2.6,<2.7",
+        trigger=f"{package}.trainer.trainer",
+        needs={
+            f"{passive}.start": ("action_name",),
+            f"{passive}.stop": ("action_name",),
+            f"{callback}.on_train_start": ("trainer",),
+            f"{callback}.on_train_batch_start": ("trainer", "batch", "batch_idx"),
+            f"{callback}.on_train_end": ("trainer",),
+            f"{callback}.on_validation_start": ("trainer",),
+            f"{callback}.on_validation_end": ("trainer",),
+            f"{callback}.on_exception": ("trainer", "exception"),
+            f"{package}.trainer.trainer:Trainer.global_step": (),
+            f"{package}.trainer.trainer:Trainer.sanity_checking": (),
+        },
+        attach=patch,
+    )
+
+
+def _fabric_adapter(package: str) -> Adapter:
+    fabric = f"{package}.fabric:Fabric"
+
+    def backward_begins(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for callback in instance._callbacks:
+            if isinstance(callback, _FabricEvents):
+                callback.on_before_backward()
+        return open_timer("backward")
+
+    def patch(patches: Patches) -> None:
+        patches.around(f"{fabric}.backward", backward_begins, close_timer)
+        patches.around(f"{fabric}.save", lambda *_: open_timer("save_checkpoint"), close_timer)
+        patches.around(
+            f"{package}.wrappers:_FabricOptimizer.step", lambda *_: open_timer("optimizer_step"), close_timer
+        )
+
+    return Adapter(
+        name=package,
+        distributions=("lightning", "lightning-fabric"),
+        tested=">=2.6,<2.7",
+        trigger=f"{package}.fabric",
+        needs={
+            f"{fabric}.backward": ("tensor",),
+            f"{fabric}.save": ("path",),
+            f"{package}.wrappers:_FabricOptimizer.step": (),
+        },
+        attach=patch,
+    )
+
+
+BY_PACKAGE = {
+    **{package: _trainer_adapter(package) for package in ("lightning.pytorch", "pytorch_lightning")},
+    **{package: _fabric_adapter(package) for package in ("lightning.fabric", "lightning_fabric")},
+}
+ADAPTERS = tuple(BY_PACKAGE.values())

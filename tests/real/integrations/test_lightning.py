@@ -1,0 +1,190 @@
+"""The real Lightning and Fabric by their entry points, and accelerate: jobs that do not mention stepprof."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.spans import read_spans
+
+pytestmark = pytest.mark.timeout(500)
+
+TRAINER = """
+import json, sys
+import lightning as L, torch
+
+torch.manual_seed(0)
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, number):
+        if "fail" in sys.argv and number == 3:
+            raise RuntimeError("out of luck")
+        return self.layer(batch).sum()
+    def validation_step(self, batch, number):
+        self.layer(batch)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def main():
+    data = torch.utils.data.DataLoader(torch.rand(16, 4), batch_size=2)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accumulate_grad_batches=2, val_check_interval=4, num_sanity_val_steps=1,
+    )
+    module = Module()
+    trainer.fit(module, data, data)
+    print(trainer.global_step, module.layer.weight.tolist())
+
+if __name__ == "__main__":
+    main()
+"""
+FABRIC = """
+import torch
+from lightning.fabric import Fabric
+torch.manual_seed(0)
+fabric = Fabric(accelerator="cpu")
+fabric.launch()
+model = torch.nn.Linear(4, 1)
+model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(4):
+    for _ in range(2):
+        fabric.backward(model(torch.ones(1, 4)).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+print(model.weight.tolist())
+"""
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+torch.manual_seed(0)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = torch.nn.Linear(4, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+WATCH
+for _ in range(8):
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(1, 4)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+print(model.weight.tolist())
+"""
+SWITCHED = {"STEPPROF_STEPS": "2", "STEPPROF_BACKEND": "null", "STEPPROF_OUTPUT_DIR": "runs"}
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Return a function that runs a script, and returns its process and what it printed."""
+
+    def run(script, *arguments, launcher=(), status=0, **variables):
+        (tmp_path / "job.py").write_text(script)
+        done = subprocess.run(
+            [sys.executable, *launcher, *([] if not launcher else [sys.executable]), "job.py", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        return done
+
+    return run
+
+
+def windows(folder, step=2):
+    """Return role and status of the windows of a step."""
+    (run,) = list_runs(folder / "runs")
+    return sorted((each["role"] or "step", each["status"]) for each in read_step(run, step)["windows"])
+
+
+def regions(folder, step=2):
+    """Return the names of the regions of a step."""
+    (run,) = list_runs(folder / "runs")
+    return {
+        span["name"] for span in read_spans(run) if span.get("kind") == "region" and span.get("step") == step
+    }
+
+
+class TestTrainer:
+    def test_the_variable_alone(self, job, tmp_path) -> None:
+        """Two batches are one step; the validation after step 2 has the role eval; nothing else changes."""
+        plain, recorded = job(TRAINER), job(TRAINER, **SWITCHED)
+        assert plain.stdout == recorded.stdout
+        assert windows(tmp_path) == [("eval", "joined"), ("step", "complete")]
+        assert {"training_step", "backward", "optimizer_step", "fetch_data"} <= regions(tmp_path)
+
+    def test_a_job_that_fails(self, job, tmp_path) -> None:
+        """The exception ends the job as without stepprof, and is in the manifest of the step."""
+        done = job(TRAINER, "fail", status=1, **SWITCHED)
+        assert "RuntimeError: out of luck" in done.stderr
+        (run,) = list_runs(tmp_path / "runs")
+        (window,) = read_step(run, 2)["windows"]
+        assert "out of luck" in window["body_error"]
+
+    def test_in_code(self, job, tmp_path) -> None:
+        """With the callback and the profiler, in a session of the job's own."""
+        script = TRAINER.replace(
+            "enable_checkpointing=False,",
+            "enable_checkpointing=False, callbacks=[ours.StepprofCallback()], profiler=ours.StepprofProfiler(),",
+        ).replace(
+            "import json, sys",
+            "import json, sys, stepprof\nfrom stepprof.integrations import lightning as ours",
+        )
+        config = {"steps": "2", "backend": "null", "output_dir": "runs"}
+        job(script.replace("def main():", f"def main():\n    stepprof.init({json.dumps(config)})"))
+        assert windows(tmp_path) == [("eval", "joined"), ("step", "complete")]
+        assert {"training_step", "backward", "optimizer_step"} <= regions(tmp_path)
+
+
+class TestFabric:
+    def test_the_variable_alone(self, job, tmp_path) -> None:
+        """Each step of the optimizer ends a step."""
+        assert job(FABRIC).stdout == job(FABRIC, **SWITCHED).stdout
+        assert windows(tmp_path) == [("step", "complete")]
+        assert {"backward", "optimizer_step"} <= regions(tmp_path)
+
+
+class TestAccelerate:
+    def test_stepprof_run(self, job, tmp_path) -> None:
+        """A step is an optimizer step that synchronises gradients, not one that accumulates them."""
+        launcher = (
+            "-m",
+            "stepprof",
+            "run",
+            "--steps",
+            "2",
+            "--backend",
+            "null",
+            "--output-dir",
+            "runs",
+            "--",
+        )
+        assert (
+            job(ACCELERATE.replace("WATCH", "")).stdout
+            == job(ACCELERATE.replace("WATCH", ""), launcher=launcher).stdout
+        )
+        assert windows(tmp_path) == [("step", "complete")]
+        (run,) = list_runs(tmp_path / "runs")
+        assert steps(run) == [2]
+        assert read_run(run)["adapters"]["accelerate"]["status"] == "attached"
+        assert {"backward", "optimizer_step"} <= regions(tmp_path)
+
+    def test_in_code(self, job, tmp_path) -> None:
+        """`watch` in a session of the job's own; a resumed job goes on counting."""
+        config = {"steps": "12", "backend": "null", "output_dir": "runs"}
+        watch = (
+            "import stepprof\nfrom stepprof.integrations.accelerate import watch\n"
+            f"stepprof.init({json.dumps(config)})\nwatch(accelerator, finished_steps=10)"
+        )
+        job(ACCELERATE.replace("WATCH", watch))
+        assert windows(tmp_path, 12) == [("step", "complete")]
