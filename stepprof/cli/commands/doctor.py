@@ -15,6 +15,8 @@ from stepprof.doctor.npu import npu_findings
 from stepprof.doctor.torch import torch_findings
 from stepprof.doctor.upload import upload_findings
 from stepprof.formatting import table
+from stepprof.integrations.activation import adapters
+from stepprof.integrations.source_check import check
 
 __all__ = ["add", "run"]
 
@@ -46,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     lines = backend_lines(findings)
     if args.upload is not None:
         findings += upload_findings(args.upload, args.timeout)
+    frameworks = [line for line in map(check, adapters()) if line.status != "not_installed"]
     problems = sum(finding.level == "problem" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     if args.json:
@@ -54,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
                 "host": socket.gethostname(),
                 "ok": not problems,
                 "backends": [dataclasses.asdict(line) for line in lines],
+                "adapters": [line._asdict() for line in frameworks],
                 "findings": [dataclasses.asdict(finding) for finding in findings],
             }
         )
@@ -69,5 +73,8 @@ def run(args: argparse.Namespace) -> int:
     rows = [[line.name, words[line.records], line.reason] for line in lines]
     say_text(table(["backend", "here", "result or reason"], rows))
     say()
+    if frameworks:
+        say_text(table(["adapter", "version", "here", "reason"], [list(line) for line in frameworks]))
+        say()
     say(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}")
     return 1 if problems else 0

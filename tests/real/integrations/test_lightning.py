@@ -55,12 +55,13 @@ fabric = Fabric(accelerator="cpu")
 fabric.launch()
 model = torch.nn.Linear(4, 1)
 model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+before = model.weight.detach().clone()
 for _ in range(4):
     for _ in range(2):
         fabric.backward(model(torch.ones(1, 4)).sum())
     optimizer.step()
     optimizer.zero_grad()
-print(model.weight.tolist())
+torch.testing.assert_close(model.weight.detach(), before - 4 * 0.1 * 2)
 """
 ACCELERATE = """
 import torch
@@ -70,12 +71,13 @@ accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 model = torch.nn.Linear(4, 1)
 model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 WATCH
+before = model.weight.detach().clone()
 for _ in range(8):
     with accelerator.accumulate(model):
         accelerator.backward(model(torch.ones(1, 4)).sum())
         optimizer.step()
         optimizer.zero_grad()
-print(model.weight.tolist())
+torch.testing.assert_close(model.weight.detach(), before - 4 * 0.1)
 """
 SWITCHED = {"STEPPROF_STEPS": "2", "STEPPROF_BACKEND": "null", "STEPPROF_OUTPUT_DIR": "runs"}
 
@@ -148,8 +150,8 @@ class TestTrainer:
 
 class TestFabric:
     def test_the_variable_alone(self, job, tmp_path) -> None:
-        """Each step of the optimizer ends a step."""
-        assert job(FABRIC).stdout == job(FABRIC, **SWITCHED).stdout
+        """Each step of the optimizer ends a step; the weights are as computed by hand."""
+        job(FABRIC, **SWITCHED)
         assert windows(tmp_path) == [("step", "complete")]
         assert {"backward", "optimizer_step"} <= regions(tmp_path)
 
@@ -169,10 +171,7 @@ class TestAccelerate:
             "runs",
             "--",
         )
-        assert (
-            job(ACCELERATE.replace("WATCH", "")).stdout
-            == job(ACCELERATE.replace("WATCH", ""), launcher=launcher).stdout
-        )
+        job(ACCELERATE.replace("WATCH", ""), launcher=launcher)
         assert windows(tmp_path) == [("step", "complete")]
         (run,) = list_runs(tmp_path / "runs")
         assert steps(run) == [2]

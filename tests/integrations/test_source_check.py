@@ -1,0 +1,94 @@
+"""`stepprof doctor` tells what each adapter would do here, without importing the framework."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from stepprof.cli.commands import doctor
+from stepprof.cli.main import main
+from stepprof.doctor.finding import Finding
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.source_check import check
+
+SOURCE = """
+from dataclasses import dataclass
+from .inner import Timer as Clock
+
+class Trainer:
+    @property
+    def step(self): ...
+    def fit(self, data, *, epochs=1): ...
+
+@dataclass
+class Options:
+    profiler: str = ""
+
+raise RuntimeError("it must not be imported")
+"""
+
+
+@pytest.fixture
+def adapter(tmp_path, monkeypatch):
+    """Return an adapter of a package that is on the path and cannot be imported."""
+    package = tmp_path / "unimportable"
+    package.mkdir()
+    (package / "__init__.py").write_text(SOURCE)
+    (package / "inner.py").write_text("class Timer:\n    def start(self, name): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    needs = {
+        "unimportable:Trainer.fit": ("data", "epochs"),
+        "unimportable:Trainer.step": (),
+        "unimportable:Options.__init__": ("profiler",),
+        "unimportable:Clock.start": ("name",),
+        "unimportable.inner:Timer": (),
+    }
+    return Adapter("fake", ("structlog",), ">=1", "unimportable.inner", needs, lambda _: None)
+
+
+class TestCheck:
+    def test_everything_is_there(self, adapter) -> None:
+        """Methods, properties, fields of a dataclass, and names that are imported from another module."""
+        line = check(adapter)
+        assert (line.status, line.reason) == ("attaches", None)
+        assert "unimportable" not in sys.modules
+
+    @pytest.mark.parametrize(
+        ("need", "parameters", "named"),
+        [
+            ("unimportable:Trainer.run", (), "unimportable:Trainer.run"),
+            ("unimportable:Trainer.fit", ("batches",), "unimportable:Trainer.fit(batches)"),
+            ("unimportable:Options.__init__", ("profile",), "unimportable:Options.__init__(profile)"),
+            ("unimportable.gone:Timer", (), "unimportable.gone:Timer"),
+        ],
+    )
+    def test_a_name_is_missing(self, adapter, need, parameters, named) -> None:
+        """The reason names it, and the parameter if only that is missing."""
+        line = check(dataclasses.replace(adapter, needs={need: parameters}))
+        assert (line.status, line.reason) == ("name_missing", f"not found: {named}")
+
+    def test_another_version(self, adapter) -> None:
+        """It would be tried all the same."""
+        assert check(dataclasses.replace(adapter, tested="<1")).status == "untested"
+
+    @pytest.mark.parametrize("change", [{"distributions": ("no-such",)}, {"trigger": "no_such.module"}])
+    def test_not_installed(self, adapter, change) -> None:
+        """No distribution, or no such module."""
+        assert check(dataclasses.replace(adapter, **change)).status == "not_installed"
+
+
+class TestDoctor:
+    def test_adapters_are_listed(self, adapter, tmp_path, monkeypatch, capsys) -> None:
+        """One line for each framework that is installed."""
+        monkeypatch.setattr(doctor, "torch_findings", lambda environ, timeout: [Finding("torch", "ok", "2")])
+        monkeypatch.setattr(
+            doctor, "adapters", lambda: [adapter, dataclasses.replace(adapter, trigger="gone.x")]
+        )
+        main(["doctor", "--output-dir", str(tmp_path), "--json"])
+        (line,) = json.loads(capsys.readouterr().out)["adapters"]
+        assert (line["name"], line["status"]) == ("fake", "attaches")
+        main(["doctor", "--output-dir", str(tmp_path)])
+        assert "attaches" in capsys.readouterr().out
