@@ -24,6 +24,10 @@ __all__ = ["EngineHost", "EngineRegistry", "Join", "WindowEngines", "waiting"]
 class WindowEngines(Protocol):
     """The engines that follow one window."""
 
+    @property
+    def stops_elsewhere(self) -> bool:
+        """Return whether training may go on before their stops are answered: each is an engine in another process."""
+
     async def started(self) -> None:
         """Wait until their starts are answered, without blocking the event loop."""
 
@@ -49,6 +53,9 @@ class EngineRegistry(Protocol):
     @property
     def calm(self) -> bool:
         """Return whether a window that is not selected has nothing to tell them."""
+
+    def shares(self, role: str | None, other: str | None) -> bool:
+        """Return whether an engine follows windows of both roles."""
 
     def follows(self, role: str | None) -> bool:
         """Return whether windows of this role reach an engine."""

@@ -30,6 +30,7 @@ from stepprof.recording.leftover_files import remove_leftovers
 from stepprof.recording.local_target import LocalTarget
 from stepprof.recording.misuse import Refusals
 from stepprof.recording.oom_snapshots import OutOfMemory
+from stepprof.recording.pending_stops import PendingStops
 from stepprof.recording.rank_discovery import Joining
 from stepprof.recording.selector import Selector
 from stepprof.recording.span_files import SpanFile
@@ -87,6 +88,7 @@ class Session:
         self.selector = Selector(config, identity, self._rank_found, self._attached)
         self.quiet = self.selector.quiet
         self.calm = True
+        self._stops = PendingStops()
         self.refusals = Refusals(lambda: self.rank, strict=config.strict)
         # reentrant: a signal handler may come in between
         self._publishing = threading.RLock()
@@ -186,6 +188,7 @@ class Session:
                 if policy is None:
                     return None
                 ticket = self._ticket(step, role, version, policy, ahead)
+                self._stops.opened(ticket)
                 if self.selector.selects_rank(policy):
                     most = policy.engine_stop_timeout_seconds - ticket.timing.waited_seconds
                     with bound(ticket.window.fields):
@@ -223,6 +226,8 @@ class Session:
         if window is None:
             window = self.selector.window(step, role, version)
             if self.fleet is not None and self.fleet.follows(role):
+                for stopping in self._stops.before(role, self.fleet):
+                    stopping.wait_stopped()
                 with bound(window.fields):
                     loop = self.recorder.running_loop()
                     bracket = self.fleet.enter(window, policy, loop, strict=self.config.strict)
@@ -234,6 +239,7 @@ class Session:
         if ticket.closed:
             return
         self.local.abandon(ticket, interrupt)
+        self._stops.abandoned(ticket)
         if ticket.bracket is not None:
             ticket.bracket.send_stops(None, partial=describe_error(interrupt))
 
@@ -259,6 +265,8 @@ class Session:
             if told:
                 await asyncio.wait([*map(asyncio.wrap_future, told)], timeout=ANNOUNCE_SECONDS)
             if fleet is not None and fleet.follows(role):
+                for stopping in self._stops.before(role, fleet):
+                    await stopping.stopped()
                 ahead.window = self.selector.window(number, role, version)
                 with bound(ahead.window.fields):
                     ahead.bracket = fleet.begin(ahead.window, policy)
@@ -293,8 +301,9 @@ class Session:
                         self._send_stops(bracket, ticket, error)
                 finally:
                     self.local.exit(ticket, error)
-                    if bracket is not None and not ticket.awaits_engines:
-                        bracket.wait_stopped()
+                    for stopping in self._stops.closed(ticket):
+                        if not ticket.awaits_engines:
+                            stopping.wait_stopped()
         except Exception as failure:  # noqa: BLE001 - raised again only if strict
             self._failed(failure)
         finally:

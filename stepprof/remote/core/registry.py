@@ -91,6 +91,10 @@ class Fleet:
         """Whether a window of this role reaches an engine or a rank elsewhere."""
         return any(engine.follows(role) for engine in self.engines)
 
+    def shares(self, role: str | None, other: str | None) -> bool:
+        """Whether an engine follows windows of both roles."""
+        return any(engine.follows(role) and engine.follows(other) for engine in self.engines)
+
     def selected(self, role: str | None, policy: Policy) -> list[EngineTarget]:
         """The targets that the configuration asks for in a window of this role; notes which of their workers."""
         found = []

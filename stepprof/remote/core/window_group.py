@@ -96,6 +96,15 @@ class Bracket:
         if self._stopped is None:
             self._stopped = remote_loop().submit(self._guarded(self._stop(body_error, partial, blocked)))
 
+    @property
+    def stops_elsewhere(self) -> bool:
+        """Whether training may go on before their stops are answered: all are engines in other processes, which nobody calls from this one's threads."""
+        targets = [target for target, _ in self._members.recordings]
+        return not self._members.joins and not any(
+            target.is_rank or target.driver.runs_loop or target.driver.key.startswith("object:")
+            for target in targets
+        )
+
     def wait_stopped(self) -> None:
         """Wait until each engine has stopped, or the bound is over."""
         waited(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
