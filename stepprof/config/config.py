@@ -165,7 +165,7 @@ class Config:
             put(self, "spans", False)
         for name in OWN_TABLES:
             if self.enabled and not self.spans and getattr(self, name).enabled:
-                problem = "lives on the spans, and spans = false keeps none; leave one of the two out"
+                problem = "requires spans: remove spans = false, or disable this table"
                 raise ConfigError.at(f"{name}.enabled", True, problem)
         policies: dict[str | None, Policy] = {None: resolve(self, RolePolicy())}
         for name, role in self._role_policies():
@@ -295,7 +295,7 @@ def _role(name: str, role: object) -> RolePolicy:
             return role
         for key, value in role.items() if isinstance(role, Mapping) else ():
             if key in keys_of(Config) and key not in keys_of(RolePolicy):
-                raise ConfigError.at(key, value, "holds for the whole run; write it at the top level")
+                raise ConfigError.at(key, value, "applies to the whole run; write it at the top level")
         return RolePolicy(**arguments(RolePolicy, role))
 
 

@@ -44,10 +44,10 @@ def shared_device(policy: Policy) -> Iterator[str]:
     if policy.steps.is_none or policy.ranks.is_none:
         return
     if policy.engine.devices and "npu" not in (policy.engine.backend or ()):
-        yield 'engine.devices are NPUs, and the engine records without them, so that they are ignored; set engine.backend = "npu", or leave them out'
+        yield 'engine.devices are NPUs, but the engine does not record them; set engine.backend = "npu", or leave them out'
     if "npu" in policy.backend and "npu" in (policy.engine.backend or ()):
         yield (
-            'backend = "npu" for this process and for the engine: CANN wants one recorder of a device at a time; where the two share one, '
+            'backend = "npu" for this process and for the engine: CANN allows one recorder per device at a time; if the two share one, '
             'set backend = "null" with engine.backend = "npu" for this role, or engine.backend = "torch"'
         )
 

@@ -41,7 +41,7 @@ def check_backends(value: object, key: str) -> tuple[str, ...]:
             )
             raise ConfigError.at(key, value if len(found) == 1 else name, f"unknown backend{meant}")
     if "null" in found and len(found) > 1:
-        raise ConfigError.at(key, value, '"null" records nothing and stands alone; did you mean "null"?')
+        raise ConfigError.at(key, value, '"null" cannot be combined; did you mean "null"?')
     clashing = [name for name in found if name in _EXCLUSIVE]
     if len(clashing) > 1:
         raise ConfigError.at(
@@ -59,7 +59,7 @@ def check_backends(value: object, key: str) -> tuple[str, ...]:
     for name in found:
         if len(found) > 1 and name not in BUILT_IN and name not in _beside_others():
             problem = (
-                f'"{name}" does not say that it can record beside others (entry-point group {BESIDE_OTHERS}); '
+                f'"{name}" does not declare that it can record together with others (entry-point group {BESIDE_OTHERS}); '
                 f'did you mean "{name}" alone?'
             )
             raise ConfigError.at(key, value, problem)

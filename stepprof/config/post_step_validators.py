@@ -48,7 +48,9 @@ def command(value: object, key: str) -> tuple[str, ...]:
         raise ConfigError.at(key, value, 'expected a command, such as "./notify.sh profiled"')
     for part in parts:
         if _SHELL.fullmatch(part) or _VARIABLE.search(part):
-            problem = f'"{part}" is for a shell, and none reads it; did you mean ["sh", "-c", …]?'
+            problem = (
+                f'"{part}" is shell syntax, but no shell runs the command; did you mean ["sh", "-c", …]?'
+            )
             raise ConfigError.at(key, value, problem)
     return _without_nul(parts, value, key)
 
@@ -68,7 +70,7 @@ def upload_url(value: object, key: str) -> str:
     place = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if ":" in place.rpartition("@")[0] or "?" in rest or "#" in rest:
         shown = f"{scheme}://…"
-        problem = "has a password or a query in it, and the configuration is written into the run; leave it to the store's own variables and files"
+        problem = "has a password or a query in it, and the configuration is written into the run; use the store's own variables and files"
         raise ConfigError.at(key, shown, problem)
     if "::" in scheme or "::" in rest:
         raise ConfigError.at(
@@ -83,7 +85,7 @@ def upload_url(value: object, key: str) -> str:
     elif not path or (scheme in _STORES and not place):
         raise ConfigError.at(key, value, f'names no place; such as "{scheme}://bucket/prefix"')
     if ".." in path.split("/"):
-        raise ConfigError.at(key, value, "leads upwards; name the folder itself")
+        raise ConfigError.at(key, value, "leads out of its folder; name the folder itself")
     return value.rstrip("/")
 
 

@@ -145,7 +145,7 @@ class Ranks:
     >>> ranks.check(8, "roles.actor.ranks")
     Traceback (most recent call last):
       ...
-    stepprof.errors.ConfigError: roles.actor.ranks = "0-3,8": there is no rank 8 in a world of 8; the nearest is 7
+    stepprof.errors.ConfigError: roles.actor.ranks = "0-3,8": there is no rank 8 in a world of 8; did you mean 7?
     """
 
     intervals: tuple[Interval, ...] = ()
@@ -206,7 +206,7 @@ class Ranks:
                 raise ConfigError.at(
                     key,
                     str(self),
-                    f"there is no rank {absent} in a world of {world_size}; the nearest is {world_size - 1}",
+                    f"there is no rank {absent} in a world of {world_size}; did you mean {world_size - 1}?",
                 )
 
     def __str__(self) -> str:
@@ -224,7 +224,7 @@ def replica_of(global_rank: int, gpus_per_replica: int) -> int:
     """
     if gpus_per_replica < 1:
         raise ConfigError.at(
-            "gpus_per_replica", gpus_per_replica, "a replica has at least one GPU; the nearest is 1"
+            "gpus_per_replica", gpus_per_replica, "a replica has at least one GPU; did you mean 1?"
         )
     return global_rank // gpus_per_replica
 
@@ -244,7 +244,9 @@ def _parts(value: object, key: str, *, example: str) -> list[str]:
     items: list[str] = []
     for item in value:
         if isinstance(item, bool) or not isinstance(item, int | str):
-            raise ConfigError.at(key, value, f"{shown(item)} is no number; expected something like {example}")
+            raise ConfigError.at(
+                key, value, f"{shown(item)} is not a number; expected something like {example}"
+            )
         items += _parts(item, key, example=example)
     return items
 
@@ -280,7 +282,7 @@ def _nearest_word(part: str, words: tuple[str, ...]) -> str:
 def _refuse_company(word: str, parts: list[str], value: object, key: str) -> None:
     """Refuse `none` and `all` next to other items: the meaning would be unclear."""
     if len(parts) > 1:
-        raise ConfigError.at(key, value, f'"{word}" stands alone; did you mean "{word}"?')
+        raise ConfigError.at(key, value, f'"{word}" cannot be combined; did you mean "{word}"?')
 
 
 def _merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:

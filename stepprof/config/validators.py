@@ -98,7 +98,7 @@ def whole(minimum: int) -> Check:
             )
             raise ConfigError.at(key, value, f"expected a whole number{hint}")
         if value < minimum:
-            raise ConfigError.at(key, value, f"too small; the nearest is {minimum}")
+            raise ConfigError.at(key, value, f"too small; did you mean {minimum}?")
         return value
 
     return check
@@ -143,7 +143,7 @@ def byte_size(value: object, key: str) -> int:
     """Accept a number of bytes, or text such as "2GiB" (1024s) or "500 MB" (1000s)."""
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
-            raise ConfigError.at(key, value, "too small; the nearest is 1")
+            raise ConfigError.at(key, value, "too small; did you mean 1?")
         return value
     if not isinstance(value, str):
         raise ConfigError.at(key, value, 'expected a number of bytes or a size such as "2GiB"')
@@ -155,7 +155,7 @@ def byte_size(value: object, key: str) -> int:
         raise ConfigError.at(key, value, f'unknown unit "{unit}"; did you mean "{number}{_near_unit(unit)}"?')
     size = int(Decimal(number) * _UNITS.get(unit, 1))
     if size < 1:
-        raise ConfigError.at(key, value, 'too small; the nearest is "1B"')
+        raise ConfigError.at(key, value, 'too small; did you mean "1B"?')
     return size
 
 
@@ -175,7 +175,7 @@ def memory_floor(value: object, key: str) -> MemoryFloor:
         return MemoryFloor(fraction=percent / 100)
     if isinstance(value, str) and re.fullmatch(r"\d\d?", value.strip(), re.ASCII):
         raise ConfigError.at(
-            key, value, f'a floor of {value} bytes is none; did you mean "{value.strip()}%"?'
+            key, value, f'a floor of {value} bytes has no effect; did you mean "{value.strip()}%"?'
         )
     return MemoryFloor(bytes=byte_size(value, key))
 
@@ -226,7 +226,7 @@ def texts(value: object, key: str) -> tuple[str, ...]:
         raise ConfigError.at(
             key,
             value,
-            "expected at least one name, and none that is empty; leave the key out for the default",
+            "expected at least one name, and no empty ones; remove the key for the default",
         )
     for item in found:
         if found.count(item) > 1:

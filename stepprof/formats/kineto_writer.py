@@ -121,7 +121,7 @@ def inspect(path: Path) -> TraceFile:
             raise TraceFileError("the trace is empty")
         head, opening = _head(file)
         if not head.lstrip().startswith(b"{"):
-            raise TraceFileError(f"this is no trace: it begins with {head[:20]!r}")
+            raise TraceFileError(f"not a trace: it begins with {head[:20]!r}")
         if opening is None:
             return TraceFile(size=size, problem="the trace has no traceEvents")
         start = max(opening.end(), size - _TAIL)

@@ -101,7 +101,7 @@ def _read(path: Path) -> Mapping[str, Any]:
             )
         table = read_pickle(file.read(MAX_BYTES))
     if not isinstance(table, dict) or not isinstance(table.get("segments"), list):
-        raise PickleRefused("it is no snapshot of CUDA's allocator: there are no segments")
+        raise PickleRefused("not a snapshot of CUDA's allocator: it has no segments")
     segments = table["segments"]
     blocks = sum(len(listed(as_mapping(segment).get("blocks"))) for segment in segments)
     if len(segments) + blocks + entries_of(table) > MAX_ENTRIES:

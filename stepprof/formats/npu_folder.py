@@ -54,8 +54,8 @@ def missing_parts(folder: Path, *, on_host: bool | None = None, on_device: bool 
     if on_device and not device:
         return "the device recorded nothing: CANN made no PROF_ folder (its log may say why: ~/ascend/log)"
     if on_host and not host:
-        return "torch_npu recorded no operation of the host: there is nothing in FRAMEWORK"
-    return None if host or device else "neither the host's operations nor the device's are in it"
+        return "torch_npu recorded no operation of the host: FRAMEWORK is empty"
+    return None if host or device else "it has no operations of the host or the device"
 
 
 def is_analysed(folder: Path) -> bool:

@@ -168,7 +168,7 @@ class DeviceLease:
                 if time.monotonic() >= deadline:
                     waited = f", also after {wait_seconds:g} s" if wait_seconds else ""
                     raise Busy(
-                        f"{self.device} is recorded by {self._holder(descriptor)}{waited}; two recorders of one device take turns"
+                        f"{self.device} is recorded by {self._holder(descriptor)}{waited}; only one process records a device at a time"
                     ) from None
             except OSError as error:
                 raise BackendError(

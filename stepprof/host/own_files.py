@@ -44,7 +44,7 @@ def read_own(path: Path, uid: int | None) -> bytes:
         status = os.fstat(file.fileno())
         if uid is not None and status.st_uid != uid:
             raise ConfigError(
-                f"{path.name}: made by user {status.st_uid}; only user {uid}, whose job this is, may ask"
+                f"{path.name}: made by user {status.st_uid}; only user {uid}, the owner of the job, may make requests"
             )
         if status.st_size > MAX_BYTES:
             raise ConfigError(f"{path.name}: {status.st_size} bytes; at most {MAX_BYTES} are read")

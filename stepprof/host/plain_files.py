@@ -140,5 +140,5 @@ def read_table(path: Path | str, most_bytes: int = MOST_BYTES) -> dict[str, Any]
     except ValueError as error:
         raise ValueError(f"damaged: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError("damaged: no table")
+        raise ValueError("damaged: not a JSON object")
     return content

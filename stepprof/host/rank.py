@@ -90,13 +90,13 @@ def _checked(identity: Identity) -> Identity:
     if not isinstance(rank, int):
         return identity
     if world is not None and world < 1:
-        raise ConfigError(f"world_size = {world}: a world has at least one rank; nearest: 1")
+        raise ConfigError(f"world_size = {world}: a world has at least one rank; did you mean 1?")
     if rank < 0 and world is None:
-        raise ConfigError(f"rank = {rank} ({identity.source}): there are no negative ranks; nearest: 0")
+        raise ConfigError(f"rank = {rank} ({identity.source}): there are no negative ranks; did you mean 0?")
     if world is not None and not 0 <= rank < world:
         raise ConfigError(
             f"rank = {rank} ({identity.source}): a world of {world} has the ranks 0 to {world - 1}; "
-            f"nearest: {min(max(rank, 0), world - 1)}"
+            f"did you mean {min(max(rank, 0), world - 1)}?"
         )
     return identity
 

@@ -57,7 +57,7 @@ def init(
 
     Raises:
         ConfigError: the configuration is wrong, cannot match this job, or differs from that of the running session; or
-            ``output_dir`` is not writable, or ``name`` is no plain name.
+            ``output_dir`` is not writable, or ``name`` is not a plain name.
     """
     settled = load(config)
     called = None if name is None else process_name(name)

@@ -127,7 +127,7 @@ class OutOfMemory:
         timing.end(timing.entered_ns)  # a moment; the time of the snapshot is counted separately
         reason = (
             f"out of memory on CUDA device {event['device']}: {event['asked_bytes']:,} bytes asked for, "
-            f"{event['free_bytes']:,} of {event['total_bytes']:,} free; the snapshot tells what held it"
+            f"{event['free_bytes']:,} of {event['total_bytes']:,} free; the snapshot shows the allocations"
         )
         fragment = Fragment(self._origin, window, self._post)
         # no world size: the windows of other ranks are not missing

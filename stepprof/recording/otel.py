@@ -239,7 +239,7 @@ class Sender:
                 each for span in batch if (each := self._translator.translate(span, offset)) is not None
             ]
             sent = not translated or self._exporter.export(translated) is SpanExportResult.SUCCESS
-            reason = "the collector did not take them"
+            reason = "the collector did not accept the spans"
         except Exception as error:  # noqa: BLE001 - an exporter may raise what it will
             sent, reason = False, describe_error(error)
         self._under_way = 0

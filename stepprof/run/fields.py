@@ -41,7 +41,7 @@ def wrong(key: str, value: object) -> str | None:
     """Return the problem of a field's value; None: there is none, or the field is unknown here.
 
     >>> wrong("world_size", 10**18), wrong("start_seconds", float("inf")), wrong("world_size", 8)
-    ('is not between 0 and 1048576', 'is no number', None)
+    ('is not between 0 and 1048576', 'is not a number', None)
     """
     check = _CHECKS.get(key)
     return None if check is None or value is None else check(value)
@@ -80,7 +80,7 @@ def path_problem(path: object) -> str | None:
 def _integer(low: int, high: int) -> _Check:
     def check(value: object) -> str | None:
         if type(value) is not int:
-            return "is no number"
+            return "is not a number"
         return None if low <= value <= high else f"is not between {low} and {high}"
 
     return check
@@ -89,7 +89,7 @@ def _integer(low: int, high: int) -> _Check:
 def _number(most: float) -> _Check:
     def check(value: object) -> str | None:
         if type(value) is not int and (type(value) is not float or not math.isfinite(value)):
-            return "is no number"
+            return "is not a number"
         return None if abs(value) <= most else f"is not between {-most:g} and {most:g}"
 
     return check
@@ -97,12 +97,16 @@ def _number(most: float) -> _Check:
 
 def _text(value: object) -> str | None:
     if not isinstance(value, str):
-        return "is no text"
+        return "is not a string"
     return None if len(value) <= LONGEST_TEXT else "is too long"
 
 
 def _scalar(value: object) -> str | None:
-    return None if isinstance(value, str | int | float) and not _text(str(value)) else "is no number or text"
+    return (
+        None
+        if isinstance(value, str | int | float) and not _text(str(value))
+        else "is not a number or string"
+    )
 
 
 def _switch(value: object) -> str | None:

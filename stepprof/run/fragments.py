@@ -54,7 +54,7 @@ def _say_what_it_means(entry: CaptureEntry, writer: object, *, ended: str) -> No
         entry.update(status=status, reason_code=None, error=None)
     elif alive is None:
         host = writer.get("host") if isinstance(writer, dict) else None
-        doubt = f"or is still at it: that can be told on {host or 'its host'} alone"
+        doubt = f"or still running: liveness can only be checked on {host or 'its host'} alone"
         entry.error = f"{entry.error or 'lost'} ({doubt})"
     else:
         entry.pending = False

@@ -48,7 +48,7 @@ class JobStore:
         if answer is None or is_plain_name(answer):
             return answer
         logger.warning(
-            "store.unreachable", reason=f"the run of the other ranks is no plain name: {answer[:200]!r}"
+            "store.unreachable", reason=f"the run of the other ranks is not a plain name: {answer[:200]!r}"
         )
         return None
 

@@ -121,7 +121,7 @@ def open_run(
         store: the store of the torch.distributed job, where its ranks can agree on one of several claims.
 
     Raises:
-        ConfigError: the folder cannot be made or written, or `run_id` is no plain name.
+        ConfigError: the folder cannot be made or written, or `run_id` is not a plain name.
     """
     root = output_root(output_dir)
     try:

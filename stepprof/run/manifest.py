@@ -190,13 +190,13 @@ class _Bounded:
 def _entries(content: Mapping[str, Any], key: str, find: _Find) -> Iterator[dict[str, Any]]:
     entries = content.get(key, [])
     if not isinstance(entries, list):
-        find(f"damaged: {key} is no list")
+        find(f"damaged: {key} is not a list")
         return
     for entry in entries[:_MOST_ENTRIES]:
         if isinstance(entry, dict):
             yield entry
         else:
-            find(f"damaged: an entry of {key} is no table")
+            find(f"damaged: an entry of {key} is not an object")
     if len(entries) > _MOST_ENTRIES:
         find(f"has {len(entries)} entries of {key}: those after the first {_MOST_ENTRIES} are left out")
 

@@ -76,7 +76,7 @@ class Request:
         whole(1)(self.count, "count")
         for key, value, most in (("step", self.step, MAX_STEP), ("count", self.count, MAX_COUNT)):
             if value > most:
-                raise ConfigError.at(key, value, f"too large; the nearest is {most}")
+                raise ConfigError.at(key, value, f"too large; did you mean {most}?")
         if self.role is not None:
             role_name(self.role)
         for key in self.changes:

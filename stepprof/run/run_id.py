@@ -64,13 +64,13 @@ def agree_on_run(
         environ: the environment of the process.
 
     Raises:
-        ConfigError: `run_id` is no plain name.
+        ConfigError: `run_id` is not a plain name.
         OSError: a claim cannot be written to `output_dir`.
     """
     if run_id is not None:
         if not is_plain_name(run_id):
             raise ConfigError(
-                f'run_id = "{run_id}": not a plain name; use letters, digits, ".", "_" and "-", at most {LONGEST_NAME}, not beginning with "." (nearest: "{safe_name(run_id) or "run"}")'
+                f'run_id = "{run_id}": not a plain name; use letters, digits, ".", "_" and "-", at most {LONGEST_NAME}, not beginning with "."; did you mean "{safe_name(run_id) or "run"}"?'
             )
         return Agreement(run_id, "run_id")
     for source, name in (

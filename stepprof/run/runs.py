@@ -135,7 +135,7 @@ def find_step(runs: Sequence[Path], step: int | None) -> int:
         return recorded[-1]
     if step not in recorded:
         nearest = min(recorded, key=lambda other: abs(other - step))
-        raise ConfigError(f"step {step}: not recorded in {runs[0]}; the nearest that is: {nearest}")
+        raise ConfigError(f"step {step}: not recorded in {runs[0]}; did you mean {nearest}?")
     return step
 
 

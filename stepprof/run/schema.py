@@ -92,9 +92,9 @@ class Entry:
         if check is not None:
             return check(value)
         if isinstance(default, str):
-            return None if isinstance(value, str) else "is no text"
+            return None if isinstance(value, str) else "is not a string"
         if isinstance(default, list):
-            return None if _is_texts(value) else "is no list of texts"
+            return None if _is_texts(value) else "is not a list of strings"
         return wrong(key, value)
 
 
@@ -104,7 +104,7 @@ def _is_texts(value: object) -> bool:
 
 def _role(value: object) -> str | None:
     fits = value is None or (isinstance(value, str) and len(value) <= LONGEST_NAME)
-    return None if fits else "is no name"
+    return None if fits else "is not a name"
 
 
 def _status(value: object) -> str | None:
@@ -112,14 +112,14 @@ def _status(value: object) -> str | None:
 
 
 def _rank(value: object) -> str | None:
-    return None if is_rank(value) else "is no rank"
+    return None if is_rank(value) else "is not a rank"
 
 
 def _capture(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        return "is no table"
+        return "is not an object"
     if not is_step(value.get("step", 0)):
         return "is of no step"
     return "is no file of a step" if path_problem(value.get("stem", "x")) else None

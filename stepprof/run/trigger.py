@@ -81,9 +81,9 @@ def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes:
         raise ConfigError.at("run", str(path), "no such folder")
     if not living and (statuses or step == NEXT):
         what = (
-            "the run is over: no process of it lives"
+            "the run has ended: it has no live process"
             if statuses
-            else "no rank has told at which step it is; name the step, or look with `stepprof status`"
+            else "no rank has published its step; name the step, or see `stepprof status`"
         )
         raise ConfigError.at("run", path.name, what)
     _check_user(path, living)
@@ -142,7 +142,9 @@ def _check_user(path: Path, statuses: Sequence[Mapping[str, Any]]) -> None:
         if uid not in users:
             whose = " or ".join(str(user) for user in sorted(users))
             raise ConfigError.at(
-                "run", path.name, f"only user {whose}, whose job this is, may ask; you are user {uid}"
+                "run",
+                path.name,
+                f"only user {whose}, the owner of the job, may make requests; you are user {uid}",
             )
 
 
@@ -160,7 +162,7 @@ def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str,
     roles |= set(known.roles)
     if request.role is not None and roles and request.role not in roles:
         raise ConfigError.at(
-            "role", request.role, f"no window of this role has come in{nearest(request.role, sorted(roles))}"
+            "role", request.role, f"no window of this role has begun{nearest(request.role, sorted(roles))}"
         )
     for role in (None, request.role, *known.roles):
         if request.concerns(role):

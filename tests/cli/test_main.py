@@ -405,7 +405,7 @@ class TestShow:
         ("recorded", "arguments", "message"),
         [
             ([], [], "no step is recorded"),
-            ([2, 9], ["--step", "7"], "step 7: not recorded in .*; the nearest that is: 9"),
+            ([2, 9], ["--step", "7"], "step 7: not recorded in .*; did you mean 9"),
         ],
     )
     def test_no_such_step(self, output_dir, capsys, recorded, arguments, message):

@@ -33,12 +33,15 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"torch": {"with_stak": True}}, 'torch.with_stak = true: unknown key; did you mean "with_stack"?'),
     (
         {"roles": {"actor": {"spans": False}}},
-        "roles.actor.spans = false: holds for the whole run; write it at the top level",
+        "roles.actor.spans = false: applies to the whole run; write it at the top level",
     ),
     ({"torc": {"with_stack": True}}, "torc = {'with_stack': True}: unknown key; did you mean \"torch\"?"),
     ({"schedule": {"region": "x", "activ": 2}}, 'schedule.activ = 2: unknown key; did you mean "active"?'),
     ({"roles": {"rollout": {"rank": 0}}}, 'roles.rollout.rank = 0: unknown key; did you mean "ranks"?'),
-    ({"roles": {"a": {"output_dir": "x"}}}, 'roles.a.output_dir = "x": holds for the whole run; write it at'),
+    (
+        {"roles": {"a": {"output_dir": "x"}}},
+        'roles.a.output_dir = "x": applies to the whole run; write it at',
+    ),
     (
         {"roles": {"a": {"torch": {"with_stak": 1}}}},
         'roles.a.torch.with_stak = 1: unknown key; did you mean "with_stack"?',
@@ -66,7 +69,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"regions": "a,b"}, 'regions = ["a,b"]: has no effect without capture_per = "region"'),
     ({"regions": [1]}, 'regions = [1]: expected a list of names, such as ["a", "b"]'),
     ({"regions": ["a", "a"]}, 'regions = ["a", "a"]: "a" is named twice; once is enough'),
-    ({"regions": [" "]}, "expected at least one name, and none that is empty"),
+    ({"regions": [" "]}, "expected at least one name, and no empty ones"),
     ({"backend": 3}, "backend = 3: expected the name of a backend (one of: torch, npu, nsys, memory, null)"),
     ({"backend": []}, "backend = []: expected at least one name"),
     # wrong values
@@ -91,7 +94,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"backend": ["npu", "memory"]}, 'did you mean "npu" with npu.profile_memory = true?'),
     ({"backend": "torch+memory"}, 'unknown backend; did you mean ["torch", "memory"]?'),
     ({"backend": "torch, memory"}, 'unknown backend; did you mean ["torch", "memory"]?'),
-    ({"backend": ["null", "memory"]}, '"null" records nothing and stands alone; did you mean "null"?'),
+    ({"backend": ["null", "memory"]}, '"null" cannot be combined; did you mean "null"?'),
     ({"steps": "5-2"}, 'steps = "5-2": the range 5-2 is empty; did you mean "2-5"?'),
     ({"roles": {"a": {"steps": "5-2"}}}, 'roles.a.steps = "5-2": the range 5-2 is empty'),
     ({"ranks": "every 2"}, 'ranks = "every 2": cannot read "every 2"'),
@@ -123,8 +126,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"max_bytes": "much"},
         'max_bytes = "much": cannot read the size; expected something like "2GiB" or "500MB"',
     ),
-    ({"max_bytes": 0}, "max_bytes = 0: too small; the nearest is 1"),
-    ({"max_bytes": "0.1B"}, 'max_bytes = "0.1B": too small; the nearest is "1B"'),
+    ({"max_bytes": 0}, "max_bytes = 0: too small; did you mean 1?"),
+    ({"max_bytes": "0.1B"}, 'max_bytes = "0.1B": too small; did you mean "1B"?'),
     ({"max_bytes": 1.5}, "max_bytes = 1.5: expected a number of bytes or a size"),
     (
         {"min_free_memory": 0.1},
@@ -135,12 +138,15 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"min_free_memory": "100%"},
         'min_free_memory = "100%": no capture could ever begin; did you mean "10%"?',
     ),
-    ({"min_free_memory": "15"}, 'min_free_memory = "15": a floor of 15 bytes is none; did you mean "15%"?'),
+    (
+        {"min_free_memory": "15"},
+        'min_free_memory = "15": a floor of 15 bytes has no effect; did you mean "15%"?',
+    ),
     ({"min_free_memory": False}, "min_free_memory = false: expected a number of bytes"),
-    ({"schedule": {"region": "x", "active": 0}}, "schedule.active = 0: too small; the nearest is 1"),
+    ({"schedule": {"region": "x", "active": 0}}, "schedule.active = 0: too small; did you mean 1?"),
     (
         {"schedule": {"region": "x", "skip_first": -1}},
-        "schedule.skip_first = -1: too small; the nearest is 0",
+        "schedule.skip_first = -1: too small; did you mean 0?",
     ),
     (
         {"torch": {"activities": ["CPU"]}},
@@ -149,13 +155,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"torch": {"activities": ["cpu", "gpu"]}}, '"gpu" is not known; did you mean "cuda"?'),
     ({"npu": {"level": "Level1"}}, 'npu.level = "Level1": not known; did you mean "level1"?'),
     ({"npu": {"activities": ["gpu"]}}, '"gpu" is not known; did you mean "npu"? (one of: cpu, npu)'),
-    ({"memory": {"max_entries": 0}}, "memory.max_entries = 0: too small; the nearest is 1"),
+    ({"memory": {"max_entries": 0}}, "memory.max_entries = 0: too small; did you mean 1?"),
     ({"engine": {"max_iterations": 0}}, 'engine.max_iterations = 0: did you mean "none", for no bound?'),
     (
         {"engine": {"max_iterations": "all"}},
         'engine.max_iterations = "all": did you mean "none", for no bound?',
     ),
-    ({"engine": {"max_iterations": -3}}, "engine.max_iterations = -3: too small; the nearest is 1"),
+    ({"engine": {"max_iterations": -3}}, "engine.max_iterations = -3: too small; did you mean 1?"),
     (
         {"engine": {"max_iterations": "8"}},
         'engine.max_iterations = "8": expected a whole number; did you mean 8?',
@@ -325,7 +331,7 @@ class TestWorld:
         """The base and each role are checked, under their own key."""
         with pytest.raises(
             ConfigError,
-            match=re.escape('ranks = "0-9": there is no rank 8 in a world of 8; the nearest is 7'),
+            match=re.escape('ranks = "0-9": there is no rank 8 in a world of 8; did you mean 7?'),
         ):
             Config(ranks="0-9").check_world(8)
         with pytest.raises(

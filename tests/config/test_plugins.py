@@ -36,7 +36,7 @@ class TestPlugins:
     def test_beside_others_only_where_it_says_so(self) -> None:
         """One that does not declare it is refused in a list, before anything of it is loaded."""
         message = (
-            'backend = ["torch", "lonely"]: "lonely" does not say that it can record beside others '
+            'backend = ["torch", "lonely"]: "lonely" does not declare that it can record together with others '
             '(entry-point group stepprof.backends.together); did you mean "lonely" alone?'
         )
         with pytest.raises(ConfigError, match=re.escape(message)):

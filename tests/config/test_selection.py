@@ -165,11 +165,14 @@ class TestSteps:
             ),
             ("1,,2", 'steps = "1,,2": an empty item; did you mean "1, 2"?'),
             ("", 'steps = "": an empty item; did you mean "none"?'),
-            ("none, 3", 'steps = "none, 3": "none" stands alone; did you mean "none"?'),
-            (["all", 3], 'steps = ["all", 3]: "all" stands alone; did you mean "all"?'),
+            ("none, 3", 'steps = "none, 3": "none" cannot be combined; did you mean "none"?'),
+            (["all", 3], 'steps = ["all", 3]: "all" cannot be combined; did you mean "all"?'),
             (True, 'steps = true: expected text or a list of numbers, such as "2, 10-12, every 100"'),
             (2.5, 'steps = 2.5: expected text or a list of numbers, such as "2, 10-12, every 100"'),
-            ([1, 2.5], 'steps = [1, 2.5]: 2.5 is no number; expected something like "2, 10-12, every 100"'),
+            (
+                [1, 2.5],
+                'steps = [1, 2.5]: 2.5 is not a number; expected something like "2, 10-12, every 100"',
+            ),
             (b"12", "steps = b'12': expected text or a list of numbers"),
             ("1" * 19, 'cannot read "1111111111111111111"'),
             ("²", 'cannot read "²"'),
@@ -208,7 +211,7 @@ class TestRanks:
     @pytest.mark.parametrize(("text", "absent"), [("8", 8), ("0-3,8", 8), ("0-9", 8), ("99", 99)])
     def test_a_rank_beyond_the_world_is_refused(self, text: str, absent: int) -> None:
         """The error names the key, the rank that is not there and the nearest one that is."""
-        message = f'roles.actor.ranks = "{text}": there is no rank {absent} in a world of 8; the nearest is 7'
+        message = f'roles.actor.ranks = "{text}": there is no rank {absent} in a world of 8; did you mean 7?'
         with pytest.raises(ConfigError, match=re.escape(message)):
             Ranks.parse(text).check(8, "roles.actor.ranks")
 
@@ -225,8 +228,8 @@ class TestRanks:
             ),
             ("al", 'ranks = "al": cannot read "al"; did you mean "all"?'),
             ("3-0", 'ranks = "3-0": the range 3-0 is empty; did you mean "0-3"?'),
-            ([None], "ranks = [None]: None is no number"),
-            ("all,0", 'ranks = "all,0": "all" stands alone'),
+            ([None], "ranks = [None]: None is not a number"),
+            ("all,0", 'ranks = "all,0": "all" cannot be combined'),
         ],
     )
     def test_a_mistake_is_told_with_what_was_meant(self, value: object, message: str) -> None:

@@ -215,7 +215,7 @@ class TestFinish:
         assert problem in str(done.problem)
 
     @pytest.mark.parametrize(
-        ("text", "problem"), [("", "empty"), ("[]", "no trace"), ("hello", "begins with")]
+        ("text", "problem"), [("", "empty"), ("[]", "not a trace"), ("hello", "begins with")]
     )
     def test_what_is_no_trace_is_refused(self, tmp_path: Path, text: str, problem: str) -> None:
         """Nothing is published of a file that holds no trace."""

@@ -195,7 +195,7 @@ class TestRead:
     def test_another_pickle(self, tmp_path: Path, content: object) -> None:
         """It is plain, and no snapshot."""
         finding = read_snapshot(write(tmp_path / "s.pickle", content)).finding
-        assert finding == "is not read: it is no snapshot of CUDA's allocator: there are no segments"
+        assert finding == "is not read: not a snapshot of CUDA's allocator: it has no segments"
 
     def test_too_large_or_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Neither stops whoever reads the rest."""

@@ -117,7 +117,7 @@ class TestReadTable:
         ("data", "problem"),
         [
             (b"", "damaged: empty"),
-            (b"[]", "damaged: no table"),
+            (b"[]", "damaged: not a JSON object"),
             (b'{"a"', "damaged: "),
             (b'{"a": "\xff"}', "damaged: 'utf-8'"),
             (b'{"a":' * 100 + b"1" + b"}" * 100, "damaged: lists and tables are nested deeper than 64"),

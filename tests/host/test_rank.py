@@ -64,10 +64,10 @@ class TestGiven:
     @pytest.mark.parametrize(
         ("rank", "world", "message"),
         [
-            (8, 8, r"rank = 8 \(rank\): a world of 8 has the ranks 0 to 7; nearest: 7"),
-            (-1, 4, r"rank = -1 \(rank\): a world of 4 has the ranks 0 to 3; nearest: 0"),
-            (-1, None, r"rank = -1 \(rank\): there are no negative ranks; nearest: 0"),
-            (0, 0, r"world_size = 0: a world has at least one rank; nearest: 1"),
+            (8, 8, r"rank = 8 \(rank\): a world of 8 has the ranks 0 to 7; did you mean 7?"),
+            (-1, 4, r"rank = -1 \(rank\): a world of 4 has the ranks 0 to 3; did you mean 0?"),
+            (-1, None, r"rank = -1 \(rank\): there are no negative ranks; did you mean 0?"),
+            (0, 0, r"world_size = 0: a world has at least one rank; did you mean 1?"),
         ],
     )
     def test_a_rank_beyond_the_world(self, rank, world, message) -> None:

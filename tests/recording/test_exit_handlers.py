@@ -56,7 +56,7 @@ class TestEndOfTheScript:
         assert ran.returncode == 9
         window = warm.window()
         assert window["status"] == "lost"
-        assert window["error"] == "the process ended before the capture was handed over"
+        assert window["error"] == "the process ended before the capture was stopped"
 
     def test_an_exception_that_nobody_catches(self, warm):
         """It ends the script with its own traceback; the manifest names it beside the outcome."""
@@ -370,7 +370,7 @@ class TestSignals:
         assert running.send(signal.SIGKILL).wait().returncode == -signal.SIGKILL
         window = warm.window()
         assert window["status"] == "lost"
-        assert window["error"] == "the process ended before the capture was handed over"
+        assert window["error"] == "the process ended before the capture was stopped"
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
     def test_while_an_export_runs(self, warm, number):

@@ -122,7 +122,7 @@ class TestInit:
 
     def test_ranks_beyond_the_world_are_refused(self, init) -> None:
         """Where the world is known."""
-        with pytest.raises(ConfigError, match="there is no rank 8 in a world of 4; the nearest is 3"):
+        with pytest.raises(ConfigError, match="there is no rank 8 in a world of 4; did you mean 3"):
             init({"steps": "2", "ranks": "8"}, rank=0, world_size=4)
         assert cell.session is None
 

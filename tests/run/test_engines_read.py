@@ -93,16 +93,16 @@ class TestManifest:
         ("change", "problem"),
         [
             ({"status": "fine"}, "status = 'fine' is none of complete"),
-            ({"start_seconds": "1"}, "start_seconds = '1' is no number"),
-            ({"stop_seconds": []}, r"stop_seconds = \[\] is no number"),
-            ({"replica": "0"}, "replica = '0' is no number"),
-            ({"role": 1}, "role = 1 is no name"),
-            ({"kind": 7}, "kind = 7 is no text"),
-            ({"name": ["x"]}, r"name = \['x'\] is no text"),
-            ({"host": 1}, "host = 1 is no text"),
-            ({"health": True}, "health = True is no text"),
-            ({"error": {}}, r"error = \{\} is no text"),
-            ({"capture": "x"}, "capture = 'x' is no table"),
+            ({"start_seconds": "1"}, "start_seconds = '1' is not a number"),
+            ({"stop_seconds": []}, r"stop_seconds = \[\] is not a number"),
+            ({"replica": "0"}, "replica = '0' is not a number"),
+            ({"role": 1}, "role = 1 is not a name"),
+            ({"kind": 7}, "kind = 7 is not a string"),
+            ({"name": ["x"]}, r"name = \['x'\] is not a string"),
+            ({"host": 1}, "host = 1 is not a string"),
+            ({"health": True}, "health = True is not a string"),
+            ({"error": {}}, r"error = \{\} is not a string"),
+            ({"capture": "x"}, "capture = 'x' is not an object"),
             ({"artifacts": [{"path": "../../x", "bytes": 1}]}, "outside of the step: '../../x'"),
             ({"artifacts": [{"path": "a"}]}, "without a size: 'a'"),
         ],
@@ -171,7 +171,7 @@ class TestLost:
         """And that is said."""
         status, error = self.read(run, {"host": "elsewhere", "pid": 7})
         assert status == "lost"
-        assert error.endswith("(or is still at it: that can be told on elsewhere alone)")
+        assert error.endswith("(or still running: liveness can only be checked on elsewhere alone)")
 
 
 class TestCheck:

@@ -171,7 +171,7 @@ class TestReadStep:
         [
             (b"", "damaged: empty"),
             (b'{"schema_version": 1, "windo', "damaged: "),
-            (b"[]", "damaged: no table"),
+            (b"[]", "damaged: not a JSON object"),
             (b"\xff\xfe\x00", "damaged: "),
             (b"[" * 100_000, "damaged: "),
             (
@@ -180,8 +180,8 @@ class TestReadStep:
             ),
             (json.dumps(fragment(step=3)).encode(), "says step = 3 and lies in 2"),
             (json.dumps(fragment(run_id="x")).encode(), "says run_id = 'x' and lies in 'r'"),
-            (json.dumps(fragment(windows={})).encode(), "damaged: windows is no list"),
-            (json.dumps(fragment(engines=["x"])).encode(), "damaged: an entry of engines is no table"),
+            (json.dumps(fragment(windows={})).encode(), "damaged: windows is not a list"),
+            (json.dumps(fragment(engines=["x"])).encode(), "damaged: an entry of engines is not an object"),
         ],
     )
     def test_a_damaged_fragment_is_a_finding(self, tmp_path, content, problem):
@@ -200,11 +200,11 @@ class TestReadStep:
         [
             ({"status": "fine"}, "status = 'fine' is none of complete"),
             ({"status": None}, "status = None is none of"),
-            ({"stall_seconds": "1"}, "stall_seconds = '1' is no number"),
-            ({"occurrence": True}, "occurrence = True is no number"),
-            ({"role": 1}, "role = 1 is no name"),
-            ({"rank": None}, "rank = None is no rank"),
-            ({"capture": []}, r"capture = \[\] is no table"),
+            ({"stall_seconds": "1"}, "stall_seconds = '1' is not a number"),
+            ({"occurrence": True}, "occurrence = True is not a number"),
+            ({"role": 1}, "role = 1 is not a name"),
+            ({"rank": None}, "rank = None is not a rank"),
+            ({"capture": []}, r"capture = \[\] is not an object"),
             ({"artifacts": "x"}, "an artifact without a path: 'x'"),
             ({"artifacts": [{"path": 1}]}, "an artifact without a path"),
             ({"artifacts": [{"path": "../../x", "bytes": 1}]}, "outside of the step: '../../x'"),
@@ -307,13 +307,16 @@ class TestLost:
         run.claim(2, "actor", 0, content)
         (found,) = read_step(run.path, 2)["windows"]
         assert found["status"] == "lost"
-        assert found["error"] == f"the process ended (or is still at it: that can be told on {where} alone)"
+        assert (
+            found["error"]
+            == f"the process ended (or still running: liveness can only be checked on {where} alone)"
+        )
 
     def test_without_a_writer(self, tmp_path):
         """A fragment that does not say who wrote it is believed."""
         run = make_run(tmp_path)
         run.claim(2, "actor", 0, {**fragment({**self.lost(), "error": None}), "writer": None})
-        assert read_step(run.path, 2)["windows"][0]["error"].startswith("lost (or is still at it")
+        assert read_step(run.path, 2)["windows"][0]["error"].startswith("lost (or still running")
 
 
 class TestReadSpans:

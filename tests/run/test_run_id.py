@@ -74,7 +74,7 @@ class TestOrderOfAuthority:
     def test_an_argument_that_is_no_plain_name(self, tmp_path, name):
         """Told, with the nearest name that is one."""
         with pytest.raises(
-            ConfigError, match=r'run_id = ".*": not a plain name; use .* \(nearest: "[^"]+"\)'
+            ConfigError, match=r'run_id = ".*": not a plain name; use .*; did you mean "[^"]+"\?'
         ):
             agree(tmp_path, run_id=name)
 

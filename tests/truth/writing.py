@@ -87,7 +87,7 @@ def _entry(truth: Truth, run: Path, process: Process, window: Window, step: int)
         "thread": process.pid,
         "backend": "null" if process.rank == "driver" else "torch",
         "status": window.status,
-        "error": "the process ended before the capture was handed over" if lost else None,
+        "error": "the process ended before the capture was stopped" if lost else None,
         "body_error": None,
         "start_unix_ns": own(window.start),
         "end_unix_ns": end,

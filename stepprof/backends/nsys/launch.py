@@ -199,7 +199,7 @@ def _windows(
     if isinstance(given, bool) or not (
         given is None or given == ANY or (isinstance(given, int) and given > 0)
     ):
-        raise ConfigError.at("windows", given, f'expected a number of windows, or "{ANY}"; the nearest is 1')
+        raise ConfigError.at("windows", given, f'expected a number of windows, or "{ANY}"; did you mean 1?')
     wanted = options.windows if given is None else given
     if wanted is None:
         return count_windows(config, roles, rank, engine=engine)

@@ -133,17 +133,17 @@ class NpuOptions:
                 value = getattr(self, key)
                 if value:
                     raise ConfigError.at(
-                        key, value, 'is the device\'s; did you mean activities = ["cpu", "npu"]?'
+                        key, value, 'needs the device; did you mean activities = ["cpu", "npu"]?'
                     )
             if self.level != "level0":
                 raise ConfigError.at(
-                    "level", self.level, 'is the device\'s; did you mean activities = ["cpu", "npu"]?'
+                    "level", self.level, 'needs the device; did you mean activities = ["cpu", "npu"]?'
                 )
         if not self.on_host and self.gc_detect_threshold is not None:
             raise ConfigError.at(
                 "gc_detect_threshold",
                 self.gc_detect_threshold,
-                'is the host\'s; did you mean activities = ["cpu", "npu"]?',
+                'needs the host; did you mean activities = ["cpu", "npu"]?',
             )
         if self.aic_metrics is not None and self.level in ("none", "level0"):
             raise ConfigError.at(
@@ -155,13 +155,13 @@ class NpuOptions:
             raise ConfigError.at(
                 "op_attr",
                 True,
-                'is written into the database alone; did you mean export_type = ["text", "db"] with it?',
+                'is written only into the database; did you mean export_type = ["text", "db"] with it?',
             )
         if self.mstx_domain_include and self.mstx_domain_exclude:
             raise ConfigError.at(
                 "mstx_domain_exclude",
                 list(self.mstx_domain_exclude),
-                "torch_npu ignores it beside mstx_domain_include; leave one of the two out",
+                "torch_npu ignores it together with mstx_domain_include; remove one of the two",
             )
         if self.mstx is False:
             for key, needed in (

@@ -46,5 +46,5 @@ class TorchOptions:
             raise ConfigError.at(
                 "all_threads",
                 True,
-                "torch cannot record all threads together with profile_memory; leave one of the two out",
+                "torch cannot record all threads together with profile_memory; remove one of the two",
             )

@@ -72,8 +72,8 @@ class WatchOptions:
         """Check every field, and that a history can reach its minimum length."""
         settle(self)
         if isinstance(self.lag_seconds, float) and self.lag_seconds < LEAST_LAG_SECONDS:
-            problem = f"what ranks publish is some seconds old; the nearest is {LEAST_LAG_SECONDS:g}"
+            problem = f"published steps are some seconds old; did you mean {LEAST_LAG_SECONDS:g}?"
             raise ConfigError.at("lag_seconds", self.lag_seconds, problem)
         if self.min_steps > self.window:
-            problem = f"longer than the history, whose window is {self.window}; the nearest is {self.window}"
+            problem = f"longer than the history, whose window is {self.window}; did you mean {self.window}?"
             raise ConfigError.at("min_steps", self.min_steps, problem)

@@ -70,7 +70,7 @@ class AutoCaptures:
         never raise.
         """
         if self._asked is not None:
-            return f"none: that of step {self._asked.step} is awaited"
+            return f"none: the capture of step {self._asked.step} is pending"
         try:
             return self._try_to_record(what, facts, role, next_step)
         except (OSError, ConfigError) as error:

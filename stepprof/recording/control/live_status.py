@@ -177,7 +177,7 @@ class Live:
         if self._session.lent:
             return "the process that this one follows answers for it"
         if request.role is not None and self.pace.roles and request.role not in self.pace.roles:
-            return "no window of this role comes in here"
+            return "this process has no window of this role"
         if early and first is not None and request.last_step < first:
             return f"this process began at step {first}"
         return None

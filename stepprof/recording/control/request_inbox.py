@@ -174,7 +174,7 @@ class Control:
             if name.startswith("."):
                 continue  # being written
             if len(self._files) >= KNOWN:
-                self._fail(f"more than {KNOWN} files; the rest is left alone")
+                self._fail(f"more than {KNOWN} files; the others are ignored")
                 return
             if name.endswith(WITHDRAWN):
                 self._look_into(name, self._withdraw)
@@ -291,7 +291,7 @@ class Control:
         if str(missing) == seen.missed:
             reason = "this rank was past these steps when it saw the request"
         else:
-            reason = "no window of these steps came in after the request"
+            reason = "no window of these steps began after the request"
         return replace(seen, outcome="missed", reason=reason, missed=str(missing))
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from stepprof.run.schema import CompletionEntry
 __all__ = ["Completer"]
 
 LOST = "the process ended before the command did"
-AT_THE_END = "the run ended, and could not wait longer"
+AT_THE_END = "the run ended"
 
 
 class Completer:

@@ -208,7 +208,7 @@ class TestRuns:
         ("path", "step", "message"),
         [
             ("nope", None, 'run "nope"'),
-            ("r", 3, "step 3: not recorded in .*; the nearest that is: 2"),
+            ("r", 3, "step 3: not recorded in .*; did you mean 2"),
             ("r/step-000002", 3, "step 3: .* is step 2"),
             ("empty", None, "neither a run|no run, no step"),
         ],

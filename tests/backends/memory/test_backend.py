@@ -484,7 +484,7 @@ class TestOptions:
             ),
             ({"context": "allocs"}, 'memory.context = "allocs": not known; did you mean "alloc"?'),
             ({"stacks": "c++"}, 'memory.stacks = "c++": not known (one of: python, all)'),
-            ({"on_oom_limit": 0}, "memory.on_oom_limit = 0: too small; the nearest is 1"),
+            ({"on_oom_limit": 0}, "memory.on_oom_limit = 0: too small; did you mean 1?"),
             ({"with_stack": True}, "memory.with_stack = true: unknown key"),
         ],
     )

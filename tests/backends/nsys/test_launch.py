@@ -222,7 +222,7 @@ class TestCommand:
             ),
             (
                 lambda: nsys_command(NSYS, windows=0),
-                'windows = 0: expected a number of windows, or "any"; the nearest is 1',
+                'windows = 0: expected a number of windows, or "any"; did you mean 1?',
             ),
             (
                 lambda: nsys_command(NSYS, output="/tmp/a b"),
@@ -263,7 +263,7 @@ class TestOptions:
             ({"trace": "cuda,nvtx"}, "did you mean ['cuda', 'nvtx']?"),
             ({"trace": []}, "nsys.trace = []: expected at least one name"),
             ({"cuda_graph_trace": "nodes"}, 'did you mean "node"?'),
-            ({"windows": 0}, "nsys.windows = 0: too small; the nearest is 1"),
+            ({"windows": 0}, "nsys.windows = 0: too small; did you mean 1?"),
             ({"windows": "all"}, 'did you mean "any"?'),
             ({"report_timeout_seconds": 0}, "nsys.report_timeout_seconds = 0"),
             ({"extra": "x"}, "expected a table"),

@@ -180,7 +180,7 @@ class TestRefusals:
             (("--json", "r"), ['--json "r"', "r.json", "put it before --json"]),
             (("r", "--html", "x.htm"), ['--html "x.htm"', ".html"]),
             (("--workers", "0"), ["--workers = 0", ">= 1"]),
-            (("r:3",), ["step 3", "nearest that is: 2"]),
+            (("r:3",), ["step 3", "did you mean 2?"]),
             (("r:2", "--step", "5"), ["--step = 5", "r:2"]),
             (("r:2", "r:5", "elsewhere"), ["3 runs given", "r:2, r:5, "]),
             (("r", "r"), ['"r" given twice', "two different runs"]),

@@ -330,7 +330,7 @@ class TestStatus:
         job.end()
         assert main(["status", str(job.run)]) == 0
         assert "1 ended" in capsys.readouterr().out
-        with pytest.raises(ConfigError, match="the run is over"):
+        with pytest.raises(ConfigError, match="the run has ended"):
             stepprof.trigger(job.run)
         assert main(["status", str(job.run), "--watch", "0.1", "--json"]) == 0
         content = json.loads(capsys.readouterr().out)
@@ -362,7 +362,7 @@ class TestStatus:
             (["--step", "0"], "is at step"),
             (["--step", "9" * 5000], "too large"),
             (["--set", f"torch={'[' * 100_000}"], "torch"),
-            (["--ranks", "9"], "the nearest is 3"),
+            (["--ranks", "9"], "did you mean 3?"),
             (["--role", "actr"], 'did you mean "actor"'),
             (["--backend", "nul"], 'did you mean "null"'),
             (["--set", "max_seconds"], "expected KEY=VALUE"),
@@ -403,7 +403,10 @@ class TestStatus:
         run = half_written_run(written, tmp_path)
         os.chown(run / "status" / "rank-0.json", 12345, -1)
         assert main(["trigger", str(run)]) == 2
-        assert "only user 12345, whose job this is, may ask; you are user 0" in capsys.readouterr().err
+        assert (
+            "only user 12345, the owner of the job, may make requests; you are user 0"
+            in capsys.readouterr().err
+        )
         assert sorted(path.name for path in run.iterdir()) == ["run.json", "spans", "status"]
 
     def test_damaged_stale_and_hostile_files(

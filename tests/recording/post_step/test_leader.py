@@ -172,7 +172,7 @@ class TestCommand:
         job.go(config=config, timeout=1.0)
         assert job.shutdown_seconds() < 5
         (entry,) = json.loads((job.run / "after" / "on-complete.json").read_text())["completions"]
-        assert entry["error"] == "killed: the run ended, and could not wait longer"
+        assert entry["error"] == "killed: the run ended"
 
     @pytest.mark.parametrize(
         ("command", "error"),
@@ -359,7 +359,7 @@ class TestUpload:
         manifests = job.go(config={"upload": f"file://{job.folder}/up"})
         assert there.read_text() == "somebody else's"
         (entry,) = manifests[2]["uploads"]
-        assert entry["error"] == "another file lies there already, with 15 bytes"
+        assert entry["error"] == "another file has this name already, with 15 bytes"
         assert manifests[4]["uploads"][0]["status"] == "uploaded"
 
     def test_where_the_job_runs_there_may_be_modules_of_any_name(self, job: Job) -> None:

@@ -50,8 +50,11 @@ MISTAKES = [
     ({"on_complete": ["a", 3]}, "expected a command"),
     ({"on_complete": 3}, "on_complete = 3: expected a command"),
     ({"on_complete": "say 'x"}, "cannot be split into arguments: No closing quotation"),
-    ({"on_complete": "a | b"}, '"|" is for a shell, and none reads it; did you mean ["sh", "-c", …]?'),
-    ({"on_complete": "a $STEPPROF_STEP"}, '"$STEPPROF_STEP" is for a shell'),
+    (
+        {"on_complete": "a | b"},
+        '"|" is shell syntax, but no shell runs the command; did you mean ["sh", "-c", …]?',
+    ),
+    ({"on_complete": "a $STEPPROF_STEP"}, '"$STEPPROF_STEP" is shell syntax'),
     ({"on_complete": "a\0b"}, "has a NUL character"),
     ({"on_complete_when": "steps"}, 'on_complete_when = "steps": not known; did you mean "step"?'),
     ({"on_complete_timeout_seconds": 0}, "expected a finite number of seconds above 0"),
@@ -62,11 +65,11 @@ MISTAKES = [
     ({"upload": "/mnt/x"}, 'did you mean "file:///mnt/x"?'),
     ({"upload": "bucket/x"}, "expected a URL"),
     ({"upload": "file://x"}, 'expected an absolute path; did you mean "file:///x"?'),
-    ({"upload": "file:///x/../y"}, "leads upwards"),
+    ({"upload": "file:///x/../y"}, "leads out of its folder"),
     ({"upload": "s3://"}, "names no place"),
     ({"upload": "s3:///x"}, "names no place"),
     ({"upload": "simplecache::s3://b"}, "expected one URL, not a chain"),
-    ({"keep_steps": 0}, "keep_steps = 0: too small; the nearest is 1"),
+    ({"keep_steps": 0}, "keep_steps = 0: too small; did you mean 1?"),
     ({"keep_bytes": "0"}, "keep_bytes"),
     ({"roles": {"actor": {"upload": "s3://b"}}}, "roles.actor.upload"),
     ({"uplaod": "s3://b"}, 'unknown key; did you mean "upload"?'),
@@ -653,7 +656,7 @@ class TestTarget:
         outcome = target.upload(file, "d/a")
         assert (outcome["status"], outcome["error"]) == (
             "failed",
-            "another file lies there already, with 5000 bytes",
+            "another file has this name already, with 5000 bytes",
         )
         assert target.upload(file, "d/a", replace=True)["status"] == "uploaded"
         assert memory.cat("/bucket/d/a") == b"y" * 5000
@@ -671,7 +674,7 @@ class TestTarget:
             assert target.upload(file, f"d/{verified}")["verified"] == verified
         monkeypatch.setattr(memory, "put_file", lambda local, remote: memory.pipe(remote, b"z" * 5000))
         outcome = target.upload(file, "d/other")
-        assert "what arrived is not the file" in outcome["error"]
+        assert "the uploaded file differs" in outcome["error"]
         monkeypatch.undo()
         assert not memory.exists("/bucket/d/other")
 

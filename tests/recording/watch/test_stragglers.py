@@ -137,6 +137,6 @@ class TestFinder:
 class TestOptions:
     def test_less_than_can_be_known(self) -> None:
         """Refused with the nearest."""
-        with pytest.raises(ConfigError, match=r"watch.lag_seconds = 5.0: .* the nearest is 15"):
+        with pytest.raises(ConfigError, match=r"watch.lag_seconds = 5.0: .* did you mean 15?"):
             Config(watch={"lag_seconds": 5})
         assert Config(watch={"lag_seconds": "none"}).watch.lag_seconds == "none"

@@ -348,7 +348,7 @@ class TestBudget:
         """What was asked for comes first."""
         watched = loop()
         assert self.slow(watched, 10) == "step 12"
-        assert self.slow(watched, 11) == "none: that of step 12 is awaited"
+        assert self.slow(watched, 11) == "none: the capture of step 12 is pending"
 
     def test_bytes_run_out(self, loop) -> None:
         """What the captures have written counts; the next one may write the rest, and then there is none."""
@@ -480,7 +480,7 @@ class TestOptions:
 
     def test_without_spans_there_is_nothing_to_watch(self) -> None:
         """Unless everything is off anyway."""
-        with pytest.raises(ConfigError, match=r"watch.enabled = true: lives on the spans"):
+        with pytest.raises(ConfigError, match=r"watch.enabled = true: requires spans"):
             Config(spans=False, watch={"enabled": True})
         assert Config(enabled=False, watch={"enabled": True}).spans is False
 

@@ -175,7 +175,7 @@ class TestTurn:
 @pytest.mark.parametrize(
     ("engine", "meant"),
     [
-        ({"devices": [-1]}, "the nearest is 0"),
+        ({"devices": [-1]}, "did you mean 0?"),
         ({"devices": "4"}, "did you mean 4?"),
         ({"devices": [0.5]}, "a whole number"),
     ],

@@ -117,7 +117,7 @@ class Target:
         if not replace and (there := self._info(remote)) is not None:
             checked = self._checked(remote, there, size, digest, thorough=True)
             if checked is None:
-                raise NameTaken(f"another file lies there already, with {there.get('size')} bytes")
+                raise NameTaken(f"another file has this name already, with {there.get('size')} bytes")
             return size, checked
         if self._at_once:
             return size, self._put(local, remote, size, digest)
@@ -136,11 +136,11 @@ class Target:
             self._fs.invalidate_cache()
             there = self._info(remote)
             if there is None:
-                raise OSError("it is not there after it was uploaded")
+                raise OSError("it is missing after the upload")
             verified = self._checked(remote, there, size, digest, thorough=False)
             if verified is None:
                 whole = False
-                raise OSError(f"what arrived is not the file: {there.get('size')} bytes of {size}")
+                raise OSError(f"the uploaded file differs: {there.get('size')} bytes of {size}")
         except BaseException:
             if not whole:  # else an earlier version may still be there
                 with contextlib.suppress(Exception):
