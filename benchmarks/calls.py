@@ -16,6 +16,9 @@ import stepprof
 from benchmarks.figures import Row
 from benchmarks.peers import block_peers, decorated_peers, empty_call
 from benchmarks.timing import Effort, Subject, Timed, time_subjects
+from stepprof.integrations.patches import Patches
+from stepprof.integrations.timer_switch import timers
+from stepprof.integrations.training_loop import open_timer
 
 __all__ = ["measure_calls"]
 
@@ -39,6 +42,45 @@ class Group:
     subjects: list[Subject]
     limits: dict[str, Limit] = field(default_factory=dict)
     clock: str = "process"
+
+
+class _Timer:
+    """A framework's own timer, with nothing in it."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _PatchedTimer(_Timer):
+    """The same, as an adapter patches it."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _timers() -> list[Subject]:
+    """A timer of a framework, in a step in which nothing is kept of it."""
+    patches = Patches("bench")
+    target = f"{__name__}:_PatchedTimer"
+    patches.around(f"{target}.__enter__", lambda *_: open_timer("bench"), timer=True)
+    patches.around(f"{target}.__exit__", lambda *_: None, timer=True)
+    return [
+        Subject("framework's timer", "with timer:\n    pass", {"timer": _Timer()}),
+        Subject(
+            "framework's timer, patched",
+            "with timer:\n    pass",
+            {"timer": _PatchedTimer()},
+            base="framework's timer",
+            ours=True,
+            settle=lambda: timers.turn(False),
+        ),
+    ]
 
 
 async def _empty_coroutine() -> None:
@@ -166,7 +208,13 @@ def _groups_without_spans() -> list[Group]:
                 "with profile_step(step, role), each step once": Limit(600, "added"),
             },
             clock="thread",
-        )
+        ),
+        Group(
+            "framework's timer, session on without spans, not selected",
+            _timers(),
+            {"framework's timer, patched": Limit(100, "added")},
+            clock="thread",
+        ),
     ]
 
 

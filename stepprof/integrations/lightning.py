@@ -171,8 +171,8 @@ def _trainer_adapter(package: str) -> Adapter:
     passive = f"{package}.profilers.base:PassThroughProfiler"
 
     def patch(patches: Patches) -> None:
-        patches.around(f"{passive}.start", _action_begins)
-        patches.around(f"{passive}.stop", _action_ends)
+        patches.around(f"{passive}.start", _action_begins, timer=True)
+        patches.around(f"{passive}.stop", _action_ends, timer=True)
 
     callback = f"{package}.callbacks.callback:Callback"
     return Adapter(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepprof.integrations.names import look_up
+from stepprof.integrations.timer_switch import timers
 from stepprof.log import logger
 
 __all__ = ["After", "Before", "Change", "Patches"]
@@ -42,17 +43,21 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
         self._failed: set[str] = set()
 
-    def around(self, target: str, before: Before | None = None, after: After | None = None) -> None:
+    def around(
+        self, target: str, before: Before | None = None, after: After | None = None, *, timer: bool = False
+    ) -> None:
         """Call `before` and `after` around each call of a function or method, and over the life of a coroutine or generator.
 
         Args:
             target: ``module:Class.method`` or ``module:function``.
             before: runs before the original.
             after: runs after it, also if it raised.
+            timer: both only measure: they are skipped in steps in which nothing is kept.
         """
 
         def make(function: Any, bound: int) -> Any:
-            return self._around(target, function, bound, before, after)
+            made = self._around(target, function, bound, before, after)
+            return _only_if_kept(target, function, made) if timer else made
 
         self._replace(target, make)
 
@@ -149,6 +154,25 @@ def _around_call(function: Any, enter: Callable[..., Any], leave: Callable[..., 
         return result
 
     return call
+
+
+def _only_if_kept(target: str, function: Any, patched: Any) -> Callable[..., Any]:
+    """Return a function that calls the original alone while no timer is recorded.
+
+    That is one more Python call, and `*args, **kwargs` would double its price: blocks enter and exit with fixed arguments.
+    """
+
+    def enter(self: Any) -> Any:
+        return patched(self) if timers.busy else function(self)
+
+    def leave(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        return (patched if timers.busy else function)(self, kind, error, traceback)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (patched if timers.busy else function)(*args, **kwargs)
+
+    of_blocks: dict[str, Callable[..., Any]] = {"__enter__": enter, "__exit__": leave}
+    return of_blocks.get(target.rpartition(".")[2], call)
 
 
 def _around_coroutine(

@@ -9,6 +9,7 @@ from stepprof.errors import StepprofError
 from stepprof.instrument.context import cell
 from stepprof.instrument.region import Region
 from stepprof.instrument.step import StepWindow
+from stepprof.integrations.timer_switch import timers
 from stepprof.log import logger
 from stepprof.recording.session import current_session
 
@@ -56,6 +57,19 @@ def _first(what: str, name: str) -> bool:
     told = f"{what} {name}" in _told
     _told.add(f"{what} {name}")
     return not told
+
+
+def _timers_matter() -> bool:
+    """Return whether timers have anything to record in the step that has just begun.
+
+    They have in a recorded step, and where spans are kept. A role has, if it can be recorded alone or has engines.
+    """
+    session = current_session()
+    if session is None:
+        return False
+    recorder, config = session.recorder, session.config
+    alone = config.capture_per != "step" or bool(config.roles) or session.fleet is not None
+    return recorder.keep or recorder.hook is not None or alone
 
 
 class TrainingLoop:
@@ -115,11 +129,13 @@ class TrainingLoop:
             return False
         self._step = step
         self._window = stepprof.profile_step(step).start()
+        timers.turn(_timers_matter())
         return True
 
     def end(self, error: BaseException | None = None) -> None:
         """Close the window that is open, if any; `error` is what ended the step."""
         window, self._window, self._step = self._window, None, None
+        timers.turn(True)
         if window is not None and window._start:
             window.stop(error)
 
@@ -158,11 +174,14 @@ def open_timer(name: str, role: str | None = None) -> StepWindow | Region | None
         where = recorder.where()
         session = current_session()
         if where is not None and where.role != EVAL and session is not None and session.by_adapter:
+            timers.busy += 1
             return stepprof.profile_step(where.number, role).__enter__()
+    timers.busy += 1
     return stepprof.region(name).__enter__()
 
 
 def close_timer(timer: StepWindow | Region | None, error: BaseException | None = None) -> None:
     """End what `open_timer` returned; `error` is what ended it."""
     if timer is not None:
+        timers.busy -= 1
         timer.__exit__(None if error is None else type(error), error, None)

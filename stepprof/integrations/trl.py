@@ -83,8 +83,8 @@ def _note_rollout(trainer: Any) -> None:
 
 
 def _attach(patches: Patches) -> None:
-    patches.around(f"{TIMER}.__enter__", _timer_begins)
-    patches.around(f"{TIMER}.__exit__", _timer_ends)
+    patches.around(f"{TIMER}.__enter__", _timer_begins, timer=True)
+    patches.around(f"{TIMER}.__exit__", _timer_ends, timer=True)
     patches.around(f"{TRAINER}.compute_loss_context_manager", _update_begins)
     patches.around(f"{TRAINER}.training_step", _micro_step_begins, _micro_step_ends)
 

@@ -56,8 +56,8 @@ def timer_ends(timer, args, kwargs):
 def attach(patches):
     patches.around("framework:Trainer.fit", None, fit_ends)
     patches.around("framework:Trainer.step", step_begins)
-    patches.around("framework:Timer.__enter__", timer_begins)
-    patches.around("framework:Timer.__exit__", timer_ends)
+    patches.around("framework:Timer.__enter__", timer_begins, timer=True)
+    patches.around("framework:Timer.__exit__", timer_ends, timer=True)
 
 NEEDS = {"framework:Trainer.step": ("fail_at",), "framework:Trainer.fit": (), "framework:Timer.__enter__": (), "framework:Timer.__exit__": ()}
 FAKE = Adapter("fake", ("structlog",), ">=1", "framework", NEEDS, attach)

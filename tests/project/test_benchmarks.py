@@ -27,6 +27,7 @@ LIMITED = {
     ("decorated, session on", "@region"),
     ("with-block, session on", "with region(name)"),
     ("window, session on without spans, not selected", "with profile_step(step, role)"),
+    ("framework's timer, session on without spans, not selected", "framework's timer, patched"),
     ("window with its span, session on, not selected", "with profile_step(step, role)"),
     ("points, session on", "state()"),
     ("a fresh process", "import stepprof"),
